@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tokmill.cli import main, rl_search
+from tokmill.mlir.loops.schedule import HEADER
 from tokmill.mlir.modules import generators
 
 
@@ -49,7 +50,9 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "search", "decoder-tiny"], 2, "not schedules"),
         (["rl", "search", "schedules-lstm", "relu 8"], 2, "modules of its own"),
         (["rl", "search", "none.toml"], 2, "no such recipe"),
-        (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "no schedule of tokmill"),
+        (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "more than 16 MiB"),
+        (["rl", "replay", "matmul 4 4 4", "large"], 1, "more than 16 MiB"),
+        (["rl", "replay", "matmul 4 4 4", "other"], 1, "no schedule of tokmill"),
         (["rl", "replay", "matmul 4 4 4", "."], 5, "hint:"),
         (["rl", "tune", "none.onnx", "-o", "spec"], 5, "no such file"),
     ],
@@ -66,6 +69,10 @@ def test_wrong_inputs_say_why(
     Path("folder").mkdir()
     os.mkfifo("pipe")
     os.mkfifo("pipe.onnx")
+    Path("other").write_text("module {}")
+    with open("large", "wb") as file:
+        file.write(HEADER.encode() + b"[] []\nmodule {}\n")
+        file.truncate((16 << 20) + 1)
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == code
@@ -120,7 +127,7 @@ def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path, capsys: Any) 
 
 def test_the_largest_seed_evolves(tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["rl", "search", "relu 8", "--budget", "20", "--seed", str((1 << 63) - 1)])
+        main(["rl", "search", "relu 8", "--evaluations", "20", "--seed", str((1 << 63) - 1)])
     assert ended.value.code == 0
 
 
@@ -138,7 +145,7 @@ def test_a_time_without_end_is_refused(tmp_path: Path, capsys: Any) -> None:
         (["rl", "tune", "a.mlir", "-o", "spec", "--cache", "a.mlir"], "a.mlir"),
         (["rl", "tune", "a.mlir", "-o", "spec", "--parameters", "spec"], "spec"),
         (["rl", "tune", "modules", "-o", "modules/000.mlir"], "modules/000.mlir"),
-        (["rl", "search", "modules", "-o", "modules", "--budget", "1"], "modules/000.mlir"),
+        (["rl", "search", "modules", "-o", "modules", "--evaluations", "1"], "modules/000.mlir"),
         (["rl", "search", "a.mlir", "modules/000.mlir", "-o", "modules"], "modules/000.mlir"),
     ],
 )
@@ -258,7 +265,7 @@ def test_a_recipe_says_what_is_searched(tmp_path: Path, capsys: pytest.CaptureFi
         assert ended.value.code == 0
         found = json.loads(capsys.readouterr().out)
         # Two steps of three evaluations are shared by two modules.
-        assert found["budget"] == 3
+        assert found["evaluations"] == 3
         assert [one["module"] for one in found["modules"]] == ["relu 8", "relu 16"]
         assert sum(sum(one["counts"].values()) for one in found["modules"]) == 6
         cached.append(found["cached"])
@@ -267,7 +274,7 @@ def test_a_recipe_says_what_is_searched(tmp_path: Path, capsys: pytest.CaptureFi
     assert cached[1] == 6
     # Another seed means other inputs: nothing that was measured is of them.
     with pytest.raises(SystemExit):
-        main(["rl", "search", str(recipe), "--seed", "9", "--budget", "1", "--json", "-q"])
+        main(["rl", "search", str(recipe), "--seed", "9", "--evaluations", "1", "--json", "-q"])
     assert json.loads(capsys.readouterr().out)["cached"] == 0
 
 
@@ -276,8 +283,13 @@ def test_a_best_schedule_that_gains_nothing_is_said(
     speedup: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = rl_search._best
-    monkeypatch.setattr(rl_search, "_best", lambda *given: found(*given) | {"speedup": speedup})
+
+    def made(*given: Any) -> Any:
+        best = found(*given)
+        return best._replace(row=best.row | {"speedup": speedup})
+
+    monkeypatch.setattr(rl_search, "_best", made)
     with pytest.raises(SystemExit) as ended:
-        main(["rl", "search", "relu 8", "--budget", "1", "--with", "greedy", "--runs", "1"])
+        main(["rl", "search", "relu 8", "--evaluations", "1", "--with", "greedy", "--runs", "1"])
     assert ended.value.code == 0
     assert ("is faster than none" in capsys.readouterr().err) == (speedup <= 1)

@@ -1,4 +1,4 @@
-"""The commands of docs/schedules.md work one after the other."""
+"""The commands of docs/schedules.md, policies.md and tuning.md work one after the other."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from onnx_models import small_model
 
 
-def blocks(repository: Path) -> list[str]:
-    page = (repository / "docs" / "schedules.md").read_text("utf-8")
+def blocks(repository: Path, name: str) -> list[str]:
+    page = (repository / "docs" / f"{name}.md").read_text("utf-8")
     return re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
 
 
@@ -33,13 +33,19 @@ def run(commands: list[str], folder: Path) -> str:
 
 
 def test_the_commands_of_the_page_work(repository: Path, tmp_path: Path) -> None:
-    commands = blocks(repository)[0].replace("--budget 32", "--budget 4").splitlines()
+    commands = (
+        blocks(repository, "schedules")[0]
+        .replace("--evaluations 32", "--evaluations 4")
+        .splitlines()
+    )
     assert len(commands) == 3
     assert "000.mlir" in run(commands, tmp_path)
 
 
 def test_models_become_stores_on_which_is_trained(repository: Path, tmp_path: Path) -> None:
-    (block,) = [block for block in blocks(repository) if "build mlir model.onnx" in block]
+    (block,) = [
+        block for block in blocks(repository, "schedules") if "build mlir model.onnx" in block
+    ]
     small_model(tmp_path / "model.onnx")
     few = block.replace("--schedules 100", "--schedules 3")
     commands = few.replace("-o run ", "-o run --set run.steps=2 ").splitlines()
@@ -50,7 +56,7 @@ def test_models_become_stores_on_which_is_trained(repository: Path, tmp_path: Pa
 
 @pytest.mark.long
 def test_a_policy_is_trained_evaluated_and_drawn(repository: Path, tmp_path: Path) -> None:
-    (block,) = [block for block in blocks(repository) if "--samples 15" in block]
+    (block,) = [block for block in blocks(repository, "policies") if "--samples 15" in block]
     train, *rest = block.replace("--samples 15", "--samples 1").splitlines()
     assert len(rest) == 4
     few = " --steps 2 --set task.bench_count=2"
@@ -58,7 +64,8 @@ def test_a_policy_is_trained_evaluated_and_drawn(repository: Path, tmp_path: Pat
     commands = [train.partition("#")[0] + few + sets, *rest[:2], *rest[2].split(" && "), rest[3]]
     run(commands, tmp_path)
     assert all((tmp_path / f"{name}.png").stat().st_size for name in ("speedup", "entropy"))
-    assert len(list((tmp_path / "best").iterdir())) == 2
+    # A schedule, its module, and what was found.
+    assert len(list((tmp_path / "best").iterdir())) == 3
     assert (tmp_path / "page.html").stat().st_size
 
 
@@ -66,7 +73,7 @@ def test_a_policy_is_trained_evaluated_and_drawn(repository: Path, tmp_path: Pat
 def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
     repository: Path, tmp_path: Path
 ) -> None:
-    (block,) = [block for block in blocks(repository) if "plot attention" in block]
+    (block,) = [block for block in blocks(repository, "policies") if "plot attention" in block]
     train, learn, plot = block.splitlines()
     few = " --set task.bench_count=2 --set 'task.modules=[\"relu 8\"]' --set 'task.held_out=[]'"
     commands = [
@@ -81,8 +88,10 @@ def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
 
 @pytest.mark.long
 def test_specs_are_found_and_models_tuned(repository: Path, tmp_path: Path) -> None:
-    operations, model = [block for block in blocks(repository) if "rl tune" in block]
-    few = operations.replace("--budget 16", "--budget 4").replace("--minutes 1", "--minutes 0.1")
+    model, operations = [block for block in blocks(repository, "tuning") if "rl tune" in block]
+    few = operations.replace("--evaluations 16", "--evaluations 4").replace(
+        "--minutes 1", "--minutes 0.1"
+    )
     commands = few.replace("matmul 128 256 64", "matmul 64 64 64").splitlines()
     assert len(commands) == 2
     run(commands, tmp_path)

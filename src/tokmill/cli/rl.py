@@ -21,13 +21,13 @@ from tokmill.cli.rl_problems import (
 )
 from tokmill.cli.rl_shown import (
     PUBLISHED,
-    facts_of_result,
     print_results,
     published_time,
     shown_times,
 )
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import read_start
+from tokmill.mlir.facts import facts_of_result
 
 app = typer.Typer(
     add_completion=False,
@@ -35,8 +35,6 @@ app = typer.Typer(
     help="Find and replay schedules of MLIR modules, by measured time.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-LONGEST_SPEC = 16 << 20
 
 app.command()(rl_search.search)
 app.command()(rl_train.train)
@@ -113,7 +111,15 @@ def replay(
             f"the folder has {len(problems):,} modules", where=module, hint="name one of them"
         )
     (problem,) = problems
-    text = read_start(schedule, LONGEST_SPEC + 1).decode("utf-8", "replace")
+    most = plugins.require("tokmill.mlir.iree.spec").MOST
+    data = read_start(schedule, most + 1)
+    if len(data) > most:
+        raise TokmillError(
+            f"the file has more than {most >> 20} MiB",
+            where=str(schedule),
+            hint="schedules and specs are small: is it another file?",
+        )
+    text = data.decode("utf-8", "replace")
     space = "loops" if text.startswith(actions.HEADER) else "iree"
     if space == "iree" and "iree_codegen.tuning_spec_entrypoint" not in text:
         # It says what a schedule begins with.

@@ -20,8 +20,6 @@ FILES = {"loops": "schedule", "iree": "spec"}
 BASELINES = {"loops": "unscheduled", "iree": "IREE's default"}
 OWN = b"// tokmill "
 """What a schedule or a spec that was written here begins with."""
-REFUSED = 5
-"""Modules of a folder that were refused, of which each is named."""
 
 Modules = Annotated[
     list[str],
@@ -96,29 +94,16 @@ def _is_module(path: Path) -> bool:
     return path.is_file() and not read_start(path, len(OWN)).startswith(OWN)
 
 
-def best_files(folder: Path, count: int, kind: str) -> list[tuple[Path, Path]]:
-    """Return, for each of `count` modules, the files of its best schedule and of itself."""
-    return [
-        (folder / f"{number:03d}.{kind}.mlir", folder / f"{number:03d}.mlir")
-        for number in range(count)
-    ]
-
-
-def check_best(modules: list[str], folder: Path, count: int, kind: str) -> None:
-    """Refuse a folder for the best schedules where they would replace modules that are read."""
-    files = [file for pair in best_files(folder, count, kind) for file in pair]
-    check_files(modules, {f"-o {file.name}": file for file in files})
-
-
 def problems_of(modules: list[str]) -> list[Any]:
     """Return the problems that files, folders and lines of sizes name."""
     problem = plugins.require("tokmill.mlir.modules.problem")
+    reading = plugins.require("tokmill.mlir.modules.reading")
     found: list[Any] = []
     for name in modules:
         path = Path(name)
-        if path.suffix.lower() == ".onnx" and not path.exists():
+        if path.suffix.lower() == reading.ONNX and not path.exists():
             raise MachineError("there is no such file", where=name, hint="check the path")
-        if path.suffix.lower() == ".onnx":
+        if path.suffix.lower() == reading.ONNX:
             raise UsageError(
                 "a model is no single module",
                 where=name,
@@ -126,12 +111,8 @@ def problems_of(modules: list[str]) -> list[Any]:
             )
         if path.is_dir():
             folder = problem.of_folder(path)
-            for note in folder.notes:
-                say(f"note: {name}: {note}")
-            for file, why in folder.refused[:REFUSED]:
-                say(f"note: {file}: refused, {why}")
-            if len(folder.refused) > REFUSED:
-                say(f"note: {name}: {len(folder.refused):,} modules refused in all")
+            for line in folder.said(name):
+                say(f"note: {line}")
             found += folder.problems
         elif path.suffix == ".mlir" or path.exists():
             found.append(problem.of_file(path))

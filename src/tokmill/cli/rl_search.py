@@ -9,6 +9,7 @@ import typer
 from msgspec.structs import replace
 
 from tokmill import plugins, recipe
+from tokmill.cli import rl_best
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, say
 from tokmill.cli.rl_problems import (
@@ -19,16 +20,15 @@ from tokmill.cli.rl_problems import (
     SPACE,
     CacheFile,
     Threads,
-    best_files,
-    check_best,
     continuing,
     iree_line,
     problems_of,
     space_called,
 )
-from tokmill.cli.rl_shown import facts_of_result, print_results, published_time
+from tokmill.cli.rl_shown import print_results, published_time
 from tokmill.errors import UsageError, nearest
-from tokmill.files import make_folder, write_file
+from tokmill.files import make_folder
+from tokmill.mlir.facts import facts_of_result
 from tokmill.progress import Progress, human_count
 
 
@@ -36,8 +36,10 @@ class Plan(NamedTuple):
     """What is searched, and how it is measured."""
 
     problems: list[Any]
+    inputs: list[str]
+    """Files and folders that are read."""
     space: Any
-    budget: int
+    evaluations: int
     """Schedules that are measured, a module."""
     seed: int
     settings: Any
@@ -58,7 +60,7 @@ def search(
         str, typer.Option("--with", help="random, greedy, beam or evolution.")
     ] = "evolution",
     space: Annotated[str | None, SPACE] = None,
-    budget: Annotated[
+    evaluations: Annotated[
         int | None, typer.Option(min=1, help="Schedules measured, a module. Default: 64.")
     ] = None,
     seed: Annotated[int | None, SEED] = None,
@@ -86,11 +88,13 @@ def search(
     if recipe.is_recipe(modules[0]):
         plan = _of_recipe(modules)
     else:
-        plan = Plan(problems_of(modules), space_called("loops"), 64, 0, measure.Settings(), None)
+        problems = problems_of(modules)
+        plan = Plan(problems, modules, space_called("loops"), 64, 0, measure.Settings(), None)
     plan = Plan(
         plan.problems,
+        plan.inputs,
         plan.space if space is None else space_called(space),
-        budget or plan.budget,
+        evaluations or plan.evaluations,
         plan.seed if seed is None else seed,
         replace(
             plan.settings,
@@ -102,11 +106,12 @@ def search(
     )
     name = plan.space.name
     if out is not None:
-        check_best(modules, out, len(plan.problems), FILES[name])
+        count = len(plan.problems)
+        rl_best.check(out, count, FILES[name], plan.inputs, {"--cache": plan.cache})
         # Before the search: it may take hours.
         make_folder(out)
     found, cached = [], 0
-    count = plan.budget * len(plan.problems)
+    count = plan.evaluations * len(plan.problems)
     with (
         continuing(plan.cache),
         measure.Measurements(plan.settings, plan.cache, plan.space) as measurements,
@@ -114,26 +119,22 @@ def search(
     ):
         for problem in plan.problems:
             tried = []
-            trials = searches.SEARCHES[method](problem, measurements, plan.budget, plan.seed)
+            trials = searches.SEARCHES[method](problem, measurements, plan.evaluations, plan.seed)
             for trial in searches.while_it_runs(trials, problem, measurements):
                 tried.append(trial)
                 progress.advance(1)
             found.append(_best(searches, problem, tried, measurements))
         cached = measurements.hits
+    rows = [one.row for one in found]
     if out is not None:
-        pairs = best_files(out, len(found), FILES[name])
-        for one, (file, module) in zip(found, pairs, strict=True):
-            write_file(file, one["text"])
-            write_file(module, one["code"])
-            one["file"] = str(file) if one["text"] else ""
-            one["module_file"] = str(module)
-    for one in found:
-        del one["text"], one["code"]
+        rows = rl_best.write(out, FILES[name], found)
     if as_json:
-        print_json({"method": method, "budget": plan.budget, "cached": cached, "modules": found})
+        print_json(
+            {"method": method, "evaluations": plan.evaluations, "cached": cached, "modules": rows}
+        )
         return
-    print_results(found, BASELINES[name])
-    for one in found:
+    print_results(rows, BASELINES[name])
+    for one in rows:
         if one["status"] == "ok" and one["speedup"] <= 1:
             say(f"note: {one['module']}: no schedule that was measured is faster than none")
         if name == "iree" and one.get("file"):
@@ -169,8 +170,11 @@ def _of_recipe(modules: list[str]) -> Plan:
         )
     problems = naming.to_learn(config.task, config.model.sizes)
     evaluations = config.run.steps * config.task.bench_count
+    folders = [config.task.benchmarks_folder_path, config.task.held_out_folder_path]
+    recipes = [modules[0]] if Path(modules[0]).is_file() else []
     return Plan(
         problems,
+        [*recipes, *filter(None, folders)],
         space_called(config.model.space),
         max(1, evaluations // len(problems)),
         config.run.seed,
@@ -179,22 +183,22 @@ def _of_recipe(modules: list[str]) -> Plan:
     )
 
 
-def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> dict[str, Any]:
-    best = max(tried, key=searches.score)
-    result = best.result
-    if result.status == "ok":
-        result = searches.confirmed(problem, [best.schedule], measurements).result
-    elif (alone := measurements(problem, ())).status != "ok":
+def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> rl_best.Best:
+    best = searches.best_of(problem, tried, measurements)
+    if (
+        not any(trial.result.status == "ok" for trial in tried)
+        and (alone := measurements(problem, ())).status != "ok"
+    ):
         say(f"note: {problem.name}: without a schedule too: {alone.status}, {alone.reason}")
     counts: dict[str, int] = {}
     for trial in tried:
         counts[trial.result.status] = counts.get(trial.result.status, 0) + 1
-    return {
+    row = {
         "module": problem.name,
         "counts": counts,
-        **facts_of_result(result),
+        **facts_of_result(best.result),
         **published_time(problem),
         "actions": [repr(action) for action in best.schedule],
-        "text": measurements.space.text(measurements.problem(problem), best.schedule),
-        "code": problem.text,
     }
+    text = measurements.space.text(measurements.problem(problem), best.schedule)
+    return rl_best.Best(row, text, problem.text)

@@ -23,20 +23,6 @@ def shown_times(row: dict[str, Any], published: list[str]) -> list[str]:
     return ["" if time is None else f"{time:.3f}" for _ in published]
 
 
-def facts_of_result(result: Any) -> dict[str, Any]:
-    """Return a result as it is printed as JSON; times in milliseconds."""
-    return {
-        "status": result.status,
-        "reason": result.reason,
-        "milliseconds": result.nanoseconds / 1e6,
-        "baseline_milliseconds": result.baseline / 1e6,
-        "speedup": result.gain,
-        "noise": result.noise,
-        "error": result.error,
-        "allowed_error": result.allowed,
-    }
-
-
 def print_results(found: list[dict[str, Any]], baseline: str) -> None:
     """Print results as a table; `baseline` names what they are compared with."""
     published = [PUBLISHED] * any("published_milliseconds" in one for one in found)

@@ -6,22 +6,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from tokmill import plugins
+from tokmill.cli import rl_best
 from tokmill.cli import train as training
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.rl_problems import (
     FILES,
+    MOST_RUNS,
     MOST_SEED,
-    Runs,
-    best_files,
-    check_best,
+    CacheFile,
     continuing,
     problems_of,
 )
 from tokmill.errors import UsageError
-from tokmill.files import make_folder, write_file
+from tokmill.files import make_folder
 from tokmill.progress import Progress, human_count
 
 
@@ -105,14 +106,18 @@ def evaluate(
         ),
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of the drawn schedules.")] = 0,
-    runs: Runs = 5,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_RUNS,
+            help="Runs of each schedule; the least time counts. Default: as in the training.",
+        ),
+    ] = None,
     at: Annotated[
         str, typer.Option(help="Which weights: best, model, or a step. Default: the newest.")
     ] = "",
-    cache: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
-    ] = None,
+    cache: CacheFile = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
@@ -148,9 +153,12 @@ def evaluate(
         )
     kind = FILES[task.space.name]
     if out is not None:
-        check_best(modules or [], out, len(problems), kind)
+        folders = [config.task.benchmarks_folder_path, config.task.held_out_folder_path]
+        inputs = [*(modules or []), *filter(None, folders)]
+        rl_best.check(out, len(problems), kind, inputs, {"--cache": cache})
         make_folder(out)
-    settings = measuring.Settings(runs=runs)
+    settings = plugins.require("tokmill.rl.loop").settings_of(config.task)
+    settings = replace(settings, runs=runs or settings.runs)
     count = (1 + samples) * len(problems)
     with (
         continuing(cache),
@@ -162,10 +170,17 @@ def evaluate(
         )
     rows, means = [evaluating.facts(one) for one in found], evaluating.summary(found)
     if out is not None:
-        files = best_files(out, len(rows), kind)
-        for row, problem, (file, module) in zip(rows, problems, files, strict=True):
-            write_file(file, row["schedule"])
-            write_file(module, problem.text)
+        best = [
+            # The text of the schedule is in the file.
+            rl_best.Best(
+                {key: value for key, value in row.items() if key != "schedule"},
+                row["schedule"],
+                problem.text,
+            )
+            for row, problem in zip(rows, problems, strict=True)
+        ]
+        written = rl_best.write(out, kind, best)
+        rows = [row | more for row, more in zip(rows, written, strict=True)]
     if as_json:
         print_json({"run": str(run), "samples": samples, **means, "modules": rows})
         return

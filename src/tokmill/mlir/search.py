@@ -1,6 +1,6 @@
 """Searches for a good schedule of one module, without learning: what a policy is compared with.
 
-Each search is a function of a problem, measurements, a budget of evaluations and a seed; a hit of
+Each search is a function of a problem, measurements, a number of evaluations and a seed; a hit of
 the cache counts as an evaluation, so that all have the same number. It yields `Trial`s in the
 order in which they were measured.
 """
@@ -43,6 +43,8 @@ POOL = 96
 """Mutants of a generation, of which the cost model picks."""
 RETILED = 0.6
 """Share of mutants that differ in one tile."""
+CONFIRMED = 2
+"""Best schedules that are measured again."""
 CHANCE = 0.15
 """Share of a generation that is picked by chance, whatever the cost model says."""
 ENDED = ("timeout", "memory", "crashed")
@@ -73,13 +75,25 @@ def confirmed(problem: Problem, schedules: Sequence[Sequence[Any]], measure: Mea
     seems to gain by that is noise of the result too.
     """
     again = [Trial(tuple(one), measure(problem, one, again=True)) for one in schedules]
-    best = max(again, key=score)
+    # What is very slow is worth less than what gave no result, and is a result nevertheless.
+    best = max(again, key=lambda one: (one.result.status == "ok", score(one)))
     if best.result.status != "ok" or not best.schedule:
         return best
     alone = measure(problem, (), again=True)
     spread = abs(alone.speedup - 1) if alone.status == "ok" else 0.0
     noise = max(best.result.noise, spread)
     return Trial(best.schedule, msgspec.structs.replace(best.result, noise=noise))
+
+
+def best_of(problem: Problem, trials: Sequence[Trial], measure: Measurements) -> Trial:
+    """Return the better one of the two best trials, as `confirmed` measures them again.
+
+    Of two, because one may hang in the fresh process that did not before. Where no trial gave a
+    result, it is the best of the failures as it was.
+    """
+    ranked = sorted(trials, key=score, reverse=True)
+    good = list(dict.fromkeys(one.schedule for one in ranked if one.result.status == "ok"))
+    return confirmed(problem, good[:CONFIRMED], measure) if good else ranked[0]
 
 
 def while_it_runs(
@@ -101,15 +115,17 @@ def while_it_runs(
                 return
 
 
-def by_chance(problem: Problem, measure: Measurements, budget: int, seed: int) -> Iterator[Trial]:
+def by_chance(
+    problem: Problem, measure: Measurements, evaluations: int, seed: int
+) -> Iterator[Trial]:
     """Measure random schedules."""
     chance, problem = random.Random(seed), measure.problem(problem)
-    for _ in range(budget):
+    for _ in range(evaluations):
         yield measured(problem, draw(problem, chance, space=measure.space), measure)
 
 
 def beam(
-    problem: Problem, measure: Measurements, budget: int, seed: int, width: int = WIDTH
+    problem: Problem, measure: Measurements, evaluations: int, seed: int, width: int = WIDTH
 ) -> Iterator[Trial]:
     """Add one action at a time to the `width` best schedules, operation after operation."""
     chance, problem = random.Random(seed), measure.problem(problem)
@@ -123,7 +139,7 @@ def beam(
             grown: list[Trial] = []
             for trial in front:
                 for schedule in _ways_on(space, problem, trial.schedule, number, chance):
-                    if spent >= budget:
+                    if spent >= evaluations:
                         return
                     grown.append(measured(problem, schedule, measure))
                     spent += 1
@@ -133,14 +149,14 @@ def beam(
             front = sorted(grown, key=score, reverse=True)[:width]
             kept = sorted({t.schedule: t for t in kept + front}.values(), key=score, reverse=True)
             kept = kept[:width]
-    while spent < budget:
+    while spent < evaluations:
         yield measured(problem, draw(problem, chance, space=space), measure)
         spent += 1
 
 
-def greedy(problem: Problem, measure: Measurements, budget: int, seed: int) -> Iterator[Trial]:
+def greedy(problem: Problem, measure: Measurements, evaluations: int, seed: int) -> Iterator[Trial]:
     """Add the best action of a few, one at a time."""
-    return beam(problem, measure, budget, seed, width=1)
+    return beam(problem, measure, evaluations, seed, width=1)
 
 
 def _ways_on(
@@ -157,7 +173,9 @@ def _ways_on(
     return list(found)
 
 
-def evolution(problem: Problem, measure: Measurements, budget: int, seed: int) -> Iterator[Trial]:
+def evolution(
+    problem: Problem, measure: Measurements, evaluations: int, seed: int
+) -> Iterator[Trial]:
     """Evolve schedules; a cost model, learned from what was measured, picks among mutants.
 
     As Ansor does (Zheng et al., 2020), with a forest of randomized trees on vectors of histories.
@@ -174,11 +192,11 @@ def evolution(problem: Problem, measure: Measurements, budget: int, seed: int) -
         return known[schedule]
 
     spent = 0
-    while spent < min(FIRST, budget):
+    while spent < min(FIRST, evaluations):
         guess = space.guess(problem, chance) if spent % GUESSED else ()
         yield spend(guess or draw(problem, chance, space=space))
         spent += 1
-    while spent < budget:
+    while spent < evaluations:
         parents = sorted(known.values(), key=score, reverse=True)[:FIRST]
         mutants = {
             _mutant(space, problem, chance.choice(parents).schedule, chance) for _ in range(POOL)
@@ -186,7 +204,7 @@ def evolution(problem: Problem, measure: Measurements, budget: int, seed: int) -
         fresh = sorted(mutants - known.keys(), key=repr) or [draw(problem, chance, space=space)]
         guesses = {schedule: _row(space, problem, schedule, sizes) for schedule in fresh}
         for schedule in _picked(guesses, known, rows, chance, seed):
-            if spent >= budget:
+            if spent >= evaluations:
                 return
             yield spend(schedule)
             spent += 1

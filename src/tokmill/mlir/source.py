@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -53,14 +54,15 @@ class MlirSource(Source):
 
     Columns: `token`, `segment` (0 the operation, 1 its producer) and `depth` (the loop that a
     token is about) as `field_tokens` makes them; a record's `module`, `operation` (name and
-    loops), `count` (how often it runs in the module), `schedule` (0: none) and `step` (actions
-    taken). Equal sequences of an item are one record. A module that can be scheduled whole is
-    not cut, so that its operations have their producers. One that cannot be read is rejected.
+    loops), `count` (how often it runs in the module, whatever its schedule), `schedule` (0: none)
+    and `step` (actions taken). Equal sequences of an item are one record. A module that can be
+    scheduled whole is not cut, so that its operations have their producers. One that cannot be read
+    is rejected.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = MlirConfig
     places = "record"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
     config: MlirConfig
@@ -112,7 +114,7 @@ class MlirSource(Source):
 
     def identity(self) -> dict[str, Any]:
         """Return the versions that decide the tokens."""
-        rules = f"{RULES}, torch-mlir {importlib.metadata.version('torch-mlir')}"
+        rules = ", ".join([RULES, *_versions()])
         return {"rules": rules} | ({} if self.config.schedules else {"seed": None})
 
     def items(self) -> Iterator[Item]:
@@ -144,7 +146,7 @@ class MlirSource(Source):
                 part, size = part + 1, 0
 
     def _batches(self, item: Item) -> Iterator[Records]:
-        seen: dict[bytes, int] = {}
+        seen: set[bytes] = set()
         request: dict[str, Any] = {"where": path_to_text(item.path), "seed": self.config.seed}
         records = 0
         try:
@@ -166,24 +168,18 @@ class MlirSource(Source):
         except TokmillError as error:
             yield self._nothing(error.what)
 
-    def _records(
-        self, item: Item, answer: dict[str, Any], seen: dict[bytes, int], first: int
-    ) -> Records:
-        """Return what a child made, equal sequences once; `count` is the sum of all of them."""
+    def _records(self, item: Item, answer: dict[str, Any], seen: set[bytes], first: int) -> Records:
+        """Return what a child made, equal sequences once: their counts are equal too."""
         lengths = np.frombuffer(answer["lengths"], np.int64)
         offsets = np.append(0, np.cumsum(lengths))
         flat = [np.frombuffer(answer[name], np.uint8) for name in field_tokens.Tokens._fields]
-        counts = answer["counts"]
         kept: list[int] = []
-        own: dict[bytes, int] = {}
         for row, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
             digest = hashlib.blake2b(
                 b"".join(column[start:stop].tobytes() for column in flat), digest_size=16
             ).digest()
-            if digest in own:
-                counts[own[digest]] = min(counts[own[digest]] + counts[row], (1 << 64) - 1)
-            elif digest not in seen:
-                seen[digest] = own[digest] = row
+            if digest not in seen:
+                seen.add(digest)
                 kept.append(row)
         rows = np.array(kept, np.int64)
         chosen = np.repeat(np.isin(np.arange(len(lengths)), rows), lengths)
@@ -194,7 +190,7 @@ class MlirSource(Source):
         columns |= {
             "module": Strings.constant(item.name, n),
             "operation": Strings.of([answer["names"][row] for row in kept]),
-            "count": np.array([counts[row] for row in kept], "<u8"),
+            "count": np.array([answer["counts"][row] for row in kept], "<u8"),
             "schedule": np.array([answer["schedules"][row] for row in kept], "<u4"),
             "step": np.array([answer["steps"][row] for row in kept], "u1"),
         }
@@ -213,6 +209,18 @@ class MlirSource(Source):
         }
         nothing = np.zeros(0, np.int64)
         return Records(np.zeros(1, np.int64), columns, nothing, drops_of([Drop(0, reason, True)]))
+
+
+def _versions() -> list[str]:
+    """Return what reads modules and models, each with its version.
+
+    Without the last two, which read ONNX models and modules of IREE, other modules are built too.
+    """
+    made = []
+    for package in ("torch-mlir", "iree-base-compiler", "onnx"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            made.append(f"{package} {importlib.metadata.version(package)}")
+    return made
 
 
 def _frozen(column: str, tokens: list[str]) -> Frozen:

@@ -227,7 +227,7 @@ def _schedules(run: RunSummary, section: Section) -> None:
     try:
         rows = schedules.best(run)
         if rows:
-            title = "Best schedules, times as fast as without one"
+            title = "Best schedules, times as fast as without one (one measurement each)"
             section.tables.append(Table(rows, schedules.HEADERS, title, [1, 2]))
     except TokmillError as error:
         # The rest of the page is still useful.

@@ -49,8 +49,8 @@ class DistilBertConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True,
     vocab_size: int = 0
     """Ids of `buckets`; 0: as many as there are."""
     dropout: float = 0.0
-    """Share of values dropped while training. The original has 0.1; PPO compares a policy with
-    itself, and what is dropped makes it differ."""
+    """Share of values dropped while training, of which the task schedules drops none. The original
+    has 0.1; PPO compares a policy with itself, and what is dropped makes it differ."""
     truncate: bool = False
     """Whether a sequence may be cut to max_seq_length."""
     seed_compatible: bool = False

@@ -23,7 +23,11 @@ Observation = Mapping[str, Tensor]
 
 
 class EmbeddingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes of an embedding."""
+    """Sizes of an embedding.
+
+    A `dropout` works only where an embedding is trained by other code: the task `schedules` never
+    drops values (`task.Schedules.train`), and a policy with one says so in a note.
+    """
 
     def view(self) -> Wanted:
         """Return what the environment must show."""

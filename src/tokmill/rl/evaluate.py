@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from torch import Tensor
 from tokmill.errors import UsageError
 from tokmill.mlir import search
 from tokmill.mlir.env import ScheduleEnv
+from tokmill.mlir.facts import facts_of_result
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.search import Trial
 from tokmill.models.model import Tensors
 from tokmill.rl.loop import outcome
 from tokmill.rl.modules import check_fits
@@ -87,7 +89,11 @@ def evaluate(
         best = max(tried, key=lambda one: one.gain)
         if samples and best.result.status == "ok":
             # The best of several is partly the luckiest.
-            best.result = search.confirmed(problem, [best.schedule], measure).result
+            trials = [Trial(one.schedule, one.result) for one in tried]
+            again = search.best_of(problem, trials, measure)
+            best = next(one for one in tried if one.schedule == again.schedule)
+            # A copy: what was found without a measurement stays as it was.
+            best = replace(best, result=again.result)
         text = task.space.text(measure.problem(problem), best.schedule)
         found.append(Evaluated(problem, tried[0], tried, best, text))
     return found
@@ -125,13 +131,5 @@ def facts(one: Evaluated) -> dict[str, Any]:
 
 
 def _facts(episode: Episode) -> Mapping[str, Any]:
-    result = episode.result
-    return {
-        "status": result.status,
-        "reason": result.reason,
-        "speedup": episode.gain,
-        "milliseconds": result.nanoseconds / 1e6,
-        "baseline_milliseconds": result.baseline / 1e6,
-        "noise": result.noise,
-        "actions": [repr(action) for action in episode.schedule],
-    }
+    actions = [repr(action) for action in episode.schedule]
+    return {**facts_of_result(episode.result), "actions": actions}

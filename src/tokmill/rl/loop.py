@@ -35,7 +35,11 @@ from tokmill.training.session import Session
 CACHE = "measurements.sqlite"
 """File of a run: what was measured, if the recipe names no other."""
 BEST = "schedules.json"
-"""File of a run: the best schedule of each module that it learned from."""
+"""File of a run: the best schedule of each module that it learned from.
+
+Its gain is that of the one measurement that the training made of it. The best of many such is
+partly the luckiest, so it is too large by some noise: `rl eval --samples` measures again.
+"""
 
 
 class ScheduleLoop:
@@ -163,17 +167,21 @@ class ScheduleLoop:
         return ScheduleEnv(problems, self.measure_one, model.sizes, model.view)
 
     def _improve(self, session: Session, moves: Tensors) -> dict[str, float]:
-        """Update the weights by some passes over moves; return the means of what was seen."""
+        """Update the weights by some passes over moves; return the means of what was seen.
+
+        Each is a mean over the moves that it counts: of the policy and the value over those that
+        were played, of imitation over those that are imitated, of the loss over all.
+        """
         mine, rows = self.mine, len(moves.targets["action"])
         own = int(moves.values["acts"].sum())
         judging = np.flatnonzero(moves.values["judges"].numpy())
         sums: dict[str, float] = {}
-        seen = passes = 0
+        passes = 0
         for parts in ppo.minibatches(rows, mine.ppo_batch_size, mine.ppo_epochs):
             kl = 0.0
             for part in parts:
                 found = session.update([Micro(part, rows_of(moves, part))], len(part))
-                seen, kl = seen + len(part), kl + found["kl"]
+                kl += found["kl"]
                 for name, value in found.items():
                     sums[name] = sums.get(name, 0.0) + value
             passes += 1
@@ -186,7 +194,10 @@ class ScheduleLoop:
                 for part in parts:
                     session.update([Micro(part, rows_of(alone, part))], len(part))
         most = max(sums.pop("most_entropy"), 1e-9)
-        report = {name: value / seen for name, value in sums.items()}
+        counted = {"loss": rows, "imitation_loss": rows - own}
+        report = {
+            name: value / max(1, passes * counted.get(name, own)) for name, value in sums.items()
+        }
         return report | {"entropy": sums["entropy"] / most, "passes": passes, "moves": own}
 
     def _remember(self, episodes: Sequence[Episode]) -> None:
@@ -221,7 +232,7 @@ class ScheduleLoop:
         return found
 
     def _best(self) -> float:
-        """Return the geometric mean of the best gains; 1 where none was found."""
+        """Return the geometric mean of the best gains, each of one measurement; 1 for none."""
         gains = [
             max(1.0, self.task.best.get(problem.name, {}).get("speedup", 1.0))
             for problem in self.problems

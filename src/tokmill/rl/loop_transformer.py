@@ -46,7 +46,7 @@ class LoopTransformerConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=
     intermediate_size: int = 0
     """Width of the feed-forward branch; 0: 2 times hidden_size."""
     dropout: float = 0.0
-    """Share of values dropped while training."""
+    """Share of values dropped while training, of which the task schedules drops none."""
 
     def view(self) -> Wanted:
         """Return the tokens of fields."""

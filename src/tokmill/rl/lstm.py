@@ -20,8 +20,9 @@ class LstmConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True, kw_on
     lstm_size: int = 411
     """Width of its state."""
     dropout: float = 0.0
-    """Share of values dropped behind these layers while training. The original has .225; PPO
-    compares a policy with itself, and what is dropped makes it differ."""
+    """Share of values dropped behind these layers while training, of which the task schedules drops
+    none. The original has .225; PPO compares a policy with itself, and what is dropped makes it
+    differ."""
 
 
 class Lstm(Embedding):

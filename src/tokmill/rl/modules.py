@@ -51,10 +51,8 @@ def named(lines: Sequence[str], folder: str, sizes: Sizes) -> list[Problem]:
     found = [problem.of_line(line) for line in lines]
     if folder:
         inside = problem.of_folder(Path(folder))
-        for note in inside.notes:
-            print(f"note: {folder}: {note}", file=sys.stderr)
-        for file, why in inside.refused:
-            print(f"note: {file}: refused, {why}", file=sys.stderr)
+        for line in inside.said(folder):
+            print(f"note: {line}", file=sys.stderr)
         found += inside.problems
     for one in found:
         check_fits(one, sizes)

@@ -28,6 +28,9 @@ ALLOWED = "may."
 """How the names of masks begin in `Tensors.values`."""
 MANY_NUMBERS, MANY_WEIGHTS = 2_500, 20_000_000
 """Above these a note is printed before a training begins."""
+MOST_SIZES = {"hidden": embeddings.MOST, "depth": embeddings.MOST_LAYERS, "loops": 64,
+              "accesses": 64, "dimensions": 64}  # fmt: skip
+"""Key of [model] → its largest value."""
 LONGEST = 512
 """Tokens of fields that a sequence may have; what all other positions hold is left out."""
 
@@ -52,6 +55,15 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Loads that an operation may have, and stores."""
     dimensions: int = 5
     """Dimensions that a tensor may have."""
+
+    def __post_init__(self) -> None:
+        # Before anything is made of them: the arrays of an observation grow with their product.
+        for name, most in MOST_SIZES.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise UsageError(
+                    f"model.{name}: {getattr(self, name)} is not from 1 to {most:,}",
+                    hint=f"--set model.{name}={getattr(type(self)(), name)} is the default",
+                )
 
     @property
     def sizes(self) -> Sizes:
@@ -136,17 +148,19 @@ class Policy(Model):
 
     def __init__(self, config: PolicyConfig, inputs: Inputs) -> None:
         super().__init__()
-        for name in ("hidden", "depth", "loops", "accesses", "dimensions"):
-            if getattr(config, name) < 1:
-                raise UsageError(
-                    f"model.{name}: {getattr(config, name)} is below 1", hint="1 is the least"
-                )
         self.config, self.dim = config, config.hidden
         self.spaces = config.spaces
         self.observes = embeddings.make(config.model_type, self.spaces, config.model_config)
         layers: list[nn.Module] = []
         space = space_called(config.space, "model.space")
         width = self.observes.output_size + len(space.kinds) + config.loops * len(space.sizes)
+        weights = config.hidden * (width + (config.depth - 1) * config.hidden)
+        if weights > embeddings.MOST_WEIGHTS:
+            raise UsageError(
+                f"the layers behind {config.model_type} would have {weights:,} weights",
+                where="model.hidden, model.depth",
+                hint=f"at most {embeddings.MOST_WEIGHTS:,}: choose smaller sizes",
+            )
         for _ in range(config.depth):
             layers += [nn.Linear(width, config.hidden), nn.ReLU()]
             width = config.hidden

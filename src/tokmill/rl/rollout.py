@@ -103,9 +103,10 @@ def play_new(
     redraws: int,
     done: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
-    """Return episodes as `play` does, none of a schedule that is `known`, and no two alike.
+    """Return episodes as `play` does, of new schedules where they can be drawn.
 
-    Such a one is drawn again, at most `redraws` times, before anything is measured.
+    One that is `known`, or like another of these episodes, is drawn again before anything is
+    measured, at most `redraws` times. What is still known or alike then is measured nevertheless.
     """
     drawn = play(act, room, problems, layout, measured=False)
     for _ in range(redraws):

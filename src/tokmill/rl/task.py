@@ -127,7 +127,7 @@ class Schedules(Task):
         self.heads = Heads(model.dim, self.layout)
         self.entropy = ppo.Entropy(config.entropy_coef, config.entropy_floor)
         self.best: dict[str, Any] = {}
-        """Module → the best schedule so far: its gain and its text."""
+        """Module → the best schedule so far: its text, and its gain by one measurement."""
         self.memory = Memory(config.imitated)
 
     @classmethod

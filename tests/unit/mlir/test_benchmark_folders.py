@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from test_cut_modules import T
 
-from tokmill.cli import main
+from tokmill.cli import main, rl_problems
 from tokmill.errors import TokmillError
 from tokmill.mlir import search
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import benchmarks, problem
+from tokmill.rl import modules
+from tokmill.rl.policy import PolicyConfig
 
 TIMED = f"""
 module attributes {{torch.debug_module_name = "Net"}} {{
@@ -75,6 +77,37 @@ def test_a_folder_has_published_times_and_counted_refusals(tmp_path: Path) -> No
     assert found.notes == ["2 published times, 1 of them of modules that are not there"]
 
 
+def test_of_two_files_with_times_the_first_counts_and_that_is_said(tmp_path: Path) -> None:
+    place = folder(tmp_path / "b")
+    (place / "a.json").write_text(json.dumps({"matmul_8": 7, "gone": 5.5, "other": 3}))
+    found = problem.of_folder(place)
+    assert [one.published for one in found.problems] == [7, 3]
+    # Equal times are no contradiction.
+    (said,) = [note for note in found.notes if "different times" in note]
+    assert said == "two files have different times for matmul_8; the first file by name counts"
+    many = {f"m{number:02}": number + 1 for number in range(40)}
+    (place / "c.json").write_text(json.dumps(many))
+    (place / "d.json").write_text(json.dumps({name: time + 1 for name, time in many.items()}))
+    (said,) = [note for note in problem.of_folder(place).notes if "different times" in note]
+    assert "m00, m01, m02, m03, m04 and 36 more" in said
+
+
+def test_refused_modules_are_named_by_one_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = folder(tmp_path / "b")
+    for number in range(8):
+        (place / f"broken{number}.mlir").write_text("module {")
+    lines = problem.of_folder(place).said(str(place))
+    assert sum("refused, " in line for line in lines) == problem.SHOWN
+    assert lines[-1] == f"{place}: 9 modules refused in all"
+    rl_problems.problems_of([str(place)])
+    shown = capsys.readouterr().err
+    assert shown == "".join(f"note: {line}\n" for line in lines)
+    modules.named([], str(place), PolicyConfig().sizes)
+    assert capsys.readouterr().err == shown
+
+
 @pytest.mark.parametrize(
     "times",
     ["", "[1]", '{"matmul_8": "x"}', '{"matmul_8": NaN}', '{"matmul_8": -1}', "[" * 99_999,
@@ -105,8 +138,8 @@ def test_the_command_shows_both_times(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "published ms" in shown.out
     assert "broken.mlir: refused" in shown.err
     with pytest.raises(SystemExit) as left:
-        main(["rl", "search", str(tmp_path / "b"), "--budget", "1", "--runs", "1", "-q", "--json",
-              "--with", "random"])  # fmt: skip
+        main(["rl", "search", str(tmp_path / "b"), "--evaluations", "1", "--runs", "1", "-q",
+              "--json", "--with", "random"])  # fmt: skip
     assert not left.value.code
     modules = json.loads(capsys.readouterr().out)["modules"]
     assert [one.get("published_milliseconds") for one in modules] == [146, None]

@@ -13,7 +13,7 @@ from tokmill.mlir import draws, search
 from tokmill.mlir.loops import execute
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
-from tokmill.mlir.modules.cut import Cut, cut
+from tokmill.mlir.modules.cut import MOST_RUNS, Cut, NothingAlone, cut
 
 T = "tensor<8x8xf32>"
 SAME = "affine_map<(d0, d1) -> (d0, d1)>"
@@ -120,17 +120,31 @@ def test_functions_count_as_often_as_they_are_called() -> None:
     }
 
 
-def test_a_chain_of_calls_that_doubles_is_counted_without_overflow() -> None:
+def doubling(functions: int) -> str:
+    """Return functions of which each calls the next one twice; the last one, `f…`, is left out."""
     call = f"func.call @f{{}}(%a, %b, %n, %v) : ({T}, {T}, index, f32) -> {T}"
-    text = "".join(
+    return "".join(
         function(
             f"%0 = {call.format(i + 1)}\n%1 = {call.format(i + 1)}", "%1", f"f{i}",
             "private" * (i > 0),
         )
-        for i in range(70)
+        for i in range(functions)
     )  # fmt: skip
-    found = cut(text + function(f"%0 = {matmul()}", "%0", "f70", "private"), "x")
-    assert found.counts == [2**70]
+
+
+@pytest.mark.parametrize("functions", [20, 70])
+def test_a_chain_of_calls_that_doubles_is_counted_without_overflow(functions: int) -> None:
+    name = f"f{functions}"
+    text = doubling(functions)
+    found = cut(text + function(f"%0 = {matmul()}\n%1 = {matmul()}", "%0", name, "private"), "x")
+    assert found.counts == [min(2 ** (functions + 1), MOST_RUNS)]
+    # What is skipped has one entry too, not one a run.
+    large = SKIPPED["too large"][0]
+    found = cut(text + function(large, "%0", name, "private"), "x")
+    assert len(found.skipped) == 1 and found.skipped_counts == [min(2**functions, MOST_RUNS)]
+    large = large.partition("\n")[2]
+    with pytest.raises(NothingAlone, match=f"{min(2**functions, MOST_RUNS):,} × linalg.exp"):
+        cut(text + function(large, "%a", name, "private"), "x")
 
 
 SKIPPED = {

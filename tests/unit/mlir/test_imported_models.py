@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from making import quick_build
 from onnx_models import small_model, write
+from tokmill.builds.source import Resources
 from tokmill.errors import MissingExtraError, TokmillError
 from tokmill.mlir.modules import cut, importing, reading
+from tokmill.mlir.source import MlirSource
 
 
 def test_a_small_model_as_operations(tmp_path: Path) -> None:
@@ -22,6 +26,41 @@ def test_a_small_model_as_operations(tmp_path: Path) -> None:
     first = [store.record(n) for n in range(store.records) if not store.record(n)["schedule"]]
     assert [row["count"] for row in first] == [2, 2, 1]
     assert first[0]["operation"] == "matmul 4x8x8"
+
+
+def test_limits_are_those_of_the_compiler_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of a Python process that starts it: the memory of a child's children is not counted."""
+    started: list[str] = []
+    run = importing.run
+
+    def noted(command: list[str], *others: Any, **more: Any) -> Any:
+        started.append(Path(command[0]).name)
+        return run(command, *others, **more)
+
+    monkeypatch.setattr(importing, "run", noted)
+    importing.of_onnx(small_model(tmp_path / "m.onnx"))
+    importing.of_iree(IREE, "x")
+    assert started == [Path(sys.executable).name, "iree-compile", "iree-opt"]
+
+
+def test_versions_that_read_models_belong_to_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MlirSource(MlirSource.Config(), ["relu 8"], {}, Resources())
+    rules = made.identity()["rules"]
+    for package in ("torch-mlir", "iree-base-compiler", "onnx"):
+        assert f"{package} {importlib.metadata.version(package)}" in rules
+    version = importlib.metadata.version
+
+    def without(name: str) -> str:
+        if name == "onnx":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    assert "onnx" not in made.identity()["rules"]
 
 
 def test_sizes_that_are_not_known_are_told(tmp_path: Path) -> None:

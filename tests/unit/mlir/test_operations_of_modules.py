@@ -178,6 +178,35 @@ def test_modules_that_cannot_be_scheduled_say_why(text: str, says: str) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("name", generators.GENERATORS)
+def test_only_so_many_sizes_follow_an_operation(name: str) -> None:
+    kind = generators.GENERATORS[name]
+    rank, (least, most) = kind.rank or 4, kind.continued
+    before = "relu" + " 8" * rank
+    for count in range(9):
+        line = f"{before}, {name}" + " 1" * count
+        if least <= count <= most:
+            assert len(problem.of_line(line).operations) > 1
+        else:
+            with pytest.raises(UsageError, match="cannot follow") as caught:
+                problem.of_line(line)
+            assert str(least) in caught.value.hint and str(most) in caught.value.hint
+
+
+def test_tensors_are_as_large_as_their_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    for element, size in (("f64", 8), ("f32", 4), ("bf16", 2), ("i8", 1), ("i1", 1)):
+        kind = f"tensor<16x16x{element}>"
+        text = (
+            f"func.func @main(%a: {kind}) -> {kind} {{\n%e = tensor.empty() : {kind}\n"
+            f"%r = linalg.copy ins(%a : {kind}) outs(%e : {kind}) -> {kind}\nreturn %r : {kind}\n}}"
+        )
+        monkeypatch.setattr(problem, "LARGEST", 2 * 256 * size)
+        assert problem.of_text(text, "x").operations
+        monkeypatch.setattr(problem, "LARGEST", 2 * 256 * size - 1)
+        with pytest.raises(TokmillError, match="inputs and outputs take"):
+            problem.of_text(text, "x")
+
+
 def test_sizes_of_chains_are_those_of_the_operation_before() -> None:
     found = problem.of_line("conv_2d_nchw 1 3 10 4 3, relu, pooling 2 2").operations
     assert found[-1].stores[0].shape == (1, 4, 4, 4)

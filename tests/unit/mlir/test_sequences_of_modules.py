@@ -96,6 +96,44 @@ def test_columns_of_a_store(tmp_path: Path) -> None:
     assert len(seen) == len(rows)
 
 
+@pytest.mark.parametrize("schedules", [3, 20])
+def test_a_count_is_how_often_an_operation_runs(schedules: int, tmp_path: Path) -> None:
+    """Whatever the schedules, of which many are equal, and whichever child drew them."""
+    once = written(tmp_path / "a.mlir", generators.chain("relu 8 8"))
+    store = quick_build("mlir", once, tmp_path / "once", schedules=schedules)
+    assert store.records > 1
+    assert {store.record(number)["count"] for number in range(store.records)} == {1}
+    from test_cut_modules import T, function, generic, matmul
+
+    # The same thing twice, in a module that is not cut.
+    relu = generic("%r = arith.maximumf %x, %c0 : f32")
+    text = function(f"%0 = {relu}\n%1 = {relu}\n%2 = linalg.add ins(%0, %1 : {T}, {T}) "
+                    f"outs(%e : {T}) -> {T}", "%2")  # fmt: skip
+    loop = (  # This one is cut.
+        f"%0 = {matmul()}\n%1 = {matmul()}\n%c1 = arith.constant 1 : index\n"
+        f"%2 = scf.for %i = %c1 to %n step %c1 iter_args(%t = %a) -> ({T}) {{\n"
+        f"scf.yield %t : {T}\n}}"
+    )
+    for name, module, counts in (
+        ("whole", text.replace(", %n: index, %v: f32", ""), {"generic 8x8": 2, "add 8x8": 1}),
+        ("cut", function(loop, "%0"), {"matmul 8x8x8": 2}),
+    ):
+        given = written(tmp_path / f"{name}.mlir", module)
+        store = quick_build("mlir", given, tmp_path / name, schedules=schedules)
+        rows = [store.record(number) for number in range(store.records)]
+        assert {row["operation"] for row in rows} == counts.keys()
+        for row in rows:
+            assert row["count"] == counts[row["operation"]], row
+
+
+def test_what_is_skipped_is_counted_to_a_limit() -> None:
+    from test_cut_modules import SKIPPED, doubling, function
+
+    text = doubling(60) + function(SKIPPED["too large"][0], "%0", "f60", "private")
+    made = sequences.make({"text": text, "where": "x", "seed": 0, "first": 0, "last": 1})
+    assert list(made["skipped"].values()) == [sequences.MOST_SKIPPED]
+
+
 def test_operations_of_a_model_are_counted_and_what_is_skipped_too(tmp_path: Path) -> None:
     from test_cut_modules import T, function, matmul
 

@@ -199,6 +199,32 @@ def test_long_sequences_are_said_before_training() -> None:
     assert PolicyConfig(model_type="loop_transformer").notes() == []
 
 
+@pytest.mark.parametrize("kind", plugins.EMBEDDINGS)
+def test_a_dropout_that_does_nothing_is_said(kind: str) -> None:
+    for share in (0.0, 0.25):
+        config = {kind: {"dropout": share}}
+        notes = PolicyConfig(model_type=kind, model_config=config).notes()
+        assert sum("dropout = 0.25 does nothing" in note for note in notes) == (share > 0)
+    # That of another model_type is not used at all.
+    other = next(one for one in plugins.EMBEDDINGS if one != kind)
+    assert not PolicyConfig(model_type=other, model_config=config).notes()
+
+
+@pytest.mark.parametrize("key", ["hidden", "depth", "loops", "accesses", "dimensions"])
+def test_sizes_of_a_policy_have_limits(key: str) -> None:
+    """Before arrays are made of them, whose number is a product of these."""
+    for value in (-1, 0, 100_000, 1 << 62):
+        with pytest.raises(UsageError, match=f"model.{key}: {value} is not from 1 to") as caught:
+            PolicyConfig(**{key: value})  # type: ignore[arg-type]
+        assert caught.value.hint
+
+
+def test_layers_of_a_policy_have_a_limit_together() -> None:
+    with pytest.raises(UsageError, match="weights") as caught:
+        PolicyConfig(hidden=1 << 14, depth=256).notes()
+    assert caught.value.where == "model.hidden, model.depth" and caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "said"),
     [

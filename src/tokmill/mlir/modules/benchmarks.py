@@ -30,6 +30,8 @@ class Times(NamedTuple):
     """Name of a benchmark → its time without a schedule."""
     unread: dict[str, str]
     """Name of a JSON file → why it holds no times."""
+    twice: list[str]
+    """Benchmarks of which two files have different times; the first file counts."""
 
 
 def is_timed(text: str) -> bool:
@@ -87,20 +89,31 @@ def _erase(block: Any, where: str) -> None:
 
 
 def times_of(folder: Path) -> Times:
-    """Return the published times of a folder: of all its JSON files that hold name → number."""
+    """Return the published times of a folder: of all its JSON files that hold name → number.
+
+    Of two files with a time for a benchmark the first one by name counts.
+    """
     found: dict[str, float] = {}
     unread: dict[str, str] = {}
+    twice: dict[str, None] = {}
     for path in sorted(folder.glob("*.json")):
         if not path.is_file():
             # A pipe would make this wait for ever.
             unread[path.name] = "it is no file"
-        elif why := _read(path, found):
-            unread[path.name] = why
-    return Times(found, unread)
+            continue
+        times = _read(path)
+        if isinstance(times, str):
+            unread[path.name] = times
+            continue
+        twice |= dict.fromkeys(
+            name for name in times if found.get(name, times[name]) != times[name]
+        )
+        found = times | found
+    return Times(found, unread, list(twice))
 
 
-def _read(path: Path, found: dict[str, float]) -> str:
-    """Add the times of a file; return why it holds none, or ""."""
+def _read(path: Path) -> dict[str, float] | str:
+    """Return the times of a file, or why it holds none."""
     data = files.read_start(path, LARGEST + 1)
     if len(data) > LARGEST:
         return f"it has more than {LARGEST >> 20} MiB"
@@ -120,5 +133,4 @@ def _read(path: Path, found: dict[str, float]) -> str:
     }
     if len(times) < len(held):
         return f"{len(held) - len(times):,} of its {len(held):,} values are no times"
-    found |= times
-    return ""
+    return times

@@ -24,6 +24,9 @@ _FRAME = {"return", "call", "import", "export", "barrier", "load", "join", "crea
 """Last words of names of operations that frame a function, such as `util.return`."""
 _INHERENT = re.compile(r"(?!tag$|lowering_config$|compilation_info$)[a-zA-Z]\w*")
 """Names of attributes that say what an operation computes; others are notes of other tools."""
+MOST_RUNS = (1 << 64) - 1
+"""How often an operation runs at most: functions that call each other twice double with each, and
+a larger count says no more."""
 _DEEPEST = 8
 """Operations on scalars in a row that are taken along to a problem."""
 
@@ -40,7 +43,9 @@ class Cut(NamedTuple):
     counts: list[int]
     """How often each runs when the module runs once."""
     skipped: list[tuple[str, str]]
-    """Name of an operation and why it is no problem, an entry an operation."""
+    """Name of an operation and why it is no problem; an operation with equal ones is one entry."""
+    skipped_counts: list[int]
+    """How often each of these runs; 1 where nothing says how often."""
 
 
 class _SkipError(Exception):
@@ -62,6 +67,7 @@ def cut(text: str, where: str) -> Cut:
     found: Counter[str] = Counter()
     names: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []
+    skipped_counts: list[int] = []
     with inside, toolkit.ir().Location.unknown():
         functions = _functions(module)
         for function, (often, why) in zip(functions, _runs(functions), strict=True):
@@ -72,40 +78,41 @@ def cut(text: str, where: str) -> Cut:
                     alone = _alone(view)
                 except _SkipError as skip:
                     skipped.append((view.name, str(skip)))
+                    skipped_counts.append(1 if why or around else often)
                 else:
                     found[alone] += often
                     names[alone] = view.name
-    return _checked(found, names, skipped, where)
+    return _checked(found, names, Cut([], [], skipped, skipped_counts), where)
 
 
-def _checked(
-    found: Counter[str], names: dict[str, str], skipped: list[tuple[str, str]], where: str
-) -> Cut:
-    """Return the problems among modules of one operation; the others are skipped."""
-    problems: list[Problem] = []
-    counts: list[int] = []
-    for text, count in found.items():
+def _checked(found: Counter[str], names: dict[str, str], made: Cut, where: str) -> Cut:
+    """Put modules of one operation into a cut, as problems or as what is skipped."""
+    for text, runs in found.items():
+        count = min(runs, MOST_RUNS)
         try:
-            made = problem.of_text(text, f"{where}: {names[text]}")
-            (operation,) = made.operations
+            one = problem.of_text(text, f"{where}: {names[text]}")
+            (operation,) = one.operations
             if not operation.bounds:
                 raise TokmillError("it has no loops", hint="")
         except TokmillError as error:
-            skipped += [(names[text], error.what)] * count
+            made.skipped.append((names[text], error.what))
+            made.skipped_counts.append(count)
             continue
         sizes = "x".join(map(str, operation.bounds))
-        name = f"{where}: {len(problems)} {names[text].removeprefix('linalg.')} {sizes}"
-        problems.append(Problem(name, text, made.operations))
-        counts.append(count)
-    if not problems:
-        reasons = Counter(f"{name}: {why}" for name, why in skipped).most_common(3)
+        name = f"{where}: {len(made.problems)} {names[text].removeprefix('linalg.')} {sizes}"
+        made.problems.append(Problem(name, text, one.operations))
+        made.counts.append(count)
+    if not made.problems:
+        reasons = Counter[str]()
+        for (name, why), count in zip(made.skipped, made.skipped_counts, strict=True):
+            reasons[f"{name}: {why}"] += count
         raise NothingAlone(
             "no operation of the module can be scheduled alone"
-            + "".join(f"; {count} × {reason}" for reason, count in reasons),
+            + "".join(f"; {count:,} × {reason}" for reason, count in reasons.most_common(3)),
             where=where,
             hint="lower it to linalg on tensors of fixed shapes first",
         )
-    return Cut(problems, counts, skipped)
+    return made
 
 
 def _functions(module: Any) -> list[Any]:
@@ -153,7 +160,7 @@ def _runs(functions: list[Any]) -> list[tuple[int, str]]:
     while ready:
         caller = ready.popleft()
         for callee, around in calls[caller]:
-            often[callee] += often[caller]
+            often[callee] = min(often[callee] + often[caller], MOST_RUNS)
             unknown[callee] = unknown[callee] or unknown[caller] or around
             waiting[callee] -= 1
             if not waiting[callee]:

@@ -209,21 +209,23 @@ class _Kind(NamedTuple):
     fewest: int
     most: int
     sizes: str
-    continued: int | None
-    """How many sizes it wants when it goes on from another operation."""
+    continued: tuple[int, int]
+    """How many sizes it takes when it goes on from another operation, at least and at most."""
+    rank: int | None = None
+    """Dimensions of what it goes on from; None for any."""
 
 
 GENERATORS: dict[str, _Kind] = {
-    "matmul": _Kind(_matmul, 3, 3, "M N K", 1),
-    "batch_matmul": _Kind(_batch_matmul, 4, 4, "B M N K", 1),
-    "conv_2d_nchw": _Kind(_conv_nchw, 5, 6, "N C H F K [STRIDE]", 2),
-    "conv_2d_nhwc": _Kind(_conv_nhwc, 5, 6, "N C H F K [STRIDE]", 2),
-    "pooling": _Kind(_pooling, 4, 5, "N C H K [STRIDE]", 1),
-    "add": _Kind(_add, 1, 6, "D…", 0),
-    "relu": _Kind(_relu, 1, 6, "D…", 0),
-    "exp": _Kind(_exp, 1, 6, "D…", 0),
-    "reduce": _Kind(_reduce, 2, 6, "D…", 0),
-    "softmax": _Kind(_softmax, 2, 6, "D…", 0),
+    "matmul": _Kind(_matmul, 3, 3, "M N K", (1, 1), 2),
+    "batch_matmul": _Kind(_batch_matmul, 4, 4, "B M N K", (1, 1), 3),
+    "conv_2d_nchw": _Kind(_conv_nchw, 5, 6, "N C H F K [STRIDE]", (2, 3), 4),
+    "conv_2d_nhwc": _Kind(_conv_nhwc, 5, 6, "N C H F K [STRIDE]", (2, 3), 4),
+    "pooling": _Kind(_pooling, 4, 5, "N C H K [STRIDE]", (1, 2), 4),
+    "add": _Kind(_add, 1, 6, "D…", (0, 0)),
+    "relu": _Kind(_relu, 1, 6, "D…", (0, 0)),
+    "exp": _Kind(_exp, 1, 6, "D…", (0, 0)),
+    "reduce": _Kind(_reduce, 2, 6, "D…", (0, 0)),
+    "softmax": _Kind(_softmax, 2, 6, "D…", (0, 0)),
 }
 """Name → how it is written. Images are square; no padding."""
 
@@ -274,13 +276,12 @@ def _continue(
             )
         made = kind.write(writer, None, *sizes)
     else:
-        rank = {"matmul": 2, "batch_matmul": 3, "pooling": 4}.get(
-            name, 4 if name.startswith("conv") else len(before.shape)
-        )
-        wanted = kind.continued or 0
-        if len(before.shape) != rank or not wanted <= len(sizes) <= wanted + (rank == 4 and wanted):
+        rank, (least, most) = kind.rank or len(before.shape), kind.continued
+        if len(before.shape) != rank or not least <= len(sizes) <= most:
+            wanted = f"{least} or {most}" if least < most else f"{least}"
             raise UsageError(
-                f"{name} with {len(sizes)} sizes cannot follow a tensor of shape {before.shape}",
+                f"{name} with {human_count(len(sizes), 'size')} cannot follow a tensor of shape "
+                f"{before.shape}",
                 hint=f"it wants {rank} dimensions and {wanted} new sizes",
             )
         made = _after(writer, before, name, sizes)

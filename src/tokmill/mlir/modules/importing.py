@@ -21,12 +21,7 @@ from tokmill.scratch import Scratch
 
 LIMITS = Limits(seconds=300, memory=8 << 30)
 GENERIC = "--mlir-print-op-generic"
-_TOOLS = "iree.compiler.tools"
-IMPORT, COMPILE, OPT = (
-    f"{_TOOLS}.import_onnx",
-    f"{_TOOLS}.scripts.iree_compile",
-    f"{_TOOLS}.scripts.iree_opt",
-)
+IMPORT, COMPILE, OPT = "iree-import-onnx", "iree-compile", "iree-opt"
 
 
 def of_onnx(path: Path, parameters: Path | None = None) -> str:
@@ -87,14 +82,30 @@ def _read(path: Path) -> str:
     return files.read_start(path, toolkit.LARGEST + 1).decode("utf-8", "replace")
 
 
-def _tool(module: str, arguments: Sequence[Path | str], where: Path, what: str, hint: str) -> None:
+def _program(tool: str) -> list[str]:
+    """Return what starts a tool.
+
+    The importer is Python. The Python modules of the others would start the programs as children
+    of their own, whose memory no limit counts.
+    """
+    if tool == IMPORT:
+        return [sys.executable, "-m", "iree.compiler.tools.import_onnx"]
+    try:
+        return [str(plugins.require("iree.compiler.tools.binaries").find_tool(tool))]
+    except ValueError as error:
+        raise MachineError(
+            f"{tool} cannot be started: {error}", hint="install iree-base-compiler anew"
+        ) from None
+
+
+def _tool(tool: str, arguments: Sequence[Path | str], where: Path, what: str, hint: str) -> None:
     """Run a tool; raises `TokmillError` with the first error that it prints."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    command = [*_program(tool), *map(str, arguments)]
     try:
         ended = run(command, LIMITS, lifeline=False)
     except OSError as error:
         raise MachineError(
-            f"{module} cannot be started: {error}", hint="are there too many processes?"
+            f"{tool} cannot be started: {error}", hint="are there too many processes?"
         ) from None
     if ended.passed or ended.code:
         why = ended.why() if ended.passed or ended.code < 0 else _reason(ended.said)

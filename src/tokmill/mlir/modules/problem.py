@@ -21,6 +21,8 @@ DIALECTS = {
 }  # fmt: skip
 """Dialects whose operations compute; others, such as `llvm`, may call any function."""
 OTHERS = {"func.func", "func.return"}
+SHOWN = 5
+"""Modules of a folder that are named in one note or for one reason; of more there is a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def of_text(text: str, name: str) -> Problem:
                     where=name,
                     hint=f"arguments and results are tensors of {', '.join(dtypes.TYPES)}",
                 )
-            total += generators.elements(shape) * 8
+            total += generators.elements(shape) * dtypes.of(element).itemsize
         if total > LARGEST:
             raise TokmillError(
                 f"inputs and outputs take {total >> 20:,} MiB",
@@ -126,6 +128,14 @@ class Folder(NamedTuple):
     notes: list[str]
     """What else lies in the folder, in words."""
 
+    def said(self, where: str) -> list[str]:
+        """Return these notes and what was refused, the first of it by name; a line each."""
+        lines = [f"{where}: {note}" for note in self.notes]
+        lines += [f"{file}: refused, {why}" for file, why in self.refused[:SHOWN]]
+        if len(self.refused) > SHOWN:
+            lines.append(f"{where}: {len(self.refused):,} modules refused in all")
+        return lines
+
 
 def of_folder(path: Path) -> Folder:
     """Return the modules of a folder, with the times that a JSON file in it has for them.
@@ -161,6 +171,12 @@ def _notes(path: Path, inside: list[Path], times: benchmarks.Times) -> list[str]
         entries = human_count(others, "entry", "entries")
         notes.append(f"{entries} left out: not named .mlir, or no file")
     notes += [f"{name}: {why}" for name, why in times.unread.items()]
+    if times.twice:
+        notes.append(
+            f"two files have different times for {', '.join(times.twice[:SHOWN])}"
+            + (f" and {len(times.twice) - SHOWN:,} more" if len(times.twice) > SHOWN else "")
+            + "; the first file by name counts"
+        )
     if times.nanoseconds:
         missing = len(times.nanoseconds.keys() - {file.stem for file in inside})
         notes.append(

@@ -7,6 +7,7 @@ them reads what a policy reads.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -25,6 +26,19 @@ from tokmill.mlir.tokens.views import producer_of
 
 KINDS_OF_REASONS = 100
 """Reasons that are counted apart."""
+MOST_SKIPPED = 1 << 48
+"""Operations skipped for one reason at most: these numbers are added over many modules."""
+
+
+class Read(NamedTuple):
+    """The problems of a module."""
+
+    problems: list[Problem]
+    runs: list[list[int]]
+    """For each operation of each problem: how often it runs in the module, together with others
+    that have the same sequence before any action."""
+    skipped: dict[str, int]
+    """Reason → operations."""
 
 
 class Met(NamedTuple):
@@ -63,17 +77,18 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
     `request`: `text`, `where`, `seed`, `first` and `last`: schedules `first` … `last` - 1, of
     which 0 has no action. The answer: `ids`, `segments`, `depths` (uint8, end to end), `lengths`
     (int64), all as bytes; a list each of `names`, `counts`, `schedules` and `steps`; and `skipped`,
-    reason → operations.
+    reason → operations. Equal sequences have equal counts, whatever the schedule.
     """
-    problems, counts, skipped = _read(request["text"], request["where"])
+    read = _read(request["text"], request["where"])
     rows: list[tuple[Met, str, int, int]] = []
     for schedule in range(request["first"], request["last"]):
-        for number, (given, count) in enumerate(zip(problems, counts, strict=True)):
+        for number, (given, runs) in enumerate(zip(read.problems, read.runs, strict=True)):
             chance = random.Random(f"{request['seed']} {schedule} {number}")
             met = walk(given, chance) if schedule else begun(given)
             for one in met:
                 # What no action has changed is there as the schedule 0.
                 if one.step or not schedule:
+                    count = runs[one.operation]
                     rows.append((one, _name(given, one.operation), count, schedule))
     columns = {
         name: b"".join(getattr(one.tokens, name).astype(np.uint8).tobytes() for one, *_ in rows)
@@ -84,15 +99,15 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
         **columns,
         "lengths": lengths.tobytes(),
         "names": [name for _, name, _, _ in rows],
-        "counts": [min(count, (1 << 64) - 1) for _, _, count, _ in rows],
+        "counts": [count for _, _, count, _ in rows],
         "schedules": [schedule for *_, schedule in rows],
         "steps": [one.step for one, *_ in rows],
-        "skipped": skipped,
+        "skipped": read.skipped,
     }
 
 
 @lru_cache(maxsize=1)
-def _read(text: str, where: str) -> tuple[list[Problem], list[int], dict[str, int]]:
+def _read(text: str, where: str) -> Read:
     """Return the problems of a module: itself if it can be scheduled whole, else its operations.
 
     Only in a whole module an operation has its producer beside it.
@@ -108,15 +123,29 @@ def _read(text: str, where: str) -> tuple[list[Problem], list[int], dict[str, in
         if whole is None:
             raise
     skipped: dict[str, int] = {}
-    for name, why in found.skipped if found else ():
+    left = zip(found.skipped, found.skipped_counts, strict=True) if found else ()
+    for (name, why), count in left:
         reason = f"{name}: {why}"
         if reason not in skipped and len(skipped) >= KINDS_OF_REASONS:
             reason = "other operations that cannot be scheduled alone"
-        skipped[reason] = skipped.get(reason, 0) + 1
+        skipped[reason] = min(skipped.get(reason, 0) + count, MOST_SKIPPED)
     if whole is not None:
-        return [whole], [1], skipped
+        return Read([whole], _together([whole], [1]), skipped)
     assert found is not None
-    return found.problems, found.counts, skipped
+    return Read(found.problems, _together(found.problems, found.counts), skipped)
+
+
+def _together(problems: list[Problem], counts: list[int]) -> list[list[int]]:
+    """Return how often each operation runs, together with those that have the same sequence."""
+    sequences = [
+        [b"".join(column.tobytes() for column in met.tokens) for met in begun(given)]
+        for given in problems
+    ]
+    runs: Counter[bytes] = Counter()
+    for inside, count in zip(sequences, counts, strict=True):
+        for sequence in inside:
+            runs[sequence] += count
+    return [[min(runs[sequence], cut.MOST_RUNS) for sequence in inside] for inside in sequences]
 
 
 def _name(given: Problem, place: int) -> str:

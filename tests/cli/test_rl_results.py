@@ -1,0 +1,142 @@
+"""The folder of best schedules of `rl search` and `rl eval`: what is written, replaced, refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import made_times
+import tokmill
+from made_times import recipe
+from tokmill.cli import main, rl_best
+from tokmill.mlir.measure import Measurements
+from tokmill.mlir.modules import generators
+
+MODULE = generators.chain("relu 8")
+SEARCH = ["--evaluations", "2", "--with", "random", "-q"]
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Measurements, "_measure", made_times.made)
+    monkeypatch.chdir(tmp_path)
+
+
+def command(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", *words])
+    return int(str(ended.value.code))
+
+
+def names(folder: str = "best") -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_a_result_names_its_files_and_replaces_an_earlier_one(capsys: Any) -> None:
+    assert command("search", "matmul 8 8 8", "add 64 8", "relu 8", "-o", "best", *SEARCH) == 0
+    assert names() == sorted(
+        ["results.json", *(f"00{n}{end}" for n in range(3) for end in (".mlir", ".schedule.mlir"))]
+    )
+    found = json.loads(Path("best/results.json").read_text())["modules"]
+    assert [(one["module"], one["file"], one["module_file"]) for one in found] == [
+        ("matmul 8 8 8", "000.schedule.mlir", "000.mlir"),
+        ("add 64 8", "001.schedule.mlir", "001.mlir"),
+        ("relu 8", "002.schedule.mlir", "002.mlir"),
+    ]
+    assert all(one["status"] and "counts" in one for one in found)
+    Path("best/notes.txt").write_text("of the user")
+    capsys.readouterr()
+    # A shorter one leaves nothing of the longer one.
+    assert command("search", "relu 16", "-o", "best", "--json", *SEARCH) == 0
+    (row,) = json.loads(capsys.readouterr().out)["modules"]
+    assert (row["file"], row["module_file"]) == ("best/000.schedule.mlir", "best/000.mlir")
+    assert names() == ["000.mlir", "000.schedule.mlir", "notes.txt", "results.json"]
+    assert "16xf32" in Path("best/000.mlir").read_text()
+
+
+@pytest.mark.parametrize("name", ["000.mlir", "000.schedule.mlir", "results.json"])
+def test_files_of_the_user_are_never_replaced(name: str, capsys: Any) -> None:
+    Path("best").mkdir()
+    Path("best", name).write_text(MODULE)
+    assert command("search", "relu 16", "-o", "best", *SEARCH) == 2
+    said = capsys.readouterr().err
+    assert f"best/{name}" in said and "no earlier result names it" in said and "hint:" in said
+    assert names() == [name] and Path("best", name).read_text() == MODULE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"format": 1}',
+        '{"modules": [{"module_file": "000.mlir"}]}',
+        json.dumps({"format": rl_best.FORMAT, "modules": [{"module_file": "001.mlir"}]}),
+        json.dumps({"format": rl_best.FORMAT, "modules": 3}),
+    ],
+)
+def test_only_a_result_of_tokmill_that_names_a_file_is_a_mark(text: str, capsys: Any) -> None:
+    Path("best").mkdir()
+    Path("best/results.json").write_text(text)
+    Path("best/000.mlir").write_text(MODULE)
+    assert command("search", "relu 16", "-o", "best", *SEARCH) == 2
+    assert Path("best/results.json").read_text() == text
+    assert Path("best/000.mlir").read_text() == MODULE
+
+
+def test_names_that_are_never_written_are_never_removed() -> None:
+    Path("best").mkdir()
+    kept = ("../kept.mlir", "kept.mlir", "1.mlir")
+    for name in kept:
+        Path("best", name).write_text(MODULE)
+    rows = [{"file": name, "module_file": name} for name in kept]
+    Path("best/results.json").write_text(json.dumps({"format": rl_best.FORMAT, "modules": rows}))
+    assert command("search", "relu 16", "-o", "best", *SEARCH) == 0
+    assert all(Path("best", name).read_text() == MODULE for name in kept)
+
+
+def test_folders_that_a_recipe_names_are_inputs(tmp_path: Path, capsys: Any) -> None:
+    """Also where they hold an earlier result, whose files could be replaced else."""
+    for name in ("learn", "hold"):
+        assert command("search", "relu 16", "-o", name, *SEARCH) == 0
+    Path("r.toml").write_text(
+        'extends = "schedules-lstm"\n[task]\nmodules = []\nheld_out = []\nbench_count = 1\n'
+        'benchmarks_folder_path = "learn"\nheld_out_folder_path = "hold"\n[run]\nsteps = 1\n'
+    )
+    for name in ("learn", "hold"):
+        before = Path(name, "000.mlir").read_text()
+        assert command("search", "r.toml", "-o", name, *SEARCH) == 2
+        said = capsys.readouterr().err
+        assert "000.mlir would replace what is read" in said and f"{name}/000.mlir" in said
+        assert Path(name, "000.mlir").read_text() == before
+
+
+def test_folders_that_a_run_names_are_inputs(tmp_path: Path, capsys: Any) -> None:
+    assert command("search", "matmul 32 64 64", "-o", "hold", *SEARCH) == 0
+    value = recipe(tmp_path / "cache", steps=1, eval_every=0)
+    value["task"] |= {"held_out": [], "held_out_folder_path": "hold"}
+    tokmill.train(value, tmp_path / "run", quiet=True)
+    assert command("eval", "run", "-o", "hold", "-q") == 2
+    assert "000.mlir would replace what is read" in capsys.readouterr().err
+    assert command("eval", "run", "-o", "best", "-q", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["modules"]
+    assert row["file"] == "best/000.schedule.mlir" and row["schedule"]
+    (kept,) = json.loads(Path("best/results.json").read_text())["modules"]
+    assert kept["file"] == "000.schedule.mlir" and "schedule" not in kept
+
+
+def test_a_result_without_a_schedule_writes_no_empty_file() -> None:
+    """IREE's default needs no spec."""
+    Path("best").mkdir()
+    (row,) = rl_best.write(Path("best"), "spec", [rl_best.Best({"module": "a"}, "", MODULE)])
+    assert row == {"module": "a", "file": "", "module_file": "best/000.mlir"}
+    assert names() == ["000.mlir", "results.json"]
+
+
+def test_a_cache_is_no_file_of_the_result(capsys: Any) -> None:
+    words = ("search", "relu 16", "-o", "best", "--cache", "best/000.mlir", *SEARCH)
+    assert command(*words) == 2
+    assert "name the same file" in capsys.readouterr().err
