@@ -361,7 +361,7 @@ def searched(line: str, cache: Path, budget: int, seed: int, module: Path, spec:
         # Noise hides small gains from a single trial: the fastest three are measured again.
         ranked = sorted(
             (each for each in trials if each.result.status == "ok" and each.schedule),
-            key=lambda each: -each.result.speedup,
+            key=lambda each: -each.result.ratio,
         )
         best = search.confirmed(given, [each.schedule for each in ranked[:3]] or [()], measure)
         gains = best.result.status == "ok" and best.result.gain > 1.02

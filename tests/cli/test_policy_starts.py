@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 import made_times
+import tokmill
+from made_times import recipe
 from tokmill.cli import main
 from tokmill.mlir.measure import Measurements
-from toy import weights
+from toy import losses, weights
 
 torch.set_num_threads(1)
 ENCODER = "model.observes.encoder."
@@ -60,3 +63,51 @@ def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
     }
     assert len(equal) >= 10 and all(equal.values())
     assert not torch.equal(mine[key := f"{ENCODER}blocks.0.attention.q.weight"], other[key])
+
+
+def test_a_policy_begins_with_the_weights_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = "--steps 1 --quiet --set task.bench_count=2 --set 'task.held_out=[]'"
+    more = f"{few} --set 'task.modules=[\"relu 8\"]' --set lr=0.0"
+    command(capsys, f"rl train schedules-lstm -o before {few}")
+    # Other modules; nothing is learned (lr = 0), so the weights are those of the beginning.
+    command(capsys, f"rl train schedules-lstm --from before -o after {more} --set run.seed=5")
+    command(capsys, f"rl train schedules-lstm -o alone {more} --set run.seed=5")
+    mine, theirs, anew = (weights(Path(name)) for name in ("after", "before", "alone"))
+    assert mine.keys() == theirs.keys() == anew.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert not torch.equal(mine["heads.kind.weight"], anew["heads.kind.weight"])
+    # The best schedules of the run are of other modules, and do not come with it.
+    assert losses(Path("after"), "evaluations") == {1: 2.0}
+    assert json.loads(Path("after", "schedules.json").read_text()).keys() == {"relu 8"}
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("model.model_type", "'lstm'", "'distilbert'"),
+        ("model.model_type", "'lstm'", "'loop_transformer'"),
+        ("model.hidden", "32", "16"),
+        ("model.space", "'loops'", "'iree'"),
+    ],
+)
+def test_a_policy_of_another_kind_is_refused(
+    key: str,
+    old: str,
+    new: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokmill.train(recipe(tmp_path / "cache", steps=1, eval_every=0), Path("before"), quiet=True)
+    sets = f"--set {key}={new} --set 'task.modules=[\"relu 8\"]'"
+    line = f"rl train policy --from before -o after {sets}"
+    said = command(capsys, line, code=1)
+    assert "the model is not that of the run to start from" in said in said
+    assert f"{key}: {old} → {new}" in said
+    # What the modules are, and how is learned from them, may differ.
+    assert "before" in said and "hint: " in said and "task." not in said
+    assert not Path("after", "model").exists()

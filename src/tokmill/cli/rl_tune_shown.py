@@ -67,7 +67,8 @@ def print_parts(parts: list[Any], skipped: list[tuple[str, str]]) -> None:
             "goes on from here"
         )
     for why, names in _reasons(skipped).items():
-        say(f"left out: {human_count(len(names), 'operation')} ({', '.join(names[:3])}): {why}")
+        often = human_count(len(names), "different operation")
+        say(f"left out: {often} ({', '.join(names[:3])}): {why}")
 
 
 def print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:

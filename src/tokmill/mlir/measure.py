@@ -74,14 +74,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     compile_seconds: float = float("nan")
 
     @property
-    def speedup(self) -> float:
+    def ratio(self) -> float:
         """Return how many times as fast as the baseline; NaN for what gave no result."""
         return self.baseline / self.nanoseconds
 
     @property
     def gain(self) -> float:
         """Return the speed-up, or 1 where it lies within the noise of the baseline."""
-        return 1.0 if abs(self.speedup - 1) <= self.noise else self.speedup
+        return 1.0 if abs(self.ratio - 1) <= self.noise else self.ratio
 
 
 def reward(result: Result) -> float:

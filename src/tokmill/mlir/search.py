@@ -80,7 +80,7 @@ def confirmed(problem: Problem, schedules: Sequence[Sequence[Any]], measure: Mea
     if best.result.status != "ok" or not best.schedule:
         return best
     alone = measure(problem, (), again=True)
-    spread = abs(alone.speedup - 1) if alone.status == "ok" else 0.0
+    spread = abs(alone.ratio - 1) if alone.status == "ok" else 0.0
     noise = max(best.result.noise, spread)
     return Trial(best.schedule, msgspec.structs.replace(best.result, noise=noise))
 

@@ -73,7 +73,7 @@ def test_a_spec_that_finds_no_operation_is_ignored_and_no_gain(measurements: Mea
     text = measurements.space.text(other, taken)
     result = measurements.file(problem.of_line("matmul 64 32 64"), text)
     assert result.status == "ignored"
-    assert np.isnan(result.speedup)
+    assert np.isnan(result.ratio)
     named = text.replace("[64]", "[65]")
     assert measurements.file(other, named).status == "ignored"
 

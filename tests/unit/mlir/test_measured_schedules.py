@@ -119,7 +119,7 @@ def test_what_mlir_declines_is_refused(measurements: Measurements) -> None:
     given = problem.of_line("conv_2d_nchw 1 4 10 4 3, relu")
     result = measurements.file(given, actions.text((actions.Vectorize("op_0"),)))
     assert result.status == "refused"
-    assert np.isnan(result.speedup)
+    assert np.isnan(result.ratio)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tokmill.errors import UsageError
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem
-from tokmill.mlir.tokens import bucket_tokens, features, field_tokens
+from tokmill.mlir.tokens import bucket_tokens, features, field_tokens, views
 from tokmill.mlir.tokens.bucket_tokens import CLS, PAD, SEP, UNK, MLIROperationTokenizer
 
 
@@ -83,6 +83,57 @@ def test_types_are_those_of_embeddings() -> None:
     ids, mask = MLIROperationTokenizer(4)(np.zeros((3, 4), np.float32), np.zeros((3, 4)))
     assert ids.dtype == mask.dtype == np.int64
     assert torch.nn.Embedding(204, 8)(torch.from_numpy(ids)).shape == (3, 10, 8)
+
+
+@pytest.mark.parametrize(
+    ("normalize", "bounds", "buckets"),
+    [
+        # Of the tokenizer's 50 buckets the bounds of most loops share the last one or the first.
+        ("none", [64, 1000, 3], [49, 49, 49]),
+        ("max", [0.015625, 0.244140625, 0.000732421875], [0, 11, 0]),
+        ("log2", [6, 9.965784, 1.584963], [49, 49, 49]),
+    ],
+)
+def test_normalised_bounds_and_their_tokens(
+    normalize: str, bounds: list[float], buckets: list[int]
+) -> None:
+    (operation,) = problem.of_line("matmul 64 1000 3").operations
+    sizes = features.Sizes(loops=5, normalize=normalize)
+    vector = features.vector(operation, sizes)
+    kinds = len(features.KINDS)
+    assert vector[kinds : kinds + 5].tolist() == pytest.approx([*bounds, 0, 0], rel=1e-6)
+    # Nothing but bounds is normalised.
+    plain = features.vector(operation, features.Sizes(loops=5))
+    rest = [place for place in range(len(vector)) if not kinds <= place < kinds + 5]
+    assert vector[rest].tolist() == plain[rest].tolist()
+    # The document's formula: 4 + (number % 100) * 50 + bucket.
+    made = MLIROperationTokenizer(len(vector), seed_compatible=True)
+    ids = made.tokens(vector).tolist()
+    assert len(ids) > 200 and ids == [
+        4 + (place % 100) * 50 + int(min(max(float(value), 0.0), 1.0) * 49)
+        for place, value in enumerate(vector.tolist())
+    ]
+    found = [number - 4 - (kinds + loop) * 50 for loop, number in enumerate(ids[kinds : kinds + 5])]
+    assert found == [*buckets, 0, 0]
+
+
+def test_bounds_of_buckets_are_divided_by_4096() -> None:
+    """The view of a policy with buckets: whatever its sizes say, a bound is a share of 4,096."""
+    one = problem.of_line("matmul 64 2048 4096")
+    for normalize in ("none", "log2"):
+        sizes = features.Sizes(loops=4, normalize=normalize)
+        view = views.make("buckets", sizes, [one])
+        ids = view(legal.begin(one.operations[0]), None)["ids"].tolist()
+        kinds = len(features.KINDS)
+        # int(64 / 4096 * 49) = 0, int(2048 / 4096 * 49) = 24, int(4096 / 4096 * 49) = 49; [CLS] is
+        # in front, and each number has 50 ids.
+        wanted = [4 + 50 * (kinds + loop) + bucket for loop, bucket in enumerate((0, 24, 49, 0))]
+        assert ids[1 + kinds : 5 + kinds] == wanted
+
+
+def test_unknown_normalisations_are_refused() -> None:
+    with pytest.raises(UsageError, match="normalize = 'mean'"):
+        features.Sizes(normalize="mean")
 
 
 def test_the_originals_configuration_keeps_127_of_4102() -> None:

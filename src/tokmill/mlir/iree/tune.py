@@ -197,7 +197,7 @@ def _good(
     results = {}
     for each in others:
         results[each] = result = again.one(made[each], best.schedule, measure)
-        if result.status != "ok" or result.speedup < SLOWEST:
+        if result.status != "ok" or result.ratio < SLOWEST:
             why = result.status if result.status != "ok" else "slower"
             for one in (first, *others):
                 parts[one].leave(f"{why} where it is fused otherwise")
@@ -249,9 +249,9 @@ def _best(
     problem: Problem, trials: list[Trial], measure: Measurements, again: Again
 ) -> Trial | None:
     """Return the best trial, measured again in a fresh process; None if none gained anything."""
-    ranked = sorted(trials, key=search.score, reverse=True)[:2]
-    some = [one.schedule for one in ranked if search.score(one) > 0 and one.schedule]
-    return again.best(problem, some, measure) if some else None
+    ranked = sorted(trials, key=search.score, reverse=True)
+    some = dict.fromkeys(one.schedule for one in ranked if search.score(one) > 0 and one.schedule)
+    return again.best(problem, list(some)[: search.CONFIRMED], measure) if some else None
 
 
 def _tell(part: Part, trials: list[Trial], best: Trial | None) -> None:

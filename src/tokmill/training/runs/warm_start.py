@@ -65,7 +65,9 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
     except TokmillError as error:
         if not changed:
             raise
-        raise another_model(changed, place) from error
+        # Most keys of a task decide no weights.
+        of_model = {key: one for key, one in changed.items() if key.startswith(OF_MODEL)}
+        raise another_model(of_model or changed, place) from error
     return []
 
 
