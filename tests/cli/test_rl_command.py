@@ -220,14 +220,14 @@ def test_a_policy_learns_to_choose_tiles_of_iree(tmp_path: Path) -> None:
 def test_a_spec_of_an_earlier_tuning_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tokmill.cli import rl_tune
+    from tokmill.cli import rl_tune_shown
     from tokmill.mlir.iree.tune import Tuned
 
     spec = tmp_path / "old.spec.mlir"
     for earlier in (False, True):
         if earlier:
             spec.write_text("an earlier one")
-        rl_tune._print(Tuned(spec="", parts=[], chosen=[]), [], spec, (), False)
+        rl_tune_shown.print_operations(Tuned(spec="", parts=[], chosen=[]), [], spec, (), False)
         assert ("earlier tuning" in capsys.readouterr().err) == earlier
 
 

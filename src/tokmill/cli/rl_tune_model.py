@@ -72,7 +72,7 @@ def read(
     beside the spec `out` in MLIR. Call it within `alone`.
     """
     path = Path(modules[0])
-    one = len(modules) == 1 and path.is_file()
+    one = len(modules) == 1 and path.exists() and not path.is_dir()
     if parameters is not None and not one:
         raise UsageError(
             "--parameters names the weights of one model",

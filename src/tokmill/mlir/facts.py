@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tokmill.mlir.measure import Result
+from typing import Any
 
 
-def facts_of_result(result: Result) -> dict[str, Any]:
-    """Return what was found of a schedule; times in milliseconds.
+def facts_of_result(result: Any) -> dict[str, Any]:
+    """Return what was found of a schedule, a `measure.Result`; times in milliseconds.
 
     `speedup` is the gain, which noise is no part of; what gave no result has none (NaN).
     """

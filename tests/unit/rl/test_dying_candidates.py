@@ -25,14 +25,14 @@ def test_a_training_outlives_its_candidates(
     steps: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Loops, "child", "dying_child:measure")
-    measured, seen = Measurements._measure, Counter[str]()
+    measured, seen = Measurements.file, Counter[str]()
 
-    def counted(*given: Any) -> Result:
-        result = measured(*given)
+    def counted(*given: Any, **other: Any) -> Result:
+        result = measured(*given, **other)
         seen[result.status] += 1
         return result
 
-    monkeypatch.setattr(Measurements, "_measure", counted)
+    monkeypatch.setattr(Measurements, "file", counted)
     value = recipe(tmp_path / "cache", steps=steps, eval_every=0)
     value["task"] |= {"seconds": 2.0, "memory_mb": 1024, "held_out": [], "bench_count": count}
     run = tokmill.train(value, tmp_path / "run", quiet=True)
@@ -47,5 +47,4 @@ def test_a_training_outlives_its_candidates(
         found = [cache.get(key) for key in keys]
     kept = {one.status for one in found if one is not None}
     assert len(found) >= 3 and None not in found
-    # A timeout is not kept: the machine may have been busy.
-    assert {"ok", "crashed"} <= kept <= {"ok", "crashed", "memory"}
+    assert {"ok", "crashed", "timeout"} <= kept <= {"ok", "crashed", "timeout", "memory"}

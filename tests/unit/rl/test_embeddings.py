@@ -204,7 +204,7 @@ def test_a_dropout_that_does_nothing_is_said(kind: str) -> None:
     for share in (0.0, 0.25):
         config = {kind: {"dropout": share}}
         notes = PolicyConfig(model_type=kind, model_config=config).notes()
-        assert sum("dropout = 0.25 does nothing" in note for note in notes) == (share > 0)
+        assert sum("dropout = 0.25 has no effect" in note for note in notes) == (share > 0)
     # That of another model_type is not used at all.
     other = next(one for one in plugins.EMBEDDINGS if one != kind)
     assert not PolicyConfig(model_type=other, model_config=config).notes()
