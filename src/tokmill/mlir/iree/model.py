@@ -41,7 +41,7 @@ RUNS = 8
 """Rounds of a comparison of whole models, at least."""
 
 
-VERSION = 3
+VERSION = 4
 """Of what a comparison says; kept ones of another version are made again."""
 
 
