@@ -1,6 +1,6 @@
 """Random schedules of modules that every generator writes: what came of them, by operation.
 
-`python tests/helpers/random_schedules.py --each 10` prints the counts of `docs/schedules.md`.
+`python tests/helpers/random_schedules.py --each 20` prints the counts of `docs/schedules.md`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
 from tokmill.mlir.modules.problem import Problem
@@ -55,7 +56,7 @@ def draw(
     taken = list(kept)
     begun = min((int(action.op[3:]) for action in kept), default=len(problem.operations) - 1)
     for number in range(begun, -1, -1):
-        state = states[f"op_{number}"]
+        state = legal.reached(states[f"op_{number}"], taken)
         while not state.done:
             action = draw_action(space, state, chance)
             state = space.take(state, action)

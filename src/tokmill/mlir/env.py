@@ -26,6 +26,7 @@ import numpy as np
 
 from tokmill.errors import UsageError
 from tokmill.mlir import space
+from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
 from tokmill.mlir.measure import Measurements, Result, reward
@@ -113,6 +114,7 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
             return self._observation(), worth, True, False, info
         if state.done:
             self._place -= 1
+            self._states[self._place] = legal.reached(self._states[self._place], self._taken)
         return self._observation(), 0.0, False, False, self._info(illegal)
 
     @property

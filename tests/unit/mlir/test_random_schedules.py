@@ -13,7 +13,7 @@ from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import generators, problem
 
 FINE = {"ok", "refused"}
-REFUSED, REFUSED_OF_ONE = 0.05, 0.3
+REFUSED, REFUSED_OF_ONE = 0.01, 0.1
 """The largest share of all schedules that MLIR may refuse, and of those of one operation."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from gymnasium.utils.env_checker import check_env
 
 from tokmill.errors import UsageError
 from tokmill.mlir import env
+from tokmill.mlir.draws import draw
 from tokmill.mlir.env import ACTIONS, ScheduleEnv
 from tokmill.mlir.loops import legal
+from tokmill.mlir.loops.schedule import Fuse, Im2col, Pack
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
 
@@ -93,3 +96,41 @@ def test_actions_of_the_environment_are_those_of_the_rules() -> None:
     (matmul,) = problem.of_line("matmul 8 8 8").operations
     assert set(ACTIONS) == set(legal.allowed(legal.begin(matmul)))
     assert env.ACTIONS[0] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("line", "action"),
+    [
+        ("relu 1 2 6 6, conv_2d_nchw 4 3", Im2col("op_1")),
+        ("matmul 8 8 8, matmul 8", Pack("op_1", (4, 4, 4))),
+    ],
+)
+def test_what_reads_a_copy_fuses_no_producer(line: str, action: Im2col | Pack) -> None:
+    """MLIR finds no producer behind it."""
+    state = legal.begin(problem.of_line(line).operations[1])
+    assert legal.allowed(state)["fuse"]
+    assert not legal.allowed(legal.take(state, action))["fuse"]
+
+
+def test_what_a_consumer_computes_fuses_no_producer_of_its_own() -> None:
+    """MLIR does not find the producer from there: masks, replays and draws all know it."""
+    given = problem.of_line("matmul 8 8 8, relu, exp")
+    fuse = Fuse("op_2", (4, 0), "op_1")
+    free = [each.tag for each in given.operations if legal.allowed(legal.begin(each))["fuse"]]
+    assert free == ["op_1", "op_2"]
+    states = legal.replay(given.operations, [fuse])
+    assert [legal.allowed(each)["fuse"] for each in states] == [False, False, False]
+    with pytest.raises(UsageError, match="fuse is not possible on op_1"):
+        legal.replay(given.operations, [fuse, Fuse("op_1", (4, 0), "op_0")])
+    with Measurements(Settings()) as measure:
+        made = ScheduleEnv([given], measure)
+        made.reset()
+        action = np.zeros_like(made.action_space.sample())
+        action[:2] = ACTIONS.index("fuse"), made.space.sizes.index(4)
+        assert not made.step(action)[-1]["illegal"]
+        kinds = made.step(np.zeros_like(action))[-1]["action_mask"]["kind"]
+    assert kinds[ACTIONS.index("tile")] and not kinds[ACTIONS.index("fuse")]
+    for seed in range(200):
+        schedule = draw(given, random.Random(seed))
+        named = {(one.op, one.producer) for one in schedule if isinstance(one, Fuse)}
+        assert not {("op_2", "op_1"), ("op_1", "op_0")} <= named

@@ -48,6 +48,8 @@ class State:
     """Whether it is still the operation of its name, with loops in their order."""
     cut: bool = False
     parallelised: bool = False
+    fused: bool = False
+    """Whether a consumer computes it in its own tiles: MLIR finds no producer from there."""
     done: bool = False
 
     @property
@@ -65,10 +67,19 @@ class State:
         return loops is not None and all(self.bounds[loop] == 1 for loop in loops)
 
     @property
+    def product(self) -> bool:
+        """Return whether it is a product of matrices that was made of a convolution."""
+        return any(isinstance(action, actions.Im2col) for action in self.taken)
+
+    @property
+    def reads_copies(self) -> bool:
+        """Return whether its operands are laid out anew, in blocks or for a product."""
+        return any(isinstance(action, actions.Im2col | actions.Pack) for action in self.taken)
+
+    @property
     def vectorizable(self) -> bool:
         """Return whether what the actions made of it can become vectors, if it is small enough."""
-        product = any(isinstance(action, actions.Im2col) for action in self.taken)
-        if product or self.decomposes:
+        if self.product or self.decomposes:
             return not self.operation.of_bits
         return self.operation.vectorizable
 
@@ -76,6 +87,13 @@ class State:
 def begin(operation: Operation) -> State:
     """Return the state before any action."""
     return State(operation, operation.bounds, operation.parallel)
+
+
+def reached(state: State, schedule: Sequence[Any]) -> State:
+    """Return the state of an operation as a schedule of its consumers leaves it."""
+    tag = state.operation.tag
+    fused = any(isinstance(one, actions.Fuse) and one.producer == tag for one in schedule)
+    return replace(state, fused=True) if fused else state
 
 
 def tiles(state: State, loop: int) -> list[bool]:
@@ -97,8 +115,12 @@ def allowed(state: State) -> dict[str, bool]:
     return {
         "tile": cuts,
         "parallel": cuts and free and not state.parallelised,
-        # A producer is found through the slices that one cut makes, so before any other cut.
-        "fuse": cuts and free and not state.cut and bool(state.operation.producers),
+        # A producer is found through the slices that one cut makes of what it gives: not behind
+        # another cut, and not where the operation reads a copy, packed or of an image.
+        "fuse": cuts
+        and free
+        and not (state.cut or state.fused or state.reads_copies)
+        and bool(state.operation.producers),
         "interchange": more and len(state.bounds) > 1 and not windows,
         "pack": cuts and first and state.operation.kind == "matmul",
         "im2col": more and first and state.operation.name in _IM2COL,
@@ -173,14 +195,14 @@ def replay(
 ) -> list[State]:
     """Return the states of all operations after a schedule; raises `UsageError` where it breaks."""
     states = {operation.tag: begin(operation) for operation in operations}
-    for action in schedule:
+    for place, action in enumerate(schedule):
         if action.op not in states:
             raise UsageError(
                 f"the schedule names {action.op!r}, which the module has not",
                 hint=f"operations: {', '.join(states)}",
             )
-        states[action.op] = take(states[action.op], action)
-    return list(states.values())
+        states[action.op] = take(reached(states[action.op], schedule[:place]), action)
+    return [reached(state, schedule) for state in states.values()]
 
 
 def decomposed(states: Sequence[State]) -> list[str]:

@@ -53,14 +53,16 @@ class Met(NamedTuple):
 
 def walk(given: Problem, chance: random.Random) -> Iterator[Met]:
     """Yield what the environment shows during a random schedule, the last operation first."""
+    taken: list[Any] = []
     for place in range(len(given.operations) - 1, -1, -1):
         operation = given.operations[place]
-        state = legal.begin(operation)
+        state = legal.reached(legal.begin(operation), taken)
         producer = producer_of(given, operation)
         step = 0
         while not state.done:
             yield Met(place, step, field_tokens.tokens(state, producer))
-            state = legal.take(state, draws.draw_action(LOOPS, state, chance))
+            taken.append(draws.draw_action(LOOPS, state, chance))
+            state = legal.take(state, taken[-1])
             step += 1
 
 
