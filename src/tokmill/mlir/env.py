@@ -9,11 +9,12 @@ its kind count:
 - the last `loops` places: for each place of an interchange the loop that comes there.
 
 The space is that of the measurements. `info["action_mask"]` says what is legal: `kind` (kinds,),
-`cuts` (kinds, loops, tiles), and of it `tiles` and `parallel_tiles` (loops, tiles): what the kinds
-allow whose `space.parts` has that name; and `loops` (loops,), which of the loops there are. Two
-rules are not in it: a tiling cuts one loop at least, and an interchange names each loop once. The
-reward is 0 until the module is complete, then log10 of the gain over the unscheduled module; what
-gave no result is rewarded `measure.PENALTY`.
+`cuts` (kinds, loops, tiles): the tiles that each kind allows for each loop; `tiles` and
+`parallel_tiles` (loops, tiles): what any kind allows whose part in `space.parts` has that name; and
+`loops` (loops,): which loops the operation has. Two rules are not in the masks: a tiling cuts at
+least one loop, and an interchange names each loop once. The reward is 0 until the module is
+complete. Then it is log10 of the gain over the unscheduled module, or `measure.PENALTY` if there
+is no result.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     baseline: float = float("nan")
     """The same of the module without a schedule."""
     noise: float = float("nan")
-    """Median over least time of the baseline, less 1: gains below it are none."""
+    """Median over least time of the baseline, less 1. A smaller gain is reported as 1."""
     error: float = float("nan")
     """Largest difference of results in units of the largest one."""
     allowed: float = float("nan")
@@ -75,7 +75,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Return how many times as fast as the baseline; NaN for what gave no result."""
+        """Return the time of the baseline over that of the schedule; NaN without a result."""
         return self.baseline / self.nanoseconds
 
     @property

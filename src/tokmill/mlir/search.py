@@ -36,7 +36,7 @@ BRANCHES = 8
 FIRST = 16
 """Random schedules before the evolution begins."""
 GUESSED = 4
-"""Of so many first schedules one is random where the space can guess."""
+"""Of so many first schedules one is random, and the others are guesses if the space has any."""
 BATCH = 8
 """Schedules of a generation that are measured."""
 POOL = 96

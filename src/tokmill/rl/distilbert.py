@@ -1,8 +1,8 @@
 """An encoder in DistilBERT's style over tokens of an operation; `[CLS]` is its vector.
 
 The keys of the configuration are those of MLIR-RL's DistilBERT. Its sizes are
-hidden_size 768, 12 heads, 6 layers; the defaults here train on a CPU. The mask says what padding
-is, so that no id is set aside and `[CLS]` is trained.
+hidden_size 768, 12 heads, 6 layers; the defaults here train on a CPU. A mask marks the padding, so
+no id is reserved for it, and the vector of `[CLS]` is trained like those of other tokens.
 """
 
 from __future__ import annotations

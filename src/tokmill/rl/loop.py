@@ -141,7 +141,7 @@ class ScheduleLoop:
         return report, 1
 
     def not_finite(self, step: int, norm: float, losses: Sequence[PartLoss]) -> TokmillError:
-        """Say that it is so."""
+        """Return the error for a loss or a gradient that is not finite."""
         return TokmillError(
             f"step {step + 1}: the loss or its gradient is not finite (norm {norm})",
             where=str(self.out),

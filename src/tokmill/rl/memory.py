@@ -74,7 +74,7 @@ class Memory:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Load what `state` returned."""
         self._means = {name: list(one) for name, one in state["means"].items()}
         self._best = {
             name: [(float(reward), [list(map(int, row)) for row in actions])

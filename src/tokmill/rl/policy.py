@@ -32,7 +32,7 @@ MOST_SIZES = {"hidden": embeddings.MOST, "depth": embeddings.MOST_LAYERS, "loops
               "accesses": 64, "dimensions": 64}  # fmt: skip
 """Key of [model] → its largest value."""
 LONGEST = 512
-"""Tokens of fields that a sequence may have; what all other positions hold is left out."""
+"""Most tokens of a sequence in the view `fields`; a module that needs more is refused."""
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -104,7 +104,7 @@ class Entropy:
         return {"strength": self.strength, "alarmed": self.alarmed}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Load what `state` returned."""
         self.strength, self.alarmed = float(state["strength"]), bool(state["alarmed"])
 
 

@@ -227,7 +227,7 @@ class Schedules(Task):
                 "entropy": self.entropy.state(), "memory": self.memory.state()}  # fmt: skip
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Load what `extra_state` returned."""
         self.best = {name: dict(one) for name, one in state["best"].items()}
         self.entropy.load(state["entropy"])
         self.memory.load(state["memory"])

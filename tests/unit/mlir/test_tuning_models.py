@@ -13,7 +13,7 @@ import pytest
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir.iree import compiler, dispatches, executor, layout, tune, tune_model
-from tokmill.mlir.iree.model import FLAGS, Model, Timed, Way, carrying
+from tokmill.mlir.iree.model import FLAGS, Model, Timed, Way, helping
 from tokmill.mlir.iree.tiles import Distribute, IreeSpace
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import problem
@@ -251,7 +251,7 @@ def test_a_spec_that_nothing_obeys_is_an_error(
 
 @pytest.mark.parametrize("bad", [set(), {3}, {0, 6}, set(range(7))])
 def test_what_makes_the_whole_slower_is_found_by_halves(bad: set[int]) -> None:
-    kept = carrying(range(7), lambda some: bool(bad & set(some)))
+    kept = helping(range(7), lambda some: bool(bad & set(some)))
     assert sorted(kept) == sorted(set(range(7)) - bad)
 
 

@@ -1,4 +1,4 @@
-"""A whole model under IREE: which layout and flags are best, and which part of a spec carries.
+"""A whole model under IREE: which layout and flags are best, and which matchers of a spec help.
 
 A model is compiled in a child for each set of flags, as a flag stays for a process. Compiled ones
 run in turns in one child, and what they give is compared with what the default gives.
@@ -198,7 +198,7 @@ def fastest(found: Sequence[tuple[Way, Timed]]) -> tuple[Way, Timed]:
     return min(good, key=lambda each: each[1].nanoseconds)
 
 
-def carrying(
+def helping(
     parts: Sequence[Any],
     slower: Callable[[Sequence[Any]], bool],
 ) -> list[Any]:

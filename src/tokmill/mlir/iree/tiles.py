@@ -38,8 +38,9 @@ from tokmill.mlir.space import Ask
 TILES = (0, 1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 192, 256, 384,
          512)  # fmt: skip
 WIDEST = 64
-"""The largest vector tile of the loop along which results lie in memory, and the task's least is
-a quarter of it: narrower tasks spend their time on beginning and ending."""
+"""The largest vector tile of the loop along which results lie side by side in memory."""
+NARROWEST = 16
+"""The smallest tile of a task along that loop: a narrower task hardly does more than begin."""
 TALLEST = 16
 """The largest vector tile of any other loop: there are 16 or 32 registers."""
 STEP = 8
@@ -185,7 +186,7 @@ class IreeSpace:
             most = min(bound, WIDEST if along else TALLEST)
         if along:
             # A vector is loaded and stored as a whole.
-            least = min(bound, WIDEST // 4 if kind == "distribute" else STEP)
+            least = min(bound, NARROWEST if kind == "distribute" else STEP)
         whole = any(bound % size == 0 for size in range(STEP, bound, STEP)) or bound < 2 * STEP
         return [
             size == 0

@@ -218,7 +218,8 @@ def _parts(
         try:
             found = measure.problem(problem)
             if all(all(each.parallel) for each in found.operations):
-                # They wait for memory; and others of the same sizes would be matched too.
+                # Such operations wait for memory, whatever their tiles; and their matcher would
+                # find other operations of the same sizes too.
                 raise UsageError("element by element", hint="")
         except TokmillError as error:
             status = f"left: {error.what.removeprefix(f'{problem.name}: ')}"

@@ -1,7 +1,7 @@
 """Tuning of a whole model for IREE: the best layout, flags and tuning spec, checked on the whole.
 
 `tune` tunes the dispatches that IREE forms of the model; here layouts and flags are chosen, and
-what does not carry from a dispatch alone to the whole model is dropped.
+what helps a dispatch alone and not the whole model is dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tokmill.errors import TokmillError
-from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, carrying, fastest
+from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, fastest, helping
 from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.iree.tune import LEAST, MOST, Again, NothingToTuneError, Part, Tuned, tune
 from tokmill.mlir.measure import Measurements
@@ -99,7 +99,7 @@ def tune_model(
         look = next(one for one in looks if one.way == best_way)
         look.go_on(2 * seconds / shares, max(1, 2 * most // shares))
     whole()
-    kept = _carried(model, look.way, look.tuned, look.space, whole)
+    kept = _helping_the_whole(model, look.way, look.tuned, look.space, whole)
     made = [(problem, schedule) for _, problem, schedule in kept]
     way, text = look.way, look.space.merged(made) if made else ""
     default, untuned, best = model.compare([(ways[0], ""), (quickest, ""), (way, text)], whole)
@@ -182,10 +182,10 @@ class _Look:
                 self.tuned = Tuned(spec="", parts=error.parts, chosen=[])
 
 
-def _carried(
+def _helping_the_whole(
     model: Model, way: Way, tuned: Tuned, space: Any, alive: Callable[[], None]
 ) -> list[tuple[list[int], Problem, tuple[Any, ...]]]:
-    """Return the groups whose tiles carry to the whole model; the status of others says why not."""
+    """Return the groups whose tiles help the whole model; the status of the others says why not."""
 
     def timed(some: Sequence[Any]) -> tuple[Timed, Timed]:
         spec = space.merged([(problem, schedule) for _, problem, schedule in some])
@@ -210,7 +210,7 @@ def _carried(
             hint="report it with the version of IREE; no spec is written",
         )
     left = [one for one in tuned.chosen if one not in missed]
-    kept = carrying(left, slower)
+    kept = helping(left, slower)
     for one in tuned.chosen:
         if one in kept:
             continue

@@ -22,8 +22,8 @@ WIDEST = 512
 LONGEST = 5
 """Actions on one operation, as in MLIR-RL."""
 _DECOMPOSED = {
-    # Two-dimensional windows whose outer part is 1 become one-dimensional: the loops that must
-    # be 1, an output dimension and the window's.
+    # A two-dimensional window becomes one-dimensional if two loops are cut to 1: the outer
+    # dimension of the output and that of the window. These are their numbers.
     "linalg.conv_2d_nchw_fchw": (2, 5),
     "linalg.conv_2d_nhwc_hwcf": (1, 4),
     "linalg.pooling_nchw_max": (2, 4),

@@ -41,7 +41,7 @@ class Read(NamedTuple):
     """Reason → operations."""
 
 
-class Met(NamedTuple):
+class Observed(NamedTuple):
     """One observation of a schedule as it grows."""
 
     operation: int
@@ -51,7 +51,7 @@ class Met(NamedTuple):
     tokens: Tokens
 
 
-def walk(given: Problem, chance: random.Random) -> Iterator[Met]:
+def walk(given: Problem, chance: random.Random) -> Iterator[Observed]:
     """Yield what the environment shows during a random schedule, the last operation first."""
     taken: list[Any] = []
     for place in range(len(given.operations) - 1, -1, -1):
@@ -60,17 +60,17 @@ def walk(given: Problem, chance: random.Random) -> Iterator[Met]:
         producer = producer_of(given, operation)
         step = 0
         while not state.done:
-            yield Met(place, step, field_tokens.tokens(state, producer))
+            yield Observed(place, step, field_tokens.tokens(state, producer))
             taken.append(draws.draw_action(LOOPS, state, chance))
             state = legal.take(state, taken[-1])
             step += 1
 
 
-def begun(given: Problem) -> Iterator[Met]:
+def begun(given: Problem) -> Iterator[Observed]:
     """Yield the operations in their order before any action."""
     for place, operation in enumerate(given.operations):
         producer = producer_of(given, operation)
-        yield Met(place, 0, field_tokens.tokens(legal.begin(operation), producer))
+        yield Observed(place, 0, field_tokens.tokens(legal.begin(operation), producer))
 
 
 def make(request: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
     reason → operations. Equal sequences have equal counts, whatever the schedule.
     """
     read = _read(request["text"], request["where"])
-    rows: list[tuple[Met, str, int, int]] = []
+    rows: list[tuple[Observed, str, int, int]] = []
     for schedule in range(request["first"], request["last"]):
         for number, (given, runs) in enumerate(zip(read.problems, read.runs, strict=True)):
             chance = random.Random(f"{request['seed']} {schedule} {number}")
