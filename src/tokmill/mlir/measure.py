@@ -14,6 +14,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
 from types import TracebackType
@@ -148,7 +149,8 @@ class Measurements:
         """Return a problem with the operations that the space can change."""
         if given.text not in self._problems:
             self._problems[given.text] = self.space.problem(given, self._ask)
-        return self._problems[given.text]
+        # Modules of the same text may have several names, and errors say that of the one asked for.
+        return replace(self._problems[given.text], name=given.name)
 
     def file(self, problem: Problem, text: str, *, again: bool = False) -> Result:
         """Return what a schedule of a problem is worth, by the text of its file."""
