@@ -129,8 +129,8 @@ def print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:
         f"whole: {tuned.nanoseconds / 1e6:.3f} ms ({choice.way.name}"
         f"{', tuned' if choice.spec else ''}), IREE's default {default.nanoseconds / 1e6:.3f} ms "
         f"({ratio:.2f} times as fast, noise {default.noise:.1%}), best flags alone "
-        f"{untuned.nanoseconds / 1e6:.3f} ms ({untuned.name}); results are equal within "
-        f"{tuned.allowed:.1e}"
+        f"{untuned.nanoseconds / 1e6:.3f} ms ({untuned.name}); results differ by "
+        f"{tuned.error:.1e} of the largest ({tuned.allowed:.1e} is allowed)"
     )
     if not tuned.moved > tuned.allowed:
         say(
