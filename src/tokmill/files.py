@@ -293,7 +293,8 @@ def remove_leftovers(folder: Path, of: str = "") -> int:
             folder / entry.name
             for entry in entries
             if is_private(entry.name)
-            and entry.name.startswith(f"{TEMPORARY}{of}")
+            # Behind the name stand a process and a number.
+            and of in ("", entry.name.removeprefix(TEMPORARY).rsplit("-", 2)[0])
             and entry.is_file(follow_symlinks=False)
         ]
     for leftover in leftovers:

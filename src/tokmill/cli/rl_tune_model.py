@@ -85,12 +85,13 @@ def read(
             check(given.problems[0].text)
             return given._replace(text=given.problems[0].text)
         return given
-    if path.suffix.lower() == ".onnx":
+    reading = plugins.require("tokmill.mlir.modules.reading")
+    if path.suffix.lower() == reading.ONNX:
         text, parameters = _imported(path, out, parameters, check)
         path = beside(out, "mlir")
         write_file(path, text)
     else:
-        check(text := plugins.require("tokmill.mlir.modules.reading").text_of(path))
+        check(text := reading.text_of(path))
     try:
         given = _operations(modules, {modules[0]: text})
     except plugins.require("tokmill.mlir.modules.cut").NothingAlone:

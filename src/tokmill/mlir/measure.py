@@ -140,7 +140,7 @@ class Measurements:
         With `again` it is measured anew, in a new child. The cache keeps the first result, so that
         a search that is repeated meets what it met before.
 
-        Raises `UsageError` for a schedule that the space does not allow.
+        Raises `UsageError` for a schedule that the space cannot write for this problem.
         """
         problem = self.problem(problem)
         return self.file(problem, self.space.text(problem, schedule), again=again)
@@ -161,15 +161,15 @@ class Measurements:
             return known
         if again:
             self._child.close()
+        kept = not again
         try:
             result = self._measure(problem, text)
         except ChildDied as died:
-            result = _dead(died)
-            # Who killed it, and why, is not known: it may be another user of the machine.
-            again |= (
-                died.ended is not None and died.ended.code == -SIGKILL and not died.ended.passed
-            )
-        if self._cache is not None and not again:
+            result, ended = _dead(died), died.ended
+            if ended is not None and ended.code == -SIGKILL and not ended.passed:
+                # Who killed it, and why, is not known: it may be another user of the machine.
+                kept = False
+        if self._cache is not None and kept:
             self._cache.put(key, result)
         return result
 

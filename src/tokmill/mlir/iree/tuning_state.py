@@ -19,7 +19,7 @@ from tokmill.headers import loads_json
 
 FAR = 1 << 20
 """More evaluations of one operation than anybody asks for."""
-LONGEST = 1 << 30
+LONGEST = 64 << 20
 """Bytes of a file that are read."""
 
 
