@@ -66,7 +66,6 @@ def small_graph() -> Any:
     graph.block_strings, graph.string = np.asarray([0, 1, 1, 3]), np.asarray([0, 1, 0], np.uint32)
     graph.strings = ["hello", "wörld"]
     graph.block_constants, graph.constant = np.asarray([0, 0, 2, 2]), np.asarray([7, -(1 << 63)])
-    graph.pointers = True
     graph.block_references = np.asarray([0, 1, 1, 2])
     graph.reference = np.asarray([0x4000, 0x2000], np.uint64)
     graph.pointer_address = np.asarray([0x4000, 0x4008, 0x4010], np.uint64)
