@@ -107,7 +107,6 @@ def main(store: Path, counts: Sequence[int], seeds: int, only: Sequence[str] = (
                  _of(checked, "shared"), _of(checked, "held_out")),
             _row("and a CPI learned from the others", f"{count} for all", np.asarray(learned)),
             _row("SimPoint, each program alone", f"{count} for each", _of(runs, "simpoint")),
-            _row("ranked sets, each program alone", f"{count} for each", _of(runs, "ranked_set")),
         ]  # fmt: skip
         for kind, found in (("without", without), ("with", runs)):
             errors = np.abs(_of(found, "shared")).mean(axis=0)
