@@ -189,9 +189,6 @@ LIFTERS: dict[str, Part] = {
 RULES: dict[str, Part] = {
     # how an instruction becomes the tokens of its columns
     "tokmill": Part("tokmill.x86.tokens.tokmill_rules:TokmillRules", "x86", "nothing left out"),
-    "numbers": Part(
-        "tokmill.x86.tokens.number_rules:NumberRules", "x86", "as tokmill, with values of numbers"
-    ),
     "semanticbbv": Part(
         "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
     ),
