@@ -107,9 +107,6 @@ MODELS: dict[str, Part] = {
         "tokmill.models.modernbert:ModernBert", "train", "looks both ways, mostly near by"
     ),
     "rwkv7": Part("tokmill.models.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
-    "convolution": Part(
-        "tokmill.models.convolution:Convolution", "train", "dilated convolutions, for bytes"
-    ),
     "bag": Part("tokmill.models.bag:Bag", "train", "a bag of n-grams, quick to learn"),
     "set_transformer": Part(
         "tokmill.models.set_transformer:SetTransformer", "train", "one vector of a weighted set"
