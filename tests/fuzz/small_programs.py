@@ -100,7 +100,7 @@ def read_graph_file(name: str) -> Read:
         return [np.asarray(getattr(graph, field)).tolist() for field in (
             "function_address", "function_blocks", "block_address", "code", "lengths",
             "block_edges", "edge_target", "edge_kind", "facts", "import_address", "import_name",
-            "block_strings", "string", "strings", "block_constants", "constant", "pointers",
+            "block_strings", "string", "strings", "block_constants", "constant",
             "block_references", "reference", "pointer_address", "pointer_target", "pointer_text",
             )], graph.function_name  # fmt: skip
 
