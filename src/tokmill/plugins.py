@@ -234,18 +234,6 @@ BASELINES: dict[str, Part] = {
         "x86",
         "TF-IDF of constants, strings, imports, less of callees",
     ),
-    "facts-no-constants": Part(
-        "tokmill.x86.features.baselines:facts_without_constants", "x86", "`facts` without constants"
-    ),
-    "facts-no-strings": Part(
-        "tokmill.x86.features.baselines:facts_without_strings", "x86", "`facts` without strings"
-    ),
-    "facts-no-imports": Part(
-        "tokmill.x86.features.baselines:facts_without_imports", "x86", "`facts` without imports"
-    ),
-    "facts-no-callees": Part(
-        "tokmill.x86.features.baselines:facts_without_callees", "x86", "`facts` without callees"
-    ),
     "sum": Part(
         "tokmill.x86.features.sums:sum_of_cosines",
         "x86",

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phases import from_rows
 from tokmill.bbv import block_map, read
-from tokmill.bbv.vectors import from_rows
 from tokmill.errors import TokmillError
 
 Here = Callable[..., tuple[str, str]]

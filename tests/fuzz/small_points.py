@@ -58,8 +58,8 @@ def make_block_map(folder: Path) -> Iterable[Path]:
 
 def read_block_map(folder: Path) -> Any:
     """The map, and a trace that is rewritten by it."""
+    from phases import from_rows
     from tokmill.bbv.block_map import read_map, rewrite
-    from tokmill.bbv.vectors import from_rows
 
     found = read_map(folder / "m.csv")
     trace = from_rows([{1: 5, 4: 6, 99: 1}])

@@ -124,21 +124,6 @@ def read_compared(folder: Path) -> Any:
     return repr(diff_file(damaged, good, diff_graphs(damaged, good)))
 
 
-def make_diff(folder: Path) -> Iterable[Path]:
-    from tokmill.x86.diff.files import diff_file, write_diff
-    from tokmill.x86.diff.programs import diff_graphs
-
-    graph = small_graph()
-    write_diff(folder / "diff.json", diff_file(graph, graph, diff_graphs(graph, graph)))
-    return [folder / "diff.json"]
-
-
-def read_diff_json(folder: Path) -> Any:
-    from tokmill.x86.diff.files import read_diff
-
-    return repr(read_diff(folder / "diff.json"))
-
-
 def make_index(folder: Path) -> Iterable[Path]:
     from test_saved_index import small
 

@@ -53,7 +53,6 @@ def population(
     memory: dict[str, Floats] | None = None,
     *,
     dimensions: int = 0,
-    seed: int = projection.SEED,
 ) -> Population:
     """Return what is known of a program's intervals.
 
@@ -62,14 +61,13 @@ def population(
         ids: (blocks,) ids of the columns.
         memory: name → (intervals,) rates of each interval.
         dimensions: of the random projection; 0: 15.
-        seed: of the random projection.
     """
     weights = simpoint.instructions(vectors)
     filled = np.flatnonzero(weights > 0)
     rates = rates_of(memory)
     rates = None if rates is None else rates[filled]
     wide = dimensions or projection.DIMENSIONS
-    features = simpoint.features(vectors[filled], ids, wide, rates, seed)
+    features = simpoint.features(vectors[filled], ids, wide, rates)
     return Population(filled, weights[filled] / weights.sum(), features)
 
 

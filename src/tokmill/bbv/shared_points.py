@@ -124,6 +124,6 @@ def _population(executions: Executions, inside: Any) -> Population:
     vectors = executions.vectors[inside]
     rates = executions.rates[inside] if executions.rates.shape[1] else None
     ids = np.arange(vectors.shape[1])
-    points = simpoint.features(vectors, ids, projection.DIMENSIONS, rates, projection.SEED)
+    points = simpoint.features(vectors, ids, projection.DIMENSIONS, rates)
     shares = executions.shares()[inside]
     return Population(np.flatnonzero(inside), shares / shares.sum(), points)
