@@ -34,6 +34,8 @@ ALLOC, EXECUTE = 2, 4
 # Kinds of segments.
 LOAD, DYNAMIC, EH_FRAME_HEADER = 1, 2, 0x6474E550
 UNDEFINED, RESERVED = 0, 0xFF00
+RELATIVE = 8
+"""The type of relocations that add the place where the file is loaded, on both machines."""
 
 SECTION = {
     64: "name u4 type u4 flags u8 address u8 offset u8 size u8 link u4 info u4 align u8 entry u8",
@@ -60,7 +62,7 @@ class Tag:
     """Tags of the dynamic table."""
 
     PLTRELSZ, PLTGOT, STRTAB, SYMTAB, RELA, RELASZ, INIT, FINI = 2, 3, 5, 6, 7, 8, 12, 13
-    REL, RELSZ, PLTREL, JMPREL = 17, 18, 20, 23
+    REL, RELSZ, PLTREL, JMPREL, RELRSZ, RELR = 17, 18, 20, 23, 35, 36
     FLAGS_1, IS_EXECUTABLE = 0x6FFFFFFB, 0x08000000
     """The tag of flags, and the flag of a position-independent executable."""
     ARRAYS = ((25, 27), (26, 28), (32, 33))
@@ -221,9 +223,9 @@ class Elf:
 
     def relocations(self) -> list[Relocations]:
         """Return the tables that a loader applies; in a relocatable file, all tables."""
+        found = [self._packed_relocations()] if Tag.RELR in self.dynamic else []
         if not len(self.sections):
-            return self._dynamic_relocations()
-        found = []
+            return found + self._dynamic_relocations()
         relocatable = self.kind == "relocatable"
         for number, section in enumerate(self.sections):
             form, link = int(section["type"]), int(section["link"])
@@ -256,6 +258,30 @@ class Elf:
             for at, size, kind in tables
             if at in self.dynamic
         ]
+
+    def _packed_relocations(self) -> Relocations:
+        """Return the relative relocations of DT_RELR.
+
+        An even word is the address of a place. An odd one is a bitmap of the next words of memory,
+        one less than it has bits. Source: the generic ABI's proposal of SHT_RELR.
+        """
+        word = self.width // 8
+        words = self.at_address(
+            self.dynamic[Tag.RELR], f"word u{word}", self.dynamic.get(Tag.RELRSZ, 0)
+        )
+        words = words["word"].astype(np.uint64)
+        row = np.arange(len(words))
+        is_map = (words & np.uint64(1)) == 1
+        last = np.maximum.accumulate(np.where(is_map, -1, row))
+        maps = row[is_map & (last >= 0)]
+        covered = word * (1 + (maps - last[maps] - 1) * (self.width - 1))
+        base = words[last[maps]] + covered.astype(np.uint64)
+        bits = np.unpackbits(words[maps].astype(f"<u{word}").view(np.uint8), bitorder="little")
+        at, bit = np.nonzero(bits.reshape(-1, self.width)[:, 1:])
+        place = np.concatenate([words[~is_map], base[at] + (word * bit).astype(np.uint64)])
+        kind, none = np.full(len(place), RELATIVE), np.zeros(len(place), np.int64)
+        symbols = np.zeros(0, dtype(SYMBOL[self.width]))
+        return Relocations(place, kind, none, None, symbols, self.data[:0], -1)
 
     def _relocations(
         self, rows: Array, symbols: Array, strings: Array, target: int = -1

@@ -90,7 +90,7 @@ def _mapped(elf: Elf) -> list[Section]:
     """Return the sections that are loaded; none where no section holds code."""
     found = []
     for number, section in enumerate(elf.sections):
-        if section["flags"] & ALLOC and section["address"] and section["type"] != NOBITS:
+        if section["flags"] & ALLOC and section["type"] != NOBITS:
             data, name = elf.content(number), elf.section_names[number]
             execute = bool(section["flags"] & EXECUTE)
             stubs = execute and name.startswith((".plt", ".iplt"))
