@@ -239,19 +239,23 @@ def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
     rows = np.flatnonzero(_MAYBE[code.bits][first])
     at = start[rows].astype(np.int64)
     byte = first[rows]
-    narrow, small = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
+    narrow, small, repeat = np.zeros((3, len(rows)), bool)
     for _ in range(LONGEST):
         prefix = PREFIX[code.bits][byte]
         if not prefix.any():
             break
         narrow |= prefix & (byte == 0x66)
         small |= prefix & (byte == 0x67)
+        repeat |= prefix & ((byte & 0xFE) == 0xF2)
         at = at + prefix
         byte = np.where(prefix, data[at], byte)
-    second = data[at + 1]
+    second, third = data[at + 1], data[at + 2]
     kind = _ONE_BYTE[code.bits][byte]
     wide = byte == 0x0F
     kind = np.where(wide, _TWO_BYTE[second], kind)
+    # UIRET, ERETU and ERETS: one of their prefixes is part of the code.
+    special = wide & repeat & (second == 0x01) & ((third == 0xCA) | (third == 0xEC))
+    kind = np.where(special, Flow.RETURN, kind)
     group = second >> 3 & 7
     kind = np.where(byte == 0xFF, _GROUP_FIVE[group], kind)
     kind = np.where((byte == 0xC7) & (second == 0xF8), Flow.BRANCH, kind)
@@ -304,7 +308,7 @@ def _tables() -> tuple[dict[int, Array], dict[int, Array], dict[int, Array], Arr
     two = np.zeros(256, np.uint8)
     two[0x80:0x90] = Flow.BRANCH
     two[[0x0B, 0xB9, 0xFF]] = Flow.STOP
-    two[[0x07, 0x35]] = Flow.RETURN
+    two[[0x07, 0x35, 0xAA]] = Flow.RETURN
     five = np.zeros(8, np.uint8)
     five[[2, 3]] = Flow.CALL_INDIRECT
     five[[4, 5]] = Flow.JUMP_INDIRECT

@@ -7,6 +7,7 @@ is the value of a register at the beginning of the path, a value in memory, or a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tokmill import plugins
@@ -124,24 +125,32 @@ class Path:
 
     def follow(self, instructions: Sequence[Any]) -> Value:
         """Execute a path that ends in an indirect jump, and return the target."""
-        for at, instruction in enumerate(instructions[:-1]):
-            action = self._known.get(instruction.mnemonic)
-            if instruction.mnemonic == self._enters and (
-                instructions[at + 1].ip == instruction.near_branch_target
-            ):
-                self._put_on_stack(Value(instruction.next_ip))
-            elif action is not None:
-                action(instruction)
-            elif instruction.condition_code:
-                taken = instructions[at + 1].ip == instruction.near_branch_target
-                self._branch(instruction.condition_code, taken)
-            elif instruction.mnemonic not in self._quiet:
-                self._forget(instruction)
+        self.run(instructions)
         last = instructions[-1]
         if last.mnemonic == self._leaves:
             return self.memory.get(self._register(self._stack)) or self._other()
         gate = self.gates.get(last.near_branch_target)
         return self.operand(last, 0) if gate is None else self._register(gate)
+
+    def run(self, instructions: Sequence[Any]) -> None:
+        """Execute a path up to its last instruction."""
+        for instruction, following in pairwise(instructions):
+            action = self._known.get(instruction.mnemonic)
+            taken = following.ip == instruction.near_branch_target
+            if instruction.mnemonic == self._enters and taken:
+                self._put_on_stack(Value(instruction.next_ip))
+            elif action is not None:
+                action(instruction)
+            elif instruction.is_jcc_short_or_near:
+                self._branch(instruction.condition_code, taken)
+            elif instruction.mnemonic not in self._quiet:
+                self._forget(instruction)
+
+    def argument(self, register: int) -> Value:
+        """Return the first argument of a call: in 64-bit code of `register`, else on the stack."""
+        if self.word == 8:
+            return self._register(register)
+        return self.memory.get(self._register(self._stack)) or self._other()
 
     def operand(self, instruction: Any, number: int) -> Value:
         """Return the value of an operand."""
@@ -291,6 +300,8 @@ class Path:
             if access not in (kinds.READ, kinds.COND_READ, kinds.NONE, kinds.NO_MEM_ACCESS):
                 full = self.iced.RegisterExt.full_register(used.register)
                 self.registers[full] = self._other()
+        if instruction.op_count and instruction.op0_kind == self.iced.OpKind.MEMORY:
+            self.memory.pop(self._memory_address(instruction), None)
 
     def _borrow(self, instruction: Any) -> None:
         """Compare the high halves of two numbers, after the low ones.
