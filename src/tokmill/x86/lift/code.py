@@ -20,7 +20,9 @@ class Code:
     def __init__(self, program: Program) -> None:
         sections = [s for s in program.sections if s.execute and not s.stubs]
         self.bits = program.bits
-        self._executable = [(s.address, len(s.data)) for s in program.sections if s.execute]
+        ranges = sorted((s.address, s.address + len(s.data)) for s in program.sections if s.execute)
+        self._low, self._high = np.asarray(ranges, np.uint64).reshape(-1, 2).T
+        self._high = np.maximum.accumulate(self._high)
         self.base = np.asarray([section.address for section in sections], np.uint64)
         self.edge = np.zeros(len(sections) + 1, np.int64)
         np.cumsum([len(section.data) for section in sections], out=self.edge[1:])
@@ -43,9 +45,8 @@ class Code:
 
     def executable(self, address: Array) -> Array:
         """Return which addresses (u8) are in code or in import stubs: bool."""
-        found = np.zeros(len(address), bool)
-        for low, size in self._executable:
-            found |= address - np.uint64(low) < np.uint64(size)
+        at = np.searchsorted(self._low, address, side="right")
+        found: Array = address < np.append(np.uint64(0), self._high)[at]
         return found
 
     def address(self, offset: Array) -> Array:

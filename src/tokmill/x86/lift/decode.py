@@ -7,6 +7,7 @@ read from the opcodes in columns (Intel SDM volume 2, appendix A).
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -84,22 +85,29 @@ class Instructions:
 
     def sweep(self) -> None:
         """Decode all code from the beginning of each section to its end."""
-        found = [self._columns(np.zeros(0, np.int32), np.zeros(0, np.uint8))]
+        found, parts, count = [self._columns(np.zeros(0, np.int32), np.zeros(0, np.uint8))], [], 0
+        for part in self._swept():
+            # Small sections are classified together: an object may have thousands.
+            parts.append(part)
+            count += len(part[0])
+            if count >= BATCH:
+                found.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
+                parts, count = [], 0
+        if parts:
+            found.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
+        self._add(found)
+
+    def _swept(self) -> Iterator[tuple[Array, Array]]:
+        """Yield offsets and marks of instructions, at most `BATCH` of a section at a time."""
         for edge, decoder in zip(self.code.edge.tolist(), self._decoders, strict=False):
             instructions = iter(decoder)
-            while True:
-                marks = bytes([i.len | i.is_invalid << 4 for i in islice(instructions, BATCH)])
-                if not marks:
-                    break
-                marked = np.frombuffer(marks, np.uint8)
+            while read := bytes([i.len | i.is_invalid << 4 for i in islice(instructions, BATCH)]):
+                marked = np.frombuffer(read, np.uint8)
                 ends = edge + np.cumsum(marked & (INVALID_BIT - 1), dtype=np.int32)
                 start = (ends - (marked & (INVALID_BIT - 1))).astype(np.int32)
                 edge = int(ends[-1])
-                if len(self.code.data_begin):
-                    code = ~self.code.in_data(start)
-                    start, marked = start[code], marked[code]
-                found.append(self._columns(start, marked))
-        self._add(found)
+                code = ~self.code.in_data(start)
+                yield start[code], marked[code]
 
     def decode(self, offsets: Array) -> Array:
         """Decode from each offset and from targets of jumps and calls, up to known instructions.
