@@ -27,13 +27,15 @@ KINDS: dict[int, Literal["executable", "shared", "relocatable"]] = {
 }  # fmt: skip
 
 # Kinds of sections.
-SYMTAB, RELA, NOBITS, REL, DYNSYM = 2, 4, 8, 9, 11
+SYMTAB, RELA, NOBITS, REL, DYNSYM, SYMTAB_SHNDX = 2, 4, 8, 9, 11, 18
 ARRAYS = (14, 15, 16)
 """Tables of functions that are called at the start and at the exit of a program."""
 ALLOC, EXECUTE = 2, 4
 # Kinds of segments.
 LOAD, DYNAMIC, EH_FRAME_HEADER = 1, 2, 0x6474E550
-UNDEFINED, RESERVED = 0, 0xFF00
+UNDEFINED, RESERVED, LARGE_NUMBER = 0, 0xFF00, 0xFFFF
+NO_SECTION = -1
+"""Of symbols that are absolute or common."""
 RELATIVE = 8
 """The type of relocations that add the place where the file is loaded, on both machines."""
 
@@ -208,10 +210,23 @@ class Elf:
         return found if len(self.sections) else [self._dynamic_symbols()]
 
     def symbol_table(self, number: int) -> tuple[Array, Array]:
-        """Return a section of symbols and its strings."""
+        """Return a section of symbols and its strings.
+
+        `section` is a number of any size, or `NO_SECTION`. Those that do not fit into a symbol are
+        in a table beside it.
+        """
         link = int(self.sections["link"][number])
         strings = self.content(link) if link < len(self.sections) else self.data[:0]
-        return self.section_table(number, SYMBOL[self.width]), strings
+        narrow = self.section_table(number, SYMBOL[self.width])
+        symbols = narrow.astype(dtype(SYMBOL[self.width].replace("section u2", "section i4")))
+        symbols["section"][narrow["section"] >= RESERVED] = NO_SECTION
+        large = np.flatnonzero(narrow["section"] == LARGE_NUMBER)
+        tables = (self.sections["type"] == SYMTAB_SHNDX) & (self.sections["link"] == number)
+        if len(large) and tables.any():
+            numbers = self.section_table(int(np.flatnonzero(tables)[0]), "number i4")["number"]
+            large = large[large < len(numbers)]
+            symbols["section"][large] = numbers[large]
+        return symbols, strings
 
     def _dynamic_symbols(self) -> tuple[Array, Array]:
         # Without sections their number is unknown; linkers put the strings after the symbols.

@@ -15,7 +15,6 @@ from tokmill.x86.image.elf import (
     EXECUTE,
     LOAD,
     NOBITS,
-    RESERVED,
     Elf,
     Relocations,
     Tag,
@@ -51,8 +50,10 @@ def read_elf(data: Array, path: str) -> Program:
     tables = elf.relocations()
     if layout:
         for table in tables:
+            layout.values(table)
+        for table in tables:
             relocate(elf, layout, table)
-        sections = list(layout.sections.values())
+        sections = [*layout.sections.values(), *layout.offset_table()]
     else:
         sections = _mapped(elf) or _segments(elf)
     sections = tidy(sections, len(data))
@@ -63,6 +64,8 @@ def read_elf(data: Array, path: str) -> Program:
         program.import_name = list(layout.imports)
         program.import_address = np.asarray(list(layout.imports.values()), np.uint64)
         program.import_target = np.zeros(len(layout.imports), np.uint64)
+        program.slot_address, program.slot_name = layout.slots()
+        program.slot_target = np.zeros(len(program.slot_name), np.uint64)
         program.top = layout.top
     else:
         program.entry = elf.entry
@@ -174,7 +177,7 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
         address = symbols["value"].astype(np.uint64)
         wanted &= section != 0
         if layout:
-            wanted &= section < min(RESERVED, len(layout.address))
+            wanted &= (section > 0) & (section < len(layout.address))
             address[wanted] += layout.address[section[wanted]]
         rows = np.flatnonzero(wanted)
         # Global before weak before local; labels last.

@@ -305,8 +305,7 @@ def _slots(code: Code, start: Array, length: Array) -> Array:
         found[here] = (code.address(end - 1) + np.uint64(1) + value)[here]
         return found
     found[here] = value[here]
-    # In 32-bit position-independent code EBX holds the address of the global offset table.
-    here = plain & ((form & 0xC7) == 0x83) & (code.table > 0)
+    here = plain & ((form & 0xC0) == 0x80) & code.based(form & 7, start)
     found[here] = value[here] + np.uint64(code.table)
     return found & np.uint64(0xFFFFFFFF)
 
