@@ -255,7 +255,9 @@ class Tables:
         bounded, address = rows is not None, form.address
         # Distances are mostly relative to the beginning of their table, even if a constant is added
         # to the index.
-        own = abs(address - form.base) < FAR
+        own = abs(address - form.base) < FAR and (
+            self.program.section_at(address) is self.program.section_at(form.base)
+        )
         if rows is None:
             address = form.base if own else address
             end = np.searchsorted(self._ends, np.uint64(address), side="right")
