@@ -183,6 +183,16 @@ def test_distances_from_a_label(built: Path, by: str, kind: str, flags: tuple[st
         assert tables and all(len(targets) == 4 for targets in tables)
 
 
+@pytest.mark.parametrize("far", [True, False])
+def test_distances_of_a_label_near_its_table(built: Path, far: bool) -> None:
+    source = DISTANCES % {"type": "int"}
+    if far:
+        source += '__asm__(".section .text.zz,\\"ax\\",@progbits\\n.skip 9000, 0xcc\\n.text\\n");'
+    path = compiles(built, f"near-{far}", source, "-O2", "-fPIE", "-pie")
+    tables = table_targets(lift(path), symbols(path)["interpret"])
+    assert tables and all(len(targets) == 4 for targets in tables)
+
+
 @pytest.mark.parametrize("by", ["gcc", "clang"])
 def test_tables_of_the_large_code_model(built: Path, by: str) -> None:
     source = SWITCH % {"type": "int", "mask": "", "low": "20", "default": "default: other();"}
