@@ -299,3 +299,36 @@ def test_sections_of_their_own_change_no_function(built: Path) -> None:
             }
         )
     assert codes[0] == codes[1] and len(codes[0]) == 40
+
+
+NO_TABLE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+__attribute__((noinline)) void drop(char *text) { free(text); }
+__attribute__((noinline)) long find(char *text, int c) {
+    if (c > 3) return (long)strchr(text, c);
+    puts(text);
+    return strlen(text);
+}
+__attribute__((noinline)) int last(char *text) { return puts(text); }
+int main(int argc, char **argv) { drop(malloc(argc)); return find(*argv, argc) + last(*argv); }
+"""
+
+
+@pytest.mark.parametrize("flags", [("-fno-plt",), ("-fplt",), ("-fno-plt", "-Wl,-z,lazy")])
+@pytest.mark.parametrize("cet", ["none", "full"])
+@pytest.mark.parametrize("layout", ["separate-code", "noseparate-code"])
+def test_without_sections_functions_keep_their_ends(
+    built: Path, flags: tuple[str, ...], cet: str, layout: str
+) -> None:
+    name = f"slots{''.join(flags)}{cet}{layout}".replace(",", "")
+    flags = (*flags, "-O2", f"-fcf-protection={cet}", f"-Wl,-z,{layout}")
+    path = compiles(built, name, NO_TABLE, *flags)
+    whole, segments = (lift(one) for one in (path, without_sections(path)))
+    mine = [symbols(path)[name] for name in ("drop", "find", "last", "main")]
+    for address in mine:
+        assert blocks_of(segments, address) == blocks_of(whole, address)
+    # Neither the header of the file nor what jumps to the loader is a function.
+    first = set(segments.function_address.tolist()) - set(whole.function_address.tolist())
+    assert not {0} & first

@@ -128,6 +128,10 @@ class Elf:
             count = count or int(first["size"][0])
             names = int(first["link"][0]) if names == 0xFFFF else names
         self.sections = self._table(SECTION[self.width], sections, section_size, count)
+        self.headers_end = len(head) if wide else 52
+        """Bytes of the header, and of the table of segments where it follows."""
+        if segments <= self.headers_end:
+            self.headers_end = max(self.headers_end, segments + segment_size * segment_count)
         self._tables_end = max(
             segments + segment_size * segment_count if segment_count else 0,
             sections + section_size * count if count else 0,

@@ -106,8 +106,11 @@ def _segments(elf: Elf) -> list[Section]:
     for segment in elf.segments[elf.segments["type"] == LOAD]:
         start = int(segment["offset"])
         data = elf.data[start : start + int(segment["filesize"])]
-        found.append(Section("", int(segment["address"]), data, data, bool(segment["flags"] & 1)))
-    return found
+        part = Section("", int(segment["address"]), data, data, bool(segment["flags"] & 1))
+        headers = min(max(0, elf.headers_end - start), len(data))
+        found += [part.cut(0, headers), part.cut(headers, len(data))]
+        found[-2].execute = False
+    return [part for part in found if len(part.data)]
 
 
 def _link(program: Program, table: Relocations) -> None:
