@@ -16,15 +16,19 @@ GAP = 32
 """Largest distance of successive stubs in a section of stubs."""
 LONG_ENTRY, SHORT = 16, 8
 """Bytes of an entry of a linkage table, and of one that is never resolved lazily."""
+LAZY_ENTRY = re.compile(
+    rb"\xff[\x25\xa3].{4}\x68.{4}\xe9"  # jmp [slot]; push number; jmp first
+    rb"|\xf3\x0f\x1e[\xfa\xfb]\x68.{4}\xf2?\xe9",  # endbr; push number; jmp first
+    re.DOTALL,
+)
 ENTRY = re.compile(
-    rb"\xff[\x25\xa3].{4}\x68.{4}\xe9.{4}"  # jmp [slot]; push number; jmp first
-    rb"|\xf3\x0f\x1e[\xfa\xfb]\xf2?\xff[\x25\xa3].{4}(\x66?\x0f\x1f\x44\0\0|\xcc+|\x90+)",
+    rb"\xf3\x0f\x1e[\xfa\xfb]\xf2?\xff[\x25\xa3].{4}(\x66?\x0f\x1f\x44\0\0|\xcc+|\x90+)",
     re.DOTALL,
 )
 SHORT_ENTRY = re.compile(rb"\xff[\x25\xa3].{4}\x66\x90", re.DOTALL)
+RET = b"\xc3"
 FIRST_ENTRY = (b"\xff\x35", b"\xff\xb3")
 """What jumps to the loader: push [table + word]; jmp [table + 2 * word]."""
-ENDS = (b"\xc3", b"\xcc", b"\x90")
 
 
 def find_stubs(program: Program) -> None:
@@ -84,21 +88,23 @@ def _jumps(program: Program, section: Section) -> tuple[Array, Array]:
 def _are_entries(section: Section, place: Array) -> Array:
     """Return which jumps through slots are entries of a linkage table, not ends of functions: bool.
 
-    Entries are aligned and go on as GNU ld, gold and lld write them. The short ones, of which
-    functions may have the like, follow another entry or the end of a function.
+    Entries are aligned and go on as GNU ld, gold and lld write them. A function may look like one
+    that is not resolved lazily: these follow another entry, or a section of other code.
     """
     found = np.zeros(len(place), bool)
-    stop = -1
+    stop = 0
     for i, at in enumerate(place.tolist()):
         head = section.linked[at : at + LONG_ENTRY].tobytes()
+        before = section.linked[max(0, at - LONG_ENTRY) : at].tobytes()
         aligned = (section.address + at) % LONG_ENTRY == 0
-        if aligned and ENTRY.fullmatch(head):
+        follows = at == stop or before.startswith(FIRST_ENTRY) or LAZY_ENTRY.match(before)
+        follows = follows or (
+            aligned and before.endswith(b"\0") and before.rstrip(b"\0")[-1:] == RET
+        )
+        if aligned and (LAZY_ENTRY.match(head) or (follows and ENTRY.fullmatch(head))):
             found[i], stop = True, at + LONG_ENTRY
-        elif SHORT_ENTRY.match(head) and (section.address + at) % SHORT == 0:
-            before = section.linked[max(0, at - LONG_ENTRY) : at].tobytes().rstrip(b"\0")
-            ended = before.endswith(ENDS) or before.startswith(FIRST_ENTRY)
-            if at in (0, stop) or (aligned and ended):
-                found[i], stop = True, at + SHORT
+        elif follows and SHORT_ENTRY.match(head) and (section.address + at) % SHORT == 0:
+            found[i], stop = True, at + SHORT
     return found
 
 
