@@ -37,6 +37,13 @@ def read_pe(data: Array, path: str) -> Program:
 
     Raises `TokmillError` for another machine, a damaged file, one that is cut off or without code.
     """
+    with warnings.catch_warnings():
+        # lief warns of numbers in a damaged file that it has no name for.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return _read(data, path)
+
+
+def _read(data: Array, path: str) -> Program:
     head = data[:0x40].tobytes()
     place = int.from_bytes(head[0x3C:0x40], "little")
     if len(head) < 0x40 or data[place : place + 4].tobytes() != b"PE\0\0":
@@ -79,18 +86,20 @@ def read_pe(data: Array, path: str) -> Program:
     program.top = base + int(binary.optional_header.sizeof_image)
     entry = int(binary.optional_header.addressof_entrypoint)
     program.entry = base + entry if entry else 0
-    with warnings.catch_warnings():
-        # lief warns of numbers in a damaged file that it has no name for.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        _name_functions(program, binary, base)
-        _name_slots(program, binary, base)
-        _read_tables(program, binary, base)
+    _name_functions(program, binary, base)
+    _name_slots(program, binary, base)
+    _read_tables(program, binary, base)
     return program
+
+
+def _directories(binary: Any) -> dict[int, Any]:
+    return {int(one.type): one for one in binary.data_directories}
 
 
 def _refuse_managed(binary: Any, data: Array, path: str) -> None:
     """Refuse a .NET assembly that holds IL alone. Source: ECMA-335, II.25.3.3, the CLI header."""
-    rva = {int(one.type): int(one.rva) for one in binary.data_directories}.get(CLI_HEADER, 0)
+    directory = _directories(binary).get(CLI_HEADER)
+    rva = int(directory.rva) if directory is not None else 0
     header = data[int(binary.rva_to_offset(rva)) :][:CLI_BYTES] if rva else data[:0]
     if len(header) == CLI_BYTES:
         flags = int(header[16:20].view("<u4")[0])
@@ -153,7 +162,7 @@ def _name_slots(program: Program, binary: Any, base: int) -> None:
 
 def _read_tables(program: Program, binary: Any, base: int) -> None:
     """Read the unwind ranges (x86-64) and the pointers that a loader moves."""
-    directories = {int(one.type): one for one in binary.data_directories}
+    directories = _directories(binary)
     table = directories.get(3)
     if program.bits == 64 and table is not None and table.rva:
         # Begin, end, unwind information; the low bit of the last points to another row.
