@@ -134,7 +134,7 @@ class MineSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = MineConfig
     places = "record"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     has_tokenizer: ClassVar[bool] = False
     hints: ClassVar[Mapping[str, str]] = {
         ALONE: "if paths say what was built how, `tokmill build x86 --layout` reads it; `tokmill "
