@@ -29,9 +29,9 @@ COLUMNS = ("document", "here", "better", "differs")
 CODE = re.compile(r"`([^`]+)`")
 RUNS = re.compile(r"tokmill [a-z-]+ .*|(?:(?:list|dict|len)\()?(?:tokmill|numpy)\..*")
 """Whole commands and expressions run; `tokmill train` alone is a mention."""
+IMPORT = re.compile(r"from tokmill[\w.]* import (\w+)")
+"""What is imported in a section may begin an expression of it."""
 NAMES = {"tokmill": tokmill, "numpy": numpy}
-SMALL = "--steps 2 --set dim=64 --set layers=1 --set eval_rows=4 --set peak_flops=1e12"
-"""What `--steps N` becomes: a training is the only thing that is made smaller."""
 Test = TypeVar("Test", bound=Callable[..., None])
 
 SCRIPTS = {
@@ -90,9 +90,31 @@ def section(system: str) -> list[Row]:
     return rows
 
 
-def commands(row: Row) -> list[str]:
-    """Return the commands and the expressions of Python in a row."""
-    return [code for code in CODE.findall(row.text) if RUNS.fullmatch(code)]
+def commands(rows: Iterable[Row]) -> list[str]:
+    """Return the commands of rows, and their imports and expressions of Python."""
+    found: list[str] = []
+    imported: set[str] = set()
+    for code in (code for row in rows for code in CODE.findall(row.text)):
+        given = IMPORT.fullmatch(code)
+        imported |= {given[1]} if given else set()
+        called = "(" in code and re.match(r"\w+", code)
+        if given or RUNS.fullmatch(code) or (called and called[0] in imported):
+            found.append(code)
+    return found
+
+
+def smaller(command: str) -> str:
+    """Return a command that trains little: the only thing in which it is not that of the page."""
+    if " rl train " in command:
+        few = "--steps 1"
+        sizes = {"hidden_size": 24, "num_hidden_layers": 1}
+        wanted = [f"model.model_config.distilbert.{key}={sizes[key]}" for key in sizes]
+    else:
+        few = "--steps 2 --set eval_rows=4 --set peak_flops=1e12"
+        wanted = [] if "mlir-fields" in command else ["dim=64", "layers=1"]
+    # The weights of another run have their sizes.
+    wanted = [] if " --from " in command else wanted
+    return re.sub(r"--steps \d+", " ".join([few, *(f"--set {one}" for one in wanted)]), command)
 
 
 def scripts_without_row(system: str) -> list[str]:
@@ -132,7 +154,7 @@ class Played:
 
     def __init__(self, system: str, folder: Path, later: Container[str]) -> None:
         self.system, self.folder, self.later = system, folder, later
-        self.every = [command for row in section(system) for command in commands(row)]
+        self.every = commands(section(system))
         self.output: dict[str, str] = {}
         self.failed: dict[str, str] = {}
 
@@ -151,24 +173,29 @@ class Played:
             "rest", lambda: self._run(command for command in self.every if command in self.later)
         )
 
+    def run(self, command: str, code: int = 0) -> str:
+        """Run a command in the folder; what it writes belongs elsewhere."""
+        with contextlib.chdir(self.folder):
+            return run(command, code)
+
     def value(self, expression: str) -> Any:
         """Return the value of an expression of the page."""
         assert expression in self.every
+        names = dict(NAMES)
+        for code in filter(IMPORT.fullmatch, self.every):
+            exec(code, names)
         with contextlib.chdir(self.folder):
-            return eval(expression, dict(NAMES))
+            return eval(expression, names)
 
     def _run(self, wanted: Iterable[str]) -> None:
-        handler = signal.getsignal(signal.SIGTERM)
-        with contextlib.chdir(self.folder):
-            for command in dict.fromkeys(wanted):
-                try:
-                    if command.startswith("tokmill "):
-                        self.output[command] = run(command)
-                    else:
-                        eval(command, dict(NAMES))
-                except Exception as error:
-                    self.failed[command] = str(error) or repr(error)
-        signal.signal(signal.SIGTERM, handler)
+        for command in dict.fromkeys(wanted):
+            try:
+                if command.startswith("tokmill "):
+                    self.output[command] = self.run(command)
+                elif not IMPORT.fullmatch(command):
+                    self.value(command)
+            except Exception as error:
+                self.failed[command] = str(error) or repr(error)
 
     def _once(self, part: str, work: Callable[[], None]) -> None:
         """Do the work, or read what came of it: one process of pytest-xdist does it for all."""
@@ -190,11 +217,13 @@ def run(command: str, code: int = 0) -> str:
     """
     stdout = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     left: int | str | None = 0
+    handler = signal.getsignal(signal.SIGTERM)
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stdout):
         try:
-            main(shlex.split(re.sub(r"--steps \d+", SMALL, command))[1:])
+            main(shlex.split(smaller(command))[1:])
         except SystemExit as end:
             left = end.code
+    signal.signal(signal.SIGTERM, handler)
     assert isinstance(stdout.buffer, io.BytesIO)
     text = stdout.buffer.getvalue().decode()
     assert (left or 0) == code, f"{command}: exit code {left}\n{text}"

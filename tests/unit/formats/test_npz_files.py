@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from document_formulas import windows
 from making import TOKENIZER, ids_of, quick_build, token_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.formats.npz import NpzExport
@@ -23,20 +24,6 @@ LONG = list(range(1, 26))
 def export(store, out, **options):
     options = {"max_length": 10, "stride": 4, "pad_id": 0, **options}
     return NpzExport(NpzExport.Config(**options)).write(store, out)
-
-
-def windows(tokens, length, step):
-    """The seed's loop, line by line."""
-    if len(tokens) <= length:
-        return [tokens]
-    found, start = [], 0
-    while start < len(tokens):
-        end = min(start + length, len(tokens))
-        found.append(tokens[start:end])
-        if end == len(tokens):
-            break
-        start += step
-    return found
 
 
 def load(out):
