@@ -18,6 +18,7 @@ from tokenizers_peer import merges_and_ids
 from toy import losses
 
 SYSTEM, SEPARATOR = "CS336", "<|endoftext|>"
+DRY = "tokmill train lm/train --dry-run --set dim=32 --set layers=1"
 checks = Checks(SYSTEM)
 CONFIG = {
     "vocab_size": 2000, "context_length": 48, "d_model": 32, "num_layers": 3, "num_heads": 4,
@@ -214,7 +215,7 @@ def test_unknown_keys_are_errors(played: Played, tmp_path: Path) -> None:
 def test_options_of_a_training(played: Played) -> None:
     kept = recipe(played.folder / "options")
     assert (kept["data"]["batch"], kept["optim"]["lr"]) == (32, 3e-4)
-    plan = played.run("tokmill train lm/train --dry-run --json --set max_iters=10000")
+    plan = played.run(f"{DRY} --json --set max_iters=10000")
     assert json.loads(plan)["steps"] == 10_000
 
 
