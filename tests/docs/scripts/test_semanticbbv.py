@@ -6,7 +6,11 @@ import csv
 import json
 import platform
 import re
+import shlex
+import shutil
 import statistics
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from page import Checks, Played, commands, run, scripts_without_row, section
+from elftools.elf.elffile import ELFFile
+from page import SMALL, Checks, Played, commands, run, scripts_without_row, section
 from references_semanticbbv import (
     COMPILERS,
     LEVELS,
@@ -25,6 +30,7 @@ from references_semanticbbv import (
     Tokens,
     aligned,
     counted,
+    decoded,
     functions_of,
     got,
     graph_of,
@@ -179,6 +185,20 @@ def test_six_streams_of_an_instruction(done: Played) -> None:
             tokmill.tokenize_binary_instruction(bad, 0x401000, rules="semanticbbv")
 
 
+@pytest.mark.long
+def test_six_streams_of_a_library(done: Played) -> None:
+    """Of each different instruction of libc: tens of thousands."""
+    said = subprocess.run(["ldd", shutil.which("ls") or ""], capture_output=True, text=True)
+    (library,) = re.findall(r"(/\S+/libc\.so\S*)", said.stdout)
+    with Path(library).open("rb") as handle:
+        code = ELFFile(handle).get_section_by_name(".text").data()
+    seen = {code[one.ip : one.next_ip]: one for one in decoded(code) if not one.is_invalid}
+    for raw, one in seen.items():
+        tokens = tokmill.tokenize_binary_instruction(raw, one.ip, rules="semanticbbv")
+        assert tokens == sequence(raw)[0], one
+    assert len(seen) > 20_000
+
+
 @checks("Step 1, the six dimensions")
 def test_the_aligned_form() -> None:
     for code in INSTRUCTIONS.split():
@@ -295,7 +315,9 @@ def test_length_and_ratio(done: Played, tmp_path: Path) -> None:
     assert not multiset(records("sampled")) - multiset(walks)
     shares = []
     for seed in range(12):
-        run(f"tokmill build select walks --ratio 0.2 --seed {seed} -o {tmp_path}/{seed} --workers 0")
+        run(
+            f"tokmill build select walks --ratio 0.2 --seed {seed} -o {tmp_path}/{seed} --workers 0"
+        )
         shares.append(len(tokmill.Store(tmp_path / str(seed))) / len(walks))
     assert np.mean(shares) == pytest.approx(0.2, abs=0.03)
     old = [one for path in sorted(Path("dataset").iterdir()) for one in streams_of(got(path))]
@@ -402,6 +424,19 @@ def test_settings_of_trainings(done: Played) -> None:
     assert "--nproc-per-node=2" in zero and "zero_optimization.stage=2" in zero
     configured = dry("configured")
     assert "bf16" in configured
+
+
+@pytest.mark.long
+def test_zero_in_two_processes(done: Played, tmp_path: Path) -> None:
+    """The command of the page without --dry-run."""
+    (command,) = [one for one in done.every if " -o zero " in one]
+    command = command.replace("-o zero", f"-o {tmp_path}/zero").replace(" --dry-run", "")
+    words = shlex.split(re.sub(r"--steps \d+", SMALL, command))
+    subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+    settings = json.loads((tmp_path / "zero/ds_config.json").read_text())
+    assert settings["zero_optimization"]["stage"] == 2
+    lines = (tmp_path / "zero/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines if '"loss"' in line] == [1, 2]
 
 
 # Tools.
