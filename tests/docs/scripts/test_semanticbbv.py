@@ -451,6 +451,8 @@ def test_lengths(done: Played) -> None:
     assert re.search(rf"^mean, median +{average}", text, re.M)
     (expression,) = [one for one in done.every if one.startswith("numpy.diff")]
     assert done.value(expression).tolist() == lengths
+    listed = list(csv.DictReader(Path("lengths-of-files.csv").read_text().splitlines()))
+    assert len(listed) == sum(len(got(f"dataset/tokens_{number}.pkl")) for number in (0, 1))
 
     of_pickle = [len(one["asm"]) for one in streams_of(got("dataset/tokens_0.pkl"))]
     shown = numbers_of(done.output["tokmill inspect dataset/tokens_0.pkl"], "lengths")
@@ -564,6 +566,9 @@ def test_functions_at_levels(done: Played) -> None:
         aligned(one) for many in own.values() for one in many
     )
     assert {row["function"] for row in store} == own.keys()
+    both = [one for many in got("levels/tool.pkl").values() for one in many.values()]
+    both += [one for many in own.values() for one in many]
+    assert multiset(records("all-levels")) == multiset(streams_of(both))
     merged = records("all-functions")
     parts = [one for one in records("functions") + records("built") if len(one["asm"]) <= 512]
     assert multiset(merged) == multiset(parts)
