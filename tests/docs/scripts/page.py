@@ -119,7 +119,8 @@ def smaller(command: str) -> str:
 
 def scripts_without_row(system: str) -> list[str]:
     """Return the scripts of a system that no row names in its first cell."""
-    named = {code for row in section(system) for code in CODE.findall(row.document)}
+    spans = [code for row in section(system) for code in CODE.findall(row.document)]
+    named = {word for code in spans for word in code.split()}
     return [script for script in SCRIPTS[system].split() if script not in named]
 
 
