@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from page import Checks, Played
+from page import Checks, Played, scripts_without_row, section
 
 import tokmill
 from document_formulas import bert_rate
@@ -82,7 +82,8 @@ def test_the_commands_of_the_section_run(played: Played) -> None:
 
 
 def test_every_row_has_a_test() -> None:
-    assert not checks.missing()
+    assert not checks.missing() and not scripts_without_row(SYSTEM)
+    assert all(row.here for row in section(SYSTEM))
 
 
 @checks("`tokenization.py`")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from page import Checks, Played, section
+from page import Checks, Played, scripts_without_row, section
 
 import made_times
 from document_formulas import bucket_ids
@@ -95,7 +95,8 @@ def test_the_commands_of_the_section_run(played: Played) -> None:
 
 
 def test_every_row_has_a_test() -> None:
-    assert not checks.missing()
+    assert not checks.missing() and not scripts_without_row(SYSTEM)
+    assert all(row.here for row in section(SYSTEM))
 
 
 @checks("`distilbert_tokenizer.py`", "`[CLS] consumer", "Attention mask")

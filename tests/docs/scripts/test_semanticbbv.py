@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
-from page import SMALL, Checks, Played, commands, run, scripts_without_row, section
+from page import Checks, Played, commands, run, scripts_without_row, section, smaller
 from references_semanticbbv import (
     COMPILERS,
     LEVELS,
@@ -158,7 +158,7 @@ def test_every_script_has_a_row_and_every_row_a_test() -> None:
 def test_every_command_of_the_section_runs(done: Played) -> None:
     assert not done.failed, "\n".join(f"{one}\n{why}" for one, why in done.failed.items())
     assert done.output.keys() == {one for one in done.every if one.startswith("tokmill ")}
-    named = [one for row in section("SemanticBBV") for one in commands(row)]
+    named = commands(section("SemanticBBV"))
     assert len(named) > 70
 
 
@@ -431,7 +431,7 @@ def test_zero_in_two_processes(done: Played, tmp_path: Path) -> None:
     """The command of the page without --dry-run."""
     (command,) = [one for one in done.every if " -o zero " in one]
     command = command.replace("-o zero", f"-o {tmp_path}/zero").replace(" --dry-run", "")
-    words = shlex.split(re.sub(r"--steps \d+", SMALL, command))
+    words = shlex.split(smaller(command))
     subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
     settings = json.loads((tmp_path / "zero/ds_config.json").read_text())
     assert settings["zero_optimization"]["stage"] == 2
