@@ -19,11 +19,11 @@ from tokmill.builds.conditions import each_value, parse_condition, take
 from tokmill.builds.minhash import rows_of_a_band
 from tokmill.builds.plan import difference
 from tokmill.builds.repeats import REPEATS, batches, find_repeats
-from tokmill.builds.scan import CHOICE
+from tokmill.builds.scan import CHOICE, a_list, is_list
 from tokmill.builds.shared import shared
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors, sampled_digest
+from tokmill.files import sampled, sampled_digest
 from tokmill.store.hashes import mix, row_digests, store_digests
 from tokmill.store.manifest import PLAN, Made, Reference, canonical_digest, read_plan
 from tokmill.store.probe import Probe, read_probe
@@ -97,15 +97,7 @@ class SelectSource(Source):
             rows_of_a_band(config.near_unique)
         if config.shingle < 1:
             raise UsageError(f"shingle = {config.shingle} is no length", hint="1 or more")
-        self.stores = [Store(path) for path in expand(inputs)]
-        check_equal(self.stores)
-        for store in self.stores:
-            if store.partial and not config.partial:
-                raise TokmillError(
-                    "the store is not complete",
-                    where=str(store.path),
-                    hint="finish its build, or take what is there with --partial",
-                )
+        self.stores = open_stores(inputs, config.partial)
         self.schema = dict(self.stores[0].schema)
         self.chats = chats_of(self.stores)
         if "token" in vocabularies and "token" in self.schema:
@@ -143,9 +135,7 @@ class SelectSource(Source):
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the vocabularies of the inputs; refuse options without effect."""
         check_idle(config)
-        stores = [Store(path) for path in expand(request.inputs)]
-        check_equal(stores)
-        first = stores[0]
+        first = open_stores(request.inputs, config.partial)[0]
         frozen = {
             name: Frozen(vocabulary, first.vocabulary_file(name).read_bytes())
             for name, vocabulary in first.vocabularies.items()
@@ -352,35 +342,26 @@ def check_idle(config: SelectConfig) -> None:
             )
 
 
-def expand(inputs: Sequence[str]) -> list[str]:
-    """Return the paths of stores: an input is a store, or a text file with a path on each line.
+def open_stores(inputs: Sequence[str], partial: bool = False) -> list[Store]:
+    """Return the stores at some paths; raises `TokmillError` if they cannot be merged.
 
-    Blank lines and lines that begin with # are ignored.
+    `partial`: whether unfinished ones are accepted.
     """
-    paths: list[str] = []
-    for name in inputs:
-        path = Path(name)
-        if path.is_file():
-            lines = [line.strip() for line in read_list(path).splitlines()]
-            paths += [str(path.parent / line) for line in lines if line and line[0] != "#"]
-        else:
-            paths.append(name)
-    if not paths:
+    if not inputs:
         raise UsageError("no store was named", hint="give one store or several")
-    return paths
-
-
-def read_list(path: Path) -> str:
-    """Return a text file of paths; raises `TokmillError` if it is no text."""
-    try:
-        with machine_errors("read", path):
-            return path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise TokmillError(
-            "it is neither a store nor a list of stores",
-            where=str(path),
-            hint="a store is a folder; a list is a text file with a path a line",
-        ) from None
+    for path in map(Path, inputs):
+        if path.is_file() and is_list(path, sampled(path)[2]):
+            raise a_list(path)
+    stores = [Store(path) for path in inputs]
+    check_equal(stores)
+    for store in stores:
+        if store.partial and not partial:
+            raise TokmillError(
+                "the store is not complete",
+                where=str(store.path),
+                hint="finish its build, or take what is there by `build select --partial`",
+            )
+    return stores
 
 
 def check_equal(stores: Sequence[Store]) -> None:

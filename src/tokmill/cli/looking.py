@@ -110,7 +110,14 @@ def plot(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FILE", help="An .svg, .png or .pdf file.")
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="An .svg, .png or .pdf file, or a .csv of the numbers; of `lengths` it has the "
+            "length of each record.",
+        ),
     ],
     data: Annotated[
         bool, typer.Option("--data", help="Write the numbers as CSV beside the figure.")

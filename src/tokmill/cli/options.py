@@ -15,3 +15,11 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
+FilesFrom = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LIST",
+        help="Text file with an INPUT on each line; - for stdin. Lines with # are ignored, and "
+        "relative paths are relative to the folder of the list. May be repeated.",
+    ),
+]

@@ -335,6 +335,8 @@ def load_format(name: str) -> Any:
             if isinstance(value, int)
         )
         print(f"{out}: {shown}")
+        if "note" in written:
+            say(f"note: {written['note']}")
 
     return as_command(with_parameters(base, struct_parameters(kind.Config), line), name)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
@@ -297,7 +298,7 @@ def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:
             ]
         )
     )
-    table = figures.token_lengths(path)
+    table = np.unique(figures.token_lengths(path), return_counts=True)
     if len(table[0]):
         figure = figures.length_figure([section.name], [table], "bytes")
         section.figures.append(picture(figure, section, "Bytes a token of the vocabulary."))

@@ -6,7 +6,7 @@ size of the vocabulary for each column, and the distinct lengths (at most √(2 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -171,9 +171,16 @@ def summary(
 
 
 def count(
-    store: Store, sample: int | None = None, advance: Callable[[int], None] | None = None
+    store: Store,
+    sample: int | None = None,
+    advance: Callable[[int], None] | None = None,
+    once: Collection[str] = (),
 ) -> Counts:
-    """Count lengths and ids; see `statistics` for the arguments."""
+    """Count lengths and ids; see `statistics` for the arguments.
+
+    `once`: columns with one value for all tokens of a phrase, which is counted once for each phrase
+    (as a separator after it is).
+    """
     if sample is not None and sample < 1:
         raise UsageError(f"a sample of {sample} shards is too small", hint="--sample 8")
     order = sorted(range(len(store.shards)), key=lambda number: store.shards[number].name)
@@ -188,7 +195,7 @@ def count(
         lengths, records = _merge(lengths, records, np.diff(offsets))
         for name in names:
             _check_ids(shard, name, store)
-            for part in _id_counts(shard, name, store.schema[name]):
+            for part in _id_counts(shard, name, store.schema[name], name in once):
                 ids[name] = _add(ids[name], part)
         empty += _empty(shard, offsets, ending, store)
         if advance is not None:
@@ -288,7 +295,7 @@ def _check_ids(shard: Shard, name: str, store: Store) -> None:
         raise shard.damaged("it uses phrases that are not in its table")
 
 
-def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:
+def _id_counts(shard: Shard, name: str, column: Column, once: bool) -> Iterator[Array]:
     """Yield the number of tokens of each id, a block of tokens at a time."""
     if not column.phrase:
         flat = shard[name]
@@ -305,6 +312,10 @@ def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:
     if len(values):
         # bincount sums floats; sums of integers below 2^53 are exact.
         weights = np.repeat(times, np.diff(table_offsets))
+        if once:
+            first = np.append(True, values[1:] != values[:-1])
+            first[table_offsets[:-1]] = True
+            values, weights = values[first], weights[first]
         yield np.bincount(values, weights=weights).astype(np.int64)
 
 

@@ -229,16 +229,14 @@ def test_merge_is_in_the_order_given_and_needs_equal_schemas(tmp_path: Path, par
     make(tmp_path / "b", RECORDS[:3])
     merged = quick_build("select", [tmp_path / "b", parent], tmp_path / "m")
     assert levels(merged) == [r["level"] for r in [*RECORDS[:3], *RECORDS]]
-    listed = tmp_path / "stores.txt"
-    listed.write_text(f"# those to merge\nb\n\n  # and\n{parent}\n")
-    assert (
-        files_of(tmp_path / "m").keys()
-        == files_of(quick_build("select", listed, tmp_path / "l").path).keys()
-    )
+    (tmp_path / "stores.txt").write_text(f"b\n{parent}\n")
+    with pytest.raises(UsageError, match="this is a list of paths") as caught:
+        quick_build("select", tmp_path / "stores.txt", tmp_path / "l")
+    assert f"--files-from {tmp_path / 'stores.txt'}" in caught.value.hint
     write_store(tmp_path / "c", {"token": Column("u2")}, [[rec([1])]])
-    with pytest.raises(TokmillError, match="cannot be merged") as caught:
+    with pytest.raises(TokmillError, match="cannot be merged") as refused:
         quick_build("select", [parent, tmp_path / "c"], tmp_path / "x")
-    assert "schema.name" in str(caught.value)
+    assert "schema.name" in str(refused.value)
 
 
 def test_select_of_a_select_is_both_conditions(tmp_path: Path, parent: Path) -> None:
