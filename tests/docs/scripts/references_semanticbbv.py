@@ -7,6 +7,7 @@ graphs are networkx's. The rules are described in docs/x86-tokens.md.
 from __future__ import annotations
 
 import gzip
+import json
 import pickle
 import re
 import subprocess
@@ -44,6 +45,7 @@ KINDS, ACCESSES = names_of(iced_x86.OpCodeOperandKind), names_of(iced_x86.OpAcce
 FORMATTER, INFOS = Formatter(FormatterSyntax.NASM), InstructionInfoFactory()
 
 Tokens = dict[str, Any]
+MASK = 2**64 - 1
 
 
 def tokens_of(instruction: iced_x86.Instruction) -> Tokens:
@@ -363,13 +365,18 @@ def put_trace(path: Path, intervals: int = 60, blocks: int = 24) -> list[dict[in
     return vectors
 
 
-def put_cpi(folder: Path, intervals: int = 60) -> list[float]:
+def put_cpi(folder: Path, vectors: Sequence[dict[int, int]]) -> list[float]:
     """Write the CPI of each interval as CSV, and as the timeline that gem5 writes."""
-    draw = np.random.default_rng(4)
-    instructions, cycles = draw.integers(900, 1100, intervals), draw.integers(800, 4000, intervals)
+    instructions = [sum(one.values()) for one in vectors]
+    cycles = np.random.default_rng(4).integers(800, 4000, len(vectors))
     values = [int(c) / int(i) for c, i in zip(cycles, instructions, strict=True)]
     lines = [f"{number},{value!r}" for number, value in enumerate(values)]
     (folder / "cpi.csv").write_text("\n".join(["interval,cpi", *lines]) + "\n")
+    timeline = {
+        "board.processor.start.core.numCycles": cycles.tolist(),
+        "simInsts": np.cumsum(instructions).tolist(),
+    }
+    (folder / "bbt_timeline_full.json").write_text(json.dumps(timeline))
     return values
 
 
@@ -381,6 +388,28 @@ def trace_of(path: Path | str) -> list[dict[int, int]]:
             for line in handle
             if line.startswith("T")
         ]
+
+
+def cosines(vectors: Sequence[dict[int, int]]) -> np.ndarray[Any, Any]:
+    """Return the cosines of all pairs of intervals, projected at random to 100 numbers.
+
+    A block's random numbers are those of splitmix64 begun with the mixed id, from -1 to 1.
+    """
+
+    def mixed(value: Any) -> Any:
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
+        return value ^ value >> 31
+
+    def row(block: int) -> list[float]:
+        steps = (mixed(block) + n * 0x9E3779B97F4A7C15 & MASK for n in range(1, 101))
+        return [(mixed(step) >> 32) / 2**31 - 1 for step in steps]
+
+    rows = {block: np.array(row(block)) for one in vectors for block in one}
+    sums = np.array([sum(n * rows[block] for block, n in one.items()) for one in vectors])
+    sums /= np.linalg.norm(sums, axis=1, keepdims=True)
+    found: np.ndarray[Any, Any] = sums @ sums.T
+    return found
 
 
 def put_triplets(folder: Path) -> list[Any]:
@@ -433,8 +462,7 @@ def put_inputs(folder: Path) -> None:
         {k: list(v.values()) for k, v in levels.items()},
     )
     put(folder / "levels/tool.pkl", levels)
-    put_trace(folder / "bbt.gz")
-    put_cpi(folder)
+    put_cpi(folder, put_trace(folder / "bbt.gz"))
     put_triplets(folder / "triplets-pkl")
     put(folder / "tokens.pkl", {"MOV", "RAX", "ADD", "[PAD]", "IMM"})
     (folder / "assemble_tokens.txt").write_text(
