@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import multiprocessing
+import signal
+import time
 from collections.abc import Callable, Generator, Iterable
-from multiprocessing.sharedctypes import Synchronized
-from typing import NamedTuple, Protocol
+from multiprocessing.sharedctypes import RawValue, Synchronized
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
 
 from tokmill import plugins
-from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_worker
+from tokmill.builds.make_shard import Deadline, ShardJob, Work, make_in_worker, start_worker
 from tokmill.builds.processes import in_processes
 from tokmill.builds.resources import Amount
 from tokmill.errors import UsageError
+from tokmill.stop import SIGNALS
 from tokmill.store.manifest import Receipt
 
 Made = Generator[tuple[ShardJob, list[Receipt]], None, None]
@@ -24,8 +28,8 @@ class Terms(NamedTuple):
 
     workers: int = 1
     """Shards at a time, at most."""
-    deadline: float | None = None
-    """Monotonic seconds at which each worker commits its whole records."""
+    deadline: Deadline = RawValue("d", math.inf)
+    """When each worker commits its whole records."""
     grace: float = 1.0
     """Seconds after the deadline at which workers that have not committed are killed."""
     report: Report | None = None
@@ -116,13 +120,12 @@ class Pool:
         read = multiprocessing.get_context("spawn").Value("q")
         report, deadline = self.terms.report, self.terms.deadline
         yield from in_processes(
-            functools.partial(make_in_worker, deadline=deadline),
+            _make,
             tasks,
             self.terms.workers,
             start=_start,
-            argument=(self.work, read),
-            deadline=None if deadline is None else deadline + self.terms.grace,
-            patience=0,
+            argument=(self.work, read, deadline),
+            deadline=lambda: deadline.value + self.terms.grace,
             tick=None if report is None else lambda: report(reached(read)),
             hint="most often memory ran out: try --preset memory or --memory 1GB; "
             "run the same command again and it continues",
@@ -142,11 +145,26 @@ def reached(read: Synchronized[int]) -> int:
     return value
 
 
-def _start(given: tuple[Work, Synchronized[int]]) -> None:
-    work, read = given
+_deadline: Any = None
+
+
+def _start(given: tuple[Work, Synchronized[int], Any]) -> None:
+    global _deadline
+    work, read, _deadline = given
+    for number in SIGNALS:
+        signal.signal(number, _stop)
 
     def count(size: int) -> None:
         with read.get_lock():
             read.value += size
 
     start_worker(work, count)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # A signal to the whole group may reach this process, or what it has started, before its parent.
+    _deadline.value = min(_deadline.value, time.monotonic())
+
+
+def _make(task: ShardJob) -> list[Receipt]:
+    return make_in_worker(task, _deadline)

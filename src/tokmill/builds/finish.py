@@ -21,14 +21,20 @@ from tokmill.builds.prepare import BuildRecipe, How, Prepared
 from tokmill.builds.probe import mend_probe
 from tokmill.builds.source import Item
 from tokmill.builds.watch import Watch
-from tokmill.errors import TokmillError
+from tokmill.errors import Interrupted, TokmillError
 from tokmill.files import locked, remove, write_file
-from tokmill.progress import Progress, human_bytes, human_time
+from tokmill.progress import Progress, human_bytes, human_count, human_time
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, Receipt
 from tokmill.store.marks import LOCK
 from tokmill.store.probe import probe_digest
-from tokmill.store.receipts import in_order, make_manifest, planned_receipts, read_planned
+from tokmill.store.receipts import (
+    gather_manifest,
+    in_order,
+    make_manifest,
+    planned_receipts,
+    read_planned,
+)
 from tokmill.store.seal import sealed
 from tokmill.store.store import Store
 
@@ -112,8 +118,11 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
     """Return the shards that have no complete set of receipts, in plan order."""
     parts: dict[str, set[int]] = {}
     complete: dict[str, int] = {}
+    cut: dict[str, Receipt] = {}
     for receipt in receipts:
         if receipt.cut is not UNSET:
+            if receipt.part == 0:
+                cut[receipt.shard] = receipt
             continue
         parts.setdefault(receipt.shard, set()).add(receipt.part)
         if receipt.last:
@@ -127,12 +136,8 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
         if complete.get(shard) == len(have):
             continue
         done = next(i for i in range(len(have) + 1) if i not in have) if len(items) == 1 else 0
-        tasks.append(
-            ShardJob(
-                shard,
-                [Item.again(item, done) for item in items],
-            )
-        )
+        again = [Item.again(item, done) for item in items]
+        tasks.append(ShardJob(shard, again, cut.get(shard)))
     return tasks
 
 
@@ -193,18 +198,23 @@ def _source_of(plan: Plan, planned: Iterable[PlannedItem]) -> tuple[Any, Any, li
     return kind, msgspec.convert(plan.options, type=kind.Config), paths
 
 
-def stop_early(
-    out: Path,
-    prepared: Prepared,
-    receipts: Sequence[Receipt],
-    how: How,
-    bar: Progress,
-    watch: Watch,
-) -> Store:
-    """End a build at its time limit: leave a partial store, and estimate the whole build."""
-    ordered = in_order(prepared.planned, receipts)
-    manifest = make_manifest(prepared.plan, ordered, complete=False, probe=probe_digest(out))
-    write_if_different(out / "manifest.json", sealed(manifest))
+def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> Store:
+    """End a build at its time limit: leave a partial store, and estimate the whole build.
+
+    At a signal, given by its `name`, raise `Interrupted`. A store that grows stays what it was.
+    """
+    manifest = gather_manifest(out)
+    grows = (out / "manifest.json").exists()
+    if not grows and how.part is None:
+        write_file(out / "manifest.json", sealed(manifest))
+    share = max(bar.done, 1) / max(bar.total, 1)
+    if name:
+        raise Interrupted(
+            f"stopped by {name} at {share:.1%} of the input; kept: "
+            f"{human_count(manifest.records, 'record')}",
+            where=str(out),
+            hint="run the same command again: it continues",
+        )
     if not manifest.records:
         remove(out / "projection.json")
         if not how.quiet:
@@ -215,7 +225,6 @@ def stop_early(
                 file=sys.stderr,
             )
         return Store(out)
-    share = max(bar.done, 1) / max(bar.total, 1)
     projection = {
         "share": round(share, 4),
         "rate_bytes_per_second": round(bar.rate),

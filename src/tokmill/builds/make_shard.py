@@ -6,11 +6,12 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
 from tokmill.builds.probe import settle_probe
@@ -18,12 +19,19 @@ from tokmill.builds.resources import Amount
 from tokmill.builds.runs import Runs
 from tokmill.builds.source import Frozen, Item, Resources, Source
 from tokmill.errors import TokmillError
-from tokmill.files import inside, machine_errors, sampled_digest, stamp, write_file
+from tokmill.files import (
+    inside,
+    machine_errors,
+    sampled_digest,
+    sha256_file,
+    stamp,
+    write_file,
+)
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import ItemReceipt, Plan, Receipt, shard_name
+from tokmill.store.manifest import Cut, ItemReceipt, Plan, Receipt, shard_name
 from tokmill.store.schema import Records
 from tokmill.store.seal import sealed
-from tokmill.store.shard import SUFFIX, ShardWriter
+from tokmill.store.shard import SUFFIX, Shard, ShardWriter
 from tokmill.store.vocab import Vocabulary
 
 clock = time.monotonic
@@ -31,6 +39,15 @@ clock = time.monotonic
 PLAN_ANEW = "the same `tokmill build` with --yes plans anew and makes what changed again"
 Stamps = list[tuple[int, ...]]
 """What `stamp` gives of each file of an item."""
+
+
+class Deadline(Protocol):
+    """A moment that may still come nearer, when a signal comes."""
+
+    @property
+    def value(self) -> float:
+        """Monotonic seconds; infinite for none."""
+        ...
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -88,11 +105,23 @@ class ShardJob(msgspec.Struct, frozen=True):
 
     shard: str
     items: list[Item]
+    cut: Receipt | None = None
+    """That of the first part, if an earlier build was stopped in it."""
 
     @property
     def size(self) -> int:
         """Input bytes."""
         return sum(item.size for item in self.items)
+
+    @property
+    def kept(self) -> list[Item]:
+        """The items that the earlier build has read to the end."""
+        return self.items[: len(self.cut.whole)] if self.cut else []
+
+    @property
+    def left(self) -> int:
+        """Input bytes of the other items."""
+        return self.size - sum(item.size for item in self.kept)
 
 
 class Content:
@@ -127,6 +156,22 @@ class _Part:
         self.notes: Counter[str] = Counter()
         self.item_skipped = self.item_rejected = 0
 
+    def take_over(self, receipt: Receipt, path: Path) -> None:
+        """Begin with the whole items of a shard that was cut."""
+        cut = receipt.cut or Cut(0)
+        self.items = receipt.whole
+        shard, ends = Shard(path), accumulate((item.records for item in self.items), initial=0)
+        for number, (start, stop) in enumerate(pairwise(ends)):
+            self.writer.add(shard.records(start, stop, self.writer.schema), number)
+        self.left_out.take_over(receipt, cut)
+        self.notes.update(cut.notes)
+
+    def so_far(self) -> Cut:
+        """Return what is kept if the next item is cut."""
+        left = self.left_out
+        counts = dict(left.rejected), left.unlisted, dict(left.skipped), dict(self.notes)
+        return Cut(len(self.items), len(left.listed), *counts)
+
     def add(self, batch: Records) -> None:
         number = len(self.items)
         self.writer.add(batch, number)
@@ -158,7 +203,7 @@ class _Part:
         shard: str,
         part: int,
         last: bool,
-        cut: bool = False,
+        cut: Cut | UnsetType = UNSET,
         done: float | None = None,
     ) -> Receipt:
         path = inside(folder, f"{shard_name(shard, part)}{SUFFIX}")
@@ -179,7 +224,7 @@ class _Part:
             skipped=dict(sorted(self.left_out.skipped.items())),
             notes=dict(sorted(self.notes.items())),
             format=self.writer.format,
-            cut=cut or UNSET,
+            cut=cut,
             done=UNSET if done is None else round(done, 6),
         )
         write_file(path.with_suffix(".json"), sealed(receipt))
@@ -196,7 +241,7 @@ def make_shard(
     task: ShardJob,
     vocabularies: Mapping[str, Vocabulary],
     folder: Path,
-    deadline: float | None = None,
+    deadline: Deadline | None = None,
     count: Callable[[int], None] | None = None,
     format: int = layout.FORMAT,
 ) -> list[Receipt]:
@@ -204,8 +249,9 @@ def make_shard(
 
     There is one receipt, except for an item that is a long stream: it makes a part with a receipt
     after every 64 MiB of text. `count` is called with the size of each item that was read. At the
-    deadline (monotonic seconds) the records so far are committed, in a receipt with `cut`; one step
-    of a source (at most 2 MiB of text, or one program) is always finished.
+    deadline the records so far are committed, in a receipt with `cut`; one step of a source (at
+    most 2 MiB of text, or one program) is always finished. What such a shard has of whole items is
+    not read again.
     """
     limits = {
         name: vocabularies[column.vocab].size
@@ -215,7 +261,15 @@ def make_shard(
     receipts: list[Receipt] = []
     number = task.items[0].parts_done if len(task.items) == 1 else 0
     part = _Part(source, limits, folder, format)
-    for item in task.items:
+    kept, before_now = task.kept, inside(folder, f"{task.shard}{SUFFIX}")
+    if task.cut is not None and kept:
+        # Otherwise the shard is damaged, and made from its beginning.
+        if sha256_file(before_now) == task.cut.sha256:
+            part.take_over(task.cut, before_now)
+        else:
+            kept = []
+    for item in task.items[len(kept) :]:
+        so_far = part.so_far()
         found = check_unchanged(item)
         content = Content()
         before = (part.writer.records, part.writer.tokens)
@@ -227,14 +281,14 @@ def make_shard(
                 receipts.append(part.commit(folder, task.shard, number, last=False))
                 number += 1
                 part = _Part(source, limits, folder, format)
-                before = (0, 0)
-            if deadline is not None and clock() > deadline:
+                before, so_far = (0, 0), part.so_far()
+            if deadline is not None and clock() > deadline.value:
                 # End a thread that reads ahead before the digest is taken.
                 if isinstance(batches, Generator):
                     batches.close()
                 part.end_item(item, content, before)
                 made = part.commit(
-                    folder, task.shard, number, last=False, cut=True, done=batch.done
+                    folder, task.shard, number, last=False, cut=so_far, done=batch.done
                 )
                 return [*receipts, made]
         check_unchanged(item, found)
@@ -285,11 +339,16 @@ def start_worker(work: Work, count: Callable[[int], None] | None = None) -> None
     _work, _source, _count = work, None, count
 
 
-def make_in_worker(task: ShardJob, deadline: float | None = None) -> list[Receipt]:
-    """Make one shard in a process that `start_worker` prepared."""
+def make_in_worker(task: ShardJob, deadline: Deadline) -> list[Receipt]:
+    """Make one shard in a process that `start_worker` prepared.
+
+    After the deadline only its first one is begun; of another there is no receipt.
+    """
     global _source
     assert _work is not None
     work = _work
+    if _source is not None and clock() > deadline.value:
+        return []
     if _source is None:
         # Not in `start_worker`: there an error would look like a worker that was killed.
         _source = work.source()
