@@ -21,7 +21,7 @@ from tokmill.builds.prepare import BuildRecipe, How, Prepared
 from tokmill.builds.probe import mend_probe
 from tokmill.builds.source import Item
 from tokmill.builds.watch import Watch
-from tokmill.errors import Interrupted, TokmillError
+from tokmill.errors import Interrupted, TokmillError, plain
 from tokmill.files import locked, remove, write_file
 from tokmill.progress import Progress, human_bytes, human_count, human_time
 from tokmill.store import manifest as layout
@@ -161,16 +161,18 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
         manifest = make_manifest(plan, ordered, complete=True, probe=probe_digest(out))
         rejects = Rejects(out, how.max_rejects, plan, prepared.planned)
         rejects.add(ordered, all_of_them=manifest.records > 0)
+        source = _source_of(plan, prepared.planned)
+        remark = source[0].outcome(source[1], plan.inputs(), manifest)
         if manifest.records == 0:
             why = {**manifest.skipped, **manifest.rejected}
             counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())
             raise TokmillError(
                 f"not one record was found ({counts or 'the input is empty'})",
                 where=", ".join(prepared.recipe.inputs),
-                hint="no record meets all conditions: demand less"
-                if prepared.recipe.source == "select"
-                else hint(*_source_of(plan, prepared.planned), why),
+                hint=remark or hint(*source, why),
             )
+        if remark and not how.quiet:
+            print(f"note: {plain(remark)}", file=sys.stderr)
         write_if_different(out / "manifest.json", sealed(manifest))
         remove(out / "projection.json")
         kept = {entry.name for entry in manifest.shards}

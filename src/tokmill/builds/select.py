@@ -24,17 +24,20 @@ from tokmill.builds.shared import shared
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import sampled, sampled_digest
-from tokmill.store.hashes import mix, row_digests, store_digests
-from tokmill.store.manifest import PLAN, Made, Reference, canonical_digest, read_plan
+from tokmill.store.hashes import mix, row_digests, store_digests, token_names
+from tokmill.store.manifest import PLAN, Made, Manifest, Reference, canonical_digest, read_plan
 from tokmill.store.probe import Probe, read_probe
 from tokmill.store.references import references_of
 from tokmill.store.same_engine import same_engine
-from tokmill.store.schema import Array, Records, Schema, id_dtype
+from tokmill.store.schema import ROLE, Array, Records, Schema, as_entries, id_dtype
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 
 BY_CONTENT = "function-hash"
 SHINGLE = 5
+OFF = 0.25
+"""Error of a drawn share that is told: this part of the smaller side of a split, and of records
+that are drawn one by one also three standard deviations."""
 
 
 class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,7 +80,7 @@ class SelectSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = SelectConfig
     places = "record"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     schema: Schema = {}
 
@@ -118,9 +121,18 @@ class SelectSource(Source):
             for column in self.schema.values():
                 if column.vocab is not None and not column.phrase:
                     substitute(config.map_oov, vocabularies[column.vocab].vocabulary)
+        if not token_names(self.schema):
+            lengths = config.min_length or config.max_length is not None or config.near_unique
+            if lengths or any(re.match(r"\s*length\b", text) for text in config.where):
+                raise UsageError(
+                    "the records have no tokens, so they have no lengths and are near to none",
+                    where=str(self.stores[0].path),
+                    hint="select from the store that they refer to; --unique leaves out equal ones",
+                )
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
         self.by = "" if config.by == BY_CONTENT else config.by
-        keys = [name for name, c in self.schema.items() if c.per == "record" and not c.width]
+        single = {n: c for n, c in self.schema.items() if c.per == "record" and not c.width}
+        keys = [name for name, column in single.items() if (name, column) != ("role", ROLE)]
         if self.by and self.by not in keys:
             raise UsageError(
                 f"by: the stores have no column {config.by!r} with one value per record",
@@ -152,6 +164,33 @@ class SelectSource(Source):
                 *tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
             )
         return frozen
+
+    @classmethod
+    def outcome(cls, config: Any, inputs: Sequence[str], manifest: Manifest) -> str:
+        """Return how many records were drawn, if that is far from the share that was asked for."""
+        later = ("in another store", *REPEATS.values())
+        drawn = manifest.records + sum(manifest.skipped.get(why, 0) for why in later)
+        of = drawn + manifest.skipped.get("not drawn", 0)
+        asked = 1 - config.ratio if config.rest else config.ratio
+        single = config.by in ("", BY_CONTENT)
+        chance = 3 * (asked * (1 - asked) / max(of, 1)) ** 0.5 if single else 0
+        if not of or abs(drawn / of - asked) <= max(OFF * min(asked, 1 - asked), chance):
+            return "" if manifest.records else "no record meets all conditions: demand less"
+        together = "records with equal tokens are drawn together"
+        if not single:
+            values = {
+                value
+                for store in map(Store, inputs)
+                for _, _, batch in store.batches()
+                for value in each_value(batch, config.by, store.schema, str)
+            }
+            together = f"records with an equal {config.by!r} are drawn together, and it has " + (
+                f"{len(values):,} values here (--seed draws others)"
+                if len(values) > 1
+                else "one value here, so no share splits them: draw --by another column"
+            )
+        share = f"{100 * drawn / of:.3g} % of {of:,} records were drawn, not {100 * asked:.3g} %"
+        return f"{share}: {together}"
 
     def identity(self) -> dict[str, Any]:
         """Return the excluded stores by their fingerprints."""
@@ -211,15 +250,22 @@ class SelectSource(Source):
         assert first - begin == store.shards[place].records
 
     def choose(self, batch: Records) -> tuple[Array, Array]:
-        """Return (which records stay, reasons of the others), without looking for repeats."""
+        """Return (which records stay, reasons of the others), without looking for repeats.
+
+        An entry of several records stays if each of them meets the conditions.
+        """
         config, n = self.config, len(batch)
+        entries, schema, begins = as_entries(batch, self.schema)
+        sizes = np.diff(begins, append=n)
         lengths = np.diff(batch.offsets)
         keep = np.ones(n, bool)
         reason = np.full(n, "", object)
 
         def demand(condition: Array, why: str) -> None:
-            reason[keep & ~condition] = why
-            np.logical_and(keep, condition, out=keep)
+            whole = np.repeat(np.logical_and.reduceat(condition, begins), sizes)
+            reason[keep & ~whole] = why
+            reason[keep & ~whole & condition] = f"{why}: another record of the entry"
+            np.logical_and(keep, whole, out=keep)
 
         if config.min_length:
             demand(lengths >= config.min_length, "too short")
@@ -228,15 +274,15 @@ class SelectSource(Source):
         for text, condition in zip(config.where, self.conditions, strict=True):
             demand(condition(batch, lengths), f"not {text}")
         needs_digest = config.ratio < 1 and not self.by or config.not_in
-        digests = row_digests(batch, self.schema) if needs_digest else None
+        digests = row_digests(entries, schema) if needs_digest else None
         if config.ratio < 1:
-            drawn = self.draw(batch, digests) < config.ratio
-            demand(drawn != config.rest, "not drawn")
+            drawn = self.draw(entries, digests) < config.ratio
+            demand(np.repeat(drawn != config.rest, sizes), "not drawn")
         elif config.rest:
             demand(np.zeros(n, bool), "not drawn")
         if config.not_in and digests is not None:
             # After the draw, so that records of the other half of a split count as "not drawn".
-            demand(~np.isin(digests, self.excluded()), "in another store")
+            demand(np.repeat(~np.isin(digests, self.excluded()), sizes), "in another store")
         return keep, reason
 
     def draw(self, batch: Records, digests: Array | None) -> Array:
@@ -280,7 +326,7 @@ class SelectSource(Source):
         """Return the digests of the records of `not_in`."""
         if self._excluded is None:
             self._excluded = np.concatenate(
-                [store_digests(Store(path)) for path in self.config.not_in]
+                [store_digests(Store(path), entries=True) for path in self.config.not_in]
             )
         return self._excluded
 

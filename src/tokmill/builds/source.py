@@ -166,6 +166,11 @@ class Source(ABC):
         return ""
 
     @classmethod
+    def outcome(cls, config: Any, inputs: Sequence[str], manifest: Manifest) -> str:
+        """Return a remark on a whole store that was made of `inputs`, or ""."""
+        return ""
+
+    @classmethod
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
         """Return a hint if (nearly) no record was made of some files: what they hold; or ""."""
         return ""
