@@ -210,8 +210,8 @@ def _put(
             raise TokmillError(
                 f"the new shard {receipt.name} differs from the old one: an input has changed",
                 where=", ".join(sorted({item.name for item in receipt.items})[:3]),
-                hint="run the build again: it completes what was cut, and --yes takes the input as it "
-                "is now",
+                hint="run the build again: it completes a shard that was cut; --yes takes the "
+                "input as it is now",
             )
         for suffix in (".json",) if stands else (SUFFIX, ".json"):
             with machine_errors("rename", store / "shards"):

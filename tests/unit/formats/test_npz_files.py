@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from document_formulas import windows
 from making import TOKENIZER, ids_of, quick_build, token_store
 from tokmill.errors import TokmillError, UsageError
+from tokmill.formats import notes
 from tokmill.formats.npz import NpzExport
 from tokmill.formats.npz_export import file_names
 
@@ -44,13 +45,62 @@ def test_windows_are_the_seeds(tmp_path):
     rows = []
     for ids, mask in parts:
         assert ids.dtype == mask.dtype == np.int32 and ids.shape == mask.shape
-        assert ids.shape[1] == 10 and len(ids) <= 4
+        assert ids.shape[1] == mask.sum(axis=1).max() and len(ids) <= 4
         assert not ids[mask == 0].any()  # the pad id
         rows += [i[: m.sum()].tolist() for i, m in zip(ids, mask, strict=True)]
         assert all(m.tolist() == sorted(m.tolist(), reverse=True) for m in mask)
     expected = [w for r in (LONG, [7] * 10, [8, 0], [9] * 11) for w in windows(r, 10, 4)]
     assert rows == expected
     assert written["windows"] == len(expected) and written["tokens"] == sum(map(len, expected))
+
+
+def save_sequences(sequences, width=None):
+    """The seed's padding, line by line; `width`: where it is not that of the longest sequence."""
+    max_len = width or max(len(seq) for seq in sequences)
+    ids = [seq + [0] * (max_len - len(seq)) for seq in sequences]
+    masks = [[1] * len(seq) + [0] * (max_len - len(seq)) for seq in sequences]
+    return np.array(ids, dtype=np.int32), np.array(masks, dtype=np.int32)
+
+
+@pytest.mark.parametrize("padding", ["longest", "max_length", None])
+@pytest.mark.parametrize("per_file", [4, 23])
+def test_the_width_is_that_of_the_longest_window_of_a_file(tmp_path, padding, per_file):
+    random = np.random.default_rng(0)
+    lengths = [*random.integers(1, 100, 22).tolist(), 100]
+    records = [random.integers(1, 99, length).tolist() for length in lengths]
+    store = token_store(tmp_path / "s", [records[:9], records[9:]])
+    options = {} if padding is None else {"padding": padding}
+    options |= {"max_length": 1024, "stride": 512, "windows_per_file": per_file}
+    written = export(store, tmp_path / "o", **options)
+    _, parts = load(tmp_path / "o")
+    width = 1024 if padding == "max_length" else None
+    for number, (ids, mask) in enumerate(parts):
+        some = records[number * per_file : (number + 1) * per_file]
+        expected_ids, expected_mask = save_sequences(some, width)
+        assert ids.shape == expected_ids.shape
+        assert np.array_equal(ids, expected_ids) and np.array_equal(mask, expected_mask)
+    if per_file == 23:
+        assert parts[0][0].shape == (23, width or 100)
+    arrays = sum(ids.nbytes + mask.nbytes for ids, mask in parts)
+    size = sum(p.stat().st_size for p in (tmp_path / "o").glob("*.npz"))
+    assert written["statistics"]["compression_ratio"] == size / arrays
+    assert notes.check(tmp_path / "o").ok
+    assert ids_of(quick_build("npz", tmp_path / "o", tmp_path / "again")) == records
+
+
+@pytest.mark.parametrize(("length", "step"), [(1024, 512), (256, 128), (7, 3), (1, 1)])
+def test_the_default_stride_is_half_of_the_length(tmp_path, length, step):
+    record = np.random.default_rng(0).integers(1, 99, 3 * length + 1).tolist()
+    store = token_store(tmp_path / "s", [[record]])
+    NpzExport(NpzExport.Config(max_length=length, pad_id=0)).write(store, tmp_path / "o")
+    _, ((ids, mask),) = load(tmp_path / "o")
+    rows = [i[: m.sum()].tolist() for i, m in zip(ids, mask, strict=True)]
+    assert rows == windows(record, length, step)
+    # To name it changes nothing: the same export, complete already.
+    before = (tmp_path / "o" / "tokenized_data_part001.npz").stat().st_mtime_ns
+    config = NpzExport.Config(max_length=length, stride=step, pad_id=0)
+    NpzExport(config).write(store, tmp_path / "o")
+    assert (tmp_path / "o" / "tokenized_data_part001.npz").stat().st_mtime_ns == before
 
 
 @settings(max_examples=20, deadline=None)
@@ -121,7 +171,7 @@ def test_the_pad_token(tmp_path):
     assert "--pad-id" in str(caught.value) and "<|pad|>" in str(caught.value)
     np.asarray([5, 6, 0], "<u2").tofile(tmp_path / "t.bin")
     store = quick_build("bin", tmp_path / "t.bin", tmp_path / "v", tokenizer=TOKENIZER)
-    export(store, tmp_path / "o", pad_id=None)
+    export(store, tmp_path / "o", pad_id=None, padding="max_length")
     _, ((ids, mask),) = load(tmp_path / "o")
     assert ids.tolist() == [[5, 6, 0, *[1] * 7]] and mask.sum() == 3
     with pytest.raises(UsageError, match="pad_id = 300 is none of the ids 0 to 299"):
