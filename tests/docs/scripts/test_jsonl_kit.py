@@ -325,6 +325,14 @@ def test_statistics(played: Played) -> None:
     assert found["avg_sequence_length"] == sum(map(sum, masks)) / len(ids)
 
 
+@checks("Compressed storage")
+def test_a_store_has_two_bytes_a_token(played: Played) -> None:
+    assert "\ntoken  u2 " in played.output["tokmill inspect tokenized"]
+    tokens = sum(map(len, sequences(played)))
+    size = sum(path.stat().st_size for path in (played.folder / "tokenized/shards").iterdir())
+    assert 2 * tokens < size < 2 * tokens + 6000
+
+
 @checks("Fallbacks")
 def test_tokens_are_found_by_role(played: Played, tmp_path: Path) -> None:
     wanted = [one for ids in sequences(played) for one in windows(ids, 1024, 512)]

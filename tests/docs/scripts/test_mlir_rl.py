@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def vectors(*shape: int) -> np.ndarray:
 
 def test_the_commands_of_the_section_run(played: Played) -> None:
     assert not played.failed
-    assert len(played.every) >= 30
+    assert len(played.every) >= 29
 
 
 def test_every_row_has_a_test() -> None:
@@ -128,7 +129,7 @@ def test_ids_are_those_of_the_formula(played: Played) -> None:
     assert played.value(call).tolist() == [3, 3, 4 + 2 * 50, 4 + 3 * 50 + 49]
 
 
-@checks("Memory", "PyTorch compatible", "Overhead")
+@checks("Memory", "PyTorch compatible")
 def test_arrays_of_torch(played: Played) -> None:
     (call,) = [one for one in played.every if one.endswith(".ids.nbytes")]
     assert played.value(call) == 16 * 128 * 8
@@ -139,6 +140,18 @@ def test_arrays_of_torch(played: Played) -> None:
     assert tensor.data_ptr() == ids.ctypes.data and not tensor.requires_grad
     assert ids.nbytes == mask.nbytes
     assert torch.nn.Embedding(10_000, 8)(tensor).shape == (3, 102, 8)
+
+
+@checks("Overhead")
+def test_a_batch_takes_less_than_there() -> None:
+    """Two milliseconds there; the best of many calls, as other tests may run meanwhile."""
+    tokenizer, seconds = MLIROperationTokenizer(50, max_seq_length=128), []
+    left, right = vectors(16, 50), vectors(16, 50)
+    for _ in range(50):
+        begin = time.perf_counter()
+        tokenizer(left, right)
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 2e-3
 
 
 @checks("Adjustable vocabulary")
@@ -188,11 +201,9 @@ def test_a_dry_run_of_the_file_as_it_is(played: Played) -> None:
     short = "--set model.model_config.distilbert.max_seq_length=20"
     refused = played.run(f"tokmill rl train {FILE} --dry-run {short}", code=2)
     assert "a sequence can have 68 tokens" in refused and "hint: 68 keeps all" in refused
-    for name in ("distilbert", "path"):
-        run = played.folder / name
-        assert "model.observes.encoder.blocks.0.attention.q.weight" in weights(run)
-        assert recipe(run)["model"]["model_config"]["distilbert"]["max_seq_length"] == 128
-    assert losses(run, "evaluations") == {1: 4.0}
+    run = played.folder / "distilbert"
+    assert "model.observes.encoder.blocks.0.attention.q.weight" in weights(run)
+    assert recipe(run)["model"]["model_config"]["distilbert"]["max_seq_length"] == 128
     assert recipe(run)["task"]["benchmarks_folder_path"] == str(
         played.folder / "data/test/code_files"
     )
@@ -219,6 +230,11 @@ def test_the_tokenizer_of_the_document_must_be_asked_for(
 @checks('`"model_type": "lstm"`')
 def test_the_model_is_one_word(played: Played) -> None:
     assert "model.observes.lstm.weight_ih_l0" in weights(played.folder / "lstm")
+    for kind in ("lstm", "distilbert"):
+        kept = recipe(played.folder / kind)["model"]
+        assert kept["model_type"] == kind and losses(played.folder / kind, "evaluations") == {1: 4}
+        # What belongs to the other model is kept.
+        assert kept["model_config"]["distilbert"]["vocab_size"] == 10_000
     output = said(played, "-o lstm ")
     assert "vocab_size" not in output  # what belongs to the other model is not spoken of
     refused = played.run(f"tokmill rl train {FILE} --dry-run --set model_type=gru", code=2)
