@@ -412,24 +412,27 @@ def cosines(vectors: Sequence[dict[int, int]]) -> np.ndarray[Any, Any]:
     return found
 
 
-def put_triplets(folder: Path) -> list[Any]:
-    """Write two pickles of triplets of intervals: (blocks, weights) of each of the three."""
+def put_triplets(folder: Path) -> None:
+    """Write pickles of triplets of intervals: vectors of blocks and weights, three times."""
     draw = np.random.default_rng(5)
-    files = []
+    blocks = draw.normal(size=(30, 8)).astype(np.float32)
     for name, entries in (("a", 60), ("b", 40)):
         rows = []
         for _ in range(entries):
             row: list[Any] = []
-            for _ in range(3):
-                size = int(draw.integers(1, 6))
-                row += [
-                    [int(one) for one in draw.integers(0, 99, size)],
-                    sorted(int(one) for one in draw.integers(1, 2**40, size)),
-                ]
+            for size in draw.integers(1, 6, 3):
+                row.append([blocks[int(one)] for one in draw.integers(0, 30, size)])
+                row.append(sorted(int(one) for one in draw.integers(1, 2**40, size)))
             rows.append(tuple(row))
         put(folder / f"{name}.pkl", rows)
-        files += rows
-    return files
+
+
+def plain(value: Any) -> Any:
+    """Return entries of pickles with tuples for arrays and lists, so that they can be compared."""
+    if isinstance(value, np.ndarray):
+        assert value.dtype == np.float32
+        value = value.tolist()
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 def put_inputs(folder: Path) -> None:

@@ -37,6 +37,7 @@ from references_semanticbbv import (
     graph_of,
     instructions_of,
     is_walk,
+    plain,
     put_inputs,
     reachable,
     sequence,
@@ -632,12 +633,15 @@ def test_triplets_of_functions(done: Played) -> None:
 
 
 @checks("The same of pickles of triplets")
-def test_pickles_of_triplets(done: Played) -> None:
-    every = [one for name in "ab" for one in got(f"triplets-pkl/{name}.pkl")]
-    tenth = got("tenth.pkl")
-    assert 3 <= len(tenth) <= 20
-    assert all(one in every for one in tenth)
-    assert not Counter(map(repr, tenth)) - Counter(map(repr, every))
+def test_pickles_of_triplets(done: Played, tmp_path: Path) -> None:
+    every = [one for name in "ab" for one in plain(got(f"triplets-pkl/{name}.pkl"))]
+    tenth = plain(got("tenth.pkl"))
+    assert 3 <= len(tenth) <= 20 and not Counter(tenth) - Counter(every)
+    run(f"tokmill build select imported-triplets --ratio 0.1 --rest -o {tmp_path}/rest")
+    run(f"tokmill store export triplets {tmp_path}/rest -o {tmp_path}/rest.pkl")
+    assert Counter(plain(got(tmp_path / "rest.pkl"))) + Counter(tenth) == Counter(every)
+    lines = Path("signatures/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines if '"loss"' in line] == [1, 2]
 
 
 @checks("`extract_triple_dataset_circle_loss.py`")
