@@ -297,14 +297,19 @@ def test_other_fields_are_kept(played: Played, tmp_path: Path) -> None:
 
 
 @checks("`tokenized_cleaned_data_part001.npz`", "One file for each input")
-def test_names_of_files(played: Played) -> None:
+def test_names_of_files(played: Played, tmp_path: Path) -> None:
+    names = ["tokenized_cleaned_data_part001.npz", "tokenization_stats.json"]
     production = played.folder / "data_tokenized_production"
-    rows = len(arrays(production)[0])
-    wanted = [f"tokenized_cleaned_data_part{n + 1:03}.npz" for n in range(-(-rows // 100))]
-    assert sorted(path.name for path in production.glob("*.npz")) == wanted
+    assert sorted(path.name for path in production.glob("[!.]*")) == sorted(names)
     assert arrays(production) == arrays(played.folder / "data_tokenized")
-    with np.load(production / wanted[0]) as first:
-        assert len(first["input_ids"]) == min(rows, 100)
+    asked = "--name cleaned_data --windows-per-file 20"
+    played.run(f"tokmill store export npz tokenized -o {tmp_path}/parts {asked}")
+    wanted = [one for ids in sequences(played) for one in windows(ids, 1024, 512)]
+    for part in range(-(-len(wanted) // 20)):
+        with np.load(tmp_path / f"parts/tokenized_cleaned_data_part{part + 1:03}.npz") as data:
+            found = data["input_ids"].tolist(), data["attention_mask"].tolist()
+        # Each file is as wide as its own longest window.
+        assert found == padded(wanted[20 * part :][:20], PAD)
     assert {path.name for path in (played.folder / "each").glob("*.npz")} == {
         f"tokenized_{name}.npz" for name in "abc"
     }
