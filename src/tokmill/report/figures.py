@@ -120,7 +120,7 @@ def length_figure(
             else Series(label, edges, share, i, more={thing: heights})
         )
         median = length_figures(found, times).median
-        marks.append((f"median {median:,}", float(median), i))
+        marks.append((f"median {median:,.1f}", median, i))
     return Figure(
         f"Lengths of {thing}",
         f"length of a {thing[:-1]} ({unit})",

@@ -125,7 +125,7 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
         [
             f"length of a record{scope}",
             f"{lengths.min:,} to {lengths.max:,}, mean {lengths.mean:,.1f}, median "
-            f"{lengths.median:,}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
+            f"{lengths.median:,.1f}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
         ],
         [
             f"in rows of {found.width:,}{scope}",

@@ -27,13 +27,14 @@ FREQUENT = 20
 class Lengths(msgspec.Struct, frozen=True):
     """Lengths of records in tokens, including the `eot` token.
 
-    A quantile q is the smallest length such that a share of at least q of the records is not
-    longer; so it is a length that occurs. All values are 0 for a store without records.
+    The quantiles p90 and p99 are the smallest length such that a share of at least so many records
+    is not longer; so it is a length that occurs. The median of an even number of records is the
+    mean of the two in the middle. All values are 0 for a store without records.
     """
 
     min: int
     mean: float
-    median: int
+    median: float
     p90: int
     p99: int
     max: int
@@ -218,13 +219,14 @@ def length_figures(lengths: Array, records: Array) -> Lengths:
     """Return the figures of lengths (ascending), each with its number of records."""
     total = int(records.sum())
     if not total:
-        return Lengths(0, 0.0, 0, 0, 0, 0, [])
+        return Lengths(0, 0.0, 0.0, 0, 0, 0, [])
     cumulative = np.cumsum(records)
 
     def quantile(percent: int) -> int:
         # In integers: as a float, 0.9 * total may exceed a count that equals it exactly.
         return int(lengths[np.searchsorted(cumulative * 100, percent * total, side="left")])
 
+    middle = np.searchsorted(cumulative, [(total - 1) // 2, total // 2], side="right")
     longest = int(lengths[-1])
     bins = [(0, 0)] + [(1 << k, (2 << k) - 1) for k in range(longest.bit_length())]
     edges = np.asarray([first for first, _ in bins] + [bins[-1][1] + 1])
@@ -233,7 +235,7 @@ def length_figures(lengths: Array, records: Array) -> Lengths:
     return Lengths(
         min=int(lengths[0]),
         mean=int(lengths @ records) / total,
-        median=quantile(50),
+        median=float(lengths[middle].mean()),
         p90=quantile(90),
         p99=quantile(99),
         max=longest,

@@ -251,7 +251,7 @@ class Signature(Contrastive):
         cpi, found = log_cpi[known].exp(), vectors[known, -1].double().exp()
         return metrics | {
             "cpi_error": float(((found - cpi).abs() / cpi).mean()),
-            "cpi_error_constant": float(((cpi.median() - cpi).abs() / cpi).mean()),
+            "cpi_error_constant": float(((cpi.quantile(0.5) - cpi).abs() / cpi).mean()),
         }
 
     def param_groups(self, weight_decay: float) -> list[Group]:

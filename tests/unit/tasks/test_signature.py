@@ -210,6 +210,12 @@ def test_the_cpi_alone_and_no_cpi(stores: Path, tmp_path: Path) -> None:
     found = [*losses(tmp_path / "cpi", "loss_cpi").values()]
     assert sum(found[-5:]) < sum(found[:5])
     assert "val_mrr" not in losses(tmp_path / "cpi", "val_mrr")
+    cpi = Store(stores / "sets-val").column("cpi").astype(np.float64)
+    cpi = cpi[np.isfinite(cpi) & (cpi > 0)]
+    assert len(cpi) % 2 == 0 and len(set(cpi)) == len(cpi), "two different ones in the middle"
+    constant = (abs(np.median(cpi) - cpi) / cpi).mean()
+    told = losses(tmp_path / "cpi", "val_cpi_error_constant")
+    assert told[40] == pytest.approx(constant, rel=1e-5)
     bare = {"cpi": "", "weight": "", "overlay": "vectors"}
     tokmill.train(recipe(stores, 4, task=bare), tmp_path / "bare", quiet=True)
     assert losses(tmp_path / "bare", "val_mrr") and not losses(tmp_path / "bare", "val_cpi_error")
