@@ -176,7 +176,9 @@ class SelectSource(Source):
         chance = 3 * (asked * (1 - asked) / max(of, 1)) ** 0.5 if single else 0
         if not of or abs(drawn / of - asked) <= max(OFF * min(asked, 1 - asked), chance):
             return "" if manifest.records else "no record meets all conditions: demand less"
-        together = "records with equal tokens are drawn together"
+        together = (
+            "records with equal tokens are drawn together; a second draw needs another --seed"
+        )
         if not single:
             values = {
                 value

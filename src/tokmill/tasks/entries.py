@@ -113,14 +113,15 @@ def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str
     All int64, as `likeness.relations` wants them. Columns that begin with `negative` name negatives
     of their entry, others alike records; the first one is the anchor. Without such columns (rows of
     key columns, or of a column with a value per token) all rows of an entry are alike, and their
-    records are not known.
+    records are not known. Of imported entries of three records, `content` stands for the numbers.
     """
     values = dict(batch.values)
     count = len(batch)
-    own_group = values.pop(group or GROUP, np.full(count, -1)).astype(np.int64)
+    own_group = values.get(group or GROUP, np.full(count, -1)).astype(np.int64)
     if CONTENT in values:
-        rows = values.pop(CONTENT).reshape(-1, len(ROLES))
+        rows = values[CONTENT].reshape(-1, len(ROLES))
         values |= zip(ROLES, np.repeat(rows, len(ROLES), axis=0).T, strict=True)
+    values = {n: value for n, value in values.items() if n not in (CONTENT, group or GROUP)}
     names = [name for names in (columns, *TUPLES) for name in names]
     found = {n: values.pop(n).astype(np.int64).reshape(count, -1) for n in names if n in values}
     if not found:

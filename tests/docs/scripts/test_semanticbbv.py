@@ -581,13 +581,20 @@ def test_a_trace_is_checked(done: Played) -> None:
 
 @checks("`asm_triple_loss_dataset_generator.py`", "Its output", "`merge_triple_loss_tokens.py`")
 def test_functions_at_levels(done: Played) -> None:
+    wanted: dict[str, dict[str, list[dict[str, list[str]]]]] = {}
+    for path in Path("extracts").iterdir():
+        level = path.name.split("-")[2]
+        for name, function in got(path).items():
+            dicts = [
+                t for n in sorted(function[3]) for t in sequence(function[3].nodes[n]["raw"], n)
+            ]
+            wanted.setdefault(name, {}).setdefault(level, []).append(aligned(dicts))
     pickled = got("functions.pkl")
-    for project in SOURCES:
-        for level in LEVELS:
-            (path,) = Path("extracts").glob(f"{project}-tool-{level}-*")
-            for name in got(path):
-                if name != "entry":  # both projects have one
-                    assert level in pickled[name]
+    assert pickled.keys() == wanted.keys() and len(wanted["entry"]["O0"]) == 2
+    for name, levels in wanted.items():
+        assert pickled[name].keys() == levels.keys() == set(LEVELS)
+        for level, sequences in levels.items():
+            assert multiset(streams_of(pickled[name][level])) == multiset(sequences)
     store = tokmill.Store("levels-again")
     own = got("functions-of-levels/saved_func_tokens.pkl")
     assert multiset(records("levels-again")) == multiset(
@@ -629,7 +636,7 @@ def test_triplets_of_functions(done: Played) -> None:
         {n: int(entry[n]) for n in ("anchor", "positive", "negative")}
         for entry in tokmill.Store("tenth")
     ]
-    assert 0 < len(tenth) < len(every) / 3 and all(one in every for one in tenth)
+    assert 0 < len(tenth) < len(every) / 2 and all(one in every for one in tenth)
 
 
 @checks("The same of pickles of triplets")

@@ -417,4 +417,12 @@ def test_chance_alone_is_no_note(tmp_path: Path, capsys: pytest.CaptureFixture[s
         told = share_of(capsys, tmp_path / "p", tmp_path / f"{seed}", ratio=0.5, seed=seed)
         assert not told or told.startswith("no record meets all conditions")
     told = share_of(capsys, tmp_path / "equal", tmp_path / "e", ratio=0.5)
-    assert told.endswith("records with equal tokens are drawn together")
+    assert "records with equal tokens are drawn together" in told
+    # A draw of a draw with the same seed is no new one.
+    many = [rec([i % 10, i // 10 % 10, i // 100], name="", level=i, score=0, vector=[0, 0])
+            for i in range(300)]  # fmt: skip
+    make(tmp_path / "many", many)
+    half = quick_build("select", tmp_path / "many", tmp_path / "half", ratio=0.5)
+    told = share_of(capsys, half.path, tmp_path / "again", ratio=0.5)
+    assert told.startswith(f"100 % of {len(half)} records") and "needs another --seed" in told
+    assert not share_of(capsys, half.path, tmp_path / "new", ratio=0.5, seed=1)
