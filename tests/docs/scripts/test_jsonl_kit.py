@@ -486,7 +486,7 @@ def test_figures_of_quality(played: Played) -> None:
     lengths = [len(ids) for ids in sequences(played)]
     figures = {line[:17].strip(): line[19:] for line in output.splitlines()}
     mean, middle = statistics.mean(lengths), statistics.median(lengths)
-    assert figures["mean, median"] == f"{mean:,.1f}, {middle:g} tokens"
+    assert figures["mean, median"] == f"{mean:,.1f}, {middle:,.1f} tokens"
     assert figures["shortest, longest"] == f"{min(lengths):,}, {max(lengths):,} tokens"
     # Rows of records that are not longer than 1,024, as padded to that width.
     assert max(lengths) <= 1024
