@@ -16,7 +16,7 @@ from document_formulas import padded, windows
 from making import TOKENIZER, ids_of, quick_build, token_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.formats import notes
-from tokmill.formats.npz import NpzExport
+from tokmill.formats.npz import NpzExport, check
 from tokmill.formats.npz_export import file_names
 
 LONG = list(range(1, 26))
@@ -366,3 +366,51 @@ def test_wrong_lengths_inside_the_archive(tmp_path):
             archive.writestr("attention_mask.npy", npy(MASK))
         with pytest.raises(TokmillError, match=message):
             quick_build("npz", tmp_path / "a.npz", tmp_path / message)
+
+
+def check_file_integrity(folder, vocab_size):
+    """The seed's two checks of a folder, line by line: names of the files that one refuses."""
+    bad = set()
+    for npz_file in folder.glob("*.npz"):
+        try:
+            with open(npz_file, "rb") as file, np.load(file) as data:
+                assert "input_ids" in data
+                assert "attention_mask" in data
+                assert data["input_ids"].shape == data["attention_mask"].shape
+                assert data["input_ids"].dtype in [np.int32, np.int64]
+                assert data["attention_mask"].dtype in [np.int32, np.int64]
+                assert np.max(data["input_ids"]) < vocab_size
+        except Exception:
+            bad.add(npz_file.name)
+    return bad
+
+
+def test_every_problem_of_a_folder_of_others_is_told(tmp_path):
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 300, (50, 8)).astype(np.int32)
+    mask = np.ones_like(ids)
+    whole = save(tmp_path / "a.npz", input_ids=ids, attention_mask=mask).read_bytes()
+    save(tmp_path / "long.npz", input_ids=ids.astype(np.int64), attention_mask=mask)
+    assert check(tmp_path, str(TOKENIZER)).ok and not check_file_integrity(tmp_path, 300)
+    save(tmp_path / "mask.npz", input_ids=ids)
+    save(tmp_path / "ids.npz", attention_mask=mask)
+    save(tmp_path / "shape.npz", input_ids=ids, attention_mask=mask[:3])
+    save(tmp_path / "float.npz", input_ids=ids.astype(float), attention_mask=mask)
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "none.npz").write_bytes(b"")
+    (tmp_path / "flip.npz").write_bytes(whole)
+    corrupt(tmp_path / "flip.npz", len(whole) // 2)
+    large = ids.copy()
+    large[7, 3] = 300
+    save(tmp_path / "range.npz", input_ids=large, attention_mask=mask)
+    for tokenizer, size in ((str(TOKENIZER), 300), (None, 1 << 31)):
+        found = check(tmp_path, tokenizer)
+        bad = {re.search(r"(\w+\.npz)", problem.where)[1] for problem in found.problems}
+        assert bad == check_file_integrity(tmp_path, size)
+        assert ("range.npz" in bad) == (tokenizer is not None)
+        assert found.files == 10 and len(found.problems) == len(bad)
+    where = next(p.where for p in check(tmp_path, str(TOKENIZER)).problems if "range" in p.where)
+    assert where.endswith("range.npz, row 7, position 3")
+    save(tmp_path / "one.npz", input_ids=ids - 1, attention_mask=mask)
+    assert not check(tmp_path / "one.npz").ok, "the script takes ids below 0"
+    assert check(tmp_path / "a.npz").ok
