@@ -14,6 +14,7 @@ from tokmill.bbv.clusters import Floats, Ints
 from tokmill.bbv.cpi import RATES
 from tokmill.bbv.projection import Matrix
 from tokmill.bbv.vectors import BlockVectors
+from tokmill.builds.mining.intervals import check_intervals
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.hashes import mix
 from tokmill.store.store import Store
@@ -82,13 +83,7 @@ def block_vectors(store: Store) -> BlockVectors:
 
     Raises `UsageError` for a store of something else.
     """
-    for name in ("block", "count"):
-        if name not in store.schema or store.schema[name].per != "token":
-            raise UsageError(
-                f"the store has no column {name!r} with a value a token",
-                where=str(store.path),
-                hint="`tokmill build bbv` makes stores of executions",
-            )
+    check_intervals(store)
     shards = [store.shard(number) for number in range(len(store.shards))]
     blocks = [np.zeros(0, np.int64), *(shard["block"].astype(np.int64) for shard in shards)]
     counts = [np.zeros(0, np.uint64), *(shard["count"].astype(np.uint64) for shard in shards)]

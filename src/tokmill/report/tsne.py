@@ -53,7 +53,7 @@ def tsne(
             "the figure tsne is of one store, and takes a sample by itself",
             hint=f"name one store and no --sample: {MOST:,} records are drawn at random",
         )
-    store = Store(paths[0]) if paths[0].is_dir() else None
+    store = None if paths[0].is_file() else Store(paths[0])
     if store is None and (column or vectors):
         raise UsageError(
             "a file has no columns and no overlays",
@@ -67,38 +67,36 @@ def tsne(
             hint="--vectors OVERLAY or F.npy; a store of intervals needs none",
         )
     if store is not None and vectors:
-        chosen = sampled(len(store))
-        units, labels = VectorTable(store, vectors).units(chosen), np.full(len(chosen), "records")
-        count = len(store)
+        count, chosen = len(store), sampled(len(store))
+        units = VectorTable(store, vectors).units(chosen)
     else:
-        found = read(paths[0]) if store is None else block_vectors(store)
-        count, chosen = len(found), sampled(len(found))
-        matrix, ids = as_matrix(found)
+        intervals = read(paths[0]) if store is None else block_vectors(store)
+        count, chosen = len(intervals), sampled(len(intervals))
+        matrix, ids = as_matrix(intervals)
         units = rounded(project(matrix[chosen], ids, DIMENSIONS))
-        labels = np.full(len(chosen), "intervals")
-        if not column and units.any():
-            labels = rare_together(
-                np.asarray([f"phase {n}" for n in simpoints(matrix, ids).labels])[chosen]
-            )
-    if store is not None and column:
-        labels = keys_of(store, chosen, column)
     filled = (units != 0).any(axis=1)
-    units, labels = units[filled] / UNIT, labels[filled]
-    if len(units) < FEWEST:
+    chosen, units = chosen[filled], units[filled] / UNIT
+    if len(chosen) < FEWEST:
         raise UsageError(
-            f"{human_count(len(units), 'vector')} that are not zeros",
+            f"{human_count(len(chosen), 'vector')} that are not zeros",
             where=str(paths[0]),
             hint=f"at least {FEWEST} are needed",
         )
-    with elapsed(f"t-SNE of {len(units):,} vectors"):
+    labels = np.full(len(chosen), "records")
+    if store is not None and column:
+        labels = keys_of(store, chosen, column)
+    elif not vectors:
+        phases = simpoints(matrix, ids).labels[chosen]
+        labels = rare_together(np.asarray([f"phase {phase}" for phase in phases]))
+    with elapsed(f"t-SNE of {len(chosen):,} vectors"):
         places = embedded(units)
     series = [
         Series(label, places[labels == label, 0], places[labels == label, 1], number)
         for number, label in enumerate(_ordered(labels, numbers=_is_number(store, column)))
     ]
     title = f"t-SNE of {vectors or 'basic block vectors'}"
-    if len(units) < count:
-        title += f": {len(units):,} of {count:,} records"
+    if len(chosen) < count:
+        title += f": {len(chosen):,} of {count:,} records"
     return Figure(title, "t-SNE 1", "t-SNE 2", "points", series)
 
 

@@ -90,8 +90,9 @@ class Intervals:
             positive, kth = self.positives(anchor, times)
             negative = np.full(len(anchor), -1)
             some = np.flatnonzero(positive >= 0)
-            known = anchor[some], times[some], positive[some], kth[some]
-            negative[some] = self.negatives(*known, notes)
+            negative[some] = self.negatives(
+                anchor[some], times[some], positive[some], kth[some], notes
+            )
             missing = NO_SEMI_HARD if self.config.negatives == "semi-hard" else NO_NEGATIVE
             skipped[NO_POSITIVE] += int(np.count_nonzero(positive < 0))
             skipped[missing] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
@@ -197,8 +198,8 @@ class Intervals:
         """A row of `FACTS` for each record: first record of its program, and of equal content."""
         facts = np.zeros(len(self.store), FACTS)
         contents, programs = [np.zeros(0, DIGEST)], [np.zeros(0, DIGEST)]
-        alike = ("trace",) if self.config.across else ("program", "trace")
-        names = [name for name in alike if name in self.store.schema]
+        grouping = ("trace",) if self.config.across else ("program", "trace")
+        names = [name for name in grouping if name in self.store.schema]
         for place in range(len(self.store.shards)):
             for _, batch in batches(self.store, place):
                 contents.append(record_digests(batch, ["block", "count"]))
@@ -256,22 +257,23 @@ class Intervals:
     @cached_property
     def thresholds(self) -> Array:
         """For each record the least cosine of a positive and the largest of a negative (n, 2)."""
-        of, found = self.facts["of"], np.zeros((len(self.store), 2))
+        of, thresholds = self.facts["of"], np.zeros((len(self.store), 2))
         order = self.programs[0]
-        table = np.asarray([(one.above, one.below) for one in self.edges.values()]).reshape(-1, 2)
-        found[order] = table[np.searchsorted([*self.edges], of[order])]
-        return found
+        rows = [(one.above, one.below) for one in self.edges.values()]
+        table = np.asarray(rows).reshape(-1, 2)
+        thresholds[order] = table[np.searchsorted([*self.edges], of[order])]
+        return thresholds
 
     @cached_property
     def edges(self) -> dict[int, Edges]:
         """First record of each program → its thresholds."""
         order, _, end = self.programs
-        found, at = {}, 0
+        edges, at = {}, 0
         while at < len(order):
             stop = int(end[order[at]])
-            found[int(self.facts["of"][order[at]])] = self.edges_of(order[at:stop])
+            edges[int(self.facts["of"][order[at]])] = self.edges_of(order[at:stop])
             at = stop
-        return found
+        return edges
 
     def edges_of(self, records: Array) -> Edges:
         """Return the thresholds of a program, of all of its records that are used."""
@@ -282,13 +284,14 @@ class Intervals:
         content = self.facts["content"]
         other = content[left] != content[right]
         like = self.likeness(left[other], right[other])
-        moved = [not (like > high).any(), not (like < low).any()]
+        semi_hard = self.config.negatives == "semi-hard"
+        moved = [not (like > high).any(), not semi_hard and not (like < low).any()]
         if moved[0] and len(left) == PAIRS:
             # Of many pairs some were drawn: whether the nearest ones are above is looked for.
             key, edge = np.zeros(len(records), np.uint64), np.full(len(records), high)
             asked = Asked(records, key, edge, edge + 4, self.other_content, nearest=True)
-            found = search(self.cells, self.units, asked)
-            moved[0] = not ((found.record >= 0) & ~found.below).any()
+            nearest = search(self.cells, self.units, asked)
+            moved[0] = not ((nearest.record >= 0) & ~nearest.below).any()
         if len(like):
             high = threshold(like, self.config.above) if moved[0] else high
             low = -threshold(-like, self.config.below) if moved[1] else low
@@ -314,7 +317,7 @@ class Intervals:
         return shared(Path(self.scratch), kind, canonical_digest(said)[:24], dtype, shape, find)
 
 
-def check_columns(store: Store, config: Any) -> None:
+def check_intervals(store: Store) -> None:
     """Refuse a store that has no intervals."""
     for name in ("block", "count"):
         column = store.schema.get(name)
@@ -324,6 +327,11 @@ def check_columns(store: Store, config: Any) -> None:
                 where=str(store.path),
                 hint="`tokmill build bbv` makes stores of intervals",
             )
+
+
+def check_columns(store: Store, config: Any) -> None:
+    """Refuse a store that has no intervals, or not those that are asked for."""
+    check_intervals(store)
     if config.cpi and ("cpi" not in store.schema or store.schema["cpi"].per != "record"):
         raise UsageError(
             "the store has no column 'cpi'",
