@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -120,6 +120,8 @@ class Source(ABC):
     """Unit of `starts` of its records."""
     hints: ClassVar[Mapping[str, str]] = {}
     """Reason → hint if most records were left out for this reason."""
+    explained: ClassVar[Collection[str]] = ("missing", "type", "json", "too long")
+    """Reasons for which `why_nothing` reads the files again."""
     config: Any
     """The options, with absolute paths, so that a repair in another folder finds the files."""
     left_out: Mapping[str, int] = {}

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from tokmill.builds.mining.intervals import check_intervals
 from tokmill.errors import TokmillError, UsageError
 from tokmill.formats import exports
 from tokmill.formats.notes import exporting
@@ -64,13 +65,8 @@ class TripletsExport:
                 hint="`tokmill build mine PROFILES --what bbv` makes triplets of intervals",
             )
         profiles = store if imported else store.reference("anchor")
-        for name in () if imported else ("block", "count"):
-            if name not in profiles.schema or profiles.schema[name].per != "token":
-                raise UsageError(
-                    f"the triplets are not of intervals: no column {name!r} with a value a token",
-                    where=str(profiles.path),
-                    hint="triplets of functions are trained on as they are",
-                )
+        if not imported:
+            check_intervals(profiles)
         vectors = _vectors(profiles, self.config.vectors) if self.config.vectors else None
         if self.config.cpi and "cpi" not in profiles.schema:
             raise UsageError(

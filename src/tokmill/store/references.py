@@ -97,7 +97,8 @@ def reference_of(store: Store, column: str) -> Reference:
             where=str(store.path),
             hint=nearest(column, known)
             or "`tokmill build overlay STORE --values FILE --refer COLUMN=OTHER` makes one, "
-            "`tokmill build triplets PICKLES --blocks OTHER` too",
+            "`tokmill build triplets PICKLES --blocks OTHER` too; intervals refer to blocks if "
+            "they are built with `tokmill build bbv --blocks STORE`",
         )
     stated, name = store.manifest.references, store.schema[column].ref
     found = stated.get(name or "") if isinstance(stated, dict) else None

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from document_formulas import padded, windows
 from making import TOKENIZER, ids_of, quick_build, token_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.formats import notes
@@ -24,20 +25,6 @@ LONG = list(range(1, 26))
 def export(store, out, **options):
     options = {"max_length": 10, "stride": 4, "pad_id": 0, **options}
     return NpzExport(NpzExport.Config(**options)).write(store, out)
-
-
-def windows(tokens, length, step):
-    """The seed's loop, line by line."""
-    if len(tokens) <= length:
-        return [tokens]
-    found, start = [], 0
-    while start < len(tokens):
-        end = min(start + length, len(tokens))
-        found.append(tokens[start:end])
-        if end == len(tokens):
-            break
-        start += step
-    return found
 
 
 def load(out):
@@ -67,14 +54,6 @@ def test_windows_are_the_seeds(tmp_path):
     assert written["windows"] == len(expected) and written["tokens"] == sum(map(len, expected))
 
 
-def save_sequences(sequences, width=None):
-    """The seed's padding, line by line; `width`: where it is not that of the longest sequence."""
-    max_len = width or max(len(seq) for seq in sequences)
-    ids = [seq + [0] * (max_len - len(seq)) for seq in sequences]
-    masks = [[1] * len(seq) + [0] * (max_len - len(seq)) for seq in sequences]
-    return np.array(ids, dtype=np.int32), np.array(masks, dtype=np.int32)
-
-
 @pytest.mark.parametrize("padding", ["longest", "max_length", None])
 @pytest.mark.parametrize("per_file", [4, 23])
 def test_the_width_is_that_of_the_longest_window_of_a_file(tmp_path, padding, per_file):
@@ -86,12 +65,10 @@ def test_the_width_is_that_of_the_longest_window_of_a_file(tmp_path, padding, pe
     options |= {"max_length": 1024, "stride": 512, "windows_per_file": per_file}
     written = export(store, tmp_path / "o", **options)
     _, parts = load(tmp_path / "o")
-    width = 1024 if padding == "max_length" else None
+    width = 1024 if padding == "max_length" else 0
     for number, (ids, mask) in enumerate(parts):
         some = records[number * per_file : (number + 1) * per_file]
-        expected_ids, expected_mask = save_sequences(some, width)
-        assert ids.shape == expected_ids.shape
-        assert np.array_equal(ids, expected_ids) and np.array_equal(mask, expected_mask)
+        assert (ids.tolist(), mask.tolist()) == padded(some, 0, width)
     if per_file == 23:
         assert parts[0][0].shape == (23, width or 100)
     arrays = sum(ids.nbytes + mask.nbytes for ids, mask in parts)

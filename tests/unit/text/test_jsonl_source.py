@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from document_formulas import prepared_text
 from making import EOT, TOKENIZER, ids_of, jsonl, quick_build
 from tokmill.builds.source import Item, Resources
 from tokmill.errors import TokmillError, UsageError
@@ -256,18 +257,6 @@ def test_an_empty_file_has_no_record(tmp_path: Path) -> None:
         quick_build("jsonl", path, tmp_path / "s")
 
 
-def prepare_text(item: dict[str, str]) -> str:
-    """The JSONL kit's function, line by line."""
-    text_parts = []
-    title = item.get("title", "").strip()
-    if title and title not in ["", "[deleted]", "[removed]"]:
-        text_parts.append(title)
-    text = item.get("text", "").strip()
-    if text and text not in ["", "[deleted]", "[removed]"]:
-        text_parts.append(text)
-    return "\n".join(text_parts)
-
-
 BLANKS = ["", " ", "\t", "\n", "\u00a0", "\u2003", "\x1f", "\u3000", "\u200b"]
 FIELD = st.tuples(
     st.sampled_from(BLANKS),
@@ -288,7 +277,7 @@ def test_the_ids_are_those_of_the_jsonl_kit(
     folder = tmp_path_factory.mktemp("kit")
     items.append({"title": " kept\u00a0", "text": "[deleted]\n"})
     path = jsonl(folder / "a.jsonl", items)
-    texts = [text for text in map(prepare_text, items) if text]
+    texts = [text for text in map(prepared_text, items) if text]
     assert [text for _, text in read(path, strip=True)[0]] == texts
     options = {"strip": True, "end_of_record": "none", "specials_in_text": "special"}
     store = quick_build("jsonl", path, folder / "s", **options)
