@@ -52,6 +52,7 @@ def in_processes(
         initargs=(start, argument),
     )
     running: dict[Future[R], T] = {}
+    done: set[Future[R]] = set()
     try:
         while True:
             while len(running) < workers + 1:
@@ -70,8 +71,8 @@ def in_processes(
                 tick()
             if not done and left <= pause:
                 return
-            for future in done:
-                yield running.pop(future), future.result()
+            while done:
+                yield _taken(running, done)
     except BrokenProcessPool:
         raise MachineError("a worker process was killed", hint=hint) from None
     finally:
@@ -80,6 +81,17 @@ def in_processes(
         with _signals_wait():
             _kill(pool)
             pool.shutdown(wait=True, cancel_futures=True)
+            # A future holds its error, and the error this frame with all semaphores.
+            running.clear()
+            done.clear()
+
+
+def _taken(running: dict[Future[R], T], done: set[Future[R]]) -> tuple[T, R]:
+    future = done.pop()
+    try:
+        return running.pop(future), future.result()
+    finally:
+        del future
 
 
 @contextlib.contextmanager
