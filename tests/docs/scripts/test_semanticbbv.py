@@ -617,7 +617,8 @@ def test_functions_at_levels(done: Played) -> None:
     assert multiset(records("levels-again")) == multiset(
         aligned(one) for many in own.values() for one in many
     )
-    assert {row["function"] for row in store} == own.keys()
+    places = {(row["function"], int(row["variant"])) for row in store}
+    assert places == {(name, place) for name, many in own.items() for place in range(len(many))}
     both = [one for many in got("levels/tool.pkl").values() for one in many.values()]
     both += [one for many in own.values() for one in many]
     assert multiset(records("all-levels")) == multiset(streams_of(both))
