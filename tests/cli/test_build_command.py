@@ -125,6 +125,7 @@ def test_explain(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
 def test_limit_time_and_going_on(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
     arguments = ("build", "jsonl", inputs / "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
     done = tokmill(*arguments, "--limit-time", "1h", "--json")
+    assert "records/s" in done.stderr
     assert json.loads(done.stdout)["complete"]
 
 

@@ -209,7 +209,7 @@ def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> S
     grows = (out / "manifest.json").exists()
     if not grows and how.part is None:
         write_file(out / "manifest.json", sealed(manifest))
-    share = max(bar.done, 1) / max(bar.total, 1)
+    share, rate, took = max(bar.done, 1) / max(bar.total, 1), bar.rate, human_time(bar.seconds)
     if name:
         raise Interrupted(
             f"stopped by {name} at {share:.1%} of the input; kept: "
@@ -222,15 +222,15 @@ def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> S
         if not how.quiet:
             faster = "" if how.amount.workers == 0 else ", or --workers 0, which begins at once"
             print(
-                f"time limit reached after {human_time(bar.seconds)}, before one record was whole: "
+                f"time limit reached after {took}, before one record was whole: "
                 f"nothing is kept.\nhint: give it more time{faster}",
                 file=sys.stderr,
             )
         return Store(out)
     projection = {
         "share": round(share, 4),
-        "rate_bytes_per_second": round(bar.rate),
-        "projected_seconds": round(bar.total / bar.rate, 1) if bar.rate else None,
+        "rate_bytes_per_second": round(rate),
+        "projected_seconds": round(bar.total / rate, 1) if rate else None,
         "projected_tokens": round(manifest.tokens / share),
         "projected_disk_bytes": round(manifest.bytes / share),
         "peak_memory_bytes": watch.peak_memory,
@@ -239,9 +239,10 @@ def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> S
     if not how.quiet:
         memory = human_bytes(watch.peak_memory)
         print(
-            f"time limit reached after {human_time(bar.seconds)}: {share:.1%} of the input at "
-            f"{human_bytes(bar.rate)}/s.\nThe whole input would take "
-            f"{human_time(bar.total / max(bar.rate, 1))}, "
+            f"time limit reached after {took}: {share:.1%} of the input at "
+            f"{human_bytes(rate)}/s, {manifest.records / max(bar.done, 1) * rate:,.0f} "
+            "records/s.\nThe whole input would take "
+            f"{human_time(bar.total / max(rate, 1))}, "
             f"{human_bytes(manifest.bytes / share)} on disk and about {memory} of memory.\n"
             "What was made is kept: the same command without --limit-time goes on.",
             file=sys.stderr,

@@ -210,8 +210,10 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         watch.event("interrupted" if name else "time limit")
         return stop_early(out, how, bar, watch, name)
     if limit is not None and not how.quiet:
+        records = sum(receipt.records for receipt in receipts) / max(bar.done, 1) * bar.rate
         print(
-            f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s",
+            f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s, "
+            f"{records:,.0f} records/s",
             file=sys.stderr,
         )
     store = finish(out, prepared, receipts, how)

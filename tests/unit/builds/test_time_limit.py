@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -330,7 +331,12 @@ def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
         assert "before one record was whole" in capsys.readouterr().err
     else:
         assert len(partial) and projection.exists()
-        share = json.loads(projection.read_bytes())["share"]
+        found = json.loads(projection.read_bytes())
+        rate = re.search(r" ([\d,]+) records/s\.", capsys.readouterr().err)[1].replace(",", "")
+        done = found["share"] * json.loads((partial.path / "plan.json").read_bytes())["input_bytes"]
+        seconds = done / found["rate_bytes_per_second"]
+        assert float(rate) == pytest.approx(len(partial) / seconds, rel=0.02, abs=1)
+        share = found["share"]
         # Equal sequences of operations are one record, so later schedules bring fewer.
         if name not in ("x86", "mlir"):
             assert share == pytest.approx(len(partial) / len(whole), abs=0.05)
