@@ -298,7 +298,7 @@ class Session:
 
     def log_step(self) -> None:
         """Write the metrics of the last step."""
-        report = self.task.report(self.sums, self.count)
+        report = self.task.report(self.sums, self.count) if self.count else {}
         if self.config.run.precision == "fp16":
             report["skipped_steps"] = self.engine.skipped
         self.log({**report, "lr": self.lr, "grad_norm": self.norm, **self.meter.report()})
