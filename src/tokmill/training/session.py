@@ -142,7 +142,8 @@ def train(
     """
     out = Path(out)
     with one_a_machine():
-        config = with_epochs(resolve(recipe, out, options or {}, resume), place().world)
+        world = place().world
+        config = with_epochs(resolve(recipe, out, options or {}, resume, world), world)
     with (
         make_engine(config.run, config.engine) as engine,
         Stop(seconds(config.run.max_time)) as stop,
