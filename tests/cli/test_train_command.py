@@ -222,7 +222,7 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "what"),
     [
-        (["train", "STORE"], 2, "-o RUN"),
+        (["train", "STORE"], 2, "-o run"),
         (["train"], 2, "tokmill train STORE -o RUN"),
         (["train", "TEXT", "-o", "RUN"], 2, "this is neither a recipe nor a store"),
         (["train", "TEXT", "-o", "RUN"], 2, "tokmill build text "),
