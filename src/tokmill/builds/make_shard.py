@@ -27,7 +27,6 @@ from tokmill.files import (
     stamp,
     write_file,
 )
-from tokmill.store import manifest as layout
 from tokmill.store.manifest import Cut, ItemReceipt, Plan, Receipt, shard_name
 from tokmill.store.schema import Records
 from tokmill.store.seal import sealed
@@ -53,7 +52,6 @@ class Work(msgspec.Struct, frozen=True):
     vocabularies: dict[str, Vocabulary]
     store: str
     resources: Resources
-    format: int = layout.FORMAT
 
     def source(self) -> Source:
         """Make the source."""
@@ -77,7 +75,6 @@ def planned_work(store: Path, plan: Plan, resources: Resources | None = None) ->
         plan.vocabularies,
         str(store),
         resources or Amount().resources(),
-        plan.format,
     )
 
 
@@ -135,10 +132,8 @@ class Content:
 class _Part:
     """The part of a shard that is being made."""
 
-    def __init__(
-        self, source: Source, limits: Mapping[str, int], folder: Path, format: int
-    ) -> None:
-        self.writer = ShardWriter(source.schema, dict(limits), folder, format)
+    def __init__(self, source: Source, limits: Mapping[str, int], folder: Path) -> None:
+        self.writer = ShardWriter(source.schema, dict(limits), folder)
         self.items: list[ItemReceipt] = []
         # Rejects of x86 stand at addresses of a program, which form no sequence.
         self.left_out = Runs(joins=not source.rejects_items)
@@ -213,7 +208,6 @@ class _Part:
             unlisted=self.left_out.unlisted,
             skipped=dict(sorted(self.left_out.skipped.items())),
             notes=dict(sorted(self.notes.items())),
-            format=self.writer.format,
             cut=cut,
             done=UNSET if done is None else round(done, 6),
         )
@@ -233,7 +227,6 @@ def make_shard(
     folder: Path,
     deadline: Deadline = NEVER,
     count: Callable[[int], None] | None = None,
-    format: int = layout.FORMAT,
 ) -> list[Receipt]:
     """Read the items of a shard, write it into `folder`, and return its receipts.
 
@@ -250,7 +243,7 @@ def make_shard(
     }
     receipts: list[Receipt] = []
     number = task.items[0].parts_done if len(task.items) == 1 else 0
-    part = _Part(source, limits, folder, format)
+    part = _Part(source, limits, folder)
     path = inside(folder, f"{task.shard}{SUFFIX}")
     # A damaged shard is made from its beginning.
     if task.cut is not None and sha256_file(path) == task.cut.sha256:
@@ -267,7 +260,7 @@ def make_shard(
                 part.end_item(item, content, before)
                 receipts.append(part.commit(folder, task.shard, number, last=False))
                 number += 1
-                part = _Part(source, limits, folder, format)
+                part = _Part(source, limits, folder)
                 before, so_far = (0, 0), part.so_far()
             if clock() > deadline():
                 # End a thread that reads ahead before the digest is taken.
@@ -342,8 +335,7 @@ def make_in_worker(task: ShardJob) -> list[Receipt]:
     if _source is None:
         # Not in `start_worker`: there an error would look like a worker that was killed.
         _source = work.source()
-        if work.format > 1:
-            settle_probe(_source, Path(work.store))
+        settle_probe(_source, Path(work.store))
     source = _source
     folder = Path(work.store) / "shards"
-    return make_shard(source, task, work.vocabularies, folder, _deadline, _count, work.format)
+    return make_shard(source, task, work.vocabularies, folder, _deadline, _count)

@@ -21,7 +21,7 @@ from tokmill import plugins
 from tokmill.builds import make_shard as make
 from tokmill.builds.executors import Terms, check_executor, executor_of
 from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
-from tokmill.builds.folder import TAKEN, check_folder, clear, format_of, given_up, place_plan, sweep
+from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
 from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.prepare import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.builds.resources import choose
@@ -76,7 +76,7 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     out = folder_of(chosen)
     with machine_errors("read", out):
         check_folder(out)
-    prepared = prepare(chosen, layout.FORMAT if how.fresh else format_of(out))
+    prepared = prepare(chosen)
     if not how.quiet:
         say_left_out(prepared.plan)
         say_remark(prepared)

@@ -143,7 +143,8 @@ def train(
     """
     out = Path(out)
     with one_a_machine():
-        config = with_epochs(resolve(recipe, out, options or {}, resume), place().world)
+        world = place().world
+        config = with_epochs(resolve(recipe, out, options or {}, resume, world), world)
     with (
         make_engine(config.run, config.engine) as engine,
         Stop(
@@ -301,7 +302,7 @@ class Session:
 
     def log_step(self) -> None:
         """Write the metrics of the last step."""
-        report = self.task.report(self.sums, self.count)
+        report = self.task.report(self.sums, self.count) if self.count else {}
         if self.config.run.precision == "fp16":
             report["skipped_steps"] = self.engine.skipped
         self.log({**report, "lr": self.lr, "grad_norm": self.norm, **self.meter.report()})

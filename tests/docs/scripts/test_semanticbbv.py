@@ -164,6 +164,23 @@ def test_every_command_of_the_section_runs(done: Played) -> None:
     assert len(named) > 70
 
 
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("vocab build x86 --binary-dir binaries -o new", "tokmill vocab build x86 INPUT"),
+        ("vocab export vocab --output-dir new", "-o PATH"),
+        ("vocab import --input tokens_fine -o new", "tokmill vocab import "),
+        ("cfg --cfg-dir cfg -o new", "tokmill cfg INPUT"),
+        ("build x86 graphs --vocab-dir vocab -o new", "--vocab FOLDER"),
+        ("build select --input-dir walks -o new", "tokmill build select INPUTS"),
+        ("build select walks --sample-ratio 0.2 -o new", "--ratio 0.2"),
+        ("build token-dicts --directory dataset -o new", "tokmill build token-dicts INPUTS"),
+    ],
+)
+def test_old_options_are_answered_with_the_new_ones(command: str, hint: str) -> None:
+    assert hint in run(f"tokmill {command}", code=2).rpartition("hint: ")[2]
+
+
 # Steps 1 to 6.
 
 
@@ -449,7 +466,7 @@ def test_lengths(done: Played) -> None:
     lengths = [len(one["asm"]) for one in records("sampled")]
     text = done.output["tokmill inspect sampled --stats"]
     assert re.search(rf"^shortest, longest +{min(lengths)}, {max(lengths)} tokens", text, re.M)
-    average = f"{round(np.mean(lengths), 1)}, {statistics.median(lengths):g} tokens"
+    average = f"{np.mean(lengths):,.1f}, {statistics.median(lengths):,.1f} tokens"
     assert re.search(rf"^mean, median +{average}", text, re.M)
     (expression,) = [one for one in done.every if one.startswith("numpy.diff")]
     assert done.value(expression).tolist() == lengths
@@ -600,7 +617,8 @@ def test_functions_at_levels(done: Played) -> None:
     assert multiset(records("levels-again")) == multiset(
         aligned(one) for many in own.values() for one in many
     )
-    assert {row["function"] for row in store} == own.keys()
+    places = {(row["function"], int(row["variant"])) for row in store}
+    assert places == {(name, place) for name, many in own.items() for place in range(len(many))}
     both = [one for many in got("levels/tool.pkl").values() for one in many.values()]
     both += [one for many in own.values() for one in many]
     assert multiset(records("all-levels")) == multiset(streams_of(both))
