@@ -10,6 +10,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ctypes import c_double
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from tokmill.stop import Stop
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Plan, Receipt
 from tokmill.store.marks import LOCK
-from tokmill.store.receipts import planned_receipts, read_receipts
+from tokmill.store.receipts import planned_receipts
 from tokmill.store.store import Store
 
 NAMED = 5
@@ -193,9 +194,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     except KeyboardInterrupt:
         watch.event("interrupted")
         raise Interrupted(
-            "the build was stopped; its finished shards are kept"
-            if any(read_receipts(out))
-            else "the build was stopped before a shard was finished",
+            "ended at once; what was committed before is kept",
             where=str(out),
             hint="run the same command again: it continues",
         ) from None
@@ -276,7 +275,7 @@ def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
     return found
 
 
-def until(tasks: Iterable[ShardJob], deadline: make.Deadline) -> Iterator[ShardJob]:
+def until(tasks: Iterable[ShardJob], deadline: c_double) -> Iterator[ShardJob]:
     """Yield tasks until the deadline has passed (always the first)."""
     for number, task in enumerate(tasks):
         if number and make.clock() >= deadline.value:
