@@ -333,20 +333,32 @@ def is_walk(graph: networkx.DiGraph[int], first: int, blocks: Sequence[Block]) -
     return any(tokens[node][: len(last)] == last for node in here)
 
 
-DS_CONFIG = """{
-  "train_batch_size": 8,
-  "gradient_accumulation_steps": 2,
-  "train_micro_batch_size_per_gpu": 4,
-  "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
-  "scheduler": {"type": "WarmupDecayLR", "params": {
-    "last_batch_iteration": -1, "total_num_steps": 80, "warmup_min_lr": 0,
-    "warmup_max_lr": 1e-4, "warmup_num_steps": 4}},
-  "bf16": {"enabled": true},
-  "zero_optimization": {"stage": 2, "contiguous_gradients": true, "overlap_comm": true},
-  "gradient_clipping": 1.0,
-  "wall_clock_breakdown": false
+DS_CONFIG = {
+    "train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.02}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "last_batch_iteration": -1,
+            "total_num_steps": 80,
+            "warmup_min_lr": 0,
+            "warmup_max_lr": 1e-4,
+            "warmup_num_steps": 4,
+        },
+    },
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": False},
+    "zero_optimization": {"stage": 2, "contiguous_gradients": True, "reduce_bucket_size": 5e7},
+    "gradient_clipping": 0.5,
+    "wall_clock_breakdown": False,
+    "logging": {"level": "warning"},
+    "dataloader_settings": {"num_workers": 4, "pin_memory": True},
+    "activation_checkpointing": {"partition_activations": True},
+    "communication_data_type": "bf16",
 }
-"""
+"""What the script's file sets, with other values."""
 
 
 # Executions.
@@ -472,4 +484,4 @@ def put_inputs(folder: Path) -> None:
         "[PAD]\n[SEP]\n[CLS]\n[UNK]\n[MASK]\nmov\nadd\ndword [rax+0x10]\ndword [rbx+0x18]\n"
         "qword [rsp]\n0x10\n77\n"
     )
-    (folder / "ds_config.json").write_text(DS_CONFIG)
+    (folder / "ds_config.json").write_text(json.dumps(DS_CONFIG))

@@ -22,6 +22,7 @@ from elftools.elf.elffile import ELFFile
 from page import Checks, Played, commands, run, scripts_without_row, section, smaller
 from references_semanticbbv import (
     COMPILERS,
+    DS_CONFIG,
     LEVELS,
     SOURCES,
     SPECIALS,
@@ -433,16 +434,27 @@ def test_training_learns_six_streams(done: Played) -> None:
 
 @checks("Step 8, mixed precision", "Step 8, `ds_config.json`", "Step 8, ZeRO", "Step 9")
 def test_settings_of_trainings(done: Played) -> None:
-    def dry(out: str) -> str:
+    def output(out: str) -> str:
         return next(text for one, text in done.output.items() if f" -o {out} " in one)
 
     run_section = json.loads(Path("bf16/recipe.json").read_text())["run"]
     assert run_section["precision"] == "bf16" and run_section["micro_tokens"] == 4096
-    several, zero = dry("several").splitlines()[-1], dry("zero").splitlines()[-1]
+    several, zero = output("several").splitlines()[-1], output("zero").splitlines()[-1]
     assert several.startswith("torchrun ") and "--nproc-per-node=8" in several
     assert "--nproc-per-node=2" in zero and "zero_optimization.stage=2" in zero
-    configured = dry("configured")
-    assert "bf16" in configured
+    recipe = json.loads(Path("configured/recipe.json").read_text())
+    rows, micro = DS_CONFIG["train_batch_size"], DS_CONFIG["train_micro_batch_size_per_gpu"]
+    assert recipe["data"]["batch"] == rows
+    assert recipe["run"]["micro_tokens"] == micro * recipe["task"]["length"]
+    assert (recipe["run"]["engine"], recipe["run"]["precision"]) == ("deepspeed", "bf16")
+    rates = {key: recipe["optim"][key] for key in ("lr", "weight_decay", "warmup", "clip")}
+    assert rates == {"lr": 1e-4, "weight_decay": 0.02, "warmup": 4, "clip": 0.5}
+    assert (recipe["optim"]["schedule"], recipe["optim"]["floor"]) == ("linear", 0)
+    written = json.loads(Path("configured/ds_config.json").read_text())
+    assert written["zero_optimization"].items() >= DS_CONFIG["zero_optimization"].items()
+    notes = output("configured").replace("\n", " ")
+    unused = ("logging", "dataloader_settings", "activation_checkpointing")
+    assert all(name in notes.partition("without effect")[2] for name in unused)
 
 
 @pytest.mark.long
