@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from ctypes import c_double
 from multiprocessing.sharedctypes import RawValue
 from types import FrameType, TracebackType
 from typing import Any
@@ -25,7 +26,7 @@ class Stop:
     """
 
     def __init__(self, until: float, *, note: str = "", ends_at_second: bool = True) -> None:
-        self.until: Any = RawValue("d", until)
+        self.until: c_double = RawValue("d", until)
         """`value`: monotonic seconds at which to stop; a signal sets it to now. Processes that are
         given it share it."""
         self.signal = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +50,6 @@ class Executions:
         """Return the share of each interval in its program's instructions, (N,)."""
         wholes = np.bincount(self.program, self.instructions)[self.program]
         return self.instructions / wholes
-
-    def without(self, event: str) -> Executions:
-        """Return the intervals without a rate."""
-        kept = [number for number, name in enumerate(self.events) if name != event]
-        events = tuple(self.events[number] for number in kept)
-        return dataclasses.replace(self, rates=self.rates[:, kept], events=events)
 
     def some(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Executions:
         """Return the intervals of which `chosen` (N,) is true, and their programs."""

@@ -7,12 +7,13 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Generator, Iterable
+from ctypes import c_double
 from multiprocessing.sharedctypes import RawValue, Synchronized
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from tokmill import plugins
-from tokmill.builds.make_shard import Deadline, ShardJob, Work, make_in_worker, start_worker
+from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_worker
 from tokmill.builds.processes import in_processes
 from tokmill.builds.resources import Amount
 from tokmill.errors import UsageError
@@ -28,8 +29,8 @@ class Terms(NamedTuple):
 
     workers: int = 1
     """Shards at a time, at most."""
-    deadline: Deadline = RawValue("d", math.inf)
-    """When each worker commits its whole records."""
+    deadline: c_double = RawValue("d", math.inf)
+    """Monotonic seconds at which each worker commits its whole records; a signal may change it."""
     grace: float = 1.0
     """Seconds after the deadline at which workers that have not committed are killed."""
     report: Report | None = None
@@ -91,9 +92,9 @@ class Here:
 
     def map(self, tasks: Iterable[ShardJob]) -> Made:
         """Make shards in order."""
-        start_worker(self.work, self._count)
+        start_worker(self.work, self._count, lambda: self.terms.deadline.value)
         for task in tasks:
-            yield task, make_in_worker(task, self.terms.deadline)
+            yield task, make_in_worker(task)
 
     def _count(self, size: int) -> None:
         self.read += size
@@ -120,7 +121,7 @@ class Pool:
         read = multiprocessing.get_context("spawn").Value("q")
         report, deadline = self.terms.report, self.terms.deadline
         yield from in_processes(
-            _make,
+            make_in_worker,
             tasks,
             self.terms.workers,
             start=_start,
@@ -145,26 +146,18 @@ def reached(read: Synchronized[int]) -> int:
     return value
 
 
-_deadline: Any = None
+def _start(given: tuple[Work, Synchronized[int], c_double]) -> None:
+    work, read, deadline = given
 
+    def stop(number: int, frame: FrameType | None) -> None:
+        # A signal to the whole group may reach this process before its parent.
+        deadline.value = min(deadline.value, time.monotonic())
 
-def _start(given: tuple[Work, Synchronized[int], Any]) -> None:
-    global _deadline
-    work, read, _deadline = given
     for number in SIGNALS:
-        signal.signal(number, _stop)
+        signal.signal(number, stop)
 
     def count(size: int) -> None:
         with read.get_lock():
             read.value += size
 
-    start_worker(work, count)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    # A signal to the whole group may reach this process, or what it has started, before its parent.
-    _deadline.value = min(_deadline.value, time.monotonic())
-
-
-def _make(task: ShardJob) -> list[Receipt]:
-    return make_in_worker(task, _deadline)
+    start_worker(work, count, lambda: deadline.value)

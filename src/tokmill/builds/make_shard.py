@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -27,7 +27,6 @@ from tokmill.files import (
     stamp,
     write_file,
 )
-from tokmill.store import manifest as layout
 from tokmill.store.manifest import Cut, ItemReceipt, Plan, Receipt, shard_name
 from tokmill.store.schema import Records
 from tokmill.store.seal import sealed
@@ -37,17 +36,11 @@ from tokmill.store.vocab import Vocabulary
 clock = time.monotonic
 """What deadlines are compared with."""
 PLAN_ANEW = "the same `tokmill build` with --yes plans anew and makes what changed again"
+Deadline = Callable[[], float]
+"""Gives the moment at which a shard is cut, in monotonic seconds; a signal brings it nearer."""
+NEVER: Deadline = functools.partial(float, "inf")
 Stamps = list[tuple[int, ...]]
 """What `stamp` gives of each file of an item."""
-
-
-class Deadline(Protocol):
-    """A moment that may still come nearer, when a signal comes."""
-
-    @property
-    def value(self) -> float:
-        """Monotonic seconds; infinite for none."""
-        ...
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -59,7 +52,6 @@ class Work(msgspec.Struct, frozen=True):
     vocabularies: dict[str, Vocabulary]
     store: str
     resources: Resources
-    format: int = layout.FORMAT
 
     def source(self) -> Source:
         """Make the source."""
@@ -83,7 +75,6 @@ def planned_work(store: Path, plan: Plan, resources: Resources | None = None) ->
         plan.vocabularies,
         str(store),
         resources or Amount().resources(),
-        plan.format,
     )
 
 
@@ -114,14 +105,9 @@ class ShardJob(msgspec.Struct, frozen=True):
         return sum(item.size for item in self.items)
 
     @property
-    def kept(self) -> list[Item]:
-        """The items that the earlier build has read to the end."""
-        return self.items[: len(self.cut.whole)] if self.cut else []
-
-    @property
     def left(self) -> int:
-        """Input bytes of the other items."""
-        return self.size - sum(item.size for item in self.kept)
+        """Input bytes of the items that the earlier build has not read to the end."""
+        return sum(item.size for item in self.items[len(self.cut.whole) if self.cut else 0 :])
 
 
 class Content:
@@ -146,10 +132,8 @@ class Content:
 class _Part:
     """The part of a shard that is being made."""
 
-    def __init__(
-        self, source: Source, limits: Mapping[str, int], folder: Path, format: int
-    ) -> None:
-        self.writer = ShardWriter(source.schema, dict(limits), folder, format)
+    def __init__(self, source: Source, limits: Mapping[str, int], folder: Path) -> None:
+        self.writer = ShardWriter(source.schema, dict(limits), folder)
         self.items: list[ItemReceipt] = []
         # Rejects of x86 stand at addresses of a program, which form no sequence.
         self.left_out = Runs(joins=not source.rejects_items)
@@ -158,11 +142,12 @@ class _Part:
 
     def take_over(self, receipt: Receipt, path: Path) -> None:
         """Begin with the whole items of a shard that was cut."""
-        cut = receipt.cut or Cut(0)
-        self.items = receipt.whole
-        shard, ends = Shard(path), accumulate((item.records for item in self.items), initial=0)
-        for number, (start, stop) in enumerate(pairwise(ends)):
-            self.writer.add(shard.records(start, stop, self.writer.schema), number)
+        cut, shard, start = receipt.cut or Cut(0), Shard(path), 0
+        for item in receipt.whole:
+            batch = shard.records(start, start + item.records, self.writer.schema)
+            self.writer.add(batch, len(self.items))
+            self.items.append(item)
+            start += item.records
         self.left_out.take_over(receipt, cut)
         self.notes.update(cut.notes)
 
@@ -223,7 +208,6 @@ class _Part:
             unlisted=self.left_out.unlisted,
             skipped=dict(sorted(self.left_out.skipped.items())),
             notes=dict(sorted(self.notes.items())),
-            format=self.writer.format,
             cut=cut,
             done=UNSET if done is None else round(done, 6),
         )
@@ -241,9 +225,8 @@ def make_shard(
     task: ShardJob,
     vocabularies: Mapping[str, Vocabulary],
     folder: Path,
-    deadline: Deadline | None = None,
+    deadline: Deadline = NEVER,
     count: Callable[[int], None] | None = None,
-    format: int = layout.FORMAT,
 ) -> list[Receipt]:
     """Read the items of a shard, write it into `folder`, and return its receipts.
 
@@ -260,15 +243,12 @@ def make_shard(
     }
     receipts: list[Receipt] = []
     number = task.items[0].parts_done if len(task.items) == 1 else 0
-    part = _Part(source, limits, folder, format)
-    kept, before_now = task.kept, inside(folder, f"{task.shard}{SUFFIX}")
-    if task.cut is not None and kept:
-        # Otherwise the shard is damaged, and made from its beginning.
-        if sha256_file(before_now) == task.cut.sha256:
-            part.take_over(task.cut, before_now)
-        else:
-            kept = []
-    for item in task.items[len(kept) :]:
+    part = _Part(source, limits, folder)
+    path = inside(folder, f"{task.shard}{SUFFIX}")
+    # A damaged shard is made from its beginning.
+    if task.cut is not None and sha256_file(path) == task.cut.sha256:
+        part.take_over(task.cut, path)
+    for item in task.items[len(part.items) :]:
         so_far = part.so_far()
         found = check_unchanged(item)
         content = Content()
@@ -280,9 +260,9 @@ def make_shard(
                 part.end_item(item, content, before)
                 receipts.append(part.commit(folder, task.shard, number, last=False))
                 number += 1
-                part = _Part(source, limits, folder, format)
+                part = _Part(source, limits, folder)
                 before, so_far = (0, 0), part.so_far()
-            if deadline is not None and clock() > deadline.value:
+            if clock() > deadline():
                 # End a thread that reads ahead before the digest is taken.
                 if isinstance(batches, Generator):
                     batches.close()
@@ -331,15 +311,18 @@ def _checked(path: Path, digest: str) -> tuple[int, ...]:
 _work: Work | None = None
 _source: Source | None = None
 _count: Callable[[int], None] | None = None
+_deadline = NEVER
 
 
-def start_worker(work: Work, count: Callable[[int], None] | None = None) -> None:
+def start_worker(
+    work: Work, count: Callable[[int], None] | None = None, deadline: Deadline = NEVER
+) -> None:
     """Set the build for which this process works; `count` is called with the bytes read."""
-    global _work, _source, _count
-    _work, _source, _count = work, None, count
+    global _work, _source, _count, _deadline
+    _work, _source, _count, _deadline = work, None, count, deadline
 
 
-def make_in_worker(task: ShardJob, deadline: Deadline) -> list[Receipt]:
+def make_in_worker(task: ShardJob) -> list[Receipt]:
     """Make one shard in a process that `start_worker` prepared.
 
     After the deadline only its first one is begun; of another there is no receipt.
@@ -347,13 +330,12 @@ def make_in_worker(task: ShardJob, deadline: Deadline) -> list[Receipt]:
     global _source
     assert _work is not None
     work = _work
-    if _source is not None and clock() > deadline.value:
+    if _source is not None and clock() > _deadline():
         return []
     if _source is None:
         # Not in `start_worker`: there an error would look like a worker that was killed.
         _source = work.source()
-        if work.format > 1:
-            settle_probe(_source, Path(work.store))
+        settle_probe(_source, Path(work.store))
     source = _source
     folder = Path(work.store) / "shards"
-    return make_shard(source, task, work.vocabularies, folder, deadline, _count, work.format)
+    return make_shard(source, task, work.vocabularies, folder, _deadline, _count)

@@ -233,15 +233,13 @@ class _Left:
     """The deadline, asked of the board every `TELL` seconds."""
 
     def __init__(self, board: Any) -> None:
-        self.board, self.asked, self._value = board, -TELL, 0.0
+        self.board, self.asked, self.value = board, -TELL, 0.0
 
-    @property
-    def value(self) -> float:
-        """Monotonic seconds of this machine."""
+    def __call__(self) -> float:
         if make.clock() - self.asked >= TELL:
             self.asked = make.clock()
-            self._value = self.asked + ray.get(self.board.left.remote())
-        return self._value
+            self.value = self.asked + ray.get(self.board.left.remote())
+        return self.value
 
 
 _count = _Count()
@@ -258,11 +256,11 @@ def make_on_node(given: tuple[Work, Shared], board: Any, task: ShardJob) -> list
         if problem := problem_here(shared):
             raise refused(ray.util.get_node_ip_address(), problem, shared)
         gc.set_threshold(200_000, 50, 50)
-        start_worker(work, _count)
+        start_worker(work, _count, _Left(board))
         _begun = shared.content
     _count.begin(board, task.shard)
     try:
-        return make_in_worker(task, _Left(board))
+        return make_in_worker(task)
     finally:
         _count.tell()
         board.done.remote(task.shard)

@@ -69,8 +69,7 @@ def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
     check_links(store)
     work, tasks = work_of(store)
     source = work.source()
-    if work.format > 1:
-        settle_probe(source, store)
+    settle_probe(source, store)
     make_folder(folder)
     receipts: list[Receipt] = []
     for name in names:
@@ -80,7 +79,7 @@ def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
                 where=str(store),
                 hint="`tokmill store validate STORE` names the shards that are bad",
             )
-        receipts += make_shard(source, tasks[name], work.vocabularies, folder, format=work.format)
+        receipts += make_shard(source, tasks[name], work.vocabularies, folder)
     return receipts
 
 

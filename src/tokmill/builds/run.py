@@ -10,6 +10,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ctypes import c_double
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tokmill import plugins
 from tokmill.builds import make_shard as make
 from tokmill.builds.executors import Terms, check_executor, executor_of
 from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
-from tokmill.builds.folder import TAKEN, check_folder, clear, format_of, given_up, place_plan, sweep
+from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
 from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.prepare import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.builds.resources import choose
@@ -33,7 +34,7 @@ from tokmill.stop import Stop
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Plan, Receipt
 from tokmill.store.marks import LOCK
-from tokmill.store.receipts import planned_receipts, read_receipts
+from tokmill.store.receipts import planned_receipts
 from tokmill.store.store import Store
 
 NAMED = 5
@@ -75,7 +76,7 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     out = folder_of(chosen)
     with machine_errors("read", out):
         check_folder(out)
-    prepared = prepare(chosen, layout.FORMAT if how.fresh else format_of(out))
+    prepared = prepare(chosen)
     if not how.quiet:
         say_left_out(prepared.plan)
         say_remark(prepared)
@@ -193,9 +194,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     except KeyboardInterrupt:
         watch.event("interrupted")
         raise Interrupted(
-            "the build was stopped; its finished shards are kept"
-            if any(read_receipts(out))
-            else "the build was stopped before a shard was finished",
+            "ended at once; what was committed before is kept",
             where=str(out),
             hint="run the same command again: it continues",
         ) from None
@@ -276,7 +275,7 @@ def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
     return found
 
 
-def until(tasks: Iterable[ShardJob], deadline: make.Deadline) -> Iterator[ShardJob]:
+def until(tasks: Iterable[ShardJob], deadline: c_double) -> Iterator[ShardJob]:
     """Yield tasks until the deadline has passed (always the first)."""
     for number, task in enumerate(tasks):
         if number and make.clock() >= deadline.value:

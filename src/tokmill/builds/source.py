@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tokmill import plugins
 from tokmill.builds.scan import InputFile
-from tokmill.errors import TokmillError
 from tokmill.store.manifest import Made, Manifest, OtherFile, Overlay, PlannedItem, Reference
 from tokmill.store.probe import Probe
 from tokmill.store.schema import Places, Records, Schema
@@ -220,20 +217,6 @@ class Source(ABC):
         for batch in self.read(item, digest):
             if batch.ends_part:
                 yield
-
-
-def places_of(manifest: Manifest) -> Places:
-    """Return the unit of a store's column `start`.
-
-    A store of format 1 does not state it; then it is that of its source, if this can be loaded.
-    """
-    if isinstance(manifest.places, str):
-        return manifest.places
-    if manifest.format == 1:
-        with contextlib.suppress(TokmillError):
-            found: Places = plugins.load(plugins.SOURCES, manifest.source).places
-            return found
-    return "byte"
 
 
 def cut(file: InputFile) -> Iterator[Item]:

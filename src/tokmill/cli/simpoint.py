@@ -42,8 +42,8 @@ def simpoint(
     method: Annotated[
         str,
         typer.Option(
-            metavar="simpoint|regression|two-phase|…",
-            help="How points are chosen; --methods lists all.",
+            metavar="simpoint|two-phase|systematic|random",
+            help="How points are chosen; --methods explains them.",
             show_default="simpoint; with --target-error two-phase",
         ),
     ] = "",

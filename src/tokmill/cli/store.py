@@ -13,7 +13,6 @@ import typer
 from msgspec import UNSET
 
 from tokmill import plugins, recipe
-from tokmill.builds.source import places_of
 from tokmill.cli.lazy import as_command, group_of, lazy_group
 from tokmill.cli.options import Json
 from tokmill.cli.output import print_json, say
@@ -164,7 +163,7 @@ def locate(
         print_json(found)
         return
     for place in found:
-        where = place_in_words(place.byte, places_of(opened.manifest))
+        where = place_in_words(place.byte, opened.manifest.unit)
         print(
             f"record {place.record}: {human_count(place.tokens, 'token')}; input {place.item} "
             f"({place.path}) at {where}; shard {place.shard}, record "
@@ -205,12 +204,12 @@ def rejects(
     for one in found:
         line = f"line {one.line:,}, " if one.line else ""
         kind = "rejected" if one.rejected else "skipped"
-        place = f"{line}{place_in_words(one.byte, places_of(opened.manifest))}"
+        place = f"{line}{place_in_words(one.byte, opened.manifest.unit)}"
         # There is no code at address 0: it stands for the whole program.
         whole = one.byte == 0 and "address" in opened.schema
         more = ""
         if one.last is not UNSET:
-            more = f" ({one.count:,} to {place_in_words(one.last, places_of(opened.manifest))})"
+            more = f" ({one.count:,} to {place_in_words(one.last, opened.manifest.unit)})"
         print(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}{more}")
     total = sum(opened.manifest.rejected.values())
     total += sum(opened.manifest.skipped.values()) if skipped else 0

@@ -88,8 +88,7 @@ class PairsSource(Source):
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
     hints: ClassVar[Mapping[str, str]] = {
-        NO_FACTS: "it is of an earlier version, or from a pickle or angr; tokmill cfg makes it of "
-        "the program",
+        NO_FACTS: "it is from a pickle or angr; tokmill cfg makes it of the program",
     }
 
     def __init__(

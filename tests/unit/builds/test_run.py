@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from ctypes import c_double
 from pathlib import Path
 from typing import Any
 
@@ -281,10 +280,10 @@ def test_what_an_interrupted_build_keeps(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Here, "map", stopped)
-    for finished, said in ((0, "before a shard was finished"), (1, "finished shards are kept")):
-        with pytest.raises(TokmillError, match=said):
+    for finished in (0, 1):
+        with pytest.raises(Interrupted, match="what was committed before is kept"):
             quick_build("jsonl", inputs, tmp_path / str(finished))
-        assert (tmp_path / str(finished) / "plan.json").exists()
+        assert len(Store(tmp_path / str(finished)).shards) == finished
 
 
 def test_one_input_need_not_be_a_list(tmp_path: Path) -> None:
@@ -518,10 +517,10 @@ def test_a_shard_under_way_is_cut_at_the_deadline(tmp_path: Path) -> None:
     work, (task,) = work_of(tmp_path, tmp_path / "s")
     folder = tmp_path / "again"
     folder.mkdir()
-    past, future = (c_double(time.monotonic() + seconds) for seconds in (-1, 60))
-    cut = make.make_shard(work.source(), task, work.vocabularies, folder, past)
+    now = time.monotonic()
+    cut = make.make_shard(work.source(), task, work.vocabularies, folder, lambda: now - 1)
     assert [receipt.cut for receipt in cut] == [Cut(0)]
-    whole = make.make_shard(work.source(), task, work.vocabularies, folder, future)
+    whole = make.make_shard(work.source(), task, work.vocabularies, folder, lambda: now + 60)
     assert [receipt.cut for receipt in whole] == [UNSET]
     assert whole[0].name == cut[0].name
 

@@ -346,7 +346,10 @@ def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
     assert files_of(again.path) == files_of(whole.path)
 
 
-FILES = ("jsonl", "text", "chat", "parquet", "tsv", "npz", "parquet-tokens", "token-dicts", "x86")
+FILES = (
+    "jsonl", "text", "chat", "parquet", "tsv", "npz", "parquet-tokens", "token-dicts", "triplets",
+    "x86",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)

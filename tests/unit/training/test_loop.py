@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tokmill
+from making import change_sealed
 from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.training.runs.track import read_metrics
 from tokmill.training.session import Session
@@ -276,7 +277,7 @@ def test_damaged_ids_are_named(tmp_path: Path) -> None:
     # The shard holds an id that the vocabulary of the manifest does not have.
     manifest = json.loads((damaged / "manifest.json").read_text())
     manifest["vocabularies"]["token"]["size"] = 23
-    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    change_sealed(damaged / "manifest.json", vocabularies=manifest["vocabularies"])
     with pytest.raises(TokmillError, match="'token' holds the id 200, but its ids are 0 to") as it:
         tokmill.train(recipe(damaged, 20), tmp_path / "run", quiet=True)
     assert it.value.exit_code == 1 and it.value.where == str(damaged)
@@ -301,9 +302,8 @@ def test_sampling_has_the_same_defaults_everywhere() -> None:
 
 def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
     bare = make_store(tmp_path / "bare", cycles(20))
-    manifest = json.loads((bare / "manifest.json").read_text())
-    manifest |= {"vocabularies": {}, "schema": {"token": {"dtype": "u1"}}, "source": "bin"}
-    (bare / "manifest.json").write_text(json.dumps(manifest))
+    changes = {"vocabularies": {}, "schema": {"token": {"dtype": "u1"}}, "source": "bin"}
+    change_sealed(bare / "manifest.json", **changes)
     run = tokmill.train(recipe(bare, 1), tmp_path / "run", quiet=True)
     assert run.task().sizes == {"token": 23}
     with pytest.raises(TokmillError, match="has no tokenizer") as caught:
