@@ -97,7 +97,7 @@ def test_the_tokenizer_knows_the_training_text_alone(played: Played) -> None:
     ("old", "new"),
     [
         ("--train_file", "--train"), ("--val_file", "--val"), ("--vocab_size", "--vocab-size"),
-        ("--output_dir", "--out"), ("--tokenizer_path", "--tokenizer"),
+        ("--output_dir", "-o PATH"), ("--tokenizer_path", "--tokenizer"),
     ],
 )  # fmt: skip
 def test_old_names_of_options_lead_to_the_new_ones(played: Played, old: str, new: str) -> None:
@@ -203,7 +203,7 @@ def test_a_configuration_of_the_course_makes_a_decoder(played: Played) -> None:
     assert found == CONFIG
     assert (kept["model"]["kind"], kept["task"]["kind"]) == ("decoder", "next_token")
     (said,) = [played.output[one] for one in played.every if one.endswith("-o params")]
-    assert "vocab_size = 2000 is not used" in said
+    assert "not used: vocab_size: the vocabulary of the store says it" in said
 
 
 @checks("`--use_params`")

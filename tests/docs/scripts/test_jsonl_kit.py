@@ -202,7 +202,7 @@ def test_any_windows(played: Played, tmp_path: Path, length: int, stride: int) -
     ("old", "new"),
     [
         ("--tokenizer-path x", "--tokenizer"),
-        ("--output x", "--out"),
+        ("--output x", "-o PATH"),
         ("--max-length 512", "store export npz"),
         ("--stride 256", "store export npz"),
     ],
