@@ -40,6 +40,8 @@ PLURALS = {
 }
 """Reason → its plural, if that is not formed with s."""
 BEGINS = {
+    ".bb": rb"T\s*:\d+:\d+\s",
+    ".bb.gz": rb"\x1f\x8b",
     ".jsonl": rb'\s*\{ ?"(?:[^\n]*\}\s*?(?:\n|\Z)|[^\n]{4000})',
     ".npz": rb"PK\x03\x04",
     ".parquet": rb"PAR1|ARROW1|FEA1",
