@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import platform
 import re
@@ -12,48 +13,44 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
-from page import Checks, Played, commands, run, scripts_without_row, section, smaller
+from page import Played, commands, run, scripts_without_row, section, smaller
 from references_semanticbbv import (
-    COMPILERS,
     DS_CONFIG,
-    LEVELS,
-    SOURCES,
     SPECIALS,
     STREAMS,
-    Block,
-    Tokens,
     aligned,
-    cosines,
     counted,
     decoded,
     functions_of,
     got,
-    graph_of,
     instructions_of,
     is_walk,
-    plain,
-    put_inputs,
-    reachable,
     sequence,
-    trace_of,
+)
+from semanticbbv_section import (
+    blocks_of,
+    checks,
+    multiset,
+    named,
+    numbers_of,
+    program_graphs,
+    programs,
+    recorded_graphs,
+    records,
+    streams_of,
 )
 
 import tokmill
 from tokmill.x86.tokens.rules import DecodeError
-from x86_programs import compiler
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="its programs are compiled for this machine"
 )
-checks = Checks("SemanticBBV")
-Graph = Any
 # Most kinds of instructions: implicit registers, prefixes, masks, rounding, operands not printed.
 INSTRUCTIONS = """
     55 4889e5 4883ec20 8b45f8 c70424ff000000 488d0508000000 e820000000 74f0 eb10 c3 c9 90 6690
@@ -65,93 +62,12 @@ INSTRUCTIONS = """
 """
 
 
-@pytest.fixture
-def done(play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch) -> Played:
-    """The folder in which the section was played; it is the current one."""
-    for name in COMPILERS:
-        compiler(name)
-    played = play("SemanticBBV", put_inputs)
-    monkeypatch.chdir(played.folder)
-    return played
-
-
-# What the tests compare: names of streams for ids, dicts for records.
-
-
-def named(store: tokmill.Store, record: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the tokens of a record, by the vocabularies of its store."""
-    found = {}
-    for stream in STREAMS:
-        names = json.loads(Path(store.vocabulary_file(stream)).read_bytes())["tokens"]
-        found[stream] = [names[one] for one in record[stream]]
-    return found
-
-
-def records(path: str | Path) -> list[dict[str, list[str]]]:
-    store = tokmill.Store(path)
-    return [named(store, record) for record in store]
-
-
-def streams_of(sequences: Iterable[Iterable[Tokens]]) -> list[dict[str, list[str]]]:
-    """Return the streams of sequences of token dicts, which pickles hold."""
-    return [aligned(one) for one in sequences]
-
-
-def blocks_of(store: tokmill.Store, record: dict[str, Any]) -> list[Block]:
-    """Return the tokens of a record, or of columns with the ids of a store, in blocks."""
-    rows = list(zip(*named(store, record).values(), strict=True))
-    begins = [*np.flatnonzero(record["border"] == 3).tolist(), len(rows)]
-    return [rows[a:b] for a, b in zip(begins[:-1], begins[1:], strict=True)]
-
-
-def keyed(streams: dict[str, list[str]]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(streams[stream]) for stream in STREAMS)
-
-
-def multiset(many: Iterable[dict[str, list[str]]]) -> Counter[Any]:
-    return Counter(map(keyed, many))
-
-
-def numbers_of(text: str, label: str) -> dict[str, float]:
-    """Return {min: …, max: …} of a line of `tokmill inspect`."""
-    line = next(line for line in text.splitlines() if line.startswith(label))
-    return {
-        name: float(value.replace(",", ""))
-        for name, value in re.findall(r"(\w+): ([\d.,]*\d)", line)
-    }
-
-
-def programs() -> Iterator[tuple[str, str, str, Path]]:
-    for project in SOURCES:
-        for by in COMPILERS:
-            for level in LEVELS:
-                yield project, by, level, Path(f"binaries/{project}/{by}-{level}/tool")
-
-
-def recorded_graphs() -> Iterator[tuple[str, str, int, Graph]]:
-    """Yield project, function, number of the program and graph of the indexes in `cfg`.
-
-    Blocks end at calls, which they do not in the pickles.
-    """
-    for project in SOURCES:
-        for name, functions in got(f"cfg/{project}/saved_index.pkl").items():
-            for number, (address, _, raw, graph, _) in enumerate(functions):
-                finer = graph_of(address, raw, calls_end=True)
-                assert list(instructions_of(finer)) == list(instructions_of(graph))
-                yield project, name, number, finer
-
-
-def program_graphs() -> Iterator[tuple[Path, str, Graph]]:
-    for *_, path in programs():
-        for name, (address, raw) in functions_of(path).items():
-            yield path, name, reachable(graph_of(address, raw, calls_end=True))
-
-
 # The page itself.
 
 
 def test_every_script_has_a_row_and_every_row_a_test() -> None:
     assert not scripts_without_row("SemanticBBV")
+    importlib.import_module("test_semanticbbv_triplets")
     assert not checks.missing()
     documents = [row.document for row in section("SemanticBBV")]
     assert len(documents) >= 48 and len(set(documents)) == len(documents)
@@ -538,161 +454,6 @@ def test_pickles_of_tokens_as_text(done: Played) -> None:
     for stream in STREAMS:
         name = f"{stream}_tokens.txt"
         assert Path("sorted-lists", name).read_bytes() == Path("lists", name).read_bytes()
-
-
-# Executions.
-
-
-@checks("`asm_bbv_dataset.py`: BbTracker", "`asm_bbv_dataset.py --semi-hard", "`asm_bbv_cpi")
-def test_triplets_of_intervals(done: Played) -> None:
-    trace = trace_of("bbt.gz")
-    cpi = [float(row["cpi"]) for row in csv.DictReader(Path("cpi.csv").read_text().splitlines())]
-    for name in ("intervals", "with-cpi", "with-csv"):
-        store = tokmill.Store(name)
-        held = [
-            dict(zip(row["block"].tolist(), row["count"].tolist(), strict=True)) for row in store
-        ]
-        assert held == trace
-        assert name == "intervals" or store.column("cpi").tolist() == pytest.approx(cpi)
-
-    # Cosines are off by what rounding the vectors does.
-    like, near = cosines(trace), 0.003
-    pairs = like[~np.eye(len(trace), dtype=bool)]
-    above, below = pairs.mean() + 0.5 * pairs.std(), pairs.mean() - pairs.std()
-
-    def members(entry: tuple[Any, ...]) -> Iterator[int]:
-        for blocks, weights in zip(entry[:6:2], entry[1:6:2], strict=True):
-            assert weights == sorted(weights)
-            yield trace.index(dict(zip(blocks, weights, strict=True)))
-
-    anchors = set()
-    for entry in got("train.emb.pkl"):
-        assert isinstance(entry, tuple) and len(entry) == 6
-        a, p, n = members(entry)
-        assert a != p and like[a, p] > above - near and like[a, n] < below + near
-        anchors.add(a)
-    able = (like - np.eye(len(trace)) > above + near).any(1) & (like < below - near).any(1)
-    assert set(np.flatnonzero(able).tolist()) <= anchors and able.sum() > 30
-
-    hard = 0
-    for entry in tokmill.Store("semi-hard"):
-        a, p, n = (int(entry[name]) for name in ("anchor", "positive", "negative"))
-        assert like[a, p] > above - near and like[a, n] < like[a, p] + near
-        hard += like[a, n] > like[a, p] - 0.25 - near
-    assert hard > 20
-
-    entries = got("train-cpi.emb.pkl")
-    assert len(entries) > 30
-    for entry in entries:
-        assert isinstance(entry, tuple) and len(entry) == 9
-        a, p, n = members(entry)
-        assert entry[6:] == pytest.approx((cpi[a], cpi[p], cpi[n]))
-        assert like[a, p] > above - near and like[a, n] < below + near
-        assert (like[a] > like[a, p] + near).sum() <= 20
-
-
-@checks("Optional T-SNE")
-def test_pictures_of_intervals(done: Played) -> None:
-    for name in ("phases.svg", "cpi.svg"):
-        assert "<svg" in Path(name).read_text() and Path(name).stat().st_size > 5000
-
-
-@checks("Tracing by Rust BbTracker")
-def test_a_trace_is_checked(done: Played) -> None:
-    trace = trace_of("bbt.gz")
-    text = done.output["tokmill bbv check bbt.gz"]
-    assert f"{len(trace)} intervals, {sum(map(len, trace)):,} entries" in text
-    assert f"{sum(sum(one.values()) for one in trace):,} instructions" in text
-
-
-# Functions at several levels.
-
-
-@checks("`asm_triple_loss_dataset_generator.py`", "Its output", "`merge_triple_loss_tokens.py`")
-def test_functions_at_levels(done: Played) -> None:
-    wanted: dict[str, dict[str, list[dict[str, list[str]]]]] = {}
-    for path in Path("extracts").iterdir():
-        level = path.name.split("-")[2]
-        for name, function in got(path).items():
-            dicts = [
-                t for n in sorted(function[3]) for t in sequence(function[3].nodes[n]["raw"], n)
-            ]
-            wanted.setdefault(name, {}).setdefault(level, []).append(aligned(dicts))
-    pickled = got("functions.pkl")
-    assert pickled.keys() == wanted.keys() and len(wanted["entry"]["O0"]) == 2
-    for name, levels in wanted.items():
-        assert pickled[name].keys() == levels.keys() == set(LEVELS)
-        for level, sequences in levels.items():
-            assert multiset(streams_of(pickled[name][level])) == multiset(sequences)
-    store = tokmill.Store("levels-again")
-    own = got("functions-of-levels/saved_func_tokens.pkl")
-    assert multiset(records("levels-again")) == multiset(
-        aligned(one) for many in own.values() for one in many
-    )
-    places = {(row["function"], int(row["variant"])) for row in store}
-    assert places == {(name, place) for name, many in own.items() for place in range(len(many))}
-    both = [one for many in got("levels/tool.pkl").values() for one in many.values()]
-    both += [one for many in own.values() for one in many]
-    assert multiset(records("all-levels")) == multiset(streams_of(both))
-    merged = records("all-functions")
-    parts = [one for one in records("functions") + records("built") if len(one["asm"]) <= 512]
-    assert multiset(merged) == multiset(parts)
-
-
-@checks("`extract_triple_dataset.py`")
-def test_triplets_of_functions(done: Played) -> None:
-    built, triplets = tokmill.Store("built"), tokmill.Store("triplets")
-    rows = [
-        (row["project"], row["function"], row["compiler"], row["level"], keyed(named(built, row)))
-        for row in built
-    ]
-    anchors = Counter()
-    for entry in triplets:
-        anchor, positive, negative = (
-            rows[int(entry[n])] for n in ("anchor", "positive", "negative")
-        )
-        anchors[int(entry["anchor"])] += 1
-        assert anchor[:2] == positive[:2] and anchor[2:4] != positive[2:4]
-        assert anchor[4] != positive[4]
-        assert negative[1] != anchor[1] and negative[4] != anchor[4]
-    possible = [
-        number
-        for number, row in enumerate(rows)
-        if any(one[:2] == row[:2] and one[4] != row[4] for one in rows)
-    ]
-    assert sorted(anchors) == possible and set(anchors.values()) == {1}
-    every = [{n: int(entry[n]) for n in ("anchor", "positive", "negative")} for entry in triplets]
-    tenth = [
-        {n: int(entry[n]) for n in ("anchor", "positive", "negative")}
-        for entry in tokmill.Store("tenth")
-    ]
-    assert 0 < len(tenth) < len(every) / 2 and all(one in every for one in tenth)
-
-
-@checks("The same of pickles of triplets")
-def test_pickles_of_triplets(done: Played, tmp_path: Path) -> None:
-    every = [one for name in "ab" for one in plain(got(f"triplets-pkl/{name}.pkl"))]
-    tenth = plain(got("tenth.pkl"))
-    assert 3 <= len(tenth) <= 20 and not Counter(tenth) - Counter(every)
-    run(f"tokmill build select imported-triplets --ratio 0.1 --rest -o {tmp_path}/rest")
-    run(f"tokmill store export triplets {tmp_path}/rest -o {tmp_path}/rest.pkl")
-    assert Counter(plain(got(tmp_path / "rest.pkl"))) + Counter(tenth) == Counter(every)
-    lines = Path("signatures/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines if '"loss"' in line] == [1, 2]
-
-
-@checks("`extract_triple_dataset_circle_loss.py`")
-def test_groups_for_the_circle_loss(done: Played) -> None:
-    built, groups = tokmill.Store("built"), tokmill.Store("groups")
-    rows = [(row["project"], row["function"], keyed(named(built, row))) for row in built]
-    for group in groups:
-        members = [rows[int(one)] for one in group["member"]]
-        assert len({one[:2] for one in members}) == 1
-        assert len({one[2] for one in members}) == len(members) >= 2
-    kept = {rows[int(group["member"][0])][:2] for group in groups}
-    assert kept == {row[:2] for row in rows}
-    recipe = json.loads(Path("circle/recipe.json").read_text())
-    assert recipe["task"]["loss"] == "circle"
 
 
 # Text, vocabularies, parsers.
