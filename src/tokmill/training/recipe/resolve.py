@@ -61,7 +61,7 @@ def resolve(
     files = [str(file) for file in options.pop(SETTINGS, ())]
     before = read_recipe(out) if resume and (out / RECIPE).exists() else {}
     value, where = dict(before), "options"
-    alone = isinstance(recipe, Path | str) and Path(recipe).suffix.lower() == ".json"
+    alone = isinstance(recipe, Path | str) and is_settings(Path(recipe))
     if alone:
         value, files = {}, [str(recipe), *files]
     elif recipe is not None:
@@ -107,6 +107,11 @@ def resolve(
     config = from_dict(value, where)
     check_stores(config, where)
     return config
+
+
+def is_settings(path: Path) -> bool:
+    """Say whether a recipe is a file of settings in JSON."""
+    return path.suffix.lower() == ".json" and path.is_file()
 
 
 def named_after(error: UsageError, layers: Sequence[tuple[Mapping[str, Any], str]]) -> UsageError:
