@@ -13,8 +13,7 @@ import msgspec
 
 import diffing_programs as programs
 from tokmill.files import write_file
-from tokmill.x86.diff.ground_truth import LeftOut
-from tokmill.x86.image.truth import Score
+from tokmill.x86.diff.ground_truth import LeftOut, Score
 
 THEIRS, OURS = "qbindiff", "tokmill"
 NO_ADDRESSES = "qbindiff without `addr`"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from iced_x86 import Decoder, FlowControl, Instruction, Mnemonic, OpKind, Register
 
+from symbol_truth import Truth
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.ranges import distinct, member, offsets
-from tokmill.x86.image.truth import Truth
 
 FIXED = (Register.NONE, Register.RIP, Register.EIP)
 IDLE = (Mnemonic.NOP, Mnemonic.INT3)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, ShardEntry
 from tokmill.store.schema import Column
+from tokmill.store.seal import sealed
 from tokmill.store.shard import SUFFIX, write_tensors
 from tokmill.store.store import Store
 
@@ -38,7 +38,7 @@ def sparse_store(folder: Path, shards: int) -> None:
         bytes=sum(entry.bytes for entry in entries), input_bytes=0, ranges={}, skipped={},
         rejected={}, shards=entries,
     )  # fmt: skip
-    (folder / "manifest.json").write_bytes(layout.encode(manifest))
+    (folder / "manifest.json").write_bytes(sealed(manifest))
 
 
 def main(cache: Path) -> list[str]:

@@ -21,6 +21,7 @@ import feed_batches
 import gradient_cache
 import jsonl_hostile
 import jsonl_store
+import kernelbench
 import lifting
 import many_shards
 import masked_head
@@ -39,7 +40,6 @@ import tuning_models
 import x86_models
 import x86_store
 import x86_tokens
-from tokmill.mlir.modules import kernelbench
 
 HERE = Path(__file__).parent
 

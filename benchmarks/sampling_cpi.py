@@ -38,10 +38,6 @@ ROWS = (
     ("two-phase, block vectors", "two-phase", BLIND),
     ("two-phase without page faults", "two-phase", MISSES),
     ("two-phase", "two-phase", ALL),
-    ("ranked-set", "ranked-set", ALL),
-    ("regression, block vectors", "regression", BLIND),
-    ("regression", "regression", ALL),
-    ("random + regression", "random-regression", ALL),
 )
 """(name in the table, method, what it sees)."""
 

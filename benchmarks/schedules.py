@@ -39,12 +39,12 @@ import numpy as np
 import schedule_peers
 import schedule_tables
 import tokmill
+from kernelbench import LEVEL_1 as KERNELBENCH
 from schedule_tables import Found, Table, by_evaluation, curve_of, mean
 from tokmill.errors import UsageError
 from tokmill.mlir import search
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import problem as problems
-from tokmill.mlir.modules.kernelbench import LEVEL_1 as KERNELBENCH
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import Space, space_called
 from tokmill.recipe import merge, read_toml

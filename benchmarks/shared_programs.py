@@ -11,6 +11,7 @@ of the Set Transformer are compared by `benchmarks/signatures.py`.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,13 @@ CHECKED = 12
 """Of so many points one is checked, where some are."""
 PENALTIES = (0.03, 0.3, 3.0)
 """Of the ridge regression, times the mean variance of a feature."""
+
+
+def without_rate(executions: Executions, event: str) -> Executions:
+    """Return executions without a rate."""
+    kept = [number for number, name in enumerate(executions.events) if name != event]
+    events = tuple(executions.events[number] for number in kept)
+    return dataclasses.replace(executions, rates=executions.rates[:, kept], events=events)
 
 
 def learned_cpi(executions: Executions, features: Floats, inside: np.ndarray) -> Floats:
@@ -78,7 +86,7 @@ def main(store: Path, counts: Sequence[int], seeds: int, only: Sequence[str] = (
     opened = Store(store)
     known = read_executions(opened)
     mix = mnemonic_mix(opened, known)
-    features, misses = with_rates(mix, known), with_rates(mix, known.without(PAGE_FAULTS))
+    features, misses = with_rates(mix, known), with_rates(mix, without_rate(known, PAGE_FAULTS))
     if only:
         chosen = np.isin(np.asarray(known.names)[known.program], only)
         known, features, misses = known.some(chosen), features[chosen], misses[chosen]
@@ -107,7 +115,6 @@ def main(store: Path, counts: Sequence[int], seeds: int, only: Sequence[str] = (
                  _of(checked, "shared"), _of(checked, "held_out")),
             _row("and a CPI learned from the others", f"{count} for all", np.asarray(learned)),
             _row("SimPoint, each program alone", f"{count} for each", _of(runs, "simpoint")),
-            _row("ranked sets, each program alone", f"{count} for each", _of(runs, "ranked_set")),
         ]  # fmt: skip
         for kind, found in (("without", without), ("with", runs)):
             errors = np.abs(_of(found, "shared")).mean(axis=0)

@@ -224,15 +224,12 @@ def _rows(count: int, learned: list[list[tuple[Any, Shared]]], by_mix: list[Shar
 
 
 def _alone(found: Shared, count: int) -> list[str]:
-    """Return the lines of points for each program alone."""
-    lines = []
-    for name, of in (("SimPoint", "simpoint"), ("ranked sets", "ranked_set")):
-        errors = [abs(getattr(row, of)) for row in found.rows]
-        lines.append(
-            f"| {name}, each program alone | {count} for each | {np.mean(errors):.1%} "
-            f"| {max(errors):.1%} | {found.speed_up_alone:,.0f} | – |"
-        )
-    return lines
+    """Return the line of points for each program alone."""
+    errors = [abs(row.simpoint) for row in found.rows]
+    return [
+        f"| SimPoint, each program alone | {count} for each | {np.mean(errors):.1%} "
+        f"| {max(errors):.1%} | {found.speed_up_alone:,.0f} | – |"
+    ]
 
 
 def _range(values: list[Any]) -> str:

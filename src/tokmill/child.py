@@ -202,19 +202,16 @@ def run(
     command: Sequence[str],
     limits: Limits,
     *,
-    line: Callable[[str], bool] | None = None,
-    environment: Mapping[str, str] | None = None,
     lifeline: bool = True,
 ) -> Ended:
     """Run a command until it ends or exceeds a limit, and return how it ended.
 
-    `line` gets each line of stdout as it arrives; it ends the command by returning False. The
-    command's stdin is a pipe without data. The pipe is closed when this process ends, in whatever
-    way; a command that should end too must watch it. Without `lifeline` stdin is empty.
+    The command's stdin is a pipe without data. The pipe is closed when this process ends, in
+    whatever way; a command that should end too must watch it. Without `lifeline` stdin is empty.
 
     Raises `OSError` if the command cannot be started.
     """
-    running = Running(command, limits, line=line, environment=environment, lifeline=lifeline)
+    running = Running(command, limits, lifeline=lifeline)
     passed = ""
     try:
         passed = running.follow(lambda: False)

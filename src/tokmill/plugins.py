@@ -107,9 +107,6 @@ MODELS: dict[str, Part] = {
         "tokmill.models.modernbert:ModernBert", "train", "looks both ways, mostly near by"
     ),
     "rwkv7": Part("tokmill.models.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
-    "convolution": Part(
-        "tokmill.models.convolution:Convolution", "train", "dilated convolutions, for bytes"
-    ),
     "bag": Part("tokmill.models.bag:Bag", "train", "a bag of n-grams, quick to learn"),
     "set_transformer": Part(
         "tokmill.models.set_transformer:SetTransformer", "train", "one vector of a weighted set"
@@ -189,9 +186,6 @@ LIFTERS: dict[str, Part] = {
 RULES: dict[str, Part] = {
     # how an instruction becomes the tokens of its columns
     "tokmill": Part("tokmill.x86.tokens.tokmill_rules:TokmillRules", "x86", "nothing left out"),
-    "numbers": Part(
-        "tokmill.x86.tokens.number_rules:NumberRules", "x86", "as tokmill, with values of numbers"
-    ),
     "semanticbbv": Part(
         "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
     ),
@@ -240,18 +234,6 @@ BASELINES: dict[str, Part] = {
         "x86",
         "TF-IDF of constants, strings, imports, less of callees",
     ),
-    "facts-no-constants": Part(
-        "tokmill.x86.features.baselines:facts_without_constants", "x86", "`facts` without constants"
-    ),
-    "facts-no-strings": Part(
-        "tokmill.x86.features.baselines:facts_without_strings", "x86", "`facts` without strings"
-    ),
-    "facts-no-imports": Part(
-        "tokmill.x86.features.baselines:facts_without_imports", "x86", "`facts` without imports"
-    ),
-    "facts-no-callees": Part(
-        "tokmill.x86.features.baselines:facts_without_callees", "x86", "`facts` without callees"
-    ),
     "sum": Part(
         "tokmill.x86.features.sums:sum_of_cosines",
         "x86",
@@ -276,7 +258,9 @@ FIGURES: dict[str, Part] = {
         "share of each id by its rank, both axes logarithmic (stores, vocabularies)",
     ),
     "tsne": Part(
-        "tokmill.report.tsne:tsne", "bbv", "vectors of records in two dimensions (an overlay)"
+        "tokmill.report.tsne:tsne",
+        "bbv",
+        "vectors of records in two dimensions (an overlay), or basic block vectors of intervals",
     ),
     "attention": Part(
         "tokmill.report.attention:attention",

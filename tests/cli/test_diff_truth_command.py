@@ -11,8 +11,7 @@ import pytest
 
 from diff_sources import NEW, OLD
 from tokmill.cli.diff_truth import judged
-from tokmill.x86.diff.ground_truth import LeftOut
-from tokmill.x86.image.truth import Score
+from tokmill.x86.diff.ground_truth import LeftOut, Score
 from x86_programs import compiler, run
 
 Here = Callable[..., tuple[str, str]]

@@ -46,7 +46,7 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "search", "relu 8", "-o", "pipe"], 5, "pipe"),
         (["rl", "show", "none.mlir"], 5, "none.mlir"),
         (["rl", "show", "."], 1, "no .mlir file"),
-        (["rl", "search", "matmul 4 4 4", "--with", "beams"], 2, "did you mean 'beam'?"),
+        (["rl", "search", "matmul 4 4 4", "--with", "greed"], 2, "did you mean 'greedy'?"),
         (["rl", "search", "decoder-tiny"], 2, "not schedules"),
         (["rl", "search", "schedules-lstm", "relu 8"], 2, "modules of its own"),
         (["rl", "search", "none.toml"], 2, "no such recipe"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tokmill
+from making import change_sealed
 from tokmill.cli import main
 from tokmill.report.inspect import describe
 from toy import cycles, make_store, text_store
@@ -64,9 +65,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on ids without a vocabulary."""
     folder = tmp_path_factory.mktemp("bare")
     store = make_store(folder / "store", cycles(20))
-    manifest = json.loads((store / "manifest.json").read_text())
-    manifest |= {"vocabularies": {}, "schema": {"token": {"dtype": "u1"}}, "source": "bin"}
-    (store / "manifest.json").write_text(json.dumps(manifest))
+    changes = {"vocabularies": {}, "schema": {"token": {"dtype": "u1"}}, "source": "bin"}
+    change_sealed(store / "manifest.json", **changes)
     return train(store, folder / "run", 2)
 
 

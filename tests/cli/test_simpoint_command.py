@@ -58,7 +58,7 @@ def test_points_of_two_programs(here: Here, tmp_path: Path, programs: dict[str, 
 
 
 def test_the_error_of_the_estimate(here: Here, programs: dict[str, Phases]) -> None:
-    for method in ("simpoint", "regression", "two-phase"):
+    for method in ("simpoint", "systematic", "two-phase"):
         (report,) = json.loads(
             here("simpoint", "one.bb", "--memory", "one.rates.csv", "--cpi", "one.cpi.csv",
                  "--method", method, "--points", 20, "--json")[0]
@@ -71,7 +71,7 @@ def test_the_error_of_the_estimate(here: Here, programs: dict[str, Phases]) -> N
 def test_simulate_the_points_then_estimate(
     here: Here, tmp_path: Path, programs: dict[str, Phases]
 ) -> None:
-    asked = ("simpoint", "one.bb", "--memory", "one.rates.csv", "--method", "regression")
+    asked = ("simpoint", "one.bb", "--memory", "one.rates.csv", "--method", "two-phase")
     here(*asked, "--points", 12, "-o", "points")
     chosen = [
         int(line.split()[0])
@@ -170,4 +170,5 @@ def test_a_trace_that_may_be_cut_off_is_told(here: Here, tmp_path: Path) -> None
 
 def test_the_methods_are_listed(here: Here) -> None:
     out, _ = here("simpoint", "--methods")
-    assert [line.split()[0] for line in out.splitlines()][0] == "simpoint"
+    names = [line.split()[0] for line in out.splitlines()]
+    assert names == ["simpoint", "systematic", "two-phase", "random"]

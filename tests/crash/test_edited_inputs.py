@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -120,18 +119,6 @@ def test_stamps_may_be_lost_or_damaged(damage: bytes | None, edited: Edited) -> 
         path.write_bytes(damage)
     assert edited.build().code == 0
     assert "nothing was left to do" in edited.build().err
-
-
-def test_stamps_of_earlier_versions_are_read(edited: Edited) -> None:
-    """They had three numbers: nothing is read again because of it, and an edit is seen."""
-    path = edited.store / "cache/stamps.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps([name, found[:3]]) + "\n" for name, found in lines))
-    assert "touched" not in edited.build().err
-    path.write_text("".join(json.dumps([name, found[:3]]) + "\n" for name, found in lines))
-    edited.edit()
-    ran = edited.build()
-    assert ran.code == 1 and "changed: a.jsonl" in ran.err
 
 
 def test_stamps_are_no_part_of_the_store(edited: Edited) -> None:

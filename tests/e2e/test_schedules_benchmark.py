@@ -14,7 +14,7 @@ import pytest
 from tokmill import recipe
 from tokmill.mlir.iree import executor
 from tokmill.mlir.measure import Measurements, Result, Settings
-from tokmill.mlir.modules import kernelbench, problem
+from tokmill.mlir.modules import problem
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,14 @@ def test_a_peer_computes_what_the_module_computes(
             np.testing.assert_allclose(given, computed(line, tmp_path / "p"), 1e-4, 1e-5)
 
 
-def test_shapes_of_kernelbench_have_a_peer(peers: Any) -> None:
-    lines = [line for line in kernelbench.LEVEL_1.values() if len(line) < 24]
+def test_shapes_of_kernelbench_are_small_and_have_a_peer(
+    peers: Any, benchmark_script: Callable[[str], ModuleType]
+) -> None:
+    shapes = benchmark_script("kernelbench")
+    for line in shapes.LEVEL_1.values():
+        found = problem.of_line(line)
+        assert sum(each.iterations for each in found.operations) <= shapes.MOST
+    lines = [line for line in shapes.LEVEL_1.values() if len(line) < 24]
     assert lines and all(peers.torch_of(line, peers.inputs(line)) for line in lines)
 
 

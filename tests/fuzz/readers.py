@@ -54,6 +54,7 @@ from similar_functions import make_keys, make_near, read_near, read_scored
 from small_files import (
     compressed,
     make_benchmarks,
+    make_compiled,
     make_corpus,
     make_dataset,
     make_dump,
@@ -68,12 +69,12 @@ from small_files import (
     make_text_lists,
     make_traces,
     make_triplets,
-    make_truth,
     make_tsv,
     make_vocab_txt,
     read_asked,
     read_benchmarks,
     read_binexport,
+    read_compiler,
     read_extract,
     read_graph_lines,
     read_mined,
@@ -84,7 +85,6 @@ from small_files import (
     read_templates,
     read_text_lists,
     read_trace,
-    read_truth,
     text_of,
 )
 from small_points import (
@@ -98,7 +98,6 @@ from small_points import (
 from small_programs import (
     make_count_pickle,
     make_debug_info,
-    make_diff,
     make_elf,
     make_graph,
     make_index,
@@ -107,7 +106,6 @@ from small_programs import (
     make_x86_store,
     read_compared,
     read_debug,
-    read_diff_json,
     read_facts,
     read_graph_file,
     read_index,
@@ -454,7 +452,6 @@ READERS: dict[str, Reader] = {
         share=0.2,
     ),
     "graph compared": Reader(make_graph(".cfg.parquet"), read_compared, share=0.2),
-    "diff json": Reader(make_diff, read_diff_json),
     "graph parquet": Reader(make_graph(".cfg.parquet"), read_graph_file("a.cfg.parquet")),
         "saved_index": Reader(make_index, read_index),
     "token-dicts": of_source("token-dicts", make_dicts, "a_tokens.pkl"),
@@ -543,7 +540,7 @@ READERS: dict[str, Reader] = {
     "graph jsonl": Reader(make_graph(".cfg.jsonl"), read_graph_lines),
     "graph binexport": Reader(make_graph(".cfg.BinExport"), read_binexport),
     "extract": Reader(make_extract, read_extract),
-    "symbols": Reader(make_truth, read_truth),
+    "compiler": Reader(make_compiled, read_compiler),
     "debug info": Reader(make_debug_info, read_debug, share=0.3),
     # functions that are alike
     "similarity keys": Reader(make_keys, read_scored, share=0.2),

@@ -227,7 +227,7 @@ def read_piped(kind: str, name: str) -> Read:
     return read
 
 
-def make_truth(folder: Path) -> Iterable[Path]:
+def make_compiled(folder: Path) -> Iterable[Path]:
     from x86_programs import compiles
 
     source = "int f(int x){return x*3+1;}int g(int x){return x?f(x):2;}void _start(){g(1);}"
@@ -236,13 +236,11 @@ def make_truth(folder: Path) -> Iterable[Path]:
     return [path]
 
 
-def read_truth(folder: Path) -> Any:
-    """Symbols, and the compiler that debug information names."""
+def read_compiler(folder: Path) -> Any:
+    """The compiler that debug information names."""
     from tokmill.x86.image.producer import made_by
-    from tokmill.x86.image.truth import read_truth as read
 
-    found = read(folder / "program")
-    return made_by(folder / "program"), found.name, found.start.tolist(), found.stop.tolist()
+    return made_by(folder / "program")
 
 
 def read_graph_lines(folder: Path) -> Any:
@@ -338,7 +336,7 @@ def read_trace(name: str) -> Read:
         from tokmill.bbv.read import read as read_vectors
 
         found = read_vectors(folder / name)
-        facts = found.check_intervals(5), found.declared, sorted(found.ignored.items())
+        facts = found.compare(found.instructions, 5), found.declared, sorted(found.ignored.items())
         blocks = str(folder / "blocks")
         return facts, read_source("bbv", [folder / name], blocks=[blocks], min_joined=0.0)
 

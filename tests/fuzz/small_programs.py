@@ -66,7 +66,6 @@ def small_graph() -> Any:
     graph.block_strings, graph.string = np.asarray([0, 1, 1, 3]), np.asarray([0, 1, 0], np.uint32)
     graph.strings = ["hello", "wörld"]
     graph.block_constants, graph.constant = np.asarray([0, 0, 2, 2]), np.asarray([7, -(1 << 63)])
-    graph.pointers = True
     graph.block_references = np.asarray([0, 1, 1, 2])
     graph.reference = np.asarray([0x4000, 0x2000], np.uint64)
     graph.pointer_address = np.asarray([0x4000, 0x4008, 0x4010], np.uint64)
@@ -101,7 +100,7 @@ def read_graph_file(name: str) -> Read:
         return [np.asarray(getattr(graph, field)).tolist() for field in (
             "function_address", "function_blocks", "block_address", "code", "lengths",
             "block_edges", "edge_target", "edge_kind", "facts", "import_address", "import_name",
-            "block_strings", "string", "strings", "block_constants", "constant", "pointers",
+            "block_strings", "string", "strings", "block_constants", "constant",
             "block_references", "reference", "pointer_address", "pointer_target", "pointer_text",
             )], graph.function_name  # fmt: skip
 
@@ -123,21 +122,6 @@ def read_compared(folder: Path) -> Any:
 
     damaged, good = read_graph(folder / "a.cfg.parquet"), small_graph()
     return repr(diff_file(damaged, good, diff_graphs(damaged, good)))
-
-
-def make_diff(folder: Path) -> Iterable[Path]:
-    from tokmill.x86.diff.files import diff_file, write_diff
-    from tokmill.x86.diff.programs import diff_graphs
-
-    graph = small_graph()
-    write_diff(folder / "diff.json", diff_file(graph, graph, diff_graphs(graph, graph)))
-    return [folder / "diff.json"]
-
-
-def read_diff_json(folder: Path) -> Any:
-    from tokmill.x86.diff.files import read_diff
-
-    return repr(read_diff(folder / "diff.json"))
 
 
 def make_index(folder: Path) -> Iterable[Path]:

@@ -21,11 +21,11 @@ from tokmill.store.manifest import (
     Receipt,
     Reference,
     canonical_digest,
-    encode,
     plan_digest,
 )
 from tokmill.store.receipts import make_manifest
 from tokmill.store.schema import Column, Phrases, Records, Schema, phrase_columns
+from tokmill.store.seal import sealed
 from tokmill.store.shard import SUFFIX, ShardWriter
 from tokmill.store.store import Store
 from tokmill.store.strings import Strings
@@ -120,9 +120,11 @@ def write_store(
         receipt = Receipt(
             name, 0, True, len(rows), writer.tokens, size, digest, writer.ranges, [item], []
         )
-        write_file(path / f"shards/{name}.json", encode(receipt))
+        write_file(path / f"shards/{name}.json", sealed(receipt))
         receipts.append(receipt)
         planned.append(PlannedItem(f"input-{number}", f"/{number}", 0, len(rows), "", name))
+    lines = (json.dumps([p.name, p.path, p.start, p.stop, p.digest, p.shard]) for p in planned)
+    listed = "".join(line + "\n" for line in lines).encode()
     plan = Plan(
         recipe_id=canonical_digest({"source": "made"}),
         plan_id=plan_digest(canonical_digest({"source": "made"}), planned),
@@ -135,12 +137,20 @@ def write_store(
         options={},
         roots=[],
         references=dict(references) if references else msgspec.UNSET,
+        inputs_sha256=hashlib.sha256(listed).hexdigest(),
     )
-    lines = (json.dumps([p.name, p.path, p.start, p.stop, p.digest, p.shard]) for p in planned)
-    write_file(path / "inputs.jsonl", "".join(line + "\n" for line in lines))
-    write_file(path / "plan.json", encode(plan))
-    write_file(path / "manifest.json", encode(make_manifest(plan, receipts, complete=True)))
+    write_file(path / "inputs.jsonl", listed)
+    for name in ("plan.json", "plan.copy.json"):
+        write_file(path / name, sealed(plan))
+    write_file(path / "manifest.json", sealed(make_manifest(plan, receipts, complete=True)))
     return Store(path)
+
+
+def change_sealed(path: Path, **changes: Any) -> None:
+    """Write a manifest, plan or receipt again with other values, with the digest of these."""
+    value = json.loads(path.read_bytes()) | changes
+    del value["digest"]
+    path.write_bytes(sealed(value))
 
 
 TOKENS: Schema = {"token": Column("u2")}
@@ -194,3 +204,16 @@ def files_of(store: Path, *, manifest: bool = True) -> dict[str, bytes]:
     if manifest:
         found["manifest.json"] = (store / "manifest.json").read_bytes()
     return found
+
+
+def mixed_lines(folder: Path, count: int = 8) -> Path:
+    """JSON Lines files with all kinds of outcomes, in an order that tells blocks apart."""
+    folder.mkdir()
+    for number in range(count):
+        rows: list[Any] = []
+        for i in range(30):
+            rows.append({"id": i, "text": f"file {number} text {i} " + "word " * (i % 7)})
+            if i % 10 == 3:
+                rows += ["", {"text": "[removed]"}, b'{"text": 5}', "{", {"text": "\ud800"}]
+        jsonl(folder / f"{number}.jsonl", rows)
+    return folder

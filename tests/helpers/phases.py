@@ -1,4 +1,6 @@
-"""Programs that never ran: intervals of phases, with block vectors, rates and a known CPI."""
+"""Programs that never ran: intervals of phases, with block vectors, rates and a known CPI; rows as
+block vectors.
+"""
 
 from __future__ import annotations
 

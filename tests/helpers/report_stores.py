@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from tokmill.files import make_folder, write_file
-from tokmill.store.manifest import ItemReceipt, Plan, PlannedItem, Receipt, encode
+from tokmill.store.manifest import ItemReceipt, Plan, PlannedItem, Receipt, Rejects
 from tokmill.store.receipts import make_manifest
 from tokmill.store.schema import Column, Records, Schema
+from tokmill.store.seal import sealed
 from tokmill.store.shard import SUFFIX, ShardWriter
 from tokmill.store.store import Store
 from tokmill.store.strings import Strings
@@ -63,6 +66,7 @@ def write_store(
         item = ItemReceipt(
             f"in-{number}.txt", 0, 100, 3 * len(flat), digest, len(records), len(flat), 0, 0
         )
+        left = drops if number == 0 else ()
         receipts.append(
             Receipt(
                 shard=name,
@@ -74,11 +78,14 @@ def write_store(
                 sha256=digest,
                 ranges=writer.ranges,
                 items=[item],
-                drops=list(drops) if number == 0 else [],
+                rejects=[Rejects(item, at, at, 1, why) for item, at, why, bad in left if bad],
+                rejected=dict(Counter(why for _, _, why, bad in left if bad)),
+                skipped=dict(Counter(why for _, _, why, bad in left if not bad)),
             )
         )
-        write_file(path / f"shards/{name}.json", encode(receipts[-1]))
+        write_file(path / f"shards/{name}.json", sealed(receipts[-1]))
         planned.append(PlannedItem(item.name, "/nowhere", 0, 100, "d" * 32, name))
+    lines = b"".join(msgspec.json.encode(item) + b"\n" for item in planned)
     plan = Plan(
         recipe_id="a" * 64,
         plan_id="b" * 64,
@@ -90,12 +97,11 @@ def write_store(
         shards=len(shards),
         options={},
         roots=[],
+        inputs_sha256=hashlib.sha256(lines).hexdigest(),
     )
-    write_file(path / "plan.json", encode(plan))
-    import msgspec
-
-    lines = [msgspec.json.encode(item) for item in planned]
-    write_file(path / "inputs.jsonl", b"".join(line + b"\n" for line in lines))
+    for name in ("plan.json", "plan.copy.json"):
+        write_file(path / name, sealed(plan))
+    write_file(path / "inputs.jsonl", lines)
     if complete:
-        write_file(path / "manifest.json", encode(make_manifest(plan, receipts, complete=True)))
+        write_file(path / "manifest.json", sealed(make_manifest(plan, receipts, complete=True)))
     return Store(path)

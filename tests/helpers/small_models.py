@@ -18,7 +18,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "encoder": {"dim": 16, "layers": 2, "heads": 4, "context": 64},
     "modernbert": {"dim": 16, "layers": 3, "heads": 4, "window": 6},
     "rwkv7": {"dim": 16, "layers": 2, "head_dim": 8},
-    "convolution": {"dim": 16, "layers": 4, "taps": 5},
     "bag": {"dim": 16, "layers": 1, "buckets": 64},
     "set_transformer": {"dim": 16, "layers": 2, "heads": 4, "inducing": 3, "seeds": 2},
 }

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from tokmill.files import make_folder, write_file
-from tokmill.store.manifest import Manifest, ShardEntry, encode
+from tokmill.store.manifest import Manifest, ShardEntry
 from tokmill.store.schema import Column, Records, id_dtype
+from tokmill.store.seal import sealed
 from tokmill.store.shard import SUFFIX, ShardWriter
 from tokmill.store.vocab import Vocabulary
 
@@ -74,7 +75,7 @@ def make_store(
         rejected={},
         shards=[ShardEntry(SHARD, len(documents), len(flat), size_bytes, digest)],
     )
-    write_file(path / "manifest.json", encode(manifest))
+    write_file(path / "manifest.json", sealed(manifest))
     return path
 
 
@@ -135,6 +136,6 @@ def stop_after(step: int, monkeypatch: Any) -> None:
     def counted(self: Session, total: int) -> None:
         taken(self, total)
         if self.state.step == step:
-            self.stop._signal = "SIGTERM"
+            self.stop.signal = "SIGTERM"
 
     monkeypatch.setattr(Session, "step", counted)

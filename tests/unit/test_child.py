@@ -185,17 +185,18 @@ def test_a_child_ends_with_the_process_that_started_it(kind: str, tmp_path: Path
 
 
 def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:
+    place = tmp_path / "pid"
+    script = f"echo $$ > {place}.part; mv {place}.part {place}; exec sleep 1000"
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from tokmill.child import run, Limits\n"
-        "run(['sh', '-c', 'echo $$; exec sleep 1000'], Limits(), "
-        "line=lambda line: not print(line, flush=True))"
+        f"run(['sh', '-c', {script!r}], Limits())"
     )
-    with subprocess.Popen(
-        python(code), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
+    with subprocess.Popen(python(code), stderr=subprocess.PIPE, text=True) as parent:
+        until = time.monotonic() + 30
+        while not place.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        child = psutil.Process(int(place.read_text()))
         parent.send_signal(signal.SIGINT)
         assert "KeyboardInterrupt" in parent.communicate(timeout=30)[1]
     assert not child.is_running()

@@ -250,7 +250,7 @@ def by_sample(
     elif of_all is not None:
         cpi = of_all[sample.places]
     if cpi is not None:
-        estimate = way.infer(known, sample, cpi, options.confidence)
+        estimate = way.infer(sample, cpi, options.confidence)
         fill(report, estimate, trace)
         if simulated and options.target:
             report.points_needed = needed(estimate, known, sample, options.target)

@@ -18,10 +18,6 @@ from tokmill.bbv.population import Population
 
 Random = np.random.Generator
 
-RANKED = 5
-"""Intervals of a ranked set."""
-DRAWN = 100
-"""Ranked-set samples of which the one with the best mean of the proxy is kept."""
 ENDS_FROM = 10
 """With so many intervals the ends of a program are among those of two-phase sampling."""
 OF_STRATUM = 3
@@ -126,12 +122,7 @@ def _without_ends(population: Population) -> tuple[Ints, Ints, Population, float
     ends = np.asarray([0, len(population) - 1])
     rest = np.arange(1, len(population) - 1)
     share = float(population.shares[rest].sum())
-    middle = Population(
-        rest,
-        population.shares[rest] / share,
-        population.features[rest],
-        population.proxy[rest],
-    )
+    middle = Population(rest, population.shares[rest] / share, population.features[rest])
     return ends, rest, middle, share
 
 
@@ -155,10 +146,7 @@ def _stratified(population: Population, n: int, random: Random) -> Sample:
     for stratum in np.flatnonzero(counts):
         places = np.flatnonzero(labels == stratum)
         inner = Population(
-            places,
-            population.shares[places] / heavy[stratum],
-            population.features[places],
-            population.proxy[places],
+            places, population.shares[places] / heavy[stratum], population.features[places]
         )
         drawn = systematic(inner, int(counts[stratum]), random)
         parts.append((places[drawn.places], drawn.shares * heavy[stratum], drawn.certain, stratum))
@@ -199,42 +187,3 @@ def _allotted(wanted: Floats, sizes: Ints, n: int) -> Ints:
         open_ = counts < sizes
         counts[np.argmax(np.where(open_, wanted / (counts + 1), -1.0))] += 1
     return counts
-
-
-def ranked_set(population: Population, n: int, random: Random) -> Sample:
-    """Draw ranked sets, often, and keep the sample whose proxy is nearest to the program's.
-
-    Of `RANKED` random intervals the one of a rank by the proxy is taken, each rank equally often
-    (McIntyre 1952). Repeated subsampling (after Ekman, arXiv 2603.22598): of `DRAWN` such samples
-    the one whose mean of the proxy is nearest to that of all intervals.
-    """
-    certain = certainly(population.shares, n)
-    places, rest = np.flatnonzero(certain), np.flatnonzero(~certain)
-    count = n - len(places)
-    shares, proxy = population.shares[rest], population.proxy[rest]
-    if count:
-        aim = float(shares @ proxy) / float(shares.sum())
-        best = min(
-            (_ranked(shares, proxy, count, random) for _ in range(DRAWN)),
-            key=lambda drawn: abs(float(proxy[drawn].mean()) - aim),
-        )
-        rest = rest[best]
-    left = 1 - population.shares[places].sum()
-    return Sample(
-        np.concatenate([places, rest[:count]]),
-        np.concatenate([population.shares[places], np.full(count, left / max(count, 1))]),
-        np.arange(n) < len(places),
-        np.zeros(n, np.int64),
-        count / max(int((~certain).sum()), 1),
-    )
-
-
-def _ranked(shares: Floats, proxy: Floats, count: int, random: Random) -> Ints:
-    # Exponential keys over shares: the smallest are a draw in proportion (Efraimidis, Spirakis).
-    order = np.argsort(random.exponential(size=len(shares)) / shares)
-    width = max(1, min(RANKED, len(shares) // count))
-    sets = order[: count * width].reshape(count, width)
-    by_rank = np.take_along_axis(sets, np.argsort(proxy[sets], axis=1, kind="stable"), axis=1)
-    ranks = random.permutation(np.arange(count) % width)
-    found: Ints = by_rank[np.arange(count), ranks].astype(np.int64)
-    return found

@@ -37,8 +37,6 @@ DIGITS = 20
 """Of K in the environment, leading zeros among them."""
 WARNING = re.compile(r"--\d+-- warning: ")
 """Begins a warning of valgrind, such as of a processor whose caches it does not know."""
-REFUSED = 117
-"""Exit code of the library if it cannot open the file of time stamps."""
 
 
 class Command(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from tokmill.bbv import clusters, designs, estimate
 from tokmill.bbv.clusters import Floats
 from tokmill.bbv.designs import Random, Sample
-from tokmill.bbv.estimate import Estimate
+from tokmill.bbv.estimate import Estimate, Spread
 from tokmill.bbv.population import Population
 from tokmill.errors import UsageError, nearest
 
@@ -20,9 +20,15 @@ class Method(NamedTuple):
 
     choose: Callable[[Population, int, Random], Sample]
     """(population, number of intervals, randomness) → sample."""
-    infer: Callable[[Population, Sample, Floats, float], Estimate]
-    """(population, sample, CPI of the sample, confidence) → estimate."""
+    spread: Spread | None
+    """How the variance is estimated; None: nothing is drawn at random, so there is no interval."""
     help: str
+
+    def infer(self, sample: Sample, cpi: Floats, confidence: float) -> Estimate:
+        """Return what the CPI of the intervals of a sample, (n,), says of the program."""
+        if self.spread is None:
+            return Estimate(float(sample.shares @ cpi), -np.inf, np.inf)
+        return estimate.expansion(sample, cpi, self.spread, confidence)
 
 
 def centres(population: Population, n: int, random: Random) -> Sample:
@@ -37,57 +43,17 @@ def centres(population: Population, n: int, random: Random) -> Sample:
     return Sample(firsts, heavy, np.zeros(count, bool), np.arange(count), n / len(population))
 
 
-def _no_interval(
-    population: Population, sample: Sample, cpi: Floats, confidence: float
-) -> Estimate:
-    # Nothing was drawn at random, so nothing can be said about the error.
-    return Estimate(float(sample.shares @ cpi), -np.inf, np.inf)
-
-
-def _by_proxy(population: Population, sample: Sample, cpi: Floats, confidence: float) -> Estimate:
-    # The samples' means of the proxy are all about right: what is left is off the proxy's line.
-    found = estimate.expansion(sample, cpi, "plain", confidence)
-    if len(sample) < estimate.FEWEST:
-        return found
-    proxy = population.proxy[:, None]
-    scale = float((population.shares @ (proxy - population.shares @ proxy) ** 2)[0])
-    errors = estimate.ridge(proxy[sample.places], cpi, scale).errors
-    parts = np.where(sample.certain, 0.0, sample.shares * errors)
-    return estimate.interval(found.cpi, sample, parts, "plain", confidence)
-
-
 METHODS: dict[str, Method] = {
     "simpoint": Method(
-        centres, _no_interval, "SimPoint 3.2: nearest to the centres of clusters; no interval"
+        centres, None, "SimPoint 3.2: nearest to the centres of clusters; no interval"
     ),
-    "regression": Method(
-        designs.systematic,
-        lambda p, s, y, c: estimate.regression(p, s, y, "plain", c),
-        "every so many instructions, ridge regression on block and memory vectors",
-    ),
-    "systematic": Method(
-        designs.systematic,
-        lambda p, s, y, c: estimate.expansion(s, y, "successive", c),
-        "every so many instructions",
-    ),
+    "systematic": Method(designs.systematic, "successive", "every so many instructions"),
     "two-phase": Method(
         designs.two_phase,
-        lambda p, s, y, c: estimate.expansion(s, y, "strata", c),
+        "strata",
         "strata of similar intervals, more intervals where they vary",
     ),
-    "ranked-set": Method(
-        designs.ranked_set, _by_proxy, "ranked sets by a proxy of CPI, repeatedly drawn"
-    ),
-    "random": Method(
-        designs.at_random,
-        lambda p, s, y, c: estimate.expansion(s, y, "plain", c),
-        "at random, in proportion to instructions",
-    ),
-    "random-regression": Method(
-        designs.at_random,
-        lambda p, s, y, c: estimate.regression(p, s, y, "plain", c),
-        "at random, with the same ridge regression",
-    ),
+    "random": Method(designs.at_random, "plain", "at random, in proportion to instructions"),
 }
 
 

@@ -14,9 +14,6 @@ from tokmill.bbv.projection import Matrix
 from tokmill.bbv.vectors import BlockVectors
 from tokmill.errors import UsageError
 
-PROXY = ("proxy", "cpi")
-"""Names of a column of memory vectors that is a guess at CPI, such as a modelled one."""
-
 
 @dataclass(frozen=True, eq=False)
 class Population:
@@ -28,8 +25,6 @@ class Population:
     """(N,) of the program's instructions, above 0; sum to 1."""
     features: Floats
     """(N, dimensions) projected block vectors, beside them memory vectors."""
-    proxy: Floats
-    """(N,) what orders intervals about as CPI does."""
 
     def __len__(self) -> int:
         return len(self.intervals)
@@ -58,28 +53,22 @@ def population(
     memory: dict[str, Floats] | None = None,
     *,
     dimensions: int = 0,
-    seed: int = projection.SEED,
 ) -> Population:
     """Return what is known of a program's intervals.
 
     Args:
         vectors: (intervals, blocks) CSR, counts of instructions.
         ids: (blocks,) ids of the columns.
-        memory: name → (intervals,) rates of each interval. One called `proxy` or `cpi` orders the
-            intervals; otherwise their first principal component does.
+        memory: name → (intervals,) rates of each interval.
         dimensions: of the random projection; 0: 15.
-        seed: of the random projection.
     """
     weights = simpoint.instructions(vectors)
     filled = np.flatnonzero(weights > 0)
     rates = rates_of(memory)
     rates = None if rates is None else rates[filled]
     wide = dimensions or projection.DIMENSIONS
-    features = simpoint.features(vectors[filled], ids, wide, rates, seed)
-    shares = weights[filled] / weights.sum()
-    guess = next((memory[name] for name in PROXY if name in memory), None) if memory else None
-    proxy = first_component(features if rates is None else _scaled(rates, shares), shares)
-    return Population(filled, shares, features, proxy if guess is None else guess[filled])
+    features = simpoint.features(vectors[filled], ids, wide, rates)
+    return Population(filled, weights[filled] / weights.sum(), features)
 
 
 def rates_of(memory: dict[str, Floats] | None) -> Floats | None:
@@ -90,20 +79,3 @@ def rates_of(memory: dict[str, Floats] | None) -> Floats | None:
     if not np.isfinite(rates).all():
         raise UsageError("a rate is not finite", hint="every interval needs every rate")
     return rates
-
-
-def first_component(points: Floats, shares: Floats) -> Floats:
-    """Return the coordinate of each point along the direction of the largest variance, (N,)."""
-    centred = points - shares @ points
-    if not centred.size:
-        return np.zeros(len(points))
-    _, _, directions = np.linalg.svd(centred * np.sqrt(shares)[:, None], full_matrices=False)
-    first = directions[0]
-    along: Floats = centred @ (first * np.sign(first[np.argmax(np.abs(first))] or 1.0))
-    return along
-
-
-def _scaled(rates: Floats, shares: Floats) -> Floats:
-    spread = np.sqrt(shares @ (rates - shares @ rates) ** 2)
-    scaled: Floats = rates / np.where(spread > 0, spread, 1.0)
-    return scaled

@@ -64,7 +64,7 @@ def resample(
     for number in range(draws):
         random = np.random.default_rng([seed, number])
         sample = method.choose(population, points, random)
-        found.append(method.infer(population, sample, cpi[sample.places], confidence))
+        found.append(method.infer(sample, cpi[sample.places], confidence))
         advance(1)
     off = np.abs([one.cpi / truth - 1 for one in found])
     finite = all(np.isfinite(one.high) for one in found)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokmill.bbv import estimate
 from tokmill.bbv.clusters import Floats, Ints, k_means, nearest
 from tokmill.bbv.executions import Executions
 from tokmill.errors import UsageError
@@ -21,6 +20,17 @@ from tokmill.progress import human_count
 OF_THREE = 3
 FAR = 1.25
 """A point is odd if it differs from both further intervals by more than this factor."""
+
+
+PENALTIES = 10.0 ** np.arange(-2, 2.1, 0.5)
+"""Penalties of ridge regression that are tried, times intervals and the variance of a column.
+
+Smaller ones fit a sample better and go far astray where the program has what the sample lacks.
+"""
+FULL = 0.98
+"""The most of an interval's own prediction that it may decide, when it is left out."""
+FEWEST = 4
+"""With fewer intervals nothing is regressed."""
 
 
 class Clustered(NamedTuple):
@@ -58,7 +68,7 @@ def cluster_intervals(
     labels, centres = k_means(signatures, shares, clusters, seed=seed)
     off = ((signatures - centres[labels]) ** 2).sum(axis=1)
     points = nearest(labels, off, instructions)
-    if not checks or len(points) < estimate.FEWEST:
+    if not checks or len(points) < FEWEST:
         return Clustered(labels, points, points)
     rounds = [points]
     for _ in range(OF_THREE - 1):
@@ -85,11 +95,37 @@ def odd(executions: Executions, signatures: Floats, labels: Ints, points: Ints) 
     shares = executions.shares()
     scale = float((shares @ (signatures - shares @ signatures / shares.sum()) ** 2).mean())
     cpi = executions.cpi[points]
-    errors = np.abs(estimate.ridge(signatures[points], np.log(cpi), scale / shares.sum()).errors)
+    errors = np.abs(left_out_errors(signatures[points], np.log(cpi), scale / shares.sum()))
     weights = weights_of(executions, labels, len(points))
     parts = weights * cpi
     found: Floats = (parts / parts.sum(axis=1, keepdims=True)).max(axis=0) * errors
     return found
+
+
+def left_out_errors(chosen: Floats, values: Floats, scale: float) -> Floats:
+    """Return the error of each value if it is predicted from the others, (n,).
+
+    By ridge regression, with the penalty whose errors are the smallest. They are in closed form,
+    from the leverages (Allen 1974, PRESS).
+
+    Args:
+        chosen: (n, columns) what is known of the intervals.
+        values: (n,).
+        scale: variance of a column, in the mean, over all intervals.
+    """
+    count = len(values)
+    left, sizes, _ = np.linalg.svd(chosen - chosen.mean(axis=0), full_matrices=False)
+    centred = values - values.mean()
+    along = left.T @ centred
+    best: Floats | None = None
+    for penalty in PENALTIES * max(count * scale, 1e-300):
+        kept = sizes**2 / (sizes**2 + penalty)
+        leverage = np.minimum(left**2 @ kept + 1 / count, FULL)
+        errors: Floats = (centred - left @ (kept * along)) / (1 - leverage)
+        if best is None or errors @ errors < best @ best:
+            best = errors
+    assert best is not None
+    return best
 
 
 def weights_of(executions: Executions, labels: Ints, clusters: int) -> Floats:

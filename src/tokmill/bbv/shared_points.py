@@ -15,11 +15,8 @@ from tokmill.bbv import projection, simpoint
 from tokmill.bbv.clusters import Floats, Ints
 from tokmill.bbv.executions import Executions
 from tokmill.bbv.methods import METHODS
-from tokmill.bbv.population import Population, first_component
+from tokmill.bbv.population import Population
 from tokmill.bbv.shared_clusters import cluster_intervals, weights_of
-
-DRAWS = 20
-"""Ranked-set samples of each program; their mean error counts."""
 
 
 class Row(NamedTuple):
@@ -34,8 +31,6 @@ class Row(NamedTuple):
     """Error where points and clusters are of the other programs alone."""
     simpoint: float
     """Error of SimPoint on the program alone, with as many points for it alone."""
-    ranked_set: float
-    """Mean error of ranked-set samples of the program alone, with as many points."""
     constant: float
     """Error of the mean CPI of the other programs."""
 
@@ -94,11 +89,6 @@ def shared_points(
         cpi = executions.cpi[inside]
         own = METHODS["simpoint"].choose(known, min(count, len(known)), np.random.default_rng(seed))
         alone += float(executions.instructions[inside][own.places].sum())
-        drawn = []
-        for draw in range(DRAWS):
-            random = np.random.default_rng([seed, draw])
-            sample = METHODS["ranked-set"].choose(known, min(count, len(known)), random)
-            drawn.append(abs(float(sample.shares @ cpi[sample.places]) / truth - 1))
         rows.append(
             Row(
                 executions.names[program],
@@ -107,7 +97,6 @@ def shared_points(
                 float(weights[program] @ executions.cpi[points]) / truth - 1,
                 _from_others(executions, signatures, inside, (count, seed, checks)) / truth - 1,
                 float(own.shares @ cpi[own.places]) / truth - 1,
-                float(np.mean(drawn)),
                 constant / truth - 1,
             )
         )
@@ -135,8 +124,6 @@ def _population(executions: Executions, inside: Any) -> Population:
     vectors = executions.vectors[inside]
     rates = executions.rates[inside] if executions.rates.shape[1] else None
     ids = np.arange(vectors.shape[1])
-    points = simpoint.features(vectors, ids, projection.DIMENSIONS, rates, projection.SEED)
+    points = simpoint.features(vectors, ids, projection.DIMENSIONS, rates)
     shares = executions.shares()[inside]
-    return Population(
-        np.flatnonzero(inside), shares / shares.sum(), points, first_component(points, shares)
-    )
+    return Population(np.flatnonzero(inside), shares / shares.sum(), points)

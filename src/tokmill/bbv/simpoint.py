@@ -55,7 +55,6 @@ def simpoints(
     threshold: float = clusters.THRESHOLD,
     restarts: int = clusters.RESTARTS,
     seed: int = clusters.SEED,
-    projection_seed: int = projection.SEED,
     advance: Callable[[float], Any] = lambda amount: None,
 ) -> SimPoints:
     """Choose the simulation points of a program; the same in every run.
@@ -67,7 +66,6 @@ def simpoints(
         dimensions: of the projection; 0: 15, doubled as long as that takes a tenth of the
             unexplained variance away.
         most, exactly, threshold, restarts, seed: as of `clusters.find_clusters`.
-        projection_seed: of the projection.
         advance: called with 1 after each clustering.
 
     Raises:
@@ -76,7 +74,7 @@ def simpoints(
     weights = instructions(vectors)
     tried = dimensions or projection.DIMENSIONS
     while True:
-        points = features(vectors, ids, tried, memory, projection_seed)
+        points = features(vectors, ids, tried, memory)
         found = clusters.find_clusters(
             points,
             weights,
@@ -90,7 +88,7 @@ def simpoints(
         error = unexplained(vectors, weights, found.labels)
         if dimensions or tried >= WIDEST or len(found) < 2:
             break
-        wider = features(vectors, ids, 2 * tried, memory, projection_seed)
+        wider = features(vectors, ids, 2 * tried, memory)
         labels, _ = clusters.k_means(wider, weights, len(found), restarts=restarts, seed=seed)
         if unexplained(vectors, weights, labels) > (1 - WORTH) * error:
             break
@@ -109,15 +107,13 @@ def instructions(vectors: Matrix) -> Floats:
     return weights
 
 
-def features(
-    vectors: Matrix, ids: Any, dimensions: int, memory: Floats | None, seed: int
-) -> Floats:
+def features(vectors: Matrix, ids: Any, dimensions: int, memory: Floats | None) -> Floats:
     """Return what is clustered: projected vectors, beside them the memory vectors.
 
     Both get the same total variance, so that neither decides alone. Rates that never change are
     left out. Shape (intervals, dimensions + rates).
     """
-    points = projection.project(vectors, ids, dimensions, seed)
+    points = projection.project(vectors, ids, dimensions)
     if memory is None:
         return points
     weights = instructions(vectors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -116,10 +116,6 @@ class BlockVectors:
             counts=self.counts[first:last],
         )
 
-    def check_intervals(self, size: int | None = None) -> IntervalFacts:
-        """Compare the intervals with `size` instructions, or with what the file declares."""
-        return self.compare(self.instructions, size)
-
     def compare(self, sums: Array, size: int | None = None) -> IntervalFacts:
         """Compare instructions of intervals (int64), such as of all pieces, with such a size."""
         size = self.declared.interval if size is None else size
@@ -165,11 +161,3 @@ def joined(pieces: list[BlockVectors]) -> BlockVectors:
         ids=np.concatenate([piece.ids for piece in pieces]),
         counts=np.concatenate([piece.counts for piece in pieces]),
     )
-
-
-def from_rows(rows: list[dict[int, int]], **facts: Any) -> BlockVectors:
-    """Return the vectors of rows {block id: instructions}; for small ones, such as in tests."""
-    indptr = np.cumsum([0, *(len(row) for row in rows)]).astype(np.int64)
-    ids = np.array([block for row in rows for block in row], np.int64)
-    counts = np.array([count for row in rows for count in row.values()], np.uint64)
-    return BlockVectors(indptr, ids, counts, **facts)

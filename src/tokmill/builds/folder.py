@@ -81,18 +81,6 @@ def check_folder(out: Path) -> None:
         )
 
 
-def format_of(out: Path) -> int:
-    """Return the format for a build: that of the existing store, so that its shards stay valid, or
-    the newest.
-    """
-    for name, kind in layout.DESCRIPTIONS.items():
-        with contextlib.suppress(TokmillError):
-            found: int = layout.read_sealed(out / name, kind).format
-            if found in layout.READABLE:
-                return found
-    return layout.FORMAT
-
-
 def check_links(out: Path) -> None:
     """Refuse a store with a link in place of a folder: the files behind it may be the user's."""
     folder = out / "overlays"

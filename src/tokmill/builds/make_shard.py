@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
 from tokmill.builds.probe import settle_probe
@@ -18,17 +19,26 @@ from tokmill.builds.resources import Amount
 from tokmill.builds.runs import Runs
 from tokmill.builds.source import Frozen, Item, Resources, Source
 from tokmill.errors import TokmillError
-from tokmill.files import inside, machine_errors, sampled_digest, stamp, write_file
-from tokmill.store import manifest as layout
-from tokmill.store.manifest import ItemReceipt, Plan, Receipt, shard_name
+from tokmill.files import (
+    inside,
+    machine_errors,
+    sampled_digest,
+    sha256_file,
+    stamp,
+    write_file,
+)
+from tokmill.store.manifest import Cut, ItemReceipt, Plan, Receipt, shard_name
 from tokmill.store.schema import Records
 from tokmill.store.seal import sealed
-from tokmill.store.shard import SUFFIX, ShardWriter
+from tokmill.store.shard import SUFFIX, Shard, ShardWriter
 from tokmill.store.vocab import Vocabulary
 
 clock = time.monotonic
 """What deadlines are compared with."""
 PLAN_ANEW = "the same `tokmill build` with --yes plans anew and makes what changed again"
+Deadline = Callable[[], float]
+"""Gives the moment at which a shard is cut, in monotonic seconds; a signal brings it nearer."""
+NEVER: Deadline = functools.partial(float, "inf")
 Stamps = list[tuple[int, ...]]
 """What `stamp` gives of each file of an item."""
 
@@ -42,7 +52,6 @@ class Work(msgspec.Struct, frozen=True):
     vocabularies: dict[str, Vocabulary]
     store: str
     resources: Resources
-    format: int = layout.FORMAT
 
     def source(self) -> Source:
         """Make the source."""
@@ -66,7 +75,6 @@ def planned_work(store: Path, plan: Plan, resources: Resources | None = None) ->
         plan.vocabularies,
         str(store),
         resources or Amount().resources(),
-        plan.format,
     )
 
 
@@ -88,11 +96,18 @@ class ShardJob(msgspec.Struct, frozen=True):
 
     shard: str
     items: list[Item]
+    cut: Receipt | None = None
+    """That of the first part, if an earlier build was stopped in it."""
 
     @property
     def size(self) -> int:
         """Input bytes."""
         return sum(item.size for item in self.items)
+
+    @property
+    def left(self) -> int:
+        """Input bytes of the items that the earlier build has not read to the end."""
+        return sum(item.size for item in self.items[len(self.cut.whole) if self.cut else 0 :])
 
 
 class Content:
@@ -117,15 +132,30 @@ class Content:
 class _Part:
     """The part of a shard that is being made."""
 
-    def __init__(
-        self, source: Source, limits: Mapping[str, int], folder: Path, format: int
-    ) -> None:
-        self.writer = ShardWriter(source.schema, dict(limits), folder, format)
+    def __init__(self, source: Source, limits: Mapping[str, int], folder: Path) -> None:
+        self.writer = ShardWriter(source.schema, dict(limits), folder)
         self.items: list[ItemReceipt] = []
         # Rejects of x86 stand at addresses of a program, which form no sequence.
         self.left_out = Runs(joins=not source.rejects_items)
         self.notes: Counter[str] = Counter()
         self.item_skipped = self.item_rejected = 0
+
+    def take_over(self, receipt: Receipt, path: Path) -> None:
+        """Begin with the whole items of a shard that was cut."""
+        cut, shard, start = receipt.cut or Cut(0), Shard(path), 0
+        for item in receipt.whole:
+            batch = shard.records(start, start + item.records, self.writer.schema)
+            self.writer.add(batch, len(self.items))
+            self.items.append(item)
+            start += item.records
+        self.left_out.take_over(receipt, cut)
+        self.notes.update(cut.notes)
+
+    def so_far(self) -> Cut:
+        """Return what is kept if the next item is cut."""
+        left = self.left_out
+        counts = dict(left.rejected), left.unlisted, dict(left.skipped), dict(self.notes)
+        return Cut(len(self.items), len(left.listed), *counts)
 
     def add(self, batch: Records) -> None:
         number = len(self.items)
@@ -158,7 +188,7 @@ class _Part:
         shard: str,
         part: int,
         last: bool,
-        cut: bool = False,
+        cut: Cut | UnsetType = UNSET,
         done: float | None = None,
     ) -> Receipt:
         path = inside(folder, f"{shard_name(shard, part)}{SUFFIX}")
@@ -178,8 +208,7 @@ class _Part:
             unlisted=self.left_out.unlisted,
             skipped=dict(sorted(self.left_out.skipped.items())),
             notes=dict(sorted(self.notes.items())),
-            format=self.writer.format,
-            cut=cut or UNSET,
+            cut=cut,
             done=UNSET if done is None else round(done, 6),
         )
         write_file(path.with_suffix(".json"), sealed(receipt))
@@ -196,16 +225,16 @@ def make_shard(
     task: ShardJob,
     vocabularies: Mapping[str, Vocabulary],
     folder: Path,
-    deadline: float | None = None,
+    deadline: Deadline = NEVER,
     count: Callable[[int], None] | None = None,
-    format: int = layout.FORMAT,
 ) -> list[Receipt]:
     """Read the items of a shard, write it into `folder`, and return its receipts.
 
     There is one receipt, except for an item that is a long stream: it makes a part with a receipt
     after every 64 MiB of text. `count` is called with the size of each item that was read. At the
-    deadline (monotonic seconds) the records so far are committed, in a receipt with `cut`; one step
-    of a source (at most 2 MiB of text, or one program) is always finished.
+    deadline the records so far are committed, in a receipt with `cut`; one step of a source (at
+    most 2 MiB of text, or one program) is always finished. What such a shard has of whole items is
+    not read again.
     """
     limits = {
         name: vocabularies[column.vocab].size
@@ -214,8 +243,13 @@ def make_shard(
     }
     receipts: list[Receipt] = []
     number = task.items[0].parts_done if len(task.items) == 1 else 0
-    part = _Part(source, limits, folder, format)
-    for item in task.items:
+    part = _Part(source, limits, folder)
+    path = inside(folder, f"{task.shard}{SUFFIX}")
+    # A damaged shard is made from its beginning.
+    if task.cut is not None and sha256_file(path) == task.cut.sha256:
+        part.take_over(task.cut, path)
+    for item in task.items[len(part.items) :]:
+        so_far = part.so_far()
         found = check_unchanged(item)
         content = Content()
         before = (part.writer.records, part.writer.tokens)
@@ -226,15 +260,15 @@ def make_shard(
                 part.end_item(item, content, before)
                 receipts.append(part.commit(folder, task.shard, number, last=False))
                 number += 1
-                part = _Part(source, limits, folder, format)
-                before = (0, 0)
-            if deadline is not None and clock() > deadline:
+                part = _Part(source, limits, folder)
+                before, so_far = (0, 0), part.so_far()
+            if clock() > deadline():
                 # End a thread that reads ahead before the digest is taken.
                 if isinstance(batches, Generator):
                     batches.close()
                 part.end_item(item, content, before)
                 made = part.commit(
-                    folder, task.shard, number, last=False, cut=True, done=batch.done
+                    folder, task.shard, number, last=False, cut=so_far, done=batch.done
                 )
                 return [*receipts, made]
         check_unchanged(item, found)
@@ -277,24 +311,31 @@ def _checked(path: Path, digest: str) -> tuple[int, ...]:
 _work: Work | None = None
 _source: Source | None = None
 _count: Callable[[int], None] | None = None
+_deadline = NEVER
 
 
-def start_worker(work: Work, count: Callable[[int], None] | None = None) -> None:
+def start_worker(
+    work: Work, count: Callable[[int], None] | None = None, deadline: Deadline = NEVER
+) -> None:
     """Set the build for which this process works; `count` is called with the bytes read."""
-    global _work, _source, _count
-    _work, _source, _count = work, None, count
+    global _work, _source, _count, _deadline
+    _work, _source, _count, _deadline = work, None, count, deadline
 
 
-def make_in_worker(task: ShardJob, deadline: float | None = None) -> list[Receipt]:
-    """Make one shard in a process that `start_worker` prepared."""
+def make_in_worker(task: ShardJob) -> list[Receipt]:
+    """Make one shard in a process that `start_worker` prepared.
+
+    After the deadline only its first one is begun; of another there is no receipt.
+    """
     global _source
     assert _work is not None
     work = _work
+    if _source is not None and clock() > _deadline():
+        return []
     if _source is None:
         # Not in `start_worker`: there an error would look like a worker that was killed.
         _source = work.source()
-        if work.format > 1:
-            settle_probe(_source, Path(work.store))
+        settle_probe(_source, Path(work.store))
     source = _source
     folder = Path(work.store) / "shards"
-    return make_shard(source, task, work.vocabularies, folder, deadline, _count, work.format)
+    return make_shard(source, task, work.vocabularies, folder, _deadline, _count)

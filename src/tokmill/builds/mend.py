@@ -49,9 +49,6 @@ def mend_files(store: Path) -> list[str]:
 def mend_plan(store: Path) -> list[str]:
     """Write `plan.json` from its copy if it is damaged or lost, and the other way round."""
     plan = layout.read_plan(store)
-    if not isinstance(plan.inputs_sha256, str):
-        # A plan of an older program has neither a digest nor a copy.
-        return []
     names = (layout.PLAN, layout.PLAN_COPY)
     return [name for name in names if write_if_different(store / name, sealed(plan))]
 
@@ -68,11 +65,10 @@ def mend_inputs(store: Path, plan: Plan) -> list[str]:
             where=str(path),
             hint=f"{AGAIN}; it lists what has changed",
         )
-    if isinstance(plan.inputs_sha256, str):
-        lines = (msgspec.json.encode(layout.item_line(item)) + b"\n" for item in planned)
-        if digest_of(lines) != plan.inputs_sha256:
-            # The same files in another folder; the plan would have to change too.
-            raise TokmillError("the inputs were moved", where=str(path), hint=AGAIN)
+    lines = (msgspec.json.encode(layout.item_line(item)) + b"\n" for item in planned)
+    if digest_of(lines) != plan.inputs_sha256:
+        # The same files in another folder; the plan would have to change too.
+        raise TokmillError("the inputs were moved", where=str(path), hint=AGAIN)
     write_inputs(store, planned)
     return [path.name]
 

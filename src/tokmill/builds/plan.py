@@ -40,11 +40,10 @@ def recipe_of(
     config: msgspec.Struct,
     frozen: Mapping[str, Frozen],
     references: Mapping[str, Reference],
-    format: int,
 ) -> dict[str, Any]:
     """Return everything that decides a store's bytes except its inputs; recipe_id is its digest."""
     recipe = {
-        "format": format,
+        "format": layout.FORMAT,
         "source": kind,
         "version": source.version,
         "config": {
@@ -72,7 +71,6 @@ def make_plan(
     config: msgspec.Struct,
     frozen: Mapping[str, Frozen],
     roots: Sequence[str],
-    format: int = layout.FORMAT,
 ) -> tuple[Plan, list[PlannedItem]]:
     """Return the plan of a build, and its items with their shards.
 
@@ -82,7 +80,7 @@ def make_plan(
     references = source.references()
     missing = {c.ref for c in source.schema.values() if c.ref is not None} - references.keys()
     assert not missing, f"the source says nothing of the stores {missing} that its columns refer to"
-    recipe = recipe_of(kind, source, config, frozen, references, format)
+    recipe = recipe_of(kind, source, config, frozen, references)
     recipe_id = canonical_digest(recipe)
     planned: list[PlannedItem] = []
     shards = 0
@@ -98,7 +96,6 @@ def make_plan(
             hint="`tokmill inspect INPUT` says what a file or folder holds",
         )
     plan = Plan(
-        format=format,
         recipe_id=recipe_id,
         plan_id=layout.plan_digest(recipe_id, planned),
         recipe=recipe,
@@ -115,7 +112,7 @@ def make_plan(
         command=source.command,
         chats=source.chats,
         references=references or msgspec.UNSET,
-        places=source.places if format > 1 and source.places != "byte" else msgspec.UNSET,
+        places=source.places if source.places != "byte" else msgspec.UNSET,
         inputs_sha256=digest_of(_lines(planned)),
     )
     return plan, planned

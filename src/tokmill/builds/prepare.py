@@ -15,7 +15,7 @@ from tokmill.builds.scan import OWN
 from tokmill.builds.source import Frozen, Request, Source
 from tokmill.errors import UsageError
 from tokmill.files import path_to_text
-from tokmill.store.manifest import FORMAT, Plan, PlannedItem
+from tokmill.store.manifest import Plan, PlannedItem
 from tokmill.store.references import written_in
 
 
@@ -78,7 +78,7 @@ def folder_of(chosen: BuildRecipe) -> Path:
     return folder
 
 
-def prepare(chosen: BuildRecipe, format: int = FORMAT) -> Prepared:
+def prepare(chosen: BuildRecipe) -> Prepared:
     """Check the options, make the vocabularies and the plan; nothing is written."""
     kind = plugins.load(plugins.SOURCES, chosen.source)
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
@@ -88,7 +88,7 @@ def prepare(chosen: BuildRecipe, format: int = FORMAT) -> Prepared:
         config = kind.resolve(config, request)
         frozen = kind.freeze(config, request)
         source: Source = kind(config, chosen.inputs, frozen, Amount().resources())
-        plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs, format)
+        plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs)
     finally:
         OWN.reset(own)
     if isinstance(plan.references, dict):

@@ -60,7 +60,7 @@ def mend_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
     Raises `TokmillError` if the new probe has another digest than the manifest states.
     """
     kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
-    if plan.format == 1 or kind.probe is Source.probe:
+    if kind.probe is Source.probe:
         return False
     wanted = None
     with contextlib.suppress(TokmillError):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tokmill import plugins
 from tokmill.builds.scan import InputFile
-from tokmill.errors import TokmillError
 from tokmill.store.manifest import Made, Manifest, OtherFile, Overlay, PlannedItem, Reference
 from tokmill.store.probe import Probe
 from tokmill.store.schema import Places, Records, Schema
@@ -120,6 +117,8 @@ class Source(ABC):
     """Unit of `starts` of its records."""
     hints: ClassVar[Mapping[str, str]] = {}
     """Reason → hint if most records were left out for this reason."""
+    explained: ClassVar[Collection[str]] = ("missing", "type", "json", "too long")
+    """Reasons for which `why_nothing` reads the files again."""
     config: Any
     """The options, with absolute paths, so that a repair in another folder finds the files."""
     left_out: Mapping[str, int] = {}
@@ -161,6 +160,11 @@ class Source(ABC):
             names: names of the inputs.
             config: the options, which may name files too.
         """
+        return ""
+
+    @classmethod
+    def outcome(cls, config: Any, inputs: Sequence[str], manifest: Manifest) -> str:
+        """Return a remark on a whole store that was made of `inputs`, or ""."""
         return ""
 
     @classmethod
@@ -213,20 +217,6 @@ class Source(ABC):
         for batch in self.read(item, digest):
             if batch.ends_part:
                 yield
-
-
-def places_of(manifest: Manifest) -> Places:
-    """Return the unit of a store's column `start`.
-
-    A store of format 1 does not state it; then it is that of its source, if this can be loaded.
-    """
-    if isinstance(manifest.places, str):
-        return manifest.places
-    if manifest.format == 1:
-        with contextlib.suppress(TokmillError):
-            found: Places = plugins.load(plugins.SOURCES, manifest.source).places
-            return found
-    return "byte"
 
 
 def cut(file: InputFile) -> Iterator[Item]:

@@ -37,7 +37,7 @@ DOUBTED = (-1,)
 """The stamp of a file that is known to have changed."""
 
 Stamp = tuple[int, ...]
-"""A result of `stamp`; stores of earlier versions keep only its first three numbers."""
+"""A result of `stamp`."""
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):
@@ -116,7 +116,7 @@ def changed_shards(
     touched = []
     for item in planned if receipts else ():
         paths = map(str, files_of(item) if item.shard in receipts else ())
-        if any(p in stamps and not _untouched(before.get(p), stamps[p]) for p in paths):
+        if any(p in stamps and before.get(p) != stamps[p] for p in paths):
             touched.append(item)
     if not touched:
         return {}
@@ -137,15 +137,11 @@ def changed_shards(
     return changed
 
 
-def _untouched(before: Stamp | None, now: Stamp) -> bool:
-    return bool(before) and before == now[: len(before or ())]
-
-
 def _same(source: Source, item: PlannedItem, receipts: Sequence[Receipt]) -> bool:
     wanted = [
         one.sha256
         for receipt in receipts
-        for one in receipt.items
+        for one in receipt.whole
         if (one.name, one.start) == (item.name, item.start)
     ]
     try:

@@ -9,12 +9,17 @@ import msgspec
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.x86.diff.block_truth import judge_blocks
-from tokmill.x86.diff.ground_truth import GroundTruth, LeftOut, ground_truth, judge_functions
+from tokmill.x86.diff.ground_truth import (
+    GroundTruth,
+    LeftOut,
+    Score,
+    ground_truth,
+    judge_functions,
+)
 from tokmill.x86.diff.result import Diff
 from tokmill.x86.diff.source_lines import two_versions
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.debug_info import debug_reader, read_debug_info
-from tokmill.x86.image.truth import Score
 
 NAMES = "names of functions were looked at; --no-names leaves them out"
 

@@ -57,7 +57,7 @@ def search(
         ),
     ],
     method: Annotated[
-        str, typer.Option("--with", help="random, greedy, beam or evolution.")
+        str, typer.Option("--with", help="random, greedy or evolution.")
     ] = "evolution",
     space: Annotated[str | None, SPACE] = None,
     evaluations: Annotated[

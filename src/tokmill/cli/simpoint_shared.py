@@ -69,7 +69,7 @@ def share(
         return
     print_table(
         ["program", "intervals", f"CPI, {known.kind or 'given'}", "shared", "held out",
-         "SimPoint", "ranked-set", "constant"],
+         "SimPoint", "constant"],
         [
             [row.program, row.intervals, f"{row.cpi:.4g}", *(f"{100 * e:+.1f} %" for e in row[3:])]
             for row in found.rows

@@ -32,12 +32,8 @@ from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
 from tokmill.mlir.measure import Measurements, Result, reward
 from tokmill.mlir.modules.problem import Problem
-from tokmill.mlir.space import LOOPS
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
-
-ACTIONS = LOOPS.kinds
-"""Kinds of actions of the own lowering."""
 
 
 class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):

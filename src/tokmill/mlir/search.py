@@ -29,10 +29,8 @@ from tokmill.mlir.tokens.features import Sizes
 Schedule = tuple[Any, ...]
 """Actions of the space of the measurements."""
 Row = np.ndarray[Any, Any]
-WIDTH = 4
-"""Schedules that a beam keeps."""
 BRANCHES = 8
-"""Ways on from each of them that are measured."""
+"""Ways on from a schedule that a greedy search measures."""
 FIRST = 16
 """Random schedules before the evolution begins."""
 GUESSED = 4
@@ -124,39 +122,29 @@ def by_chance(
         yield measured(problem, draw(problem, chance, space=measure.space), measure)
 
 
-def beam(
-    problem: Problem, measure: Measurements, evaluations: int, seed: int, width: int = WIDTH
-) -> Iterator[Trial]:
-    """Add one action at a time to the `width` best schedules, operation after operation."""
+def greedy(problem: Problem, measure: Measurements, evaluations: int, seed: int) -> Iterator[Trial]:
+    """Add the best action of a few, one at a time, operation after operation."""
     chance, problem = random.Random(seed), measure.problem(problem)
-    space, spent = measure.space, 0
-    kept = [measured(problem, (), measure)]
-    yield kept[0]
-    spent += 1
+    space, spent = measure.space, 1
+    best = measured(problem, (), measure)
+    yield best
     for number in range(len(problem.operations) - 1, -1, -1):
-        front = kept
+        front = best
         for _ in range(legal.LONGEST):
             grown: list[Trial] = []
-            for trial in front:
-                for schedule in _ways_on(space, problem, trial.schedule, number, chance):
-                    if spent >= evaluations:
-                        return
-                    grown.append(measured(problem, schedule, measure))
-                    spent += 1
-                    yield grown[-1]
+            for schedule in _ways_on(space, problem, front.schedule, number, chance):
+                if spent >= evaluations:
+                    return
+                grown.append(measured(problem, schedule, measure))
+                spent += 1
+                yield grown[-1]
             if not grown:
                 break
-            front = sorted(grown, key=score, reverse=True)[:width]
-            kept = sorted({t.schedule: t for t in kept + front}.values(), key=score, reverse=True)
-            kept = kept[:width]
+            front = max(grown, key=score)
+            best = max(best, front, key=score)
     while spent < evaluations:
         yield measured(problem, draw(problem, chance, space=space), measure)
         spent += 1
-
-
-def greedy(problem: Problem, measure: Measurements, evaluations: int, seed: int) -> Iterator[Trial]:
-    """Add the best action of a few, one at a time."""
-    return beam(problem, measure, evaluations, seed, width=1)
 
 
 def _ways_on(
@@ -284,6 +272,5 @@ def _logs(bounds: Sequence[int], sizes: Sizes) -> Row:
 SEARCHES: dict[str, Callable[[Problem, Measurements, int, int], Iterator[Trial]]] = {
     "random": by_chance,
     "greedy": greedy,
-    "beam": beam,
     "evolution": evolution,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-CONFIDENCE = 0.95
 NORMAL = 1.959963984540054
 """The normal distribution's quantile at 1 - (1 - 0.95) / 2."""
 STUDENT = (

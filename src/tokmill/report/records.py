@@ -10,7 +10,6 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.builds.conditions import parse_condition
-from tokmill.builds.source import places_of
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.files import machine_errors
 from tokmill.headers import loads_json
@@ -134,7 +133,7 @@ class Reader:
             item = self.store.receipt(shard_number).items[int(shard["item"][local])]
         except (TokmillError, IndexError):
             return {}
-        place = place_in_words(int(shard["start"][local]), places_of(self.store.manifest))
+        place = place_in_words(int(shard["start"][local]), self.store.manifest.unit)
         return {"from": item.name, "at": place}
 
 

@@ -43,7 +43,7 @@ class Known(msgspec.Struct, frozen=True):
     columns: dict[str, int] = {}
     schema: Schema = {}
     vocabularies: dict[str, Vocabulary] = {}
-    measures: Measures | None = None
+    measures: Measures = Measures()
 
 
 class Final(msgspec.Struct, frozen=True):
@@ -108,13 +108,8 @@ class RunSummary:
 
     @property
     def measures(self) -> Measures:
-        """The measures of its task; older runs do not record them and predict the next token."""
-        if self.known.measures is not None:
-            return self.known.measures
-        column, count = self.flat.get("task.column"), len(self.known.columns) or 1
-        several = count > 1 and not column
-        unit = f"nats, sum over {count} columns" if several else "nats a token"
-        return Measures(loss=unit, continues=not column or count == 1)
+        """The measures of its task."""
+        return self.known.measures
 
     @property
     def sampling(self) -> str:

@@ -93,11 +93,11 @@ class Coder:
         return Coded(new[codes], names)
 
 
-def functions_of(store: Store, *, code: bool = True) -> Functions:
+def functions_of(store: Store) -> Functions:
     """Return the functions of a store of x86 code: its records, with parts of a function joined.
 
-    Of a store of walks, all walks through a function are one. `code`: whether to read all tokens,
-    to know which functions are equal. Raises `UsageError` for a store without the columns.
+    Of a store of walks, all walks through a function are one. Raises `UsageError` for a store
+    without the columns.
     """
     missing = [name for name in NAMES if name not in store.schema]
     if missing or any(store.schema[name].dtype != "utf8" for name in NAMES):
@@ -123,12 +123,10 @@ def functions_of(store: Store, *, code: bool = True) -> Functions:
     first = np.zeros(count, np.int64)
     first[record[::-1]] = np.arange(len(record))[::-1]
     size, block = np.concatenate(sizes), np.concatenate(blocks)
-    digests = None
-    if code:
-        digests = np.zeros(count, np.uint64)
-        order = np.arange(len(record)) - first[record]
-        part = mix(store_digests(store)["a"] + mix(order.astype(np.uint64)))
-        np.add.at(digests, record, part)
+    digests = np.zeros(count, np.uint64)
+    order = np.arange(len(record)) - first[record]
+    part = mix(store_digests(store)["a"] + mix(order.astype(np.uint64)))
+    np.add.at(digests, record, part)
     return Functions(
         where=str(store.path),
         names={name: coded.take(first) for name, coded in names.items()},

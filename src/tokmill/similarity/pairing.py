@@ -14,7 +14,6 @@ from tokmill.similarity.functions import SOURCE, Functions, numbers_of
 from tokmill.store.hashes import first_of_equals
 from tokmill.store.schema import Array
 
-LEVELS = ("O0", "O1", "O2", "O3", "Os")
 LEVEL_PAIRS = (("O0", "O3"), ("O1", "O3"), ("O2", "O3"), ("O0", "Os"), ("O1", "Os"), ("O2", "Os"))
 MIN_BLOCKS = 5
 UNNAMED = "functions without a name of their source"

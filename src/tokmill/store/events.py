@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from tokmill.files import machine_errors
-from tokmill.headers import loads_json
 
 EVENTS = "events.jsonl"
 TAIL = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
@@ -27,8 +26,7 @@ def event_line(event: Mapping[str, Any]) -> bytes:
 def damaged_events(store: Path) -> list[int]:
     """Return the numbers (from 1) of the lines of `events.jsonl` that are damaged.
 
-    A last line that a crash cut short does not count. Lines of older builds have no checksum; of
-    them only the form is checked.
+    A last line that a crash cut short does not count.
     """
     return [number for number, _, good in _lines(store / EVENTS) if not good]
 
@@ -53,17 +51,6 @@ def _is_good(line: bytes) -> bool:
     if not line.endswith(b"\n"):
         # Cut short by a crash: the beginning of a line, without a checksum.
         return line.startswith(b"{") and found is None
-    if found is not None and found.end() == len(line) - 1:
-        return b"%08x" % zlib.crc32(line[: found.start()]) == found[1]
-    try:
-        event = loads_json(line)
-    except ValueError:
+    if found is None or found.end() != len(line) - 1:
         return False
-    return isinstance(event, dict) and event.keys() <= OLD_KEYS
-
-
-OLD_KEYS = {
-    "event", "time", "seconds", "workers", "shards", "plan_id", "shard", "bytes", "rate",
-    "complete", "disk_free", "cpu_percent", "memory",
-}  # fmt: skip
-"""Keys that lines without a checksum may have, so that a damaged key `crc` is noticed."""
+    return b"%08x" % zlib.crc32(line[: found.start()]) == found[1]

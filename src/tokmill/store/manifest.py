@@ -20,9 +20,7 @@ from tokmill.store.vocab import Vocabulary
 
 T = TypeVar("T", bound=msgspec.Struct)
 FORMAT = 2
-"""Format of new stores."""
-READABLE = (1, FORMAT)
-"""Formats that are read. A store that is continued or repaired keeps its format."""
+"""Format of stores. Until the first release a new one replaces the old one."""
 
 Shard = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{24}\Z")]
 """Name of a planned shard: a digest, so it can never be a path."""
@@ -98,8 +96,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chats: Made | UnsetType = UNSET
     """In a selection of chats: how the chats were written, so that a run on it can write prompts in
     the same way. No part of any identity."""
-    inputs_sha256: str | UnsetType = UNSET
-    """sha256 of `inputs.jsonl`; older plans have none."""
+    inputs_sha256: str
+    """sha256 of `inputs.jsonl`."""
 
     def inputs(self) -> list[str]:
         """Return the INPUT arguments as paths."""
@@ -185,6 +183,19 @@ class Rejects(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class Cut(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the receipt of a cut shard says of its first items alone, which were read to the end."""
+
+    items: int
+    """How many these are; a build that continues keeps their records."""
+    rejects: int = 0
+    """How many of the runs in `rejects`."""
+    rejected: dict[str, int] = {}
+    unlisted: tuple[int, int, int, int] | UnsetType = UNSET
+    skipped: dict[str, int] = {}
+    notes: dict[str, int] = {}
+
+
 class Receipt(msgspec.Struct, frozen=True):
     """Commits a shard. It holds no time, path or worker, so equal builds have equal receipts."""
 
@@ -209,30 +220,15 @@ class Receipt(msgspec.Struct, frozen=True):
     notes: dict[str, int] = {}
     """Change → how often it was made, such as ids that were replaced."""
     format: int = FORMAT
-    cut: bool | UnsetType = UNSET
-    """True if a time limit ended the shard; a build that continues makes the shard again."""
+    cut: Cut | UnsetType = UNSET
+    """Present if a time limit or a signal ended the shard before its last item did."""
     done: float | UnsetType = UNSET
     """Share of the last item that a cut part covers, if the source knows it."""
-    drops: list[tuple[int, int, str, bool]] | UnsetType = UNSET
-    """In older stores: (number of the item, byte offset, reason, rejected?) of each record left
-    out. When such a receipt is read, this becomes `rejects`, `rejected` and `skipped`."""
 
-    def __post_init__(self) -> None:
-        if self.drops is UNSET:
-            return
-        skipped, rejected = dict(self.skipped), dict(self.rejected)
-        for *_, reason, is_rejected in self.drops:
-            table = rejected if is_rejected else skipped
-            table[reason] = table.get(reason, 0) + 1
-        runs = [Rejects(item, at, at, 1, why) for item, at, why, bad in self.drops if bad]
-        modern = {
-            "rejects": [*self.rejects, *runs],
-            "rejected": dict(sorted(rejected.items())),
-            "skipped": dict(sorted(skipped.items())),
-            "drops": UNSET,
-        }
-        for name, value in modern.items():
-            msgspec.structs.force_setattr(self, name, value)
+    @property
+    def whole(self) -> list[ItemReceipt]:
+        """The items that were read to the end."""
+        return self.items if self.cut is UNSET else self.items[: self.cut.items]
 
     @property
     def name(self) -> str:
@@ -282,6 +278,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     probe: str | UnsetType = UNSET
     """sha256 of `vocab/probe.json`: known texts and the ids that the build's engine gave them."""
     shards: list[ShardEntry]
+
+    @property
+    def unit(self) -> Places:
+        """The unit of the column `start`."""
+        return self.places if isinstance(self.places, str) else "byte"
 
 
 def shard_name(shard: str, part: int) -> str:
@@ -341,7 +342,7 @@ def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
         data = path.read_bytes()
     try:
         if sealed:
-            check_seal(data, kind)
+            check_seal(data)
         return loads_json(data, kind)
     except ValueError as error:
         raise TokmillError(

@@ -46,17 +46,7 @@ def read_planned(path: Path) -> Iterator[PlannedItem]:
 def inputs_fit(path: Path, plan: Plan) -> bool:
     """Say whether `inputs.jsonl` belongs to a plan."""
     file = path / "inputs.jsonl"
-    if isinstance(plan.inputs_sha256, str):
-        return file.is_file() and sha256_file(file) == plan.inputs_sha256
-    # Plans of older programs have no digest of the file; compare the items with `plan_id`.
-    try:
-        return layout.plan_digest(plan.recipe_id, read_planned(path)) == plan.plan_id
-    except MachineError:
-        if file.exists():
-            raise
-        return False
-    except TokmillError:
-        return False
+    return file.is_file() and sha256_file(file) == plan.inputs_sha256
 
 
 def read_receipts(path: Path, damaged: list[Path] | None = None) -> list[Receipt]:
@@ -128,7 +118,6 @@ def make_manifest(
         skipped.update(receipt.skipped)
         notes.update(receipt.notes)
     return Manifest(
-        format=plan.format,
         producer=f"tokmill {__version__}",
         complete=complete,
         recipe_id=plan.recipe_id,

@@ -12,7 +12,7 @@ def same_engine(stores: Sequence[Store]) -> None:
     """Refuse stores with the same vocabulary whose engines gave the probe's texts different ids.
 
     Ids that a build puts before and after each text may differ. Stores without a probe (imported
-    or older ones) are not checked.
+    ones) are not checked.
     """
     first: dict[str, tuple[Store, Probe]] = {}
     for store in stores:

@@ -35,7 +35,7 @@ from tokmill.store.string_column import StringColumn
 from tokmill.store.strings import Strings, ranges
 
 SUFFIX = ".safetensors"
-TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32"}
+TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32", "f8": "F64"}
 DTYPES = {name: np.dtype("<" + short) for short, name in TYPES.items()}
 OFFSETS = {"offsets": "", "phrase_offsets": "phrase", "table_offsets": "table."}
 """Array of offsets → the array that it divides ("": tokens; "table.": all such arrays); offsets of
@@ -49,18 +49,12 @@ class ShardWriter:
     columns are kept in a file in the folder `scratch` (`tokmill.store.held`).
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        limits: dict[str, int],
-        scratch: Path | None = None,
-        format: int = FORMAT,
-    ) -> None:
-        self.schema, self.limits, self.format = schema, limits, format
+    def __init__(self, schema: Schema, limits: dict[str, int], scratch: Path | None = None) -> None:
+        self.schema, self.limits = schema, limits
         self.held = Held(scratch)
         """Name in the file → values; for offsets, the lengths between them."""
         self.strings = {
-            name: StringColumn(name, self.held, coded=format > 1)
+            name: StringColumn(name, self.held)
             for name, column in schema.items()
             if column.dtype == "utf8"
         }
@@ -185,7 +179,7 @@ class ShardWriter:
                     put(*array)
             elif not column.phrase:
                 put(name, column.dtype, held.get(name), column.width)
-        return write_tensors(path, tensors, self.format)
+        return write_tensors(path, tensors)
 
 
 def _row_bytes(
@@ -210,11 +204,11 @@ def _row_bytes(
 
 
 def write_tensors(
-    path: Path, tensors: dict[str, tuple[str, list[int], Sequence[Part]]], format: int = FORMAT
+    path: Path, tensors: dict[str, tuple[str, list[int], Sequence[Part]]]
 ) -> tuple[int, str]:
     """Write name → (dtype, shape, parts) as a safetensors file; return size and sha256."""
     order = sorted(tensors, key=lambda name: (-DTYPES[TYPES[tensors[name][0]]].itemsize, name))
-    header: dict[str, Any] = {"__metadata__": {"format": "tokmill-shard", "version": str(format)}}
+    header: dict[str, Any] = {"__metadata__": {"format": "tokmill-shard", "version": str(FORMAT)}}
     position = 0
     for name in order:
         dtype, shape, parts = tensors[name]

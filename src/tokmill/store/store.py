@@ -63,12 +63,12 @@ class Store:
                 where=str(self.path),
                 hint="`tokmill inspect FOLDER` shows what it holds",
             )
-        if self.manifest.format not in layout.READABLE:
+        if self.manifest.format != layout.FORMAT:
             raise TokmillError(
                 f"the store has format {self.manifest.format}, and this program reads "
-                f"{' and '.join(map(str, layout.READABLE))}",
+                f"{layout.FORMAT}",
                 where=str(self.path),
-                hint="install a newer tokmill",
+                hint="build it again, or read it with the tokmill that made it",
             )
         self.schema = self._own = self.manifest.schema
         self.vocabularies = self.manifest.vocabularies

@@ -19,14 +19,14 @@ class StringColumn:
     """Collects the strings of one column of a shard.
 
     They are written in one of two forms, whichever is smaller: as a table of different strings with
-    a number for each record, or end to end. They are always written end to end if not `coded`, if
-    more than half of the first `FIRST` strings differ, or if more than `MOST` of all differ. The
-    form depends on the strings of the shard alone, not on the batches in which they are added.
+    a number for each record, or end to end. They are always written end to end if more than half of
+    the first `FIRST` strings differ, or more than `MOST` of all. The form depends on the strings of
+    the shard alone, not on the batches in which they are added.
     """
 
-    def __init__(self, name: str, held: Held, *, coded: bool) -> None:
+    def __init__(self, name: str, held: Held) -> None:
         self.name, self.held = name, held
-        self.rows: dict[bytes, int] | None = {} if coded else None
+        self.rows: dict[bytes, int] | None = {}
         """String → its number, in the order of first use; None: the strings lie end to end."""
         self.records = self.bytes = 0
 

@@ -221,7 +221,7 @@ def check_plan(store: Store) -> list[Problem]:
     except TokmillError as error:
         return [Problem(error.where, error.what)]
     copy = store.path / layout.PLAN_COPY
-    if isinstance(plan.inputs_sha256, str) and not same_files(path, copy):
+    if not same_files(path, copy):
         return [Problem(str(copy), "the copy of the plan differs from plan.json")]
     try:
         if layout.canonical_digest(plan.recipe) != plan.recipe_id:

@@ -75,7 +75,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pattern: str = "gpt2"
     tie_break: str = "first"
     sha256: str = ""
-    """sha256 of the tokenizer.json, to notice a different one; "" in old notes."""
+    """sha256 of the tokenizer.json, to notice a different one."""
     files: dict[str, str] = {}
 
 

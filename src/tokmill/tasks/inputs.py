@@ -38,8 +38,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """These vectors → the digest of the model that made them, if it is known."""
     classes: dict[str, Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_CLASSES)]] = {}
     """Columns of labels (`Task.label_classes`) → the names of their classes, by number."""
-    measures: Measures | None = None
-    """The metrics of the task; None in runs of older versions."""
+    measures: Measures = Measures()
+    """The metrics of the task."""
 
 
 def store_inputs(facts: Facts) -> Inputs:

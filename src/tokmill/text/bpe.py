@@ -8,14 +8,11 @@ so they do not overflow.
 from __future__ import annotations
 
 import heapq
-import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors
 from tokmill.text.cutting import segments
 from tokmill.text.patterns import GPT2, safe_cut, split_words
 
@@ -31,44 +28,6 @@ BYTE_ORDER += [byte for byte in range(256) if byte not in BYTE_ORDER]
 MOST_IDS = 2**32 - 1
 """Largest vocabulary: stores and engines have ids of 32 bits."""
 _INVERTED = bytes(255 - byte for byte in range(256))
-
-
-def train_bpe(
-    source: str | os.PathLike[str] | Iterable[str],
-    vocab_size: int,
-    special_tokens: Sequence[str] = (),
-    tie_break: TieBreak = "greatest-bytes",
-    *,
-    pattern: str = GPT2,
-) -> tuple[dict[int, bytes], list[tuple[bytes, bytes]]]:
-    """Learn a byte-level BPE vocabulary from a UTF-8 file or from records.
-
-    Args:
-        source: the path of a text file, or an iterable of records (a word never crosses two).
-        vocab_size: number of tokens: special tokens, 256 bytes, and learned tokens.
-        special_tokens: they get the first ids; text is cut at them before words are counted.
-        tie_break: of pairs with equal counts, `greatest-bytes` takes the lexicographically greatest
-            pair of byte strings (the rule of CS336), `first` the pair with the smallest ids (the
-            rule of Hugging Face `tokenizers`).
-        pattern: cuts text into words (`tokmill.text.patterns`).
-
-    Returns:
-        id → bytes, and the merges in the order in which they were learned. Ids are special tokens,
-        then bytes in `BYTE_ORDER`, then merges. Fewer tokens than asked when no pair is left.
-
-    Raises:
-        UsageError: the vocabulary is too small, a special token is empty or given twice.
-        MachineError: the file cannot be read.
-    """
-    check_request(vocab_size, special_tokens)
-    if isinstance(source, str | os.PathLike):
-        source = _blocks(Path(source))
-        records: Iterable[Iterable[str]] = [source]
-    else:
-        records = ([record] for record in source)
-    return train_words(
-        count_words(records, special_tokens, pattern), vocab_size, special_tokens, tie_break
-    )
 
 
 def check_request(vocab_size: int, special_tokens: Sequence[str]) -> None:
@@ -124,7 +83,15 @@ def train_words(
     special_tokens: Sequence[str],
     tie_break: TieBreak,
 ) -> tuple[dict[int, bytes], list[tuple[bytes, bytes]]]:
-    """Learn merges from distinct words and their counts; see `train_bpe`."""
+    """Learn a byte-level BPE vocabulary from distinct words and their counts.
+
+    `tie_break`: of pairs with equal counts, `greatest-bytes` takes the lexicographically greatest
+    pair of byte strings (the rule of CS336), `first` the pair with the smallest ids (the rule of
+    Hugging Face `tokenizers`).
+
+    Returns id → bytes, and the merges in the order in which they were learned. Ids are special
+    tokens, then bytes in `BYTE_ORDER`, then merges. Fewer tokens than asked when no pair is left.
+    """
     if tie_break not in TIE_BREAKS:
         raise UsageError(
             f"no tie-break is called {tie_break!r}", hint=nearest(tie_break, TIE_BREAKS)
@@ -241,16 +208,3 @@ def _descending(token: bytes) -> str:
     # Strings that sort in the opposite order of the bytes. A longer token must come before its own
     # prefix, so an end mark is added that is greater than any inverted byte.
     return token.translate(_INVERTED).decode("latin-1") + "\u0100"
-
-
-def _blocks(path: Path, characters: int = 1 << 20) -> Iterator[str]:
-    with machine_errors("read", path), open(path, encoding="utf-8", newline="") as handle:
-        try:
-            while block := handle.read(characters):
-                yield block
-        except UnicodeDecodeError as error:
-            raise TokmillError(
-                f"the text is no UTF-8: {error.reason}",
-                where=str(path),
-                hint="convert it with iconv",
-            ) from None

@@ -141,7 +141,7 @@ def check_learned(folder: Path) -> None:
         if is_store(folder.parent):
             error.hint = f"{mend} makes it again from the tokenizer"
         raise
-    if wanted is None or (wanted and sha256_file(path) != wanted):
+    if wanted is None or sha256_file(path) != wanted:
         hint = f"use it: --tokenizer {shlex.quote(str(path))}; or choose a new folder"
         if wanted and is_store(folder.parent):
             hint = f"if it was damaged, {mend} trains it again; else choose a new folder"

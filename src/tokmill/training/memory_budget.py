@@ -48,7 +48,7 @@ def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world
     """
     layers = getattr(config.model, "layers", 0)
     try:
-        if layers <= DEEP[1] or not getattr(config.model, "alike", True):
+        if layers <= DEEP[1]:
             return tensor_bytes(config, inputs, rows, parts, world)
         less, more = (
             tensor_bytes(with_layers(config, number), inputs, rows, parts, world) for number in DEEP

@@ -70,7 +70,8 @@ class Graph:
     level: str = ""
     """Optimisation level, such as O2; "" if it is not known."""
     facts: bool = False
-    """Whether imports, strings and constants were looked for; if not, their columns are empty."""
+    """Whether imports, strings, constants, references and pointers were looked for; if not, their
+    columns are empty."""
     import_address: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
     """(M,) u8, ascending: the addresses to which calls and jumps of imports lead. Such an address
     is a stub, the slot that a call through memory reads, the invented address of an undefined
@@ -89,8 +90,6 @@ class Graph:
     constant: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     """(K,) i8, in order of instructions: immediates and displacements, except addresses of the
     program, targets of branches, offsets in the stack, and displacements of 0."""
-    pointers: bool = False
-    """Whether references and pointers were looked for; if not, their columns are empty."""
     block_references: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     """(B + 1,) i8 into `reference`."""
     reference: Array = field(default_factory=lambda: np.zeros(0, np.uint64))

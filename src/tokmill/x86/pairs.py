@@ -84,12 +84,11 @@ class PairsSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = PairsConfig
     places = "address"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
     hints: ClassVar[Mapping[str, str]] = {
-        NO_FACTS: "it is of an earlier version, or from a pickle or angr; tokmill cfg makes it of "
-        "the program",
+        NO_FACTS: "it is from a pickle or angr; tokmill cfg makes it of the program",
     }
 
     def __init__(

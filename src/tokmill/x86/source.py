@@ -24,7 +24,6 @@ from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.records import Cutting, Unit, nothing, records_of
 from tokmill.x86.tokens.byte_rules import ByteRules, byte_list
 from tokmill.x86.tokens.byte_templates import AnyTemplates, make_templates
-from tokmill.x86.tokens.number_rules import NumberRules, number_lists
 from tokmill.x86.tokens.rules import BYTE, columns_of, make_rules
 from tokmill.x86.tokens.vocabulary import TokenList, Vocabularies, closed
 from tokmill.x86.tokens.vocabulary_files import read_vocabularies
@@ -46,8 +45,7 @@ class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     unit: Unit = "function"
     """What a record is: a function, a basic block, or a random walk over the blocks of one."""
     rules: str = "tokmill"
-    """The rules that make the tokens: tokmill, numbers (the same with values of numbers),
-    semanticbbv, or bytes (raw bytes, one column)."""
+    """The rules that make the tokens: tokmill, semanticbbv, or bytes (raw bytes, one column)."""
     vocab: str = ""
     """Folder with the vocabularies asm.json … of the rules semanticbbv."""
     separator: bool = False
@@ -95,7 +93,7 @@ class X86Source(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = X86Config
     places = "address"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
 
@@ -301,8 +299,6 @@ def vocabularies_of(rules: str, folder: str) -> Vocabularies:
     """
     if rules == ByteRules.name:
         return {BYTE: byte_list()}
-    if rules == NumberRules.name and not folder:
-        return number_lists()
     if folder:
         return read_vocabularies(folder, rules)
     if rules == "tokmill":
@@ -326,10 +322,6 @@ def check(config: X86Config) -> None:
         raise UsageError(
             f"the rules bytes know no {'vocab' if config.vocab else 'separator'}",
             hint="leave it out: a token is a byte",
-        )
-    if config.rules == NumberRules.name and config.vocab:
-        raise UsageError(
-            "the rules numbers know no vocab", hint="leave it out: their vocabularies are closed"
         )
     if not LEAST_TOKENS <= config.max_tokens <= MOST_TOKENS:
         raise UsageError(

@@ -13,9 +13,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from block_rows import from_rows
 from tokmill.bbv import read as reader
 from tokmill.bbv.read import pieces, read
-from tokmill.bbv.vectors import BlockVectors, from_rows
+from tokmill.bbv.vectors import BlockVectors
 from tokmill.bbv.write import write
 from tokmill.errors import TokmillError, UsageError
 
@@ -177,12 +178,12 @@ def test_a_given_base_is_held_to(tmp_path: Path) -> None:
 
 def test_intervals_are_compared_with_their_size() -> None:
     vectors = from_rows([{1: 100}, {1: 90, 2: 12}, {2: 110}, {1: 30}])
-    facts = vectors.check_intervals(100)
+    facts = vectors.compare(vectors.instructions, 100)
     assert facts == (100, 30, 110, 85.5, 12, 2, True)
     assert len(facts.lines()) == 2
-    assert vectors.rows(0, 3).check_intervals(100).short_last is False
-    assert vectors.check_intervals().size is None
-    assert from_rows([]).check_intervals(5).largest == 0
+    assert vectors.compare(vectors.instructions[:3], 100).short_last is False
+    assert vectors.compare(vectors.instructions).size is None
+    assert vectors.compare(vectors.instructions[:0], 5).largest == 0
 
 
 def test_sums_of_more_than_63_bits_are_refused() -> None:

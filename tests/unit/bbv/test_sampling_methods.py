@@ -22,7 +22,7 @@ def test_a_sample_is_of_different_intervals_that_stand_for_all(name: str, points
     sample = methods.method(name).choose(made.population, points, np.random.default_rng(0))
     assert len(sample) == len(np.unique(sample.places)) == len(sample.shares) == points
     assert sample.shares.sum() == pytest.approx(1) and (sample.shares > 0).all()
-    found = methods.method(name).infer(made.population, sample, made.cpi[sample.places], 0.95)
+    found = methods.method(name).infer(sample, made.cpi[sample.places], 0.95)
     assert np.isfinite(found.cpi) and found.low <= found.high
     if points == 60:
         assert found.cpi == pytest.approx(made.truth)
@@ -64,45 +64,6 @@ def test_every_interval_that_is_drawn_is_exact() -> None:
     assert found.half_width < 1e-9
 
 
-def test_left_out_errors_are_those_of_regressions_without_the_interval() -> None:
-    random = np.random.default_rng(1)
-    known, cpi = random.normal(size=(12, 3)), random.random(12)
-    scale = float(known.var(axis=0).mean())
-    slopes, errors = estimate.ridge(known, cpi, scale)[:2]
-    coefficients = slopes @ cpi
-    # The penalty that was chosen is the one whose slopes these are.
-    centred = known - known.mean(axis=0)
-    gaps = []
-    for penalty in estimate.PENALTIES * 12 * scale:
-        solved = np.linalg.solve(
-            centred.T @ centred + penalty * np.eye(3), centred.T @ (cpi - cpi.mean())
-        )
-        gaps.append((np.abs(solved - coefficients).max(), penalty))
-    gap, penalty = min(gaps)
-    assert gap < 1e-12
-    for left in range(12):
-        kept = np.arange(12) != left
-        # An intercept without penalty, as a column of its own.
-        design = np.hstack([np.ones((11, 1)), known[kept]])
-        punished = design.T @ design + np.diag([0.0, penalty, penalty, penalty])
-        solved = np.linalg.solve(punished, design.T @ cpi[kept])
-        assert cpi[left] - solved @ [1, *known[left]] == pytest.approx(errors[left])
-
-
-def test_weights_of_the_regression_are_those_of_its_predictions() -> None:
-    made = phases(4, intervals=100)
-    known = made.population
-    sample = designs.systematic(known, 25, np.random.default_rng(3))
-    cpi = made.cpi[sample.places]
-    found = estimate.regression(known, sample, cpi)
-    chosen = known.features[sample.places]
-    scale = float((known.shares @ (known.features - known.shares @ known.features) ** 2).mean())
-    slopes = estimate.ridge(chosen, cpi, scale).slopes
-    predicted = cpi.mean() + (known.features - chosen.mean(axis=0)) @ (slopes @ cpi)
-    corrected = known.shares @ predicted + sample.shares @ (cpi - predicted[sample.places])
-    assert found.cpi == pytest.approx(corrected)
-
-
 CASES = {
     "phases": {"seed": 1},
     "drifting": {"seed": 2, "drift": 0.98, "noise": 0.3},
@@ -113,68 +74,26 @@ CASES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["random", "random-regression"])
-def test_intervals_cover_the_truth(case: str, name: str) -> None:
+def test_intervals_of_random_samples_cover_the_truth(case: str) -> None:
     made = phases(**CASES[case])  # type: ignore[arg-type]
-    found = resampling.resample(made.population, made.cpi, methods.method(name), 30, draws=1000)
-    # A regression of few points is careful on the long program.
-    assert 0.93 <= found.coverage <= (0.97 if name == "random" else 0.985), found
-
-
-@pytest.mark.long
-def test_a_regression_covers_in_the_mean_over_many_programs() -> None:
-    """Of single programs, those with a phase that most samples miss are covered too rarely."""
-    kinds = [{}, {"drift": 0.98, "noise": 0.3}, {"tail": 1.0}, {"kinds": 20}, {"kinds": 3},
-             {"tail": 1.0, "intervals": 2000}, {"intervals": 100}]  # fmt: skip
-    found = [
-        resampling.resample(
-            made.population, made.cpi, methods.method("random-regression"), 30, draws=100
-        ).coverage
-        for kind in kinds
-        for seed in (1, 2, 3)
-        for made in [phases(seed, **kind)]  # type: ignore[arg-type]
-    ]
-    assert 0.94 <= np.mean(found) <= 0.97 and min(found) >= 0.8, found
+    way = methods.method("random")
+    found = resampling.resample(made.population, made.cpi, way, 30, draws=1000)
+    assert 0.93 <= found.coverage <= 0.97, found
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["regression", "systematic", "two-phase"])
+@pytest.mark.parametrize("name", ["systematic", "two-phase"])
 def test_intervals_of_other_designs_cover_often(case: str, name: str) -> None:
     """Variances of ordered designs and of small strata are not known without bias."""
     made = phases(**CASES[case])  # type: ignore[arg-type]
     found = resampling.resample(made.population, made.cpi, methods.method(name), 30, draws=1000)
-    assert found.coverage >= (0.93 if name == "regression" else 0.9), found
-
-
-def test_what_the_sample_does_not_show_widens_the_interval() -> None:
-    random = np.random.default_rng(0)
-    known = np.hstack([random.normal(size=(20, 2)), np.zeros((20, 1))])
-    fitted = estimate.ridge(known, random.random(20), 1.0)
-    inside = fitted.unseen(np.asarray([0.1, 0.0, 0.0]))
-    outside = fitted.unseen(np.asarray([0.0, 0.0, 0.1]))
-    # In closed form: gap' M gap - gap' M A'A M gap with M = (A'A + penalty)^-1.
-    centred = known - known.mean(axis=0)
-    inner = centred.T @ centred
-    solved = np.linalg.inv(inner + fitted.penalty * np.eye(3))
-    for gap, found in ((np.asarray([0.1, 0, 0]), inside), (np.asarray([0, 0, 0.1]), outside)):
-        slow = gap @ solved @ gap - gap @ solved @ inner @ solved @ gap
-        assert found == pytest.approx(slow)
-    assert outside > inside
-
-
-def test_regression_is_nearer_than_chance() -> None:
-    made = phases(5)
-    known = made.population
-    chance = resampling.resample(known, made.cpi, methods.method("random"), 30, draws=60)
-    better = resampling.resample(known, made.cpi, methods.method("regression"), 30, draws=60)
-    assert better.mean < chance.mean / 2
-    assert better.coverage > 0.9 and chance.coverage > 0.8
+    assert found.coverage >= 0.9, found
 
 
 def test_a_target_chooses_the_number_of_points() -> None:
     made = phases(6)
-    known, way = made.population, methods.method("regression")
+    known, way = made.population, methods.method("two-phase")
     wide = resampling.enough_points(known, made.cpi, way, 0.05, draws=60)
     narrow = resampling.enough_points(known, made.cpi, way, 0.01, draws=60)
     assert 2 <= wide.points < narrow.points < 200
@@ -196,8 +115,8 @@ def test_numbers_of_points_rise_to_half() -> None:
 
 
 def test_an_unknown_method_is_told() -> None:
-    with pytest.raises(UsageError, match="no method is called 'ranked'"):
-        methods.method("ranked")
+    with pytest.raises(UsageError, match="no method is called 'regression'"):
+        methods.method("regression")
 
 
 def test_half_a_width_is_a_share() -> None:

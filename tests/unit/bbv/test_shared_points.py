@@ -70,6 +70,25 @@ def test_nothing_of_the_program_itself_is_in_held_out() -> None:
     assert (1 + first) / 7 == pytest.approx(1 + again)
 
 
+def test_left_out_errors_are_those_of_regressions_without_the_interval() -> None:
+    random = np.random.default_rng(1)
+    known, values = random.normal(size=(12, 3)), random.random(12)
+    scale = float(known.var(axis=0).mean())
+    slow = []
+    for penalty in clusters.PENALTIES * 12 * scale:
+        found = []
+        for left in range(12):
+            kept = np.arange(12) != left
+            # An intercept without penalty, as a column of its own.
+            design = np.hstack([np.ones((11, 1)), known[kept]])
+            punished = design.T @ design + np.diag([0.0, penalty, penalty, penalty])
+            solved = np.linalg.solve(punished, design.T @ values[kept])
+            found.append(values[left] - solved @ [1, *known[left]])
+        slow.append(found)
+    best = min(slow, key=lambda errors: float(np.square(errors).sum()))
+    assert clusters.left_out_errors(known, values, scale) == pytest.approx(np.asarray(best))
+
+
 def odd_programs(seed: int, odd: float) -> tuple[Executions, np.ndarray]:
     """Return programs of smooth behaviours, of which a share `odd` of the intervals is far off."""
     random = np.random.default_rng(seed)

@@ -16,7 +16,7 @@ from tokmill.builds import runs as module
 from tokmill.builds.left_out import each_left_out
 from tokmill.builds.runs import Runs
 from tokmill.store.locate import left_out
-from tokmill.store.manifest import Receipt, Rejects, encode
+from tokmill.store.manifest import Rejects
 from tokmill.store.schema import Drop, Records, drops_of, each_drop
 from tokmill.store.store import Store
 
@@ -87,19 +87,6 @@ def test_addresses_are_no_sequence() -> None:
 def test_each_drop_comes_in_the_order_of_places() -> None:
     singles = [Drop(3, "a", True), Drop(1, "b", False), Drop(2, "a", True)]
     assert [drop.offset for drop in each_drop(drops_of(singles))] == [1, 2, 3]
-
-
-def test_a_receipt_of_an_older_store_says_the_same() -> None:
-    old = {
-        "shard": "0" * 24, "part": 0, "last": True, "records": 0, "tokens": 0, "bytes": 0,
-        "sha256": "", "ranges": {}, "items": [], "skipped": {"too short": 2},
-        "drops": [[0, 5, "blank line", False], [0, 6, "json", True], [1, 0, "json", True]],
-    }  # fmt: skip
-    receipt = msgspec.json.decode(msgspec.json.encode(old), type=Receipt)
-    assert receipt.skipped == {"blank line": 1, "too short": 2}
-    assert receipt.rejected == {"json": 2}
-    assert receipt.rejects == [Rejects(0, 6, 6, 1, "json"), Rejects(1, 0, 0, 1, "json")]
-    assert b"drops" not in encode(receipt)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "text"])

@@ -89,7 +89,7 @@ def test_negative_seeds_are_seeds() -> None:
 
 
 def test_an_order_stays_what_it_is() -> None:
-    """A resumed run of an older version must see the rows that it would have seen."""
+    """A resumed run must see the rows that it would have seen."""
     assert permute(np.arange(10), 10, 7, 3).tolist() == [9, 1, 8, 3, 2, 7, 0, 5, 6, 4]
     assert permute(np.asarray([0, 5000, 99999]), 100000, -1, 2).tolist() == [5620, 46353, 88436]
     alone = permute(np.arange(4), np.asarray([4, 5, 6, 7]), 1, np.arange(4))

@@ -12,13 +12,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from tokmill.errors import UsageError
-from tokmill.mlir import env
 from tokmill.mlir.draws import draw
-from tokmill.mlir.env import ACTIONS, ScheduleEnv
+from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops.schedule import Fuse, Im2col, Pack
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
+from tokmill.mlir.space import LOOPS
 
 LINES = ["matmul 8 8 8", "matmul 8 8 8, relu", "conv_2d_nchw 1 2 6 2 3"]
 
@@ -40,7 +40,7 @@ def masked(made: ScheduleEnv, chance: np.random.Generator) -> np.ndarray:
     """Draw an action that the masks allow."""
     mask = made.masks()
     kind = int(chance.choice(np.flatnonzero(mask["kind"])))
-    tiles = mask["parallel_tiles" if ACTIONS[kind] in ("parallel", "fuse") else "tiles"]
+    tiles = mask["parallel_tiles" if LOOPS.kinds[kind] in ("parallel", "fuse") else "tiles"]
     cuts = [int(chance.choice(np.flatnonzero(row))) for row in tiles]
     loops = len(made._states[made._place].bounds)
     order = [*chance.permutation(loops), *[0] * (len(tiles) - loops)]
@@ -70,7 +70,7 @@ def test_what_the_masks_allow_is_legal(made: ScheduleEnv) -> None:
 def test_an_illegal_action_ends_the_operation_and_says_so(made: ScheduleEnv) -> None:
     made.reset(options={"problem": 0})
     action = np.zeros(made.action_space.shape, int)
-    action[0] = ACTIONS.index("im2col")
+    action[0] = LOOPS.kinds.index("im2col")
     _, _, over, _, info = made.step(action)
     assert over
     assert info["illegal"]
@@ -94,8 +94,8 @@ def test_no_module_is_an_error() -> None:
 
 def test_actions_of_the_environment_are_those_of_the_rules() -> None:
     (matmul,) = problem.of_line("matmul 8 8 8").operations
-    assert set(ACTIONS) == set(legal.allowed(legal.begin(matmul)))
-    assert env.ACTIONS[0] == "stop"
+    assert set(LOOPS.kinds) == set(legal.allowed(legal.begin(matmul)))
+    assert LOOPS.kinds[0] == "stop"
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_what_a_consumer_computes_fuses_no_producer_of_its_own() -> None:
         made = ScheduleEnv([given], measure)
         made.reset()
         action = np.zeros_like(made.action_space.sample())
-        action[:2] = ACTIONS.index("fuse"), made.space.sizes.index(4)
+        action[:2] = LOOPS.kinds.index("fuse"), made.space.sizes.index(4)
         assert not made.step(action)[-1]["illegal"]
         kinds = made.step(np.zeros_like(action))[-1]["action_mask"]["kind"]
-    assert kinds[ACTIONS.index("tile")] and not kinds[ACTIONS.index("fuse")]
+    assert kinds[LOOPS.kinds.index("tile")] and not kinds[LOOPS.kinds.index("fuse")]
     for seed in range(200):
         schedule = draw(given, random.Random(seed))
         named = {(one.op, one.producer) for one in schedule if isinstance(one, Fuse)}

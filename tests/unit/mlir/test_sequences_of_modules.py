@@ -13,11 +13,12 @@ from making import quick_build
 from tokmill.cli import main
 from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir import draws, source
-from tokmill.mlir.env import ACTIONS, ScheduleEnv
+from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import TILES
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import generators, problem
+from tokmill.mlir.space import LOOPS
 from tokmill.mlir.tokens import field_tokens, sequences
 from tokmill.store.store import Store
 
@@ -35,7 +36,7 @@ def encoded(env: ScheduleEnv, action: actions.AnyAction) -> np.ndarray[Any, Any]
     """Return the row of numbers of an action, the inverse of `ScheduleEnv.decode`."""
     loops = env.sizes.loops
     row = np.zeros(1 + 2 * loops, np.int64)
-    row[0] = ACTIONS.index(action.__struct_config__.tag)
+    row[0] = LOOPS.kinds.index(action.__struct_config__.tag)
     sizes = getattr(action, "sizes", ())
     row[1 : 1 + len(sizes)] = [TILES.index(size) for size in sizes]
     order = getattr(action, "order", ())

@@ -1,4 +1,4 @@
-"""Stores of format versions 1 and 2, made once: every later program reads them."""
+"""A store that was made once: every later program reads it and makes the same bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import golden_store
-from tokmill.builds.repair import repair
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.text.tokenizer import Tokenizer
@@ -18,16 +17,18 @@ from tokmill.text.tokenizer import Tokenizer
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def store(request: pytest.FixtureRequest) -> Store:
-    return Store(GOLDEN / f"store-v{request.param}")
+@pytest.fixture(scope="module")
+def store() -> Store:
+    return Store(GOLDEN / "store-v2")
 
 
 def test_its_numbers(store: Store) -> None:
     manifest = store.manifest
     assert (manifest.complete, manifest.source) == (True, "jsonl")
-    assert (manifest.records, manifest.tokens, len(manifest.shards)) == NUMBERS[manifest.format]
-    assert manifest.fingerprint == FINGERPRINTS[manifest.format]
+    assert (manifest.records, manifest.tokens, len(manifest.shards)) == (26, 912, 3)
+    assert manifest.fingerprint == (
+        "cb38b78ad1b79245ac9f44e41288a2aa884aa72267bcfd4e15b3af12aa5bd358"
+    )
     assert manifest.skipped == {"blank line": 1, "placeholder": 1}
     assert manifest.rejected == {"json": 1, "type": 1}
     assert validate(store).problems == []
@@ -38,7 +39,7 @@ def test_its_records(store: Store) -> None:
     eot = store.vocabularies["token"].role("eot")
     lines = [
         json.loads(line)
-        for name in FILES[: 3 if store.manifest.format == 1 else 4]
+        for name in FILES
         for line in (GOLDEN / name).read_text("utf-8-sig").splitlines()
         if line.startswith("{") and len(line) > 1
     ]
@@ -68,38 +69,21 @@ def test_it_is_read_with_numpy_alone(store: Store) -> None:
     assert lengths == np.diff(store.ends(), prepend=0).tolist()
 
 
-def test_a_build_that_goes_on_with_format_1_gives_the_same_bytes(tmp_path: Path) -> None:
-    store = golden_store.build_v1(tmp_path / "s")
-    assert store.manifest.format == 1
-    assert golden_store.without_paths(store.path) == golden_store.without_paths(GOLDEN / "store-v1")
-
-
 def test_a_build_of_its_input_gives_the_same_bytes(tmp_path: Path) -> None:
-    store = golden_store.build_v2(tmp_path / "s")
+    store = golden_store.build(tmp_path / "s")
     assert golden_store.anywhere(store.path) == golden_store.anywhere(GOLDEN / "store-v2")
 
 
-def test_strings_of_format_2_lie_in_both_ways() -> None:
-    store = Store(GOLDEN / "store-v2")
+def test_strings_lie_in_both_ways(store: Store) -> None:
     coded = {f"{name}.values" in store.shard(i) for name in ("id", "kind") for i in range(3)}
     assert coded == {True, False}
 
 
-def test_references_of_format_2() -> None:
+def test_references() -> None:
     store = Store(GOLDEN / "store-v2", ["pairs"])
     assert store.column("anchor").tolist() == [*range(25, -1, -1)]
     assert store.column("positive").tolist() == [(i + 5) % 26 for i in range(26)]
     assert store.reference("anchor").fingerprint == store.fingerprint
-
-
-def test_a_store_of_format_1_is_repaired_as_it_was(tmp_path: Path) -> None:
-    store = golden_store.build_v1(tmp_path / "s")
-    before = golden_store.without_paths(store.path)
-    shard = store.shard_file(1)
-    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    with golden_store.small_shards(version=1):
-        assert repair(store.path).remaining == []
-    assert golden_store.without_paths(store.path) == before
 
 
 def test_a_copy_elsewhere_is_the_same_store(tmp_path: Path, store: Store) -> None:
@@ -108,8 +92,3 @@ def test_a_copy_elsewhere_is_the_same_store(tmp_path: Path, store: Store) -> Non
 
 
 FILES = ("input/a.jsonl", "input/b.jsonl", "input/deep/c.jsonl", "more.jsonl")
-NUMBERS = {1: (14, 493, 3), 2: (26, 912, 3)}
-FINGERPRINTS = {
-    1: "aabacd122feb6e3b91278628d89f7a2001d2c578edef715972537e8613e05990",
-    2: "cb38b78ad1b79245ac9f44e41288a2aa884aa72267bcfd4e15b3af12aa5bd358",
-}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec import UNSET
 
 from making import jsonl, quick_build, token_store
-from tokmill.builds.source import places_of
 from tokmill.errors import UsageError
 from tokmill.store.locate import find_input, find_records, locate
 from tokmill.store.store import Store
@@ -57,12 +55,7 @@ def test_places_that_do_not_exist(store: Store) -> None:
 
 
 def test_what_places_count_stands_in_the_manifest(tmp_path: Path) -> None:
-    """A store of format 1 does not say it, and its source is asked; one that is not here: bytes."""
     manifest = token_store(tmp_path / "s", [[[1]]]).manifest
     chosen = quick_build("select", tmp_path / "s", tmp_path / "c").manifest
     assert (manifest.places, chosen.places) == (UNSET, "record")
-    old = {
-        source: places_of(msgspec.structs.replace(manifest, format=1, source=source))
-        for source in ("jsonl", "parquet", "npz", "x86", "select", "overlay", "of a friend")
-    }
-    assert list(old.values()) == ["byte", "row", "row", "address", "record", "record", "byte"]
+    assert (manifest.unit, chosen.unit) == ("byte", "record")

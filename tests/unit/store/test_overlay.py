@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import tokmill
-from golden_store import unsealed
-from making import files_of, here, rec, token_store, write_store
+from making import change_sealed, files_of, here, rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
 from tokmill.builds.prepare import How
 from tokmill.errors import TokmillError, UsageError
@@ -191,8 +190,9 @@ def test_records_of_other_lengths_are_a_problem(store: Store, tmp_path: Path) ->
     for name in ("manifest.json", "plan.json", "plan.copy.json"):
         path = made.path / name
         if path.exists():
-            text = unsealed(path.read_bytes()).decode()
-            path.write_text(text.replace(other.fingerprint, store.fingerprint))
+            text = path.read_text().replace(other.fingerprint, store.fingerprint)
+            path.write_text(text)
+            change_sealed(path)
     (store.path / "overlays/mask").rename(tmp_path / "away")
     made.path.rename(store.path / "overlays/mask")
     assert ["other lengths" in one.what for one in validate(store).problems] == [True]

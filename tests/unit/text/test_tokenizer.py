@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from making import TOKENIZER
+from readable_bpe import train_bpe
 from tokmill.errors import TokmillError, UsageError
 from tokmill.text import tokenizer_json
-from tokmill.text.bpe import train_bpe
 from tokmill.text.patterns import compile_pattern, resolve_pattern, split_words
 from tokmill.text.tokenizer import Tokenizer
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import tokmill
+from making import change_sealed
 from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.training.runs.track import read_metrics
 from tokmill.training.session import Session
-from tokmill.training.stop import Stop
 from toy import cycles, losses, make_store, recipe, stop_after, weights
 
 
@@ -270,37 +270,6 @@ def test_keys_that_are_newer_than_a_run_have_their_defaults(store: Path, tmp_pat
         tokmill.train(recipe(store, 2), tmp_path / "run", options=options, resume=True, quiet=True)
 
 
-def test_signals_are_taken_over_once_and_given_back() -> None:
-    import os
-    import signal
-
-    before = signal.getsignal(signal.SIGTERM)
-    with Stop(math.inf) as stop:
-        assert stop.reason == ""
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.reason == "SIGTERM"
-        assert signal.getsignal(signal.SIGTERM) is before
-    assert Stop(0.0).reason == "the time limit"
-
-
-def test_one_of_several_processes_ignores_a_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may report the end of a starter more than once: saving must outlast that."""
-    import os
-    import signal
-
-    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1")):
-        monkeypatch.setenv(name, value)
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        with Stop(math.inf) as stop:
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.reason == "SIGTERM"
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def test_damaged_ids_are_named(tmp_path: Path) -> None:
     documents = cycles(20)
     documents[7][3] = 200
@@ -308,7 +277,7 @@ def test_damaged_ids_are_named(tmp_path: Path) -> None:
     # The shard holds an id that the vocabulary of the manifest does not have.
     manifest = json.loads((damaged / "manifest.json").read_text())
     manifest["vocabularies"]["token"]["size"] = 23
-    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    change_sealed(damaged / "manifest.json", vocabularies=manifest["vocabularies"])
     with pytest.raises(TokmillError, match="'token' holds the id 200, but its ids are 0 to") as it:
         tokmill.train(recipe(damaged, 20), tmp_path / "run", quiet=True)
     assert it.value.exit_code == 1 and it.value.where == str(damaged)
@@ -333,9 +302,8 @@ def test_sampling_has_the_same_defaults_everywhere() -> None:
 
 def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
     bare = make_store(tmp_path / "bare", cycles(20))
-    manifest = json.loads((bare / "manifest.json").read_text())
-    manifest |= {"vocabularies": {}, "schema": {"token": {"dtype": "u1"}}, "source": "bin"}
-    (bare / "manifest.json").write_text(json.dumps(manifest))
+    changes = {"vocabularies": {}, "schema": {"token": {"dtype": "u1"}}, "source": "bin"}
+    change_sealed(bare / "manifest.json", **changes)
     run = tokmill.train(recipe(bare, 1), tmp_path / "run", quiet=True)
     assert run.task().sizes == {"token": 23}
     with pytest.raises(TokmillError, match="has no tokenizer") as caught:

@@ -29,7 +29,6 @@ STYLES: list[dict[str, Any]] = [
     {"kind": "encoder", "heads": 4, "context": 16},
     {"kind": "modernbert", "heads": 4},
     {"kind": "rwkv7", "head_dim": 8},
-    {"kind": "convolution"},
     {"kind": "bag", "buckets": 64},
     {"kind": "set_transformer"},
 ]
@@ -40,7 +39,7 @@ def task_for(style: dict[str, Any]) -> dict[str, Any]:
     """Return what is learned with a model: not the next token, where it looks ahead."""
     if style["kind"] == "set_transformer":
         return {"kind": "signature", "length": 16}
-    if style["kind"] in ("encoder", "modernbert", "convolution", "bag"):
+    if style["kind"] in ("encoder", "modernbert", "bag"):
         return {"kind": "toy_masked", "length": 16}
     return {"kind": "next_token", "length": 16, "tied": False}
 

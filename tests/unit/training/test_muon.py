@@ -36,7 +36,7 @@ from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.memory import tensor_bytes
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import make_task
-from toy import cycles, losses, make_store, stop_after, weights
+from toy import cycles, losses, make_store, stop_after
 
 torch.set_num_threads(1)
 MUON = {"kind": "muon", "lr": 1e-2, "warmup": 2}
@@ -215,22 +215,6 @@ def test_moments_of_another_optimiser_are_refused(store: Path, tmp_path: Path) -
     (folders[0] / "state.json").write_bytes(msgspec.json.encode(state))
     with pytest.raises(TokmillError, match="does not fit the model"):
         tokmill.train(None, tmp_path / "muon", resume=True, quiet=True)
-
-
-def test_a_run_that_names_no_optimiser_had_adamw(store: Path, tmp_path: Path) -> None:
-    """As all those that are older than the table."""
-    value = toy.recipe(store, 6)
-    tokmill.train(value, tmp_path / "whole", quiet=True)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        stop_after(3, patch)
-        tokmill.train(value, tmp_path / "parts", quiet=True)
-    file = tmp_path / "parts/recipe.json"
-    kept = json.loads(file.read_text())
-    assert kept["optim"].pop("kind") == "adamw"
-    file.write_text(json.dumps(kept))
-    tokmill.train(None, tmp_path / "parts", resume=True, quiet=True)
-    left, right = (weights(tmp_path / run) for run in ("whole", "parts"))
-    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_it_holds_one_moment_of_a_matrix(store: Path) -> None:

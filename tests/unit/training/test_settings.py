@@ -255,8 +255,9 @@ DEEPSPEED: dict[str, Any] = {
     "scheduler": {
         "type": "WarmupDecayLR",
         "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-4, "warmup_num_steps": 9,
-                   "total_num_steps": 90, "warmup_type": "linear"},
+                   "total_num_steps": 90, "warmup_type": "linear", "last_batch_iteration": -1},
     },
+    "logging": {"level": "warning"},
     "fp16": {"enabled": False}, "bf16": {"enabled": True},
     "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": "auto",
                           "offload_optimizer": {"device": "cpu"}},
@@ -296,7 +297,8 @@ def test_deepspeeds_own_file_is_read(
     said = capsys.readouterr().err
     assert "run.engine = deepspeed" in said and "data.batch = 24" in said
     assert "has zero_optimization, wall_clock_breakdown" in said
-    assert "without effect here: activation_checkpointing (run.recompute has one)" in said
+    unused = "logging (run.log_every has one), activation_checkpointing (run.recompute has one)"
+    assert f"without effect here: {unused}" in said
     # As the recipe it is the same; an engine that is named, and options, win.
     file, data = tmp_path / "ds_config.json", {"data": {"train": str(store)}}
     alone = resolve(file, Path("RUN"), {**data, "task": {"length": 40}}, False, 2)

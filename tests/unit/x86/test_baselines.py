@@ -73,14 +73,18 @@ def test_every_baseline_has_a_row_a_record_whose_product_is_a_score(
     assert abs(scores["random"]) < 0.6
 
 
-def test_a_kind_that_is_switched_off_is_not_there(made: tuple[Path, Store]) -> None:
+def test_facts_have_those_of_callees_at_a_third(made: tuple[Path, Store]) -> None:
     graphs, store = made
-    names = ("facts", "facts-no-strings", "strings", "callees", "facts-no-callees")
+    features = store_functions(store, [graphs])
+    names = ("facts", "callees")
     found = {name: dense(one) for name, one in baselines(store, [graphs], names).items()}
-    same = np.abs(found["facts"] - found["facts-no-callees"]).sum(1) == 0
-    calls = found["callees"].any(1)
-    assert same[~calls].all() and not same.all()
-    assert found["facts-no-strings"].shape[1] == found["facts"].shape[1] - found["strings"].shape[1]
+    parts = [features.weighed(kind).toarray() for kind in ("constants", "strings", "imports")]
+    near = [features.around(kind).toarray() for kind in ("constants", "strings", "imports")]
+    own, called = (np.hstack(rows)[features.record] for rows in (parts, near))
+    for name, rows in (("facts", own + 0.3 * called), ("callees", called)):
+        length = np.linalg.norm(rows, axis=1, keepdims=True)
+        assert np.allclose(found[name], rows / np.where(length > 0, length, 1), atol=1e-6)
+    assert called.any(1).any() and not called.any(1).all()
 
 
 def test_minhash_estimates_the_jaccard_similarity(made: tuple[Path, Store]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
-import pytest
 
-from tokmill.errors import TokmillError
-from tokmill.x86.diff.files import BlockMatch, diff_file, read_diff, write_diff
+from tokmill.x86.diff.files import BlockMatch, DiffFile, diff_file, write_diff
 from tokmill.x86.diff.result import Diff, Reason, unmatched
 from tokmill.x86.graph import Graph
 from x86_graphs import Block, graph_of
@@ -46,7 +44,8 @@ def small_diff() -> Diff:
 def test_a_diff_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     found = diff_file(*two_graphs(), small_diff(), ("a" * 64, ""))
     write_diff(tmp_path / "diff.json", found)
-    assert read_diff(tmp_path / "diff.json") == found
+    assert msgspec.json.decode((tmp_path / "diff.json").read_bytes(), type=DiffFile) == found
+    assert (found.format, found.version) == ("tokmill.diff", 1)
     assert (found.a.program, found.b.program, found.a.digest) == ("old", "new", "a" * 64)
     (match,) = found.matched
     assert (match.a, match.b, match.name_a, match.reason) == (0x10, 0x10, "main", "strings")
@@ -55,24 +54,6 @@ def test_a_diff_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert match.similarity == 0.9999
     assert [one.address for one in found.deleted] == [0x20]
     assert [(one.name, one.instructions) for one in found.inserted] == [("added", 1)]
-
-
-def test_what_is_no_diff_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "diff.json"
-    write_diff(path, diff_file(*two_graphs(), small_diff()))
-    good = json.loads(path.read_text())
-    for change, words in (
-        ({"version": 2}, "later than 1"),
-        ({"format": "other"}, "its format is 'other'"),
-        ({"matched": [{}]}, "this is no diff"),
-        ({"a": 3}, "this is no diff"),
-    ):
-        path.write_text(json.dumps({**good, **change}))
-        with pytest.raises(TokmillError, match=words):
-            read_diff(path)
-    path.write_text('{"format": "tokmill.diff", "version": 1, "x": ' + "[" * 100_000)
-    with pytest.raises(TokmillError, match="nested too deeply"):
-        read_diff(path)
 
 
 def test_what_is_the_same() -> None:

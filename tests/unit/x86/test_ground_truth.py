@@ -17,12 +17,12 @@ from tokmill.x86.diff.ground_truth import (
     SEVERAL,
     UNKNOWN,
     GroundTruth,
+    Score,
     ground_truth,
     judge_functions,
 )
 from tokmill.x86.diff.source_lines import same_source, two_versions
 from tokmill.x86.image.debug_info import read_debug_info
-from tokmill.x86.image.truth import Score
 from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, compiler, run, stripped, symbols
 
@@ -267,3 +267,10 @@ def test_source_folders_that_are_wrong(tmp_path: Path) -> None:
         two_versions(["/a.c"], ["/a.c"], tmp_path / "none", tmp_path)
     with pytest.raises(TokmillError, match="none of the program's source files"):
         two_versions(["/a.c"], ["/a.c"], tmp_path, tmp_path)
+
+
+def test_shares() -> None:
+    total = Score(3, 1, 0) + Score(1, 0, 4)
+    assert (total.recall, total.precision) == (0.5, 0.8)
+    assert (Score(0, 0, 0).recall, Score(0, 0, 0).precision) == (1.0, 1.0)
+    assert (Score(0, 2, 2).recall, Score(0, 2, 2).precision) == (0.0, 0.0)

@@ -91,7 +91,7 @@ def test_what_is_there_is_kept_and_what_changed_is_made_again(
     assert about is not None and about.lifter.startswith("native 99, iced-x86 ")
 
 
-def test_a_graph_file_of_an_older_version_is_made_again(
+def test_a_graph_file_of_another_version_is_made_again(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "graphs"

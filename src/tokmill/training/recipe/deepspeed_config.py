@@ -43,16 +43,20 @@ UNUSED = {
     "autotuning": "run.micro_tokens",
     "checkpoint": "run.checkpoint_every",
     "data_efficiency": "the table [data]",
-    "dataloader_drop_last": "the table [data]",
+    **dict.fromkeys(("dataloader_drop_last", "dataloader_settings"), "the table [data]"),
+    "logging": "run.log_every",
 }
-"""Names of DeepSpeed's file without effect here → what has one."""
+"""Names of DeepSpeed's file, or of scripts in it, without effect here → what has one."""
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 AUTO = "auto"
 """A value that is decided elsewhere, as by the Trainer of transformers."""
 ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 OPTIONS = ("adam_w_mode", "amsgrad", "bias_correction", "foreach", "set_grad_none", "torch_adam")
-OF_ADAMW = {"adam_w_mode": True, "amsgrad": False, "bias_correction": True}
-WARMUP = {"warmup_num_steps": 1000, "warmup_type": "log"}
+ONLY = {
+    "adam_w_mode": True, "amsgrad": False, "bias_correction": True, "last_batch_iteration": -1,
+}  # fmt: skip
+"""Arguments that have to have this value."""
+WARMUP = {"warmup_num_steps": 1000, "warmup_type": "log", "last_batch_iteration": -1}
 ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     "optimizer": dict.fromkeys(("AdamW", "Adam"), ADAM | dict.fromkeys(OPTIONS, AUTO)),
     "scheduler": {
@@ -273,7 +277,7 @@ def _arguments(found: Mapping[str, Any], name: str, where: str) -> tuple[str, di
     wrong = [
         f"{one} = {value!r}"
         for one, value in params.items()
-        if one not in defaults or value not in (AUTO, OF_ADAMW.get(one, value))
+        if one not in defaults or value not in (AUTO, ONLY.get(one, value))
     ]
     if wrong or not defaults:
         raise UsageError(

@@ -62,7 +62,7 @@ class State(msgspec.Struct, kw_only=True):
 
     format: int = 1
     run: str = ""
-    """Id of the run (`RUN_ID`); "" in runs of older versions."""
+    """Id of the run (`RUN_ID`)."""
     step: int = 0
     """Number of steps that are done; steps count from 0, so it is also the next step."""
     tokens: int = 0
@@ -72,7 +72,7 @@ class State(msgspec.Struct, kw_only=True):
     world: int = 1
     """Number of parallel processes."""
     engine: str = ""
-    """Name of the engine; "" in checkpoints of older versions."""
+    """Name of the engine."""
     best_step: int = 0
     """Step with the lowest validation loss so far; 0: none."""
     best_loss: float | None = None
@@ -80,8 +80,7 @@ class State(msgspec.Struct, kw_only=True):
     machine: str = ""
     """Kind of device and version of torch; others may round differently."""
     files: dict[str, str] = {}
-    """The other files → seal (`tensors.py`) of tensors, sha256 of others. Empty in checkpoints of
-    older versions."""
+    """The other files → seal (`tensors.py`) of tensors, sha256 of others."""
     digest: str = ""
     """sha256 of this object as canonical JSON, without this key."""
 
@@ -91,7 +90,7 @@ class OtherRun(TokmillError):
 
 
 def run_id(run: Path) -> str:
-    """Return the id of a run; "": an older version began it, and it has none."""
+    """Return the id of a run; "": its file is lost."""
     path = run / RUN_ID
     with machine_errors("read", path):
         return path.read_text(errors="replace").strip() if path.is_file() else ""
@@ -205,7 +204,7 @@ def read_state(folder: Path) -> State:
     what, state = "", State()
     try:
         state = loads_json(data, State)
-        digest = digest_of(data) if state.files or state.digest else ""
+        digest = digest_of(data)
     except ValueError as error:
         what, digest = f"it cannot be read: {error}", ""
     if what:
@@ -252,7 +251,7 @@ def moves(state: State, engine: Engine) -> str:
         changes.append(f"processes: {state.world} then, {engine.world} now; dropout is drawn anew")
         if any(map(EXTRA.fullmatch, state.files)):
             changes.append("the state of the task begins anew")
-    elif state.engine and state.engine != engine.name:
+    elif state.engine != engine.name:
         changes.append(f"engine: {state.engine} then, {engine.name} now")
     return f" ({'; '.join(changes)}: equal up to rounding)" if changes else ""
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from tokmill.errors import MachineError, TokmillError
 from tokmill.files import sha256_file
-from tokmill.store.manifest import read_json
 from tokmill.training.engines.average import AVERAGE
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.precision import SCALE
-from tokmill.training.engines.rng import RandomStates
 from tokmill.training.engines.saving import MODEL, OPTIMIZER
 from tokmill.training.engines.tensors import check_tensors
 from tokmill.training.runs.checkpoint import (
@@ -63,8 +61,6 @@ def find_whole(run: Path) -> Path | None:
             say(f"{reason.where}: {reason.what}; the checkpoint is called {aside.name} now")
         if unusable:
             say(f"continues from step {state.step}, the newest checkpoint that is whole")
-        if not state.files:
-            say(f"{folder} is of an older version without digests, so damage cannot be found")
         return folder
     if unusable:
         newest = unusable[0][1]
@@ -80,35 +76,27 @@ def find_whole(run: Path) -> Path | None:
 def check_checkpoint(folder: Path) -> State:
     """Compare all files of a checkpoint with their digests, and return its state.
 
-    Without digests (older versions), files must exist and be readable. Raises `TokmillError` with
-    the first damaged file.
+    Raises `TokmillError` with the first damaged file.
     """
     state = read_state(folder)
-    if state.files:
-        random = [name for name in state.files if RANDOM.fullmatch(name)]
-        extra = [name for name in state.files if EXTRA.fullmatch(name)]
-        known = {*TENSORS, AVERAGE, SCALE, *random, *extra}
-        if not state.files.keys() <= known or not state.files.keys() >= {*TENSORS}:
-            raise damaged(folder / STATE, "it names other files than those of a checkpoint")
-        if len(random) != state.world:
-            raise damaged(folder / STATE, f"{len(random)} random states of {state.world} processes")
-        if len(extra) > state.world:
-            raise damaged(folder / STATE, f"{len(extra)} tasks of {state.world} processes")
-    for name, digest in (state.files or dict.fromkeys(TENSORS, "")).items():
+    random = [name for name in state.files if RANDOM.fullmatch(name)]
+    extra = [name for name in state.files if EXTRA.fullmatch(name)]
+    known = {*TENSORS, AVERAGE, SCALE, *random, *extra}
+    if not state.files.keys() <= known or not state.files.keys() >= {*TENSORS}:
+        raise damaged(folder / STATE, "it names other files than those of a checkpoint")
+    if len(random) != state.world:
+        raise damaged(folder / STATE, f"{len(random)} random states of {state.world} processes")
+    if len(extra) > state.world:
+        raise damaged(folder / STATE, f"{len(extra)} tasks of {state.world} processes")
+    for name, digest in state.files.items():
         path = folder / name
         if not path.is_file():
             raise damaged(path, "it is missing")
         found = check_tensors(path) if name.endswith(SEALED) else sha256_file(path)
-        if digest and found != digest:
+        if found != digest:
             raise damaged(
                 path, f"its digest is {found[:12] or 'missing'}, and {STATE} says {digest[:12]}"
             )
-    if not state.files and state.world < 10**5:
-        for rank in range(state.world):
-            path = folder / f"rng-{rank:05d}.json"
-            if not path.is_file():
-                raise damaged(path, "it is missing")
-            read_json(path, RandomStates)
     return state
 
 

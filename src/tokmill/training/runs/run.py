@@ -115,7 +115,6 @@ def start_command(out: Path) -> str:
 def check_resume(out: Path, config: TrainConfig) -> None:
     """Refuse to resume with a recipe that would change the steps that are already done."""
     before = from_dict(read_recipe(out), str(out / RECIPE))
-    # Keys that are newer than the run get their default.
     changed = differences(msgspec.json.decode(msgspec.json.encode(before)), config)
     done = max(map(step_of, checkpoints(out)), default=0)
     if is_weights_alone(out):

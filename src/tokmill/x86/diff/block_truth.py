@@ -13,10 +13,9 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.diff.ground_truth import GroundTruth, LeftOut, Side
+from tokmill.x86.diff.ground_truth import GroundTruth, LeftOut, Score, Side
 from tokmill.x86.image.debug_info import DebugInfo
 from tokmill.x86.image.ranges import distinct, expand, member
-from tokmill.x86.image.truth import Score
 
 MOST_OF_A_LINE = 1 << 20
 """Lines that more pairs of blocks of one function share are not judged."""

@@ -10,9 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, write_file
-from tokmill.headers import loads_json
+from tokmill.files import write_file
 from tokmill.x86.diff.result import Diff, Reason
 from tokmill.x86.graph import Graph
 
@@ -136,40 +134,6 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
 def write_diff(path: Path | str, found: DiffFile) -> None:
     """Write `diff.json`; atomic."""
     write_file(path, msgspec.json.encode(found) + b"\n")
-
-
-def read_diff(path: Path | str) -> DiffFile:
-    """Return the content of a `diff.json`.
-
-    Raises `TokmillError` for a file that is damaged, holds something else, or is of a later
-    version. Addresses in it are not compared with any program.
-    """
-    path = Path(path)
-    with machine_errors("read", path):
-        raw = path.read_bytes()
-    try:
-        kind: _Kind = loads_json(raw, _Kind)
-        if kind.format == FORMAT and kind.version > VERSION:
-            raise TokmillError(
-                f"a diff of version {kind.version}, later than {VERSION}",
-                where=str(path),
-                hint="use a newer tokmill, or make it again with this one",
-            )
-        if kind.format != FORMAT:
-            raise ValueError(f"its format is {kind.format!r}, not {FORMAT!r}")
-        found: DiffFile = loads_json(raw, DiffFile)
-    except ValueError as error:
-        raise TokmillError(
-            f"this is no diff: {error}", where=str(path), hint="`tokmill diff -o` makes such files"
-        ) from None
-    return found
-
-
-class _Kind(msgspec.Struct, frozen=True):
-    """What is read first."""
-
-    format: str
-    version: int
 
 
 def _program(graph: Graph, digest: str) -> Program:

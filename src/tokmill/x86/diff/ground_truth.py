@@ -19,7 +19,6 @@ from tokmill.x86.diff.source_lines import SourceLines, same_source
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.debug_info import DebugInfo
 from tokmill.x86.image.ranges import distinct, member
-from tokmill.x86.image.truth import Score
 
 Key = tuple[str, int]
 """Name and, of a function that is known in one compilation alone, its file in B (else -1); files
@@ -34,7 +33,34 @@ FOLDED = "several functions at one address"
 INLINED = "inlined or not made in the other"
 ALONE = "not known to the other"
 STUB = "import stub"
-REASONS = (UNKNOWN, PART, CLONE, SEVERAL, FOLDED, INLINED, ALONE, STUB)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What was found (matches of two programs, or starts of functions) against the truth."""
+
+    right: int
+    wrong: int
+    lost: int
+
+    @property
+    def recall(self) -> float:
+        """The share of what is true that was found; 1 where there are none."""
+        return self.right / (self.right + self.lost) if self.right + self.lost else 1.0
+
+    @property
+    def precision(self) -> float:
+        """The share of what was found that is true; 1 where none was found."""
+        return self.right / (self.right + self.wrong) if self.right + self.wrong else 1.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of the two; 1 where there is nothing to find and nothing was found."""
+        whole = 2 * self.right + self.wrong + self.lost
+        return 2 * self.right / whole if whole else 1.0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.right + other.right, self.wrong + other.wrong, self.lost + other.lost)
 
 
 @dataclass(slots=True)

@@ -164,7 +164,6 @@ def _left_out(graphs: tuple[Graph, Graph]) -> dict[str, int]:
     """Return the kinds of what was not compared, and how many there are."""
     found = {
         "programs without imports, strings and constants": sum(not one.facts for one in graphs),
-        "programs without pointers": sum(one.facts and not one.pointers for one in graphs),
         "programs that were not looked through to the end": sum(
             bool(one.cut_short) for one in graphs
         ),

@@ -133,41 +133,18 @@ def imports(functions: StoreFunctions) -> Any:
 
 def callees(functions: StoreFunctions) -> Any:
     """Return the TF-IDF of constants, strings and imports of the functions that are called."""
-    return functions.rows(_facts(functions, FACTS, own=0.0))
+    return functions.rows(_facts(functions, own=0.0))
 
 
 def facts(functions: StoreFunctions) -> Any:
     """Return the TF-IDF of constants, strings and imports, and a third of what callees have."""
-    return functions.rows(_facts(functions, FACTS))
+    return functions.rows(_facts(functions))
 
 
-def facts_without_constants(functions: StoreFunctions) -> Any:
-    """Return `facts` without constants."""
-    return functions.rows(_facts(functions, ("strings", "imports")))
-
-
-def facts_without_strings(functions: StoreFunctions) -> Any:
-    """Return `facts` without strings."""
-    return functions.rows(_facts(functions, ("constants", "imports")))
-
-
-def facts_without_imports(functions: StoreFunctions) -> Any:
-    """Return `facts` without imports."""
-    return functions.rows(_facts(functions, ("constants", "strings")))
-
-
-def facts_without_callees(functions: StoreFunctions) -> Any:
-    """Return the TF-IDF of a function's own constants, strings and imports."""
-    return functions.rows(_facts(functions, FACTS, callees=0.0))
-
-
-def _facts(
-    functions: StoreFunctions, kinds: Sequence[str], own: float = 1.0, callees: float = CALLEES
-) -> Any:
+def _facts(functions: StoreFunctions, own: float = 1.0) -> Any:
     sparse = plugins.require("scipy.sparse")
-    found = sparse.hstack([functions.weighed(kind) for kind in kinds], format="csr") * own
-    if callees:
-        around = sparse.hstack([functions.around(kind) for kind in kinds], format="csr")
-        found = found + around * callees
+    found = sparse.hstack([functions.weighed(kind) for kind in FACTS], format="csr") * own
+    around = sparse.hstack([functions.around(kind) for kind in FACTS], format="csr")
+    found = found + around * CALLEES
     found.eliminate_zeros()
     return found

@@ -3,12 +3,11 @@
 Columns of the first two: `program`, `function` (its address), `name` (raw symbol name, or
 `sub_401000`), `demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each
 instruction), `successors` (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect,
-return) and, from version 2 on, `strings` and `constants` that instructions of the block refer to;
-from version 3 on `references` (addresses of data and functions that they take) and, all in the
-first row, `pointers` in data (addresses), `pointed` (their targets) and `pointed_strings` (what
-lies there).
+return), `strings`, `constants` and `references` (addresses of data and functions) that instructions
+of the block take and, all in the first row, `pointers` in data (addresses), `pointed` (their
+targets) and `pointed_strings` (what lies there).
 Facts about the whole program, also its imports, are in the metadata of the Parquet file, and in the
-first line of JSON Lines. Files of earlier versions are read too.
+first line of JSON Lines.
 """
 
 from __future__ import annotations
@@ -37,12 +36,9 @@ SUM = b"tokmill.graph.crc32"
 VERSION = 3
 KINDS = [edge.name.lower() for edge in Edge]
 COLUMNS = (
-    "program", "function", "name", "demangled", "address", "code", "lengths", "successors", "kinds"
+    "program", "function", "name", "demangled", "address", "code", "lengths", "successors", "kinds",
+    "strings", "constants", "references", "pointers", "pointed", "pointed_strings",
 )  # fmt: skip
-FACTS = ("strings", "constants")
-"""Columns that version 2 added."""
-POINTERS = ("references", "pointers", "pointed", "pointed_strings")
-"""Columns that version 3 added."""
 SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "binexport": ".BinExport"}
 """Form of a graph file → suffix of its name."""
 JSON_ROWS = 4096
@@ -116,7 +112,7 @@ def write_graph(graph: Graph, path: Path, digest: str = "", lifter: str = "") ->
 def read_graph(path: Path | str) -> Graph:
     """Return the graph in a Parquet file that `write_graph` made.
 
-    Raises `TokmillError` for a file that is damaged, holds something else, or is of a later
+    Raises `TokmillError` for a file that is damaged, holds something else, or is of another
     version.
     """
     graph = _read_graph(Path(path))
@@ -129,15 +125,9 @@ def _read_graph(path: Path) -> Graph:
     arrow = plugins.require("pyarrow")
     with _arrow_errors(path):
         file = plugins.require("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
-        facts = _facts(file, path)
-        wanted = COLUMNS + (FACTS if facts.version > 1 else ())
-        wanted += POINTERS if facts.version > 2 else ()
-        # Large files of earlier versions have several groups, which pyarrow cannot read at a time.
-        groups = [
-            file.read_row_group(group, columns=list(wanted)) for group in range(file.num_row_groups)
-        ] or [file.read(columns=list(wanted))]
-        table = arrow.concat_tables(groups).combine_chunks()
-        columns = {name: table[name].combine_chunks() for name in wanted}
+        facts = _readable(_facts(file, path), path)
+        table = file.read(columns=list(COLUMNS)).combine_chunks()
+        columns = {name: table[name].combine_chunks() for name in COLUMNS}
         name = columns["name"].cast(arrow.large_string()).dictionary_encode()
         function, number = columns["function"].to_numpy(), name.indices.to_numpy()
         begins = np.ones(len(function), bool)
@@ -171,16 +161,13 @@ def _read_graph(path: Path) -> Graph:
             level=facts.level,
             cut_short=facts.cut_short,
         )
-        if facts.version > 1:
-            _read_facts(graph, facts, columns)
-        if facts.version > 2:
-            _read_pointers(graph, facts, columns)
+        _read_facts(graph, facts, columns)
         _check(graph)
         return graph
 
 
 def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
-    """Set the columns of imports, strings and constants of a graph."""
+    """Set the columns of imports, strings, constants, references and pointers of a graph."""
     arrow = plugins.require("pyarrow")
     strings, constants = columns["strings"], columns["constants"]
     text = strings.flatten().cast(arrow.large_string()).dictionary_encode()
@@ -192,13 +179,10 @@ def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
     graph.strings = text.dictionary.to_pylist()
     graph.constant = constants.flatten().to_numpy().astype(np.int64)
 
-
-def _read_pointers(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
-    """Set the columns of references and pointers of a graph."""
-    graph.pointers = facts.facts
     graph.block_references = _list_offsets(columns["references"])
     graph.reference, graph.pointer_address, graph.pointer_target = (
-        columns[name].flatten().to_numpy().astype(np.uint64) for name in POINTERS[:3]
+        columns[name].flatten().to_numpy().astype(np.uint64)
+        for name in ("references", "pointers", "pointed")
     )
     graph.pointer_text = columns["pointed_strings"].flatten().to_pylist()
 
@@ -245,15 +229,16 @@ def _check(graph: Graph) -> None:
 def read_facts(path: Path) -> About | None:
     """Return the facts of a graph in a Parquet file; None where the file holds something else.
 
-    Raises `TokmillError` for a file that is damaged, or a graph of a later version.
+    Raises `TokmillError` for a file that is damaged, or a graph of another version.
     """
     with _arrow_errors(path):
         file = plugins.require("pyarrow.parquet").ParquetFile(path)
-        return _facts(file, path) if KEY in (file.schema_arrow.metadata or {}) else None
+        there = KEY in (file.schema_arrow.metadata or {})
+        return _readable(_facts(file, path), path) if there else None
 
 
 def read_about(path: Path) -> About | None:
-    """Return the facts of a graph file; None if it is not one, or cannot be read."""
+    """Return the facts of a graph file of any version; None if it is not one, or is damaged."""
     try:
         if path.suffix == SUFFIXES["binexport"]:
             found: About = loads_json(read_head(path), About)
@@ -350,7 +335,7 @@ def _pointers(graph: Graph) -> dict[str, Any]:
     values = graph.pointer_address, graph.pointer_target, _repeated(graph.pointer_text, every)
     return {
         name: arrow.LargeListArray.from_arrays(bounds, arrow.array(value))
-        for name, value in zip(POINTERS[1:], values, strict=True)
+        for name, value in zip(COLUMNS[-3:], values, strict=True)
     }
 
 
@@ -414,18 +399,23 @@ def _facts(file: Any, path: Path) -> About:
         )
     raw = metadata[KEY]
     try:
-        if metadata.get(SUM, b"%08x" % zlib.crc32(raw)) != b"%08x" % zlib.crc32(raw):
+        if metadata.get(SUM) != b"%08x" % zlib.crc32(raw):
             raise ValueError("their checksum is another")
         facts: About = loads_json(raw, About)
     except ValueError as error:
         raise TokmillError(
             f"the facts of the graph are damaged: {error}", where=str(path), hint="make it again"
         ) from None
-    if facts.version > VERSION:
+    return facts
+
+
+def _readable(facts: About, path: Path) -> About:
+    """Return the facts of a graph; raises `TokmillError` if it is of another version."""
+    if facts.version != VERSION:
         raise TokmillError(
-            f"a graph of version {facts.version}, later than {VERSION}",
+            f"a graph of version {facts.version}, and this program reads {VERSION}",
             where=str(path),
-            hint="use a newer tokmill, or make it again with this one",
+            hint="make it again: tokmill cfg PROGRAM",
         )
     return facts
 

@@ -16,7 +16,6 @@ LINKED = (".got", ".plt")
 
 def add_pointers(graph: Graph, program: Program) -> None:
     """Set the columns of the pointers of a program's graph."""
-    graph.pointers = True
     address, target = _words(program)
     kept = in_data(program, address)
     kept &= member(target, graph.function_address) | in_data(program, target)

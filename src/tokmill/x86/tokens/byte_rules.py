@@ -20,7 +20,6 @@ class ByteRules:
     version: ClassVar[int] = 1
     bad: ClassVar[Tokens | None] = None
     columns: ClassVar[tuple[str, ...]] = (BYTE,)
-    values: ClassVar[bool] = True
 
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits

@@ -8,7 +8,7 @@ and `rw` have runs, `mne` and `eflag` one string for all tokens. For many instru
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypedDict
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
@@ -20,9 +20,6 @@ COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
 """The six streams, in the order in which they are written."""
 BYTE = "byte"
 """The one column of the rules `bytes`."""
-
-NUMBER = "number"
-"""The column that the rules `numbers` have beside the six."""
 
 Runs = list[tuple[str, int]]
 
@@ -46,15 +43,13 @@ class Tokens(TypedDict):
     """Whether the operand is read or written; the runs sum to n."""
     eflag: str
     """Flags that the instruction reads and changes."""
-    number: NotRequired[list[str]]
-    """(n): the value of a number; only of the rules `numbers`."""
 
 
 class Rules(Protocol):
     """How an instruction becomes tokens.
 
     Tokens may depend on the bytes of the instruction but not on its address, and on numbers in it
-    (`tokmill.x86.tokens.canonical`) only through their class, unless the rules have `values`.
+    (`tokmill.x86.tokens.canonical`) only through their class. The rules `bytes` make no streams.
     """
 
     name: ClassVar[str]
@@ -63,9 +58,7 @@ class Rules(Protocol):
     bad: ClassVar[Tokens | None]
     """Tokens for a byte that begins no instruction; None: the rules have no such token."""
     columns: ClassVar[tuple[str, ...]]
-    """The columns of a store: `COLUMNS`, with `NUMBER` or without, or for `bytes` one."""
-    values: ClassVar[bool]
-    """Whether tokens depend on the values of numbers, not only on their class."""
+    """The columns of a store: `COLUMNS`, or for `bytes` one."""
     bits: int
     """64 or 32."""
 
@@ -206,7 +199,7 @@ def _with_bad(rules: Rules, bad: Tokens, code: bytes, address: int) -> Iterator[
 def align(tokens: Tokens) -> dict[str, list[str]]:
     """Return lists of equal length: runs written out, `mne` and `eflag` on every token."""
     count = len(tokens["asm"])
-    found = {
+    return {
         "asm": tokens["asm"],
         "mne": [tokens["mne"]] * count,
         "type": expand(tokens["type"]),
@@ -214,7 +207,6 @@ def align(tokens: Tokens) -> dict[str, list[str]]:
         "rw": expand(tokens["rw"]),
         "eflag": [tokens["eflag"]] * count,
     }
-    return {**found, NUMBER: tokens["number"]} if "number" in tokens else found
 
 
 def expand(runs: Runs) -> list[str]:

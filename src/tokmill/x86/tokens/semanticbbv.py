@@ -36,7 +36,6 @@ class SemanticbbvRules:
     name: ClassVar[str] = "semanticbbv"
     version: ClassVar[int] = 1
     columns: ClassVar[tuple[str, ...]] = COLUMNS
-    values: ClassVar[bool] = False
     bad: ClassVar[Tokens | None] = {
         # NASM prints (bad), and iced-x86 calls the mnemonic INVALID.
         "asm": ["BAD"],

@@ -16,17 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill import plugins
+from tokmill.formats.token_dicts_export import ONCE
 from tokmill.store.schema import Array, id_dtype
 from tokmill.x86.tokens.canonical import LONGEST, canonical
 from tokmill.x86.tokens.index import KeyIndex
-from tokmill.x86.tokens.rules import (
-    COLUMNS,
-    NUMBER,
-    DecodeError,
-    Tokens,
-    make_rules,
-    not_decoded,
-)
+from tokmill.x86.tokens.rules import COLUMNS, DecodeError, Tokens, make_rules, not_decoded
 from tokmill.x86.tokens.vocabulary import SPECIALS, UNKNOWN, Vocabularies
 
 MOST_KEYS = 1 << 18
@@ -77,7 +71,7 @@ class Templates:
         self.open = vocabularies is None
         self.ids = {
             column: _Ids(vocabularies[column].ids if vocabularies else _SPECIAL_IDS, self.open)
-            for column in self.rules.columns
+            for column in COLUMNS
         }
         self.dtypes = {
             column: np.dtype("u4" if self.open else id_dtype(len(ids)))
@@ -169,16 +163,10 @@ class Templates:
         return numbers
 
     def _keys(self, code: Array, lengths: Array) -> tuple[Array, Array]:
-        """Return the canonical bytes of each instruction and its length as two u8 (n).
-
-        Rules that have the values of numbers get the bytes as they are.
-        """
+        """Return the canonical bytes of each instruction and its length as two u8 (n)."""
         if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= LONGEST:
             raise _Refused(int(np.flatnonzero((lengths < 1) | (lengths > LONGEST))[0]))
-        if self.rules.values:
-            changed = np.concatenate([code, np.zeros(LONGEST + 1, np.uint8)])
-        else:
-            changed = canonical(code, lengths, self.bits)
+        changed = canonical(code, lengths, self.bits)
         starts = np.cumsum(lengths, dtype=np.intp) - lengths
         words = np.ndarray((len(changed) - 7,), "<u8", changed.data, strides=(1,))
         low = words[starts] & _LOW[lengths]
@@ -218,8 +206,6 @@ class Templates:
             [rw[name] for name, run in tokens["rw"] for _ in range(run)],
             [eflag[tokens["eflag"]]] * count,
         ]
-        if "number" in tokens:
-            streams.append([self.ids[NUMBER][token] for token in tokens["number"]])
         if self.separator:
             streams = [[*stream, _SPECIAL_IDS["[SEP]"]] for stream in streams]
         return array("I", chain.from_iterable(streams)).tobytes()
@@ -229,24 +215,27 @@ class Templates:
         if not contents:
             return
         ids = np.frombuffer(b"".join(contents), np.uint32)
-        names = self.rules.columns
-        lengths = np.array([len(content) for content in contents]) // (4 * len(names))
+        lengths = np.array([len(content) for content in contents]) // (4 * len(COLUMNS))
         ends = np.cumsum(lengths)
         # Where a column begins in each content, and the place of each token within the column.
-        begins = (ends - lengths) * len(names)
+        begins = (ends - lengths) * len(COLUMNS)
         within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-        for place, column in enumerate(names):
+        for place, column in enumerate(COLUMNS):
             where = np.repeat(begins + place * lengths, lengths) + within
             self.columns[column].add(ids[where])
         self.offsets.add(self.offsets.values()[-1] + ends)
 
     def counts(self, numbers: Array) -> dict[str, dict[str, int]]:
-        """Return column → token → count for the instructions with these `numbers`."""
+        """Return column → token → count for the instructions with these `numbers`.
+
+        `mne` and `eflag` are counted once for each instruction.
+        """
         offsets, columns = self.table()
         uses = np.bincount(numbers, minlength=len(offsets) - 1)
-        each = np.repeat(uses, np.diff(offsets))
         result = {}
         for column, ids in columns.items():
+            each = uses if column in ONCE else np.repeat(uses, np.diff(offsets))
+            ids = ids[offsets[:-1]] if column in ONCE else ids
             # Sums of whole numbers, which are exact in float64 up to 2^53.
             sums = np.bincount(ids, each, len(self.ids[column])).astype(np.int64)
             tokens = zip(self.ids[column], sums.tolist(), strict=True)

@@ -81,7 +81,6 @@ class TokmillRules:
     version: ClassVar[int] = 1
     bad: ClassVar[Tokens | None] = None
     columns: ClassVar[tuple[str, ...]] = COLUMNS
-    values: ClassVar[bool] = False
 
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits
@@ -95,10 +94,6 @@ class TokmillRules:
 
     def tokens(self, instruction: Instruction) -> Tokens:
         """Return the tokens of an instruction."""
-        return self.line(instruction)[1]
-
-    def line(self, instruction: Instruction) -> tuple[_Line, Tokens]:
-        """Return the tokens of an instruction, and the line with the values of its numbers."""
         info: InstructionInfo = self.info(instruction)
         used = _used(info)
         line = _Line()
@@ -117,13 +112,10 @@ class TokmillRules:
             else:
                 for token in _numbers(instruction, place, kind, operand):
                     line.add(token, access=access)
-                if kind in IMMEDIATES and not _moves_stack(instruction):
-                    value = instruction.immediate(place)
-                    line.values[len(line.asm) - 1] = signed(value, IMMEDIATES[kind])
         if instruction.encoding == self.evex:
             self._decorators(line, instruction)
         _implicit(line, used)
-        return line, {
+        return {
             "asm": line.asm,
             "mne": mnemonic,
             "type": line.type,
@@ -182,11 +174,6 @@ class TokmillRules:
         token = number(value, max(8 * size, 16), f"DISP{8 * size}")
         if alone or token != "0":
             line.add(token)
-            value = signed(value, max(8 * size, 16))
-            base = names("Register")[full_registers()[instruction.memory_base]]
-            local = base == "RSP" or (base == "RBP" and value < 0)
-            if not (local or instruction.is_ip_rel_memory_operand):
-                line.values[len(line.asm) - 1] = value
 
     def _decorators(self, line: _Line, instruction: Instruction) -> None:
         line.begin(DECORATOR)
@@ -216,18 +203,6 @@ def _numbers(instruction: Instruction, place: int, kind: str, operand: str) -> l
     return [selector, number(offset, bits, f"IMM{bits}")]
 
 
-def signed(value: int, bits: int) -> int:
-    """Return a number modulo 2^bits as one in two's complement."""
-    value &= (1 << bits) - 1
-    return value - (value >> (bits - 1) << bits)
-
-
-def _moves_stack(instruction: Instruction) -> bool:
-    """Say whether an instruction adds to RSP, or rounds it."""
-    first = names("Register")[full_registers()[instruction.op_register(0)]]
-    return first == "RSP" and names("Mnemonic")[instruction.mnemonic] in ("ADD", "SUB", "AND")
-
-
 def _implicit(line: _Line, used: Used) -> None:
     """Add the registers that are read or written, but not shown by the tokens so far."""
     for full in sorted(used):
@@ -253,8 +228,6 @@ class _Line:
         self.rw: Runs = []
         self.shown: dict[int, tuple[int, int]] = {}
         """Full register → (read, write) in the tokens so far, as in `ACCESS`."""
-        self.values: dict[int, int] = {}
-        """Place of a token → the number it stands for, if that says what is computed."""
         self.begin(NOTHING)
 
     def begin(self, kind: str) -> None:

@@ -20,7 +20,7 @@ from tokmill.formats.notes import write_noted
 from tokmill.formats.token_dicts_export import pickled_counts
 from tokmill.store.marks import has_store_files
 from tokmill.unpickle import Pickle
-from tokmill.x86.tokens.rules import COLUMNS, NUMBER
+from tokmill.x86.tokens.rules import COLUMNS
 from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, Vocabularies
 
 FROZEN = ".json"
@@ -100,7 +100,7 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
             column: [
                 root / f"{column}{end}" for end in ENDINGS if (root / f"{column}{end}").exists()
             ]
-            for column in (*COLUMNS, NUMBER)
+            for column in COLUMNS
         }
     found = {}
     for column, files in paths.items():

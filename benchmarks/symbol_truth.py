@@ -18,6 +18,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
+from tokmill.x86.diff.ground_truth import Score
 from tokmill.x86.image import elf
 from tokmill.x86.image.image import Program
 from tokmill.x86.image.link import Placement
@@ -60,34 +61,6 @@ class Truth:
         reach = np.maximum.accumulate(stop[order])
         found: Array = (at >= 0) & (addresses < reach[at])
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What was found (starts of functions, matches of two programs) against the truth."""
-
-    right: int
-    wrong: int
-    lost: int
-
-    @property
-    def recall(self) -> float:
-        """The share of true starts that were found; 1 where there are none."""
-        return self.right / (self.right + self.lost) if self.right + self.lost else 1.0
-
-    @property
-    def precision(self) -> float:
-        """The share of starts found that are true; 1 where none was found."""
-        return self.right / (self.right + self.wrong) if self.right + self.wrong else 1.0
-
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of the two; 1 where there is nothing to find and nothing was found."""
-        whole = 2 * self.right + self.wrong + self.lost
-        return 2 * self.right / whole if whole else 1.0
-
-    def __add__(self, other: Score) -> Score:
-        return Score(self.right + other.right, self.wrong + other.wrong, self.lost + other.lost)
 
 
 def score(starts: Array, truth: Truth) -> Score:

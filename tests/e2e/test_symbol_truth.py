@@ -1,14 +1,17 @@
-"""The truth about functions: what symbols say, and how starts are scored against it."""
+"""The truth of the benchmark of lifters: what symbols say, how starts are scored against it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tokmill.errors import TokmillError
-from tokmill.x86.image.truth import Score, read_truth, score
+from tokmill.x86.diff.ground_truth import Score
 from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, compiles, stripped, symbols, true_functions
 
@@ -44,18 +47,28 @@ int main(int argc, char **argv) { return Lost(argc) + kept(argc); }
 """
 
 
-def test_it_is_what_another_reader_of_symbols_says(built: Path) -> None:
+@pytest.fixture(scope="module")
+def module(benchmark_script: Callable[[str], ModuleType]) -> Any:
+    return benchmark_script("symbol_truth")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("built")
+
+
+def test_it_is_what_another_reader_of_symbols_says(built: Path, module: Any) -> None:
     path = compiles(built, "truth-O2", C_SOURCE, "-O2")
     functions, parts = true_functions(path)
-    truth = read_truth(path)
+    truth = module.read_truth(path)
     assert set(truth.start.tolist()) == functions
     assert set(truth.part_start.tolist()) == parts
     assert {"main", "dispatch", "_start"} <= set(truth.name)
 
 
-def test_aliases_count_once_and_resolvers_are_functions(built: Path) -> None:
+def test_aliases_count_once_and_resolvers_are_functions(built: Path, module: Any) -> None:
     path = compiles(built, "truth-special", SPECIAL, "-O0")
-    truth = read_truth(path)
+    truth = module.read_truth(path)
     named = dict(zip(truth.name, truth.start.tolist(), strict=True))
     places = symbols(path)
     assert places["alias"] == places["first"] == named["alias"], "the first in the alphabet"
@@ -65,9 +78,9 @@ def test_aliases_count_once_and_resolvers_are_functions(built: Path) -> None:
     assert (np.diff(truth.start.astype(np.int64)) > 0).all()
 
 
-def test_parts_of_functions_are_neither_right_nor_wrong(built: Path) -> None:
+def test_parts_of_functions_are_neither_right_nor_wrong(built: Path, module: Any) -> None:
     path = compiles(built, "truth-parts.s", ".intel_syntax noprefix\n" + PARTS, "-c")
-    truth, places = read_truth(path), symbols(path)
+    truth, places = module.read_truth(path), symbols(path)
     assert truth.name == ["whole", "sizeless"]
     first = int(truth.start[0])
     # A relocatable file is laid out as the lifter does it.
@@ -81,26 +94,19 @@ def test_parts_of_functions_are_neither_right_nor_wrong(built: Path) -> None:
     wanted = {first: True, parts[0] + 1: True, label: False, sizeless: True, sizeless + 2: False}
     assert truth.inside(np.asarray(list(wanted), np.uint64)).tolist() == list(wanted.values())
     found = np.asarray([first, first, parts[0], label], np.uint64)
-    assert score(found, truth) == Score(right=1, wrong=1, lost=1)
+    assert module.score(found, truth) == Score(right=1, wrong=1, lost=1)
 
 
-def test_shares() -> None:
-    total = Score(3, 1, 0) + Score(1, 0, 4)
-    assert (total.recall, total.precision) == (0.5, 0.8)
-    assert (Score(0, 0, 0).recall, Score(0, 0, 0).precision) == (1.0, 1.0)
-    assert (Score(0, 2, 2).recall, Score(0, 2, 2).precision) == (0.0, 0.0)
-
-
-def test_a_stripped_file_has_none(built: Path) -> None:
+def test_a_stripped_file_has_none(built: Path, module: Any) -> None:
     path = stripped(compiles(built, "truth-O2", C_SOURCE, "-O2"))
     with pytest.raises(TokmillError, match="no table of symbols") as caught:
-        read_truth(path)
+        module.read_truth(path)
     assert "strip" in caught.value.hint
 
 
-def test_pe(built: Path) -> None:
+def test_pe(built: Path, module: Any) -> None:
     path = compiles(built, "truth.exe", LOCAL_L, "-O1", by=MINGW)
-    truth, graph = read_truth(path), lift(path)
+    truth, graph = module.read_truth(path), lift(path)
     named = dict(zip(truth.name, truth.start.tolist(), strict=True))
     assert {"main", "kept"} <= named.keys()
     assert "Lost" not in named, "the assembler has dropped it"
@@ -109,4 +115,4 @@ def test_pe(built: Path) -> None:
     before = max(one for one in starts if one < named["kept"])
     assert before in truth.part_start, "a range without a symbol"
     assert (truth.stop > truth.start).all()
-    assert score(graph.function_address, truth).precision == 1
+    assert module.score(graph.function_address, truth).precision == 1

@@ -1,0 +1,22 @@
+"""Training of byte-level BPE by the readable functions of `tokmill.text.bpe`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokmill.text.bpe import TieBreak, check_request, count_words, train_words
+from tokmill.text.patterns import GPT2
+
+
+def train_bpe(
+    texts: Iterable[str],
+    size: int,
+    specials: Sequence[str] = (),
+    tie_break: TieBreak = "greatest-bytes",
+    *,
+    pattern: str = GPT2,
+) -> tuple[dict[int, bytes], list[tuple[bytes, bytes]]]:
+    """Return id → bytes, and the merges, of records."""
+    check_request(size, specials)
+    words = count_words(([text] for text in texts), specials, pattern)
+    return train_words(words, size, specials, tie_break)
