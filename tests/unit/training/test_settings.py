@@ -350,7 +350,7 @@ def test_the_batch_of_deepspeed_counts_all_processes(
 
 
 def test_what_deepspeeds_file_leaves_out_is_its_default_or_the_recipes(
-    store: Path, tmp_path: Path
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = resolve(store, Path("RUN"), {}, False)
     auto = {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "weight_decay": "auto"}}
@@ -372,6 +372,12 @@ def test_what_deepspeeds_file_leaves_out_is_its_default_or_the_recipes(
     assert (optim.lr, optim.warmup, optim.schedule) == (1e-3, 1000, "linear")
     optim = deepspeed(tmp_path, store, scheduler={"type": "WarmupCosineLR"}).optim
     assert (optim.lr, optim.floor, optim.schedule) == (2e-4, 1e-4, "cosine")
+    # Over a recipe with another optimiser, the keys that AdamW lacks go.
+    (tmp_path / "ds_config.json").write_text(json.dumps(DEEPSPEED | {"scheduler": "auto"}))
+    given = {"settings": [str(tmp_path / "ds_config.json")], "data": {"train": str(store)}}
+    optim = resolve("pretrain", Path("RUN"), given, False, 2).optim
+    assert (optim.kind, optim.lr, optim.schedule, optim.warmup) == ("adamw", 2e-4, "linear", 50)
+    assert "not used: optim.warmup_share: AdamW has no such key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,22 @@ from tokmill.training.recipe.check import (
     check_stores,
     from_dict,
 )
-from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.recipe.config import OptimConfig, TrainConfig
 from tokmill.training.recipe.deepspeed_config import as_recipe
 from tokmill.training.recipe.kinds import DEFAULT_KINDS, LEARNED, kinds_of
 from tokmill.training.recipe.places import check_places, with_absolute_places
 from tokmill.training.recipe.read import RECIPE, over, read_given, read_recipe, run_of
-from tokmill.training.recipe.settings import base_of, is_of_deepspeed, read_settings, used
+from tokmill.training.recipe.settings import (
+    base_of,
+    is_of_deepspeed,
+    read_settings,
+    tell,
+    used,
+)
 
 SETTINGS = "settings"
 """Among options: files of settings in JSON."""
+ADAMW = OptimConfig.__struct_fields__
 
 
 def resolve(
@@ -54,7 +61,7 @@ def resolve(
     files = [str(file) for file in options.pop(SETTINGS, ())]
     before = read_recipe(out) if resume and (out / RECIPE).exists() else {}
     value, where = dict(before), "options"
-    alone = isinstance(recipe, Path | str) and Path(recipe).suffix.lower() == ".json"
+    alone = isinstance(recipe, Path | str) and is_settings(Path(recipe))
     if alone:
         value, files = {}, [str(recipe), *files]
     elif recipe is not None:
@@ -75,6 +82,10 @@ def resolve(
         if is_of_deepspeed(names):
             whole = over(value, options, where)
             names = as_recipe(names, merge(start_tables(whole), whole), world, file)
+            if "kind" in names["optim"] and isinstance(table := value.get("optim"), Mapping):
+                if other := [f"optim.{key}" for key in table if key not in ADAMW]:
+                    tell(f"{file}: not used: {', '.join(other)}: AdamW has no such key")
+                value["optim"] = {key: table[key] for key in table if key in ADAMW}
         else:
             names = used(names, file)
         value = over(value, names, where, file)
@@ -96,6 +107,11 @@ def resolve(
     config = from_dict(value, where)
     check_stores(config, where)
     return config
+
+
+def is_settings(path: Path) -> bool:
+    """Say whether a recipe is a file of settings in JSON."""
+    return path.suffix.lower() == ".json" and path.is_file()
 
 
 def named_after(error: UsageError, layers: Sequence[tuple[Mapping[str, Any], str]]) -> UsageError:
