@@ -35,9 +35,8 @@ checks = Checks("SemanticBBV")
 Graph = Any
 
 
-@pytest.fixture
-def done(play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch) -> Played:
-    """The folder in which the section was played; it is the current one."""
+def played_here(play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch) -> Played:
+    """Return the folder in which the section was played, and make it the current one."""
     for name in COMPILERS:
         compiler(name)
     played = play("SemanticBBV", put_inputs)

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from semanticbbv_section import (
     multiset,
     named,
     numbers_of,
+    played_here,
     program_graphs,
     programs,
     recorded_graphs,
@@ -60,6 +62,11 @@ INSTRUCTIONS = """
     62f17c58584001 62f17c5858c1 660f3a44c101 0f05 cd80 f4 0fa2 f3480fb8c1 8f00 ff742408 3effe0 48a5
     9c 0fae38
 """
+
+
+@pytest.fixture
+def done(play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch) -> Played:
+    return played_here(play, monkeypatch)
 
 
 # The page itself.

@@ -6,7 +6,7 @@ import csv
 import json
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from semanticbbv_section import (
     keyed,
     multiset,
     named,
+    played_here,
     records,
     streams_of,
 )
@@ -36,6 +37,11 @@ import tokmill
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="its programs are compiled for this machine"
 )
+
+
+@pytest.fixture
+def done(play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch) -> Played:
+    return played_here(play, monkeypatch)
 
 
 # Executions.
