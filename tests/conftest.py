@@ -68,6 +68,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.fixture(autouse=True)
+def notes_anew() -> None:
+    """Forget which notes on settings were printed, as every command of a user begins anew."""
+    if settings_module := sys.modules.get("tokmill.training.recipe.settings"):
+        settings_module.tell.cache_clear()
+
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEPARATOR = "<|endoftext|>"
 

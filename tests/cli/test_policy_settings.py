@@ -11,7 +11,6 @@ import pytest
 from tokmill.errors import UsageError
 from tokmill.mlir.modules import generators
 from tokmill.training.recipe.resolve import resolve
-from tokmill.training.recipe.settings import tell
 
 FILE = "config.json"
 SIZES = {"hidden_size": 768, "max_seq_length": 128, "vocab_size": 10_000, "dropout": 0.1}
@@ -72,7 +71,6 @@ def test_all_names_of_the_original_are_taken_or_named(
 ) -> None:
     """In sections and with the model's sizes alone, as in its repository, or flat."""
     monkeypatch.chdir(tmp_path)
-    tell.cache_clear()
     place = Path("data/test/code_files")
     place.mkdir(parents=True)
     (place / "0.mlir").write_text(generators.chain("add 8 16"))
