@@ -116,13 +116,13 @@ def test_lengths_of_pickles(tmp_path: Path) -> None:
         figures.lengths([tmp_path / "x.pkl"])
 
 
-def test_the_loss_of_several_columns_is_a_sum(tmp_path: Path) -> None:
+def test_a_loss_has_the_unit_that_its_run_records(tmp_path: Path) -> None:
     lines: list[dict[str, float | None]] = [{"step": 1, "loss": 3.0}]
     run = write_run(tmp_path / "r", lines)
-    assert figures.loss([run]).y == "loss (nats a token)"
-    columns = {"fingerprint": "f" * 64, "columns": {"asm": 3, "mne": 2}}
-    (write_run(tmp_path / "r2", lines) / "schema.json").write_text(json.dumps(columns))
-    assert figures.loss([tmp_path / "r2"]).y == "loss (nats, sum over 2 columns)"
+    assert figures.loss([run]).y == "loss"
+    recorded = {"fingerprint": "f" * 64, "measures": {"loss": "nats, sum over 2 columns"}}
+    (run / "schema.json").write_text(json.dumps(recorded))
+    assert figures.loss([run]).y == "loss (nats, sum over 2 columns)"
 
 
 def test_equal_figures_are_equal_bytes(tmp_path: Path) -> None:
