@@ -258,7 +258,9 @@ FIGURES: dict[str, Part] = {
         "share of each id by its rank, both axes logarithmic (stores, vocabularies)",
     ),
     "tsne": Part(
-        "tokmill.report.tsne:tsne", "bbv", "vectors of records in two dimensions (an overlay)"
+        "tokmill.report.tsne:tsne",
+        "bbv",
+        "vectors of records in two dimensions (an overlay), or basic block vectors of intervals",
     ),
     "attention": Part(
         "tokmill.report.attention:attention",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phases import from_rows
+from block_rows import from_rows
 from tokmill.bbv import block_map, read
 from tokmill.errors import TokmillError
 
@@ -45,7 +45,7 @@ def test_a_trace_is_rewritten_as_entry_by_entry(base: int) -> None:
     mapped = block_map.BlockMap(
         "id", np.asarray(sorted(clusters)), np.asarray([clusters[b] for b in sorted(clusters)])
     )
-    ((new, done),) = block_map.rewrite(iter([vectors]), mapped, None, None)
+    ((new, done),) = block_map.rewrite(iter([vectors]), mapped.of, mapped.size)
     wanted = from_rows(slow_rewrite(rows, clusters, base))
     assert (new.indptr == wanted.indptr).all() and (new.ids == wanted.ids).all()
     assert (new.counts == wanted.counts).all() and new.id_base == base

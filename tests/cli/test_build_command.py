@@ -125,6 +125,7 @@ def test_explain(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
 def test_limit_time_and_going_on(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
     arguments = ("build", "jsonl", inputs / "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
     done = tokmill(*arguments, "--limit-time", "1h", "--json")
+    assert "records/s" in done.stderr
     assert json.loads(done.stdout)["complete"]
 
 
@@ -342,3 +343,23 @@ def test_why_nothing_was_found_is_the_reason_of_most(
     done = tokmill("build", "chat", "lists.jsonl", "-o", "s", *given, *more, code=1)
     assert "(3 type)" in done.stderr and "hint: " in done.stderr
     assert "name it with --messages" not in done.stderr
+
+
+def test_the_default_size_of_a_vocabulary(tmp_path: Path, here: Any) -> None:
+    """That of CS336's script, if both parts are named; other builds ask for it."""
+    for part in ("a", "b"):
+        (tmp_path / f"{part}.txt").write_text(f"some words of the text {part}\n" * 40)
+    out = tmp_path / "lm"
+    command = ["build", "text", "--train", tmp_path / "a.txt", "--val", tmp_path / "b.txt"]
+    command += ["-o", out, "--bin", "--quiet", "--workers", "0"]
+    _, said = here(*command)
+    assert "vocabulary size: 50,257, the default (--vocab-size N trains another)" in said
+    assert json.loads((out / "learned.json").read_text())["vocab_size"] == 50257
+    _, said = here(*command, "--vocab-size", "50257")
+    assert "the default" not in said and "kept from before" in said
+    _, said = here(*command[:-4], "-o", tmp_path / "t", "--tokenizer", TOKENIZER, "-q")
+    assert "vocabulary size" not in said
+    _, said = here("build", "text", tmp_path / "a.txt", "-o", tmp_path / "s", code=2)
+    assert "--vocab-size 8192" in said and "the default" not in said
+    _, said = here(*command, "--tokenizer", TOKENIZER, "--vocab-size", "270", code=2)
+    assert "exclude each other" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+
+from tokmill.cli import application
+from tokmill.cli.options import ELSEWHERE, OTHER_NAMES
 
 
 def test_version_stands_in_the_help(tokmill: Callable[..., Any]) -> None:
@@ -73,3 +78,49 @@ def test_paragraphs_of_help_break_where_the_terminal_ends(
     paragraphs = [part.split("\n") for part in "\n".join(said).split("\n\n")]
     longest = max(paragraphs, key=len)
     assert len(longest) > 2 and all(len(line) > 60 for line in longest[:-1])
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "hint"),
+    [
+        ("build text", "--train_file", "here it is --train FILE"),
+        ("build text", "--val_file", "here it is --val FILE"),
+        ("build text", "--output_dir", "here it is -o PATH"),
+        ("build text", "--tokenizer_path", "here it is --tokenizer PATH"),
+        ("build text", "--vocab_size", "here it is --vocab-size"),
+        ("build jsonl", "--input", "it needs no option: tokmill build jsonl INPUTS"),
+        ("build jsonl", "--output", "here it is -o PATH"),
+        ("build jsonl", "--max-minutes", "here it is --limit-time 10m"),
+        ("build jsonl", "--batch-size", "here it is --preset memory|balanced|speed"),
+        ("build jsonl", "--max-length", "`tokmill store export npz STORE --max-length 1024"),
+        ("build jsonl", "--stride", "`tokmill store export npz STORE --max-length 1024 --stride"),
+        ("build x86", "--max-length", "here it is --max-tokens N"),
+        ("build select", "--sample-ratio", "here it is --ratio 0.2"),
+        ("build token-dicts", "--sample-ratio", "`tokmill build select STORE"),
+        ("store export npz", "--save_frequency", "here it is --windows-per-file N"),
+        ("tokenizer train", "--output-dir", "here it is -o PATH"),
+        ("vocab build x86", "--binary-dir", "it needs no option: tokmill vocab build x86 "),
+    ],
+)
+def test_an_option_of_another_command_or_script(
+    here: Callable[..., tuple[str, str]], command: str, typed: str, hint: str
+) -> None:
+    _, said = here(*command.split(), "x", typed, "1", code=2)
+    assert said.startswith(f"error: there is no option {typed}\nhint: {hint}"), said
+
+
+def test_the_commands_that_are_named_have_these_options() -> None:
+    """And what is said to be elsewhere is there."""
+    for name, hint in ELSEWHERE.items():
+        named = set()
+        for command in re.findall(r"`tokmill (.*?)`", hint):
+            words = command.split()
+            last = next(i for i, word in enumerate(words) if word.isupper())
+            found: Any = application()
+            for word in words[:last]:
+                found = found.get_command(typer.Context(found), word)
+            known = {option for parameter in found.params for option in parameter.opts}
+            assert {word for word in words if word.startswith("-")} <= known
+            named |= known
+        renamed = OTHER_NAMES.get(name, name).split()[0].lstrip("-")
+        assert f"--{name}" in named or f"--{renamed}" in named, name

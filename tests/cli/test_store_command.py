@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from making import files_of, jsonl, quick_build
+from making import TOKENIZER, files_of, jsonl, quick_build
 from tokmill.builds import plan
 from tokmill.builds.prepare import How
 from tokmill.store.store import Store
@@ -199,3 +199,20 @@ def test_rejects_that_follow_one_another_are_listed_as_one(
     out, _ = here("store", "rejects", "s", "--each", "--most", "25")
     assert [f"line {n}, " in line for n, line in enumerate(out.splitlines()[:-1], 2)] == [True] * 25
     assert "31 left out, 25 listed" in out
+
+
+def test_a_folder_of_npz_files_of_others_is_validated(tmp_path: Path, here: Any) -> None:
+    folder = tmp_path / "kit"
+    folder.mkdir()
+    ids = np.asarray([[1, 2, 301], [3, 0, 0]], np.int32)
+    np.savez_compressed(folder / "a.npz", input_ids=ids, attention_mask=np.ones_like(ids))
+    out, _ = here("store", "validate", "kit")
+    assert out == f"kit: ok, export (npz of another program), 1 file, {out.split()[-2]} B\n"
+    out, said = here("store", "validate", "kit", "--tokenizer", TOKENIZER, code=1)
+    assert "a.npz, row 0, position 2: the id 301 is none of 0 to 299" in out and "hint: " in said
+    np.savez_compressed(folder / "b.npz", input_ids=ids)
+    out, _ = here("store", "validate", "kit", "--json", code=1)
+    found = json.loads(out)
+    assert not found["ok"] and [Path(p["where"]).name for p in found["problems"]] == ["b.npz"]
+    _, said = here("store", "validate", ".", "--tokenizer", TOKENIZER, code=2)
+    assert "--tokenizer is for .npz files" in said

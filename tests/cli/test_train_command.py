@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -106,6 +107,35 @@ def test_train_stop_resume_sample(tokmill: Tokmill, store: Path, tmp_path: Path)
     assert len(drawn[0]["continuation"]) <= 8
 
 
+def test_a_run_without_a_folder_is_told_the_command(
+    tokmill: Tokmill, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the command that was given, with a folder that is not there yet; it runs."""
+    monkeypatch.chdir(tmp_path)
+    sets = ["--steps", "1", "--set", "data.weights=[1.0]", *SMALL]
+    for number, given in enumerate((["train", store], ["train", "--data", store])):
+        hint = tokmill(*given, *sets, code=2).stderr.partition("hint: name it: ")[2].strip()
+        words = shlex.split(hint)
+        assert words[1:-2] == [*map(str, given), *sets]
+        assert words[-1] == ("run", "run1")[number] and not Path(words[-1]).exists()
+        tokmill(*words[1:], "-q")
+        assert Path(words[-1], "model").exists()
+    assert "`tokmill train --resume -o run` continues" in tokmill("train", "run", code=2).stderr
+    assert "tokmill train STORE -o RUN" in tokmill("train", code=2).stderr
+
+
+def test_tokens_of_another_program_are_told_how_they_become_a_store(
+    tokmill: Tokmill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (np.arange(600) % 50).astype("<u2").tofile("train.bin")
+    hint = tokmill("train", "train.bin", "-o", "x", code=2).stderr.partition("hint: ")[2]
+    build, train = re.findall(r"`tokmill (.*?)`", hint.replace("STORE", "s").replace("RUN", "r"))
+    tokmill(*shlex.split(build))
+    tokmill(*shlex.split(train), "--steps", "1", *SMALL)
+    assert Path("r/model").exists()
+
+
 def test_a_store_alone_is_enough(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
     done = tokmill("train", store, "-o", tmp_path / "run", "--steps", "1", *SMALL)
     assert "1 steps, loss 5." in done.stderr
@@ -192,7 +222,7 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "what"),
     [
-        (["train", "STORE"], 2, "-o RUN"),
+        (["train", "STORE"], 2, "-o run"),
         (["train"], 2, "tokmill train STORE -o RUN"),
         (["train", "TEXT", "-o", "RUN"], 2, "this is neither a recipe nor a store"),
         (["train", "TEXT", "-o", "RUN"], 2, "tokmill build text "),

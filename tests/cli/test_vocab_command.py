@@ -29,7 +29,9 @@ def test_vocabularies_of_programs(here: Here, program: Path) -> None:
     )
     assert "1 program, " in first and "rules semanticbbv" in first
     made = read_vocabularies("v", "semanticbbv")
-    assert made["asm"].counts and sum(made["mne"].counts or ()) == sum(made["asm"].counts)
+    sums = {column: sum(tokens.counts or ()) for column, tokens in made.items()}
+    assert f"{sums['mne']:,} instructions" in first and sums["mne"] == sums["eflag"]
+    assert 0 < sums["mne"] < sums["asm"] == sums["reg"] == sums["type"] == sums["rw"]
     again, _ = here("vocab", "build", "x86", program, "-o", "w", "--min-count", 1000, "--json",
                     "--unknown-on", program, "--workers", 0, "-q")  # fmt: skip
     facts = json.loads(again)
@@ -209,3 +211,36 @@ def test_a_folder_of_other_things_is_not_written_into(here: Here, tmp_path: Path
     (tmp_path / "mine/notes.txt").write_text("mine")
     _, error = here("vocab", "build", "x86", "--closed", "-o", "mine", code=1)
     assert "other files than a vocabulary: notes.txt" in error
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("vocab", "build", "x86", "-o", "out"), ("vocab", "instructions", "-o", "out/i.csv"),
+        ("spell", "--format", "ktrans", "-o", "out"), ("cfg", "-o", "out"),
+        ("build", "x86", "-o", "out"),
+    ],
+)  # fmt: skip
+def test_a_list_is_as_if_its_files_were_named(
+    here: Here, program: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    names = ("one", "of two", "three")
+    (tmp_path / "in/deep").mkdir(parents=True)
+    for name in names:
+        (tmp_path / "in/deep" / name).write_bytes(program.read_bytes() + name.encode())
+    Path("in/list").write_text("# two of three\ndeep/one\n\ndeep/of two\n")
+    rest = ("--workers", 0, "-q")
+    found = []
+    for inputs in (("--files-from", "in/list"), [f"in/deep/{name}" for name in names[:2]]):
+        here(*command, *inputs, *rest)
+        found.append({
+            path.relative_to("out"): path.read_bytes()
+            for path in sorted(Path("out").rglob("*"))
+            if path.is_file() and path.parent.name != "cache" and path.name != "events.jsonl"
+        })  # fmt: skip
+        shutil.rmtree("out")
+    assert found[0] == found[1] and found[0]
+    Path("in/list").write_text("deep/one\ndeep/four\n")
+    _, error = here(*command, "--files-from", "in/list", *rest, code=1)
+    assert "in/list, line 2: there is no such file or folder: in/deep/four" in error
+    assert "in/list" not in here(*command, *rest, code=2)[1]

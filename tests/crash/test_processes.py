@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from crash_stores import contents, is_clean, write_inputs, write_jsonl
 from forked import Forked
+from tokmill.store.receipts import read_receipts
+from tokmill.store.store import Store
 
 psutil = pytest.importorskip("psutil", reason="needs the extra text")
 
@@ -115,19 +118,48 @@ def test_a_second_build_into_the_folder_is_refused_at_once(builds: Builds, forke
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_build_says_so_and_can_be_continued(
-    workers: int, number: signal.Signals, builds: Builds, forked: Forked
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg)],
+    ids=["Ctrl-C", "SIGTERM", "SIGTERM to the group"],
+)
+def test_an_interrupted_build_keeps_what_is_made(
+    workers: int,
+    number: signal.Signals,
+    send: Callable[[int, int], None],
+    builds: Builds,
+    forked: Forked,
 ) -> None:
-    """Ctrl-C goes to the whole process group, as a terminal sends it; SIGTERM to the parent."""
+    """A terminal sends Ctrl-C to the whole process group, some clusters SIGTERM too."""
     build = builds.start("--workers", workers)
-    builds.wait_for(builds.first_shard)
+    builds.wait_for(lambda: len(list(builds.store.glob("shards/*.json"))) >= 5)
+    time.sleep(0.4)  # The last shard, which takes a second or more, is begun.
     family = descendants(build)
     assert len(family) >= workers
-    (os.killpg if number == signal.SIGINT else os.kill)(build.pid, number)
+    send(build.pid, number)
     out, err = build.communicate(timeout=60)
     assert build.returncode == 3, err
     assert is_clean(err) and err.startswith("interrupted: ") and "continues" in err
+    builds.wait_for(lambda: not alive(family), 10)
+    kept = Store(builds.store)
+    assert kept.partial and f"kept: {len(kept):,} records" in err
+    cut = [receipt for receipt in read_receipts(builds.store) if receipt.cut is not UNSET]
+    assert [receipt.items[0].name for receipt in cut] == ["o-large.jsonl"]
+    assert cut[0].records > 1000
+    assert forked("store", "validate", builds.store).code == 0
+    builds.finish_as(forked)
+
+
+def test_more_signals_end_it_at_once_and_clean(builds: Builds, forked: Forked) -> None:
+    """One while the processes are being ended leaves none of their semaphores."""
+    build = builds.start("--workers", 2)
+    builds.wait_for(lambda: len(descendants(build)) >= 2)
+    family = descendants(build)
+    for seconds in (0.6, 0.002, 0.002, 0):
+        os.killpg(build.pid, signal.SIGTERM)
+        time.sleep(seconds)
+    out, err = build.communicate(timeout=60)
+    assert build.returncode == 3 and is_clean(err), err
     builds.wait_for(lambda: not alive(family), 10)
     builds.finish_as(forked)
 

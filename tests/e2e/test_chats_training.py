@@ -13,7 +13,7 @@ from making import jsonl
 from tokmill.feed.feed import Feed
 from tokmill.feed.packed import Packed
 from tokmill.store.store import Store
-from tokmill.tasks.next_token import targets_of
+from tokmill.tasks.next_token import nothing_to_learn, targets_of
 
 ANSWER = "one two three"
 
@@ -61,7 +61,8 @@ def test_targets_are_the_tokens_that_are_learned(tmp_path: Path, tokmill: Any) -
     rows_of = Packed(store, 97, overlap=1)
     feed = Feed(rows_of, 1, shuffle=False, columns=["token", "loss"])
     for step in range(len(rows_of)):
-        targets = targets_of(feed.batch(step), "token")
+        batch = feed.batch(step)
+        targets = targets_of(batch, ["token"], nothing_to_learn(batch))["token"]
         learned += targets[targets >= 0].tolist()
     wanted = [int(i) for r in store for i in r["token"][r["loss"] == 1]]
     assert sorted(learned) == sorted(wanted)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+import tokmill
 from tokmill.cli import main
-from toy import cycles, make_store
+from toy import cycles, losses, make_store
 
 psutil = pytest.importorskip("psutil", reason="needs the extra train")
 
@@ -155,6 +156,53 @@ zero_optimization = {{ stage = 3, stage3_param_persistence_threshold = 0 }}
     told = json.loads((training.out / "ds_config.json").read_text())
     assert told["zero_optimization"]["stage3_param_persistence_threshold"] == 0
     assert not (tmp_path / "compiled").exists()
+
+
+@pytest.mark.long
+def test_deepspeeds_own_file_is_the_training_that_it_describes(
+    training: Training, store: Path, tmp_path: Path
+) -> None:
+    """Two processes with the file, and one without DeepSpeed by keys that are worked out here."""
+    config = tmp_path / "ds_config.json"
+    optimizer = {"lr": 5e-3, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 0.02}
+    rates = {"warmup_min_lr": 0, "warmup_max_lr": 4e-3, "warmup_num_steps": 3,
+             "warmup_type": "linear", "total_num_steps": 6}  # fmt: skip
+    config.write_text(
+        json.dumps(
+            {
+                "train_micro_batch_size_per_gpu": 2,
+                "gradient_accumulation_steps": 3,
+                "gradient_clipping": 0.7,
+                "steps_per_print": 1,
+                "optimizer": {"type": "AdamW", "params": optimizer},
+                "scheduler": {"type": "WarmupDecayLR", "params": rates},
+                "zero_optimization": {"stage": 1},
+            }
+        )
+    )
+    sizes = {"dim": 16, "layers": 1}
+    sets = [f"--set=model.{name}={size}" for name, size in sizes.items()]
+    process = training.start(store, "--config", config, *sets, "--set=task.length=16", "--json")
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    # The launcher says what the file is, and its processes do not say it again.
+    assert err.count("is DeepSpeed's") == 1 and json.loads(out)["step"] == 6
+    assert (
+        json.loads((training.out / "ds_config.json").read_text())["zero_optimization"]["stage"] == 1
+    )
+    plain = {
+        "data": {"train": str(store), "batch": 2 * 3 * 2},
+        "model": sizes,
+        "task": {"length": 16},
+        "optim": {"lr": 4e-3, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 0.02,
+                  "schedule": "linear", "warmup": 3, "floor": 0.0, "clip": 0.7},
+        "run": {"steps": 6, "log_every": 1, "micro_tokens": 2 * 16},
+    }  # fmt: skip
+    tokmill.train(plain, tmp_path / "plain", quiet=True)
+    for name in ("loss", "lr", "grad_norm", "tokens"):
+        expected = losses(tmp_path / "plain", name)
+        assert losses(training.out, name) == pytest.approx(expected, rel=1e-4), name
+        assert len(expected) == 6
 
 
 def test_the_dry_run_ends_with_the_line(

@@ -113,6 +113,7 @@ from small_programs import (
     read_vocabularies,
 )
 from small_recipes import (
+    OF_DEEPSPEED,
     SETTINGS,
     TEXTS,
     TRAINING,
@@ -527,6 +528,7 @@ READERS: dict[str, Reader] = {
     "vocabulary counts": Reader(make_count_pickle, read_lists),
     "recipe": Reader(make_recipe, read_recipe),
     "settings": Reader(file_of("s.json", SETTINGS), read_settings),
+    "settings of deepspeed": Reader(file_of("s.json", OF_DEEPSPEED), read_settings, share=0.5),
     "recipe of a training": Reader(file_of("r.toml", TRAINING), read_training_recipe, share=0.5),
     "tekken": Reader(make_tekken, read_tokenizer("tekken.json")),
     "chat templates": Reader(make_templates, read_templates, share=0.2),

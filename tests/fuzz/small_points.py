@@ -58,11 +58,11 @@ def make_block_map(folder: Path) -> Iterable[Path]:
 
 def read_block_map(folder: Path) -> Any:
     """The map, and a trace that is rewritten by it."""
-    from phases import from_rows
+    from block_rows import from_rows
     from tokmill.bbv.block_map import read_map, rewrite
 
     found = read_map(folder / "m.csv")
     trace = from_rows([{1: 5, 4: 6, 99: 1}])
-    ((new, done),) = rewrite(iter([trace]), found, None, None)
+    ((new, done),) = rewrite(iter([trace]), found.of, found.size)
     assert int(new.counts.sum()) == done.instructions == 12
     return found.key, found.blocks.tolist(), found.clusters.tolist(), new.ids.tolist()

@@ -132,8 +132,24 @@ def read_training_recipe(folder: Path) -> Any:
 SETTINGS = b'{"seed": 3431, "batch_size": 32, "lr": 1e-4, "warmup": 0.1, "n_epochs": 3, "dim": 64}'
 
 
-def read_settings(folder: Path) -> Any:
-    from tokmill.training.recipe.check import from_dict
-    from tokmill.training.recipe.read import read_file
+OF_DEEPSPEED = b"""{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4,
+"gradient_clipping": 1.0, "bf16": {"enabled": true}, "steps_per_print": 5,
+"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": "auto"}},
+"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3,
+"warmup_num_steps": 10, "total_num_steps": 90}},
+"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}"""
 
-    return repr(from_dict(read_file(folder / "s.json"), "s.json"))
+
+def read_settings(folder: Path) -> Any:
+    from tokmill.training.recipe import deepspeed_config, settings
+    from tokmill.training.recipe.check import from_dict
+    from tokmill.training.recipe.read import over
+
+    file = folder / "s.json"
+    said, base = settings.read_settings(file), {}
+    if settings.is_of_deepspeed(said):
+        said = deepspeed_config.as_recipe(said, {"task": {"length": 16}}, 2, "s.json")
+    else:
+        base = recipe.read_toml(settings.base_of({"s.json": said}, {}, False) or "decoder-tiny")
+        said = settings.used(said, "s.json")
+    return repr(from_dict(over(base, said, "base", "s.json"), "s.json"))

@@ -86,10 +86,11 @@ def copy(template: Path | None, store: Path) -> None:
 
 
 def is_clean(err: str) -> bool:
-    """Say whether a refusal, or an interruption, is one line with a hint and no traceback."""
+    """Say whether a refusal, or an interruption, is one line with a hint and nothing of Python."""
     lines = err.strip().splitlines()
     return (
         sum(line.startswith(("error: ", "interrupted: ")) for line in lines) == 1
         and sum(line.startswith("hint: ") for line in lines) == 1
         and "Traceback" not in err
+        and "leaked" not in err
     )

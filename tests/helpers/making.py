@@ -203,3 +203,16 @@ def files_of(store: Path, *, manifest: bool = True) -> dict[str, bytes]:
     if manifest:
         found["manifest.json"] = (store / "manifest.json").read_bytes()
     return found
+
+
+def mixed_lines(folder: Path, count: int = 8) -> Path:
+    """JSON Lines files with all kinds of outcomes, in an order that tells blocks apart."""
+    folder.mkdir()
+    for number in range(count):
+        rows: list[Any] = []
+        for i in range(30):
+            rows.append({"id": i, "text": f"file {number} text {i} " + "word " * (i % 7)})
+            if i % 10 == 3:
+                rows += ["", {"text": "[removed]"}, b'{"text": 5}', "{", {"text": "\ud800"}]
+        jsonl(folder / f"{number}.jsonl", rows)
+    return folder

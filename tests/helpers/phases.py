@@ -5,7 +5,6 @@ block vectors.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -13,7 +12,6 @@ import scipy.sparse
 from tokmill.bbv.clusters import Floats
 from tokmill.bbv.population import Population, population
 from tokmill.bbv.projection import Matrix
-from tokmill.bbv.vectors import BlockVectors
 
 BLOCKS = 40
 
@@ -80,11 +78,3 @@ def phases(
     }
     cpi = base[phase] * np.exp(off) + 0.3 * misses
     return Phases(scipy.sparse.csr_matrix(counts), rates, cpi, phase)
-
-
-def from_rows(rows: list[dict[int, int]], **facts: Any) -> BlockVectors:
-    """Return the vectors of rows {block id: instructions}."""
-    indptr = np.cumsum([0, *(len(row) for row in rows)]).astype(np.int64)
-    ids = np.array([block for row in rows for block in row], np.int64)
-    counts = np.array([count for row in rows for count in row.values()], np.uint64)
-    return BlockVectors(indptr, ids, counts, **facts)

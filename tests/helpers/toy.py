@@ -136,6 +136,6 @@ def stop_after(step: int, monkeypatch: Any) -> None:
     def counted(self: Session, total: int) -> None:
         taken(self, total)
         if self.state.step == step:
-            self.stop._signal = "SIGTERM"
+            self.stop.signal = "SIGTERM"
 
     monkeypatch.setattr(Session, "step", counted)

@@ -9,42 +9,13 @@ from typing import Any
 
 import pytest
 
+from tokenizers_peer import merges_and_ids
 from tokmill.text.patterns import PATTERNS
 from tokmill.text.train import records, train_tokenizer
 
-tokenizers = pytest.importorskip("tokenizers", reason="needs the extra text")
 pytest.importorskip("gigatoken", reason="needs the extra text")
 
 NEWER = "\u088f\u088fa b\U000323b0\U000323b0 "
-
-
-def reference(
-    texts: list[str] | Path, size: int, specials: list[str], pattern: str | None = None
-) -> tuple[list[list[str]], dict[str, int]]:
-    steps = tokenizers.pre_tokenizers
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = (
-        steps.ByteLevel(add_prefix_space=False)
-        if pattern is None
-        else steps.Sequence(
-            [
-                steps.Split(tokenizers.Regex(pattern), "isolated"),
-                steps.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-    )
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=specials,
-        initial_alphabet=steps.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    if isinstance(texts, Path):
-        tokenizer.train([str(texts)], trainer)
-    else:
-        tokenizer.train_from_iterator(texts, trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    return model["merges"], model["vocab"]
 
 
 def trained(texts: Any, size: int, specials: list[str], **options: str) -> tuple[Any, Any]:
@@ -56,14 +27,14 @@ def trained(texts: Any, size: int, specials: list[str], **options: str) -> tuple
 @pytest.mark.parametrize(("size", "specials"), [(600, []), (2000, ["<|endoftext|>", "<|pad|>"])])
 def test_gpt2_pattern(corpus: Any, engine: str, size: int, specials: list[str]) -> None:
     texts = corpus.texts[:80]
-    assert trained(texts, size, specials, engine=engine) == reference(texts, size, specials)
+    assert trained(texts, size, specials, engine=engine) == merges_and_ids(texts, size, specials)
 
 
 @pytest.mark.parametrize("engine", ["tokenizers", "python"])
 @pytest.mark.parametrize("pattern", ["cl100k", "o200k", r"\p{L}+|\p{N}|[^\p{L}\p{N}]+"])
 def test_other_patterns(corpus: Any, engine: str, pattern: str) -> None:
     texts = corpus.texts[:40]
-    expected = reference(texts, 800, ["<a>"], PATTERNS.get(pattern, pattern))
+    expected = merges_and_ids(texts, 800, ["<a>"], PATTERNS.get(pattern, pattern))
     assert trained(texts, 800, ["<a>"], engine=engine, pattern=pattern) == expected
 
 
@@ -71,13 +42,13 @@ def test_other_patterns(corpus: Any, engine: str, pattern: str) -> None:
 def test_more_ids_than_words(engine: str) -> None:
     # gigatoken alone goes on with pairs that do not occur.
     texts = ["abc abc abc", "abd xyz"]
-    assert trained(texts, 5000, [], engine=engine) == reference(texts, 5000, [])
+    assert trained(texts, 5000, [], engine=engine) == merges_and_ids(texts, 5000, [])
 
 
 @pytest.mark.parametrize("engine", ["gigatoken", "tokenizers", "python"])
 def test_letters_newer_than_unicode_16(corpus: Any, engine: str) -> None:
     texts = [*corpus.texts[:3], NEWER * 50]
-    assert trained(texts, 500, [], engine=engine) == reference(texts, 500, [])
+    assert trained(texts, 500, [], engine=engine) == merges_and_ids(texts, 500, [])
 
 
 def test_many_small_texts_with_ties() -> None:
@@ -86,13 +57,13 @@ def test_many_small_texts_with_ties() -> None:
         texts = ["".join(choose.choices("aab bc \u00e9", k=choose.randrange(40))) for _ in range(4)]
         size = choose.randrange(256, 300)
         if any(texts):
-            assert trained(texts, size, [], engine="python") == reference(texts, size, [])
+            assert trained(texts, size, [], engine="python") == merges_and_ids(texts, size, [])
 
 
 def test_lines_are_what_tokenizers_reads_of_a_file(tmp_path: Path, corpus: Any) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes("\r\n".join(corpus.texts[:30]).encode())
-    expected = reference(path, 700, [])
+    expected = merges_and_ids(path, 700, [])
     assert trained(records([str(path)], unit="lines"), 700, []) == expected
     assert trained(records([str(path)]), 700, []) != expected
 

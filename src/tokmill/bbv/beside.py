@@ -47,9 +47,10 @@ def without_those_beside(
 class Beside:
     """Finds the files that belong to traces."""
 
-    def __init__(self, named: Mapping[str, Sequence[str]]) -> None:
-        """Take the files that were named for all traces, by option."""
+    def __init__(self, named: Mapping[str, Sequence[str]], options: Iterable[str] = BESIDE) -> None:
+        """Take the files that were named for all traces, by option, and the options to look for."""
         self.named = {name: paths[0] for name, paths in named.items() if paths}
+        self.options = tuple(options)
         self._digests: dict[str, str] = {}
 
     def of(self, trace: Path) -> Iterator[tuple[str, str]]:
@@ -58,8 +59,8 @@ class Beside:
         Raises `TokmillError` if a named one cannot be read.
         """
         stem = stem_of(trace.absolute())
-        for name, suffix in BESIDE.items():
-            path = self.named.get(name) or f"{stem}{suffix}"
+        for name in self.options:
+            path = self.named.get(name) or f"{stem}{BESIDE[name]}"
             if name not in self.named and not Path(path).is_file():
                 continue
             if path not in self._digests:

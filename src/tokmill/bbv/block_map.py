@@ -6,7 +6,7 @@ A map is CSV. Its header is `id,cluster`, where blocks are called as a trace cal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -131,7 +131,7 @@ class Rewritten:
 
 
 def rewrite(
-    pieces: Iterator[BlockVectors], mapped: BlockMap, records: Array | None, ids: Array | None
+    pieces: Iterator[BlockVectors], of: Callable[[Array], Ints], size: int
 ) -> Iterator[tuple[BlockVectors, Rewritten]]:
     """Yield the intervals of a trace with clusters in place of blocks, and what was done so far.
 
@@ -140,13 +140,12 @@ def rewrite(
 
     Args:
         pieces: of a trace.
-        mapped: the clusters.
-        records: (blocks,) the record of each block of `ids`, -1 for none; of a map of records.
-        ids: (blocks,) ids of the trace, rising.
+        of: ids of blocks → their clusters, -1 for none.
+        size: number of clusters.
 
     Raises `TokmillError` where the first id is found to be 0 only after some pieces.
     """
-    done = Rewritten(mapped.size)
+    done = Rewritten(size)
     base = None
     for piece in pieces:
         if base is not None and piece.id_base != base:
@@ -156,18 +155,13 @@ def rewrite(
                 hint="--id-base 0 says from the beginning that ids begin with 0",
             )
         base = piece.id_base
-        if records is None or ids is None:
-            clusters = mapped.of(piece.ids)
-        else:
-            rows = np.searchsorted(ids, piece.ids).clip(max=max(len(ids) - 1, 0))
-            known = ids[rows] == piece.ids if len(ids) else np.zeros(len(piece.ids), bool)
-            clusters = np.where(known, mapped.of(records[rows]) if len(ids) else -1, -1)
+        clusters = of(piece.ids)
         lost = clusters < 0
         done.entries += piece.entries
         done.unmapped += int(lost.sum())
         done.unmapped_instructions += int(piece.counts[lost].sum())
         done.instructions += int(piece.counts.sum())
-        new = _added(piece, np.where(lost, mapped.size, clusters))
+        new = _added(piece, np.where(lost, size, clusters))
         done.left += new.entries
         yield new, done
 

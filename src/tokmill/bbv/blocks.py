@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.headers import loads_json
 from tokmill.store.references import reference_to
@@ -62,22 +61,6 @@ class Blocks(NamedTuple):
 
     store: Store
     programs: list[Program]
-
-
-def only_store(paths: Sequence[str]) -> str:
-    """Return the one store of blocks that was named; raises `UsageError` for none or several."""
-    if not paths:
-        raise UsageError(
-            "no store of blocks was named",
-            hint="--blocks STORE; tokmill build x86 PROGRAM LIBRARY… --unit block -o STORE makes "
-            "one",
-        )
-    if len(paths) > 1:
-        raise UsageError(
-            f"{len(paths)} stores of blocks were named, and a column refers to one store",
-            hint=f"merge them: tokmill build select {' '.join(paths)} -o ALL; then --blocks ALL",
-        )
-    return paths[0]
 
 
 @lru_cache(maxsize=2)

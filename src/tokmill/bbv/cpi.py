@@ -1,7 +1,7 @@
 """Cycles per instruction (CPI) and miss rates of the intervals of an execution, from a file.
 
 CSV with a header, JSON (a list of numbers, a list of objects, or an object of lists), or the
-timeline of gem5: `numCycles` and `simInsts` as running totals.
+timeline of gem5: `simInsts` as a running total, `numCycles` as another or of each interval.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill.bbv.addresses import content
+from tokmill.bbv.interval_table import is_number
 from tokmill.errors import TokmillError
 from tokmill.headers import loads_json
 from tokmill.progress import human_count
@@ -31,6 +32,8 @@ CYCLES, INSTRUCTIONS = "board.processor.start.core.numCycles", "simInsts"
 """Names in the timeline of gem5, as SemanticBBV's preprocessing reads it."""
 CLOSE = 0.01
 """Instructions of an interval in both files may differ by this share."""
+FEW = 8
+"""Of fewer intervals, cycles of each that rise by chance could be taken for a running total."""
 FORMS = "CSV with a header (interval, cpi), a JSON list of numbers, or gem5's timeline"
 
 
@@ -97,7 +100,7 @@ def _csv(data: bytes) -> dict[str, Array]:
     names = [name.strip().lower() for name in rows[0]]
     if len(set(names)) < len(names):
         raise ValueError("a column stands twice")
-    if len(names) == 1 and _is_number(names[0]):
+    if len(names) == 1 and is_number(names[0]):
         names, rows = ["cpi"], [["cpi"], *rows]
     known = [name for name in names if name in _known()]
     for number, row in enumerate(rows[1:], 1):
@@ -111,14 +114,6 @@ def _csv(data: bytes) -> dict[str, Array]:
 
 def _known() -> set[str]:
     return {"interval", "instructions", *map(_name_of, KINDS), *RATES}
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _number(value: Any, name: str) -> float:
@@ -173,19 +168,29 @@ def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _timeline(value: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the CPI of running totals: new cycles / new instructions of each interval."""
-    totals = []
+    """Return the CPI of gem5's statistics, which were dumped after each interval.
+
+    `simInsts` is never reset. If the statistics are reset at each dump, as for SemanticBBV,
+    `numCycles` is of each interval, else a running total too; it is none where it does not rise.
+    """
+    columns = []
     for name in (CYCLES, INSTRUCTIONS):
         if not isinstance(value[name], list):
-            raise ValueError(f"{name} is no list of running totals")
-        total = np.array([_number(one, name) for one in value[name]], np.float64)
-        new = np.diff(total, prepend=0.0)
-        if np.isnan(total).any() or (new < 0).any():
-            raise ValueError(f"{name} is no running total: a value is missing or smaller")
-        totals.append(new)
-    cycles, instructions = totals
+            raise ValueError(f"{name} is no list")
+        columns.append(np.array([_number(one, name) for one in value[name]], np.float64))
+        if np.isnan(columns[-1]).any():
+            raise ValueError(f"a value of {name} is missing")
+    cycles, instructions = columns[0], np.diff(columns[1], prepend=0.0)
     if len(cycles) != len(instructions):
         raise ValueError("its lists have different lengths")
+    if (instructions < 0).any():
+        raise ValueError(f"{INSTRUCTIONS} is no running total: a value is smaller")
+    if (np.diff(cycles)[instructions[1:] > 0] > 0).all():
+        if 1 < len(cycles) < FEW:
+            raise ValueError(
+                f"{CYCLES} rises: it may be a running total, or of each of {len(cycles)} intervals"
+            )
+        cycles = np.diff(cycles, prepend=0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         cpi = np.where(instructions > 0, cycles / instructions, np.nan)
     return {"cpi_simulated": cpi, "instructions": instructions}

@@ -12,7 +12,10 @@ from tokmill.bbv import projection
 from tokmill.bbv.clusters import Floats, Ints
 from tokmill.bbv.cpi import RATES
 from tokmill.bbv.projection import Matrix
-from tokmill.errors import TokmillError
+from tokmill.bbv.vectors import BlockVectors
+from tokmill.builds.mining.intervals import check_intervals
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.hashes import mix
 from tokmill.store.store import Store
 
 MIX_DIMENSIONS = 30
@@ -65,10 +68,29 @@ class Executions:
         )
 
 
+def block_vectors(store: Store) -> BlockVectors:
+    """Return the block vectors of a store's intervals.
+
+    A block is its record in the store of blocks, or its id. If blocks are called by the ids of
+    several traces, it is a hash of its id and its trace: no two traces have a block in common.
+
+    Raises `UsageError` for a store of something else.
+    """
+    check_intervals(store)
+    shards = [store.shard(number) for number in range(len(store.shards))]
+    blocks = [np.zeros(0, np.int64), *(shard["block"].astype(np.int64) for shard in shards)]
+    counts = [np.zeros(0, np.uint64), *(shard["count"].astype(np.uint64) for shard in shards)]
+    indptr, ids = np.append(0, store.ends()).astype(np.int64), np.concatenate(blocks)
+    least, largest = store.manifest.ranges.get("trace", (0, 0))
+    if least != largest:
+        ids ^= np.repeat(mix(store.column("trace")).view(np.int64), np.diff(indptr))
+    return BlockVectors(indptr, ids, np.concatenate(counts))
+
+
 def read_executions(store: Store) -> Executions:
     """Read the intervals of a store; raises `TokmillError` for a store without a CPI."""
-    wanted = {"block", "count", "program", "instructions", "cpi", "cpi_kind"}
-    if missing := sorted(wanted - set(store.schema)):
+    vectors = block_vectors(store)
+    if missing := sorted({"program", "instructions", "cpi", "cpi_kind"} - set(store.schema)):
         raise TokmillError(
             f"the store has no column {missing[0]!r}",
             where=str(store.path),
@@ -76,14 +98,10 @@ def read_executions(store: Store) -> Executions:
         )
     names: list[str] = []
     kinds: list[str] = []
-    blocks, counts, ends = [], [], [np.zeros(1, np.int64)]
     for number, entry in enumerate(store.shards):
         shard = store.shard(number)
         names += shard.strings("program", 0, entry.records)
         kinds += shard.strings("cpi_kind", 0, entry.records)
-        blocks.append(np.asarray(shard["block"]))
-        counts.append(np.asarray(shard["count"]))
-        ends.append(ends[-1][-1] + np.asarray(shard["offsets"][1:], np.int64))
     cpi = store.column("cpi").astype(np.float64)
     instructions = store.column("instructions").astype(np.float64)
     known = (cpi > 0) & (instructions > 0)
@@ -101,13 +119,12 @@ def read_executions(store: Store) -> Executions:
         if name in store.schema and np.isfinite(values := store.column(name)[known]).all()
     }
     table = np.stack([*rates.values()], axis=1) if rates else np.zeros((int(known.sum()), 0))
+    columns = vectors.ids
+    if store.schema["block"].ref is None:
+        columns = np.unique(columns, return_inverse=True)[1]
     csr = plugins.require("scipy.sparse").csr_matrix(
-        (
-            np.concatenate(counts).astype(np.float64),
-            np.concatenate(blocks).astype(np.int64),
-            np.concatenate(ends),
-        ),
-        (len(names), int(max(block.max(initial=0) for block in blocks)) + 1),
+        (vectors.counts.astype(np.float64), columns, vectors.indptr),
+        (len(names), int(columns.max(initial=0)) + 1),
     )
     return Executions(
         found.tolist(),
@@ -127,7 +144,15 @@ def untrained(store: Store, executions: Executions) -> Floats:
     """Return what intervals look like without any training: mix of mnemonics, rates of events.
 
     Shape (N, columns); both halves have the same total variance, a program counting as one.
+    Raises `UsageError` where blocks are not those of a store.
     """
+    if store.schema["block"].ref is None:
+        raise UsageError(
+            "the store does not say which instructions its blocks have",
+            where=str(store.path),
+            hint="build it with --blocks STORE, or name vectors: --signatures OVERLAY or F.npy; "
+            "`tokmill simpoint TRACE` chooses points of one program",
+        )
     return with_rates(mnemonic_mix(store, executions), executions)
 
 

@@ -92,7 +92,7 @@ def read_cells(path: Path) -> tuple[list[str], Floats]:
         names = [name.strip() for name in next(csv.reader([head.rstrip("\r")]), [])]
     except csv.Error:
         names = []
-    if not names or "" in names or len(set(names)) < len(names) or _is_number(names[0]):
+    if not names or "" in names or len(set(names)) < len(names) or is_number(names[0]):
         raise TokmillError(f"{head[:60]!r} does not name the columns", where=f"{path}:1", hint=HINT)
     if not rest.strip():
         raise TokmillError("there is no line but the header", where=str(path), hint=HINT)
@@ -116,7 +116,8 @@ def read_cells(path: Path) -> tuple[list[str], Floats]:
     return names, cells
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Say whether a text is a number."""
     try:
         float(text)
     except ValueError:

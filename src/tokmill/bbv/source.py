@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.bbv.addresses import read_addresses, read_maps
+from tokmill.bbv.addresses import Addresses, read_addresses, read_maps
 from tokmill.bbv.beside import BESIDE, Beside, stem_of, without_those_beside
-from tokmill.bbv.blocks import only_store, open_blocks
+from tokmill.bbv.blocks import open_blocks
 from tokmill.bbv.chains import spread
 from tokmill.bbv.cpi import RATES, Measures, check_measures, read_measures
 from tokmill.bbv.join import BEGINS, INSIDE, NO_ADDRESS, REASONS, Joined, join
@@ -34,6 +34,7 @@ PART = 64 << 20
 EXPANDS = 2
 SUFFIXES = tuple(f".bb{packing}" for packing in ("", ".gz", ".xz", ".zst"))
 REFERENCE = "blocks"
+BLOCKS_HINT = "--blocks STORE; tokmill build x86 PROGRAM LIBRARY… --unit block -o STORE makes one"
 
 
 class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,10 +42,12 @@ class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
 
     blocks: tuple[str, ...] = ()
     """Store of basic blocks (`tokmill build x86 … --unit block`) of the programs and libraries that
-    ran."""
+    ran; without it a block is called by its id in the trace."""
+    shared_ids: bool = False
+    """Without blocks: the ids of all traces mean the same blocks."""
     pc: tuple[str, ...] = ()
-    """File with the address of each block, for all traces; without it the one beside each trace
-    (TRACE.pc)."""
+    """File with the address of each block (a pc file, or CSV: id,address), for all traces; without
+    it the one beside each trace (TRACE.pc)."""
     map: tuple[str, ...] = ()
     """Where programs were mapped: a copy of /proc/PID/maps. Without it the one beside each trace
     (TRACE.map); without one it is found from the addresses."""
@@ -64,6 +67,8 @@ class BbvSource(Source):
     (a reference) and `count`, the instructions that were executed in it. A record has `program`,
     `thread`, `interval` (from 0), `instructions` (all, also those of blocks that are not in the
     store), `cpi` with `cpi_kind`, and events per 1,000 instructions (NaN where nothing is known).
+    Without a store of blocks `block` is the id in the trace, and records with an equal `trace`, a
+    digest of the file, have ids in common; it is 0 where the ids of all traces mean the same.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = BbvConfig
@@ -81,18 +86,30 @@ class BbvSource(Source):
     ) -> None:
         if not 0 <= config.min_joined <= 1:
             raise UsageError(f"min_joined = {config.min_joined}", hint="a share: 0 to 1")
-        for name in BESIDE:
+        for name in ("blocks", *BESIDE):
             if len(getattr(config, name)) > 1:
                 raise UsageError(
-                    f"--{name} names {len(getattr(config, name))} files",
-                    hint="one for all traces; without one the file beside each trace is taken: "
+                    f"--{name} names {len(getattr(config, name))} files or stores",
+                    hint=f"merge them: tokmill build select {' '.join(config.blocks)} -o ALL"
+                    if name == "blocks"
+                    else "one for all traces; without one the file beside each trace is taken: "
                     f"its name with {BESIDE[name]}",
                 )
-        places = {name: tuple(map(os.path.abspath, getattr(config, name))) for name in BESIDE}
-        blocks = (os.path.abspath(only_store(config.blocks)),)
-        self.config = msgspec.structs.replace(config, blocks=blocks, **places)
+        for name in ("shared_ids",) if config.blocks else ("pc", "map", "min_joined"):
+            if getattr(config, name) != getattr(BbvConfig(), name):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} does nothing with{'' if config.blocks else 'out'} "
+                    "--blocks",
+                    hint="leave it out: the programs of a store share its blocks"
+                    if config.blocks
+                    else BLOCKS_HINT,
+                )
+        places = {
+            name: tuple(map(os.path.abspath, getattr(config, name))) for name in ("blocks", *BESIDE)
+        }
+        self.config = msgspec.structs.replace(config, **places)
         self.inputs = list(inputs)
-        self._beside = Beside(places)
+        self._beside = Beside(places, BESIDE if config.blocks else ("cpi",))
         self._reference: Reference | None = None
 
     @classmethod
@@ -105,10 +122,15 @@ class BbvSource(Source):
     @cached_property
     def schema(self) -> Schema:
         """The columns of the store."""
-        records = self.references()[REFERENCE].records
+        if self.config.blocks:
+            records = self.references()[REFERENCE].records
+            block, trace = Column(id_dtype(max(records, 1)), ref=REFERENCE), {}
+        else:
+            block, trace = Column("u8"), {"trace": Column("u8", per="record")}
         return {
-            "block": Column(id_dtype(max(records, 1)), ref=REFERENCE),
+            "block": block,
             "count": Column("u8"),
+            **trace,
             "program": Column("utf8", per="record"),
             "thread": Column("u4", per="record"),
             "interval": Column("u8", per="record"),
@@ -120,10 +142,13 @@ class BbvSource(Source):
 
     def identity(self) -> dict[str, Any]:
         """Return nothing for files: plan and reference have them by content."""
-        return {"blocks": None, "pc": None, "map": None, "cpi": None, "min_joined": None}
+        shared = self.config.shared_ids or None
+        return {**dict.fromkeys(("blocks", *BESIDE, "min_joined")), "shared_ids": shared}
 
     def references(self) -> dict[str, Reference]:
-        """Return the store of blocks."""
+        """Return the store of blocks, if there is one."""
+        if not self.config.blocks:
+            return {}
         if self._reference is None:
             self._reference = reference_to(self.config.blocks[0])
         return {REFERENCE: self._reference}
@@ -165,17 +190,8 @@ class BbvSource(Source):
                 part, size = part + 1, 0
 
     def _batches(self, item: Item) -> Iterator[Records]:
-        blocks = open_blocks(self.config.blocks[0])
         paths = self._beside.roles(Path(item.path), (other.path for other in item.others))
-        if "pc" not in paths:
-            raise TokmillError(
-                "the trace has no pc file, so it is not known where its blocks lie",
-                where=item.path,
-                hint="--pc FILE; valgrind --tool=exp-bbv --pc-out-file=FILE writes it",
-            )
-        addresses = read_addresses(paths["pc"])
-        mapped = read_maps(paths["map"]) if "map" in paths else []
-        joined = join(addresses, blocks, mapped)
+        addresses, joined = self._join(item, paths) if self.config.blocks else (None, None)
         measures = read_measures(paths["cpi"]) if "cpi" in paths else None
         counted, told = Counter[str](), Counter[str]()
         done = 0
@@ -183,14 +199,24 @@ class BbvSource(Source):
             sums = np.concatenate([piece.instructions for piece in pieces(item.path)])
             check_measures(measures, sums, paths["cpi"], item.path)
         program = self.config.program or stem_of(Path(item.name)).as_posix()
+        trace = 0 if self.config.shared_ids else int(item.digest[:16], 16)
         batch = None
         shares = [0.0]
         for piece in pieces(item.path, tell=shares.append):
             # What the file declares is known only at its end, so the last batch is held back.
             if batch is not None:
                 yield batch
-            rows = addresses.find(piece.ids)
-            batch = self._records(piece, rows, joined, counted, measures, done, program)
+            counted["intervals"] += len(piece)
+            counted["entries"] += piece.entries
+            counted["instructions"] += int(piece.instructions.sum())
+            rows = np.repeat(np.arange(len(piece)), np.diff(piece.indptr))
+            if joined is None or addresses is None:
+                # Some producers list blocks that did not run.
+                ran = piece.counts > 0
+                blocks = rows[ran], piece.ids[ran], piece.counts[ran]
+            else:
+                blocks = in_store(piece, rows, addresses.find(piece.ids), joined, counted)
+            batch = self._records(piece, blocks, measures, done, program, trace)
             batch.done = shares[-1]
             # Each batch has the notes of its own intervals: a build may end after any.
             batch.notes = dict(counted - told) | (_of_trace(joined) if not done else {})
@@ -198,48 +224,34 @@ class BbvSource(Source):
             done += len(piece)
         assert batch is not None
         share = counted["instructions joined"] / max(1, counted["instructions"])
-        if share < self.config.min_joined:
+        if joined is not None and share < self.config.min_joined:
             raise self._too_few(item, share, counted, joined)
         batch.notes |= _declared(piece)
         yield batch
 
+    def _join(self, item: Item, paths: Mapping[str, str]) -> tuple[Addresses, Joined]:
+        if "pc" not in paths:
+            raise TokmillError(
+                "the trace has no pc file, so it is not known where its blocks lie",
+                where=item.path,
+                hint="--pc FILE; valgrind --tool=exp-bbv --pc-out-file=FILE writes it. Without "
+                "--blocks a block is called by its id",
+            )
+        addresses = read_addresses(paths["pc"])
+        mapped = read_maps(paths["map"]) if "map" in paths else []
+        return addresses, join(addresses, open_blocks(self.config.blocks[0]), mapped)
+
     def _records(
         self,
         piece: BlockVectors,
-        rows: Array,
-        joined: Joined,
-        counted: Counter[str],
+        blocks: tuple[Array, Array, Array],
         measures: Measures | None,
         first: int,
         program: str,
+        trace: int,
     ) -> Records:
-        how = np.where(rows < 0, NO_ADDRESS, joined.how[rows])
-        instructions = piece.instructions
-        counted["intervals"] += len(piece)
-        counted["entries"] += piece.entries
-        counted["instructions"] += int(instructions.sum())
-        for value, name in {BEGINS: "joined", INSIDE: "joined", **_reasons()}.items():
-            chosen = how == value
-            counted[f"entries {name}"] += int(chosen.sum())
-            counted[f"instructions {name}"] += int(piece.counts[chosen].sum())
-        inside, shared = how == INSIDE, (how <= INSIDE) & joined.shared[rows]
-        counted["instructions in the middle of a block"] += int(piece.counts[inside].sum())
-        counted["instructions in blocks of several functions"] += int(piece.counts[shared].sum())
-        # Some producers list blocks that did not run.
-        kept = (how <= INSIDE) & (piece.counts > 0)
-        chains, chosen = joined.chains, rows[kept]
-        begins = chains.offsets[chosen]
-        lengths = chains.offsets[chosen + 1] - begins
-        parts = ranges(begins, lengths)
-        ends = np.append(0, np.cumsum(lengths))
-        offsets, block, count = merged(
-            np.repeat(np.repeat(np.arange(len(piece)), np.diff(piece.indptr))[kept], lengths),
-            chains.records[parts],
-            spread(piece.counts[kept], ends, chains.weights[parts]),
-            len(piece),
-        )
-        further = int(piece.counts[kept][lengths > 1].sum())
-        counted["instructions divided among blocks that follow each other"] += further
+        """Return the intervals of a piece; `blocks`: row, block and count of each entry."""
+        offsets, block, count = merged(*blocks, len(piece))
         n = len(piece)
         here = slice(first, first + n)
         nothing = np.full(n, np.nan)
@@ -249,10 +261,11 @@ class BbvSource(Source):
         columns: dict[str, Array | Strings] = {
             "block": block,
             "count": count,
+            "trace": np.full(n, trace, np.uint64),
             "program": Strings.constant(program, n),
             "thread": np.full(n, piece.declared.thread or 1),
             "interval": np.arange(first, first + n),
-            "instructions": instructions.astype(np.uint64),
+            "instructions": piece.instructions.astype(np.uint64),
             "cpi": cpi,
             "cpi_kind": Strings.of(kinds),
         }
@@ -263,6 +276,7 @@ class BbvSource(Source):
             values = columns[name]
             if not isinstance(values, Strings):
                 columns[name] = values.astype(column.numpy())
+        columns = {name: columns[name] for name in self.schema}
         return Records(offsets, columns, np.arange(first, first + n))
 
     def _too_few(
@@ -278,12 +292,41 @@ class BbvSource(Source):
         )
 
 
+def in_store(
+    piece: BlockVectors, rows: Array, places: Array, joined: Joined, counted: Counter[str]
+) -> tuple[Array, Array, Array]:
+    """Return row, record and count of entries that are in a store of blocks; count all others.
+
+    `rows` and `places`: the interval of each entry, and its row of the pc file, or -1.
+    """
+    how = np.where(places < 0, NO_ADDRESS, joined.how[places])
+    for value, name in {BEGINS: "joined", INSIDE: "joined", **_reasons()}.items():
+        chosen = how == value
+        counted[f"entries {name}"] += int(chosen.sum())
+        counted[f"instructions {name}"] += int(piece.counts[chosen].sum())
+    inside, shared = how == INSIDE, (how <= INSIDE) & joined.shared[places]
+    counted["instructions in the middle of a block"] += int(piece.counts[inside].sum())
+    counted["instructions in blocks of several functions"] += int(piece.counts[shared].sum())
+    kept = (how <= INSIDE) & (piece.counts > 0)
+    chains, chosen = joined.chains, places[kept]
+    begins = chains.offsets[chosen]
+    lengths = chains.offsets[chosen + 1] - begins
+    parts = ranges(begins, lengths)
+    ends = np.append(0, np.cumsum(lengths))
+    further = int(piece.counts[kept][lengths > 1].sum())
+    counted["instructions divided among blocks that follow each other"] += further
+    counts = spread(piece.counts[kept], ends, chains.weights[parts])
+    return np.repeat(rows[kept], lengths), chains.records[parts], counts
+
+
 def _reasons() -> dict[int, str]:
     return {value: f"not joined: {why}" for value, why in REASONS.items()}
 
 
-def _of_trace(joined: Joined) -> dict[str, int]:
+def _of_trace(joined: Joined | None) -> dict[str, int]:
     """Return notes on where the programs of a trace lie; its first batch has them."""
+    if joined is None:
+        return {"traces whose blocks are called by their own ids": 1}
     notes = {"traces": 1}
     if joined.placed:
         notes["programs and libraries that ran"] = len(joined.placed)

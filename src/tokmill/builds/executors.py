@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import multiprocessing
+import signal
+import time
 from collections.abc import Callable, Generator, Iterable
-from multiprocessing.sharedctypes import Synchronized
+from ctypes import c_double
+from multiprocessing.sharedctypes import RawValue, Synchronized
+from types import FrameType
 from typing import NamedTuple, Protocol
 
 from tokmill import plugins
@@ -13,6 +17,7 @@ from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_work
 from tokmill.builds.processes import in_processes
 from tokmill.builds.resources import Amount
 from tokmill.errors import UsageError
+from tokmill.stop import SIGNALS
 from tokmill.store.manifest import Receipt
 
 Made = Generator[tuple[ShardJob, list[Receipt]], None, None]
@@ -24,8 +29,8 @@ class Terms(NamedTuple):
 
     workers: int = 1
     """Shards at a time, at most."""
-    deadline: float | None = None
-    """Monotonic seconds at which each worker commits its whole records."""
+    deadline: c_double = RawValue("d", math.inf)
+    """Monotonic seconds at which each worker commits its whole records; a signal may change it."""
     grace: float = 1.0
     """Seconds after the deadline at which workers that have not committed are killed."""
     report: Report | None = None
@@ -87,9 +92,9 @@ class Here:
 
     def map(self, tasks: Iterable[ShardJob]) -> Made:
         """Make shards in order."""
-        start_worker(self.work, self._count)
+        start_worker(self.work, self._count, lambda: self.terms.deadline.value)
         for task in tasks:
-            yield task, make_in_worker(task, self.terms.deadline)
+            yield task, make_in_worker(task)
 
     def _count(self, size: int) -> None:
         self.read += size
@@ -116,13 +121,12 @@ class Pool:
         read = multiprocessing.get_context("spawn").Value("q")
         report, deadline = self.terms.report, self.terms.deadline
         yield from in_processes(
-            functools.partial(make_in_worker, deadline=deadline),
+            make_in_worker,
             tasks,
             self.terms.workers,
             start=_start,
-            argument=(self.work, read),
-            deadline=None if deadline is None else deadline + self.terms.grace,
-            patience=0,
+            argument=(self.work, read, deadline),
+            deadline=lambda: deadline.value + self.terms.grace,
             tick=None if report is None else lambda: report(reached(read)),
             hint="most often memory ran out: try --preset memory or --memory 1GB; "
             "run the same command again and it continues",
@@ -142,11 +146,18 @@ def reached(read: Synchronized[int]) -> int:
     return value
 
 
-def _start(given: tuple[Work, Synchronized[int]]) -> None:
-    work, read = given
+def _start(given: tuple[Work, Synchronized[int], c_double]) -> None:
+    work, read, deadline = given
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # A signal to the whole group may reach this process before its parent.
+        deadline.value = min(deadline.value, time.monotonic())
+
+    for number in SIGNALS:
+        signal.signal(number, stop)
 
     def count(size: int) -> None:
         with read.get_lock():
             read.value += size
 
-    start_worker(work, count)
+    start_worker(work, count, lambda: deadline.value)

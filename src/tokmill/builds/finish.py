@@ -21,14 +21,20 @@ from tokmill.builds.prepare import BuildRecipe, How, Prepared
 from tokmill.builds.probe import mend_probe
 from tokmill.builds.source import Item
 from tokmill.builds.watch import Watch
-from tokmill.errors import TokmillError
+from tokmill.errors import Interrupted, TokmillError, plain
 from tokmill.files import locked, remove, write_file
-from tokmill.progress import Progress, human_bytes, human_time
+from tokmill.progress import Progress, human_bytes, human_count, human_time
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, Receipt
 from tokmill.store.marks import LOCK
 from tokmill.store.probe import probe_digest
-from tokmill.store.receipts import in_order, make_manifest, planned_receipts, read_planned
+from tokmill.store.receipts import (
+    gather_manifest,
+    in_order,
+    make_manifest,
+    planned_receipts,
+    read_planned,
+)
 from tokmill.store.seal import sealed
 from tokmill.store.store import Store
 
@@ -112,8 +118,11 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
     """Return the shards that have no complete set of receipts, in plan order."""
     parts: dict[str, set[int]] = {}
     complete: dict[str, int] = {}
+    cut: dict[str, Receipt] = {}
     for receipt in receipts:
         if receipt.cut is not UNSET:
+            if receipt.part == 0:
+                cut[receipt.shard] = receipt
             continue
         parts.setdefault(receipt.shard, set()).add(receipt.part)
         if receipt.last:
@@ -127,12 +136,8 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
         if complete.get(shard) == len(have):
             continue
         done = next(i for i in range(len(have) + 1) if i not in have) if len(items) == 1 else 0
-        tasks.append(
-            ShardJob(
-                shard,
-                [Item.again(item, done) for item in items],
-            )
-        )
+        again = [Item.again(item, done) for item in items]
+        tasks.append(ShardJob(shard, again, cut.get(shard)))
     return tasks
 
 
@@ -156,16 +161,18 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
         manifest = make_manifest(plan, ordered, complete=True, probe=probe_digest(out))
         rejects = Rejects(out, how.max_rejects, plan, prepared.planned)
         rejects.add(ordered, all_of_them=manifest.records > 0)
+        source = _source_of(plan, prepared.planned)
+        remark = source[0].outcome(source[1], plan.inputs(), manifest)
         if manifest.records == 0:
             why = {**manifest.skipped, **manifest.rejected}
             counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())
             raise TokmillError(
                 f"not one record was found ({counts or 'the input is empty'})",
                 where=", ".join(prepared.recipe.inputs),
-                hint="no record meets all conditions: demand less"
-                if prepared.recipe.source == "select"
-                else hint(*_source_of(plan, prepared.planned), why),
+                hint=remark or hint(*source, why),
             )
+        if remark and not how.quiet:
+            print(f"note: {plain(remark)}", file=sys.stderr)
         write_if_different(out / "manifest.json", sealed(manifest))
         remove(out / "projection.json")
         kept = {entry.name for entry in manifest.shards}
@@ -193,33 +200,37 @@ def _source_of(plan: Plan, planned: Iterable[PlannedItem]) -> tuple[Any, Any, li
     return kind, msgspec.convert(plan.options, type=kind.Config), paths
 
 
-def stop_early(
-    out: Path,
-    prepared: Prepared,
-    receipts: Sequence[Receipt],
-    how: How,
-    bar: Progress,
-    watch: Watch,
-) -> Store:
-    """End a build at its time limit: leave a partial store, and estimate the whole build."""
-    ordered = in_order(prepared.planned, receipts)
-    manifest = make_manifest(prepared.plan, ordered, complete=False, probe=probe_digest(out))
-    write_if_different(out / "manifest.json", sealed(manifest))
+def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> Store:
+    """End a build at its time limit: leave a partial store, and estimate the whole build.
+
+    At a signal, given by its `name`, raise `Interrupted`. A store that grows stays what it was.
+    """
+    manifest = gather_manifest(out)
+    grows = (out / "manifest.json").exists()
+    if not grows and how.part is None:
+        write_file(out / "manifest.json", sealed(manifest))
+    share, rate, took = max(bar.done, 1) / max(bar.total, 1), bar.rate, human_time(bar.seconds)
+    if name:
+        raise Interrupted(
+            f"stopped by {name} at {share:.1%} of the input; kept: "
+            f"{human_count(manifest.records, 'record')}",
+            where=str(out),
+            hint="run the same command again: it continues",
+        )
     if not manifest.records:
         remove(out / "projection.json")
         if not how.quiet:
             faster = "" if how.amount.workers == 0 else ", or --workers 0, which begins at once"
             print(
-                f"time limit reached after {human_time(bar.seconds)}, before one record was whole: "
+                f"time limit reached after {took}, before one record was whole: "
                 f"nothing is kept.\nhint: give it more time{faster}",
                 file=sys.stderr,
             )
         return Store(out)
-    share = max(bar.done, 1) / max(bar.total, 1)
     projection = {
         "share": round(share, 4),
-        "rate_bytes_per_second": round(bar.rate),
-        "projected_seconds": round(bar.total / bar.rate, 1) if bar.rate else None,
+        "rate_bytes_per_second": round(rate),
+        "projected_seconds": round(bar.total / rate, 1) if rate else None,
         "projected_tokens": round(manifest.tokens / share),
         "projected_disk_bytes": round(manifest.bytes / share),
         "peak_memory_bytes": watch.peak_memory,
@@ -228,9 +239,10 @@ def stop_early(
     if not how.quiet:
         memory = human_bytes(watch.peak_memory)
         print(
-            f"time limit reached after {human_time(bar.seconds)}: {share:.1%} of the input at "
-            f"{human_bytes(bar.rate)}/s.\nThe whole input would take "
-            f"{human_time(bar.total / max(bar.rate, 1))}, "
+            f"time limit reached after {took}: {share:.1%} of the input at "
+            f"{human_bytes(rate)}/s, {manifest.records / max(bar.done, 1) * rate:,.0f} "
+            "records/s.\nThe whole input would take "
+            f"{human_time(bar.total / max(rate, 1))}, "
             f"{human_bytes(manifest.bytes / share)} on disk and about {memory} of memory.\n"
             "What was made is kept: the same command without --limit-time goes on.",
             file=sys.stderr,

@@ -9,9 +9,6 @@ import msgspec
 
 from tokmill.builds.source import Source
 
-KEYS = ("missing", "type", "json", "too long")
-"""Reasons for which the source reads its files again, to say what they hold."""
-
 
 def hint_of_source(
     kind: type[Source], config: Any, paths: Sequence[str], why: Mapping[str, int]
@@ -25,7 +22,7 @@ def hint_of_source(
         why: reason → number of records left out.
     """
     reason = max(why, key=lambda reason: why[reason], default="")
-    if reason in KEYS:
+    if reason in kind.explained:
         said: str = kind.why_nothing(config, paths)
         if said:
             return said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
 from tokmill.builds.probe import settle_probe
@@ -18,16 +19,26 @@ from tokmill.builds.resources import Amount
 from tokmill.builds.runs import Runs
 from tokmill.builds.source import Frozen, Item, Resources, Source
 from tokmill.errors import TokmillError
-from tokmill.files import inside, machine_errors, sampled_digest, stamp, write_file
-from tokmill.store.manifest import ItemReceipt, Plan, Receipt, shard_name
+from tokmill.files import (
+    inside,
+    machine_errors,
+    sampled_digest,
+    sha256_file,
+    stamp,
+    write_file,
+)
+from tokmill.store.manifest import Cut, ItemReceipt, Plan, Receipt, shard_name
 from tokmill.store.schema import Records
 from tokmill.store.seal import sealed
-from tokmill.store.shard import SUFFIX, ShardWriter
+from tokmill.store.shard import SUFFIX, Shard, ShardWriter
 from tokmill.store.vocab import Vocabulary
 
 clock = time.monotonic
 """What deadlines are compared with."""
 PLAN_ANEW = "the same `tokmill build` with --yes plans anew and makes what changed again"
+Deadline = Callable[[], float]
+"""Gives the moment at which a shard is cut, in monotonic seconds; a signal brings it nearer."""
+NEVER: Deadline = functools.partial(float, "inf")
 Stamps = list[tuple[int, ...]]
 """What `stamp` gives of each file of an item."""
 
@@ -85,11 +96,18 @@ class ShardJob(msgspec.Struct, frozen=True):
 
     shard: str
     items: list[Item]
+    cut: Receipt | None = None
+    """That of the first part, if an earlier build was stopped in it."""
 
     @property
     def size(self) -> int:
         """Input bytes."""
         return sum(item.size for item in self.items)
+
+    @property
+    def left(self) -> int:
+        """Input bytes of the items that the earlier build has not read to the end."""
+        return sum(item.size for item in self.items[len(self.cut.whole) if self.cut else 0 :])
 
 
 class Content:
@@ -122,6 +140,23 @@ class _Part:
         self.notes: Counter[str] = Counter()
         self.item_skipped = self.item_rejected = 0
 
+    def take_over(self, receipt: Receipt, path: Path) -> None:
+        """Begin with the whole items of a shard that was cut."""
+        cut, shard, start = receipt.cut or Cut(0), Shard(path), 0
+        for item in receipt.whole:
+            batch = shard.records(start, start + item.records, self.writer.schema)
+            self.writer.add(batch, len(self.items))
+            self.items.append(item)
+            start += item.records
+        self.left_out.take_over(receipt, cut)
+        self.notes.update(cut.notes)
+
+    def so_far(self) -> Cut:
+        """Return what is kept if the next item is cut."""
+        left = self.left_out
+        counts = dict(left.rejected), left.unlisted, dict(left.skipped), dict(self.notes)
+        return Cut(len(self.items), len(left.listed), *counts)
+
     def add(self, batch: Records) -> None:
         number = len(self.items)
         self.writer.add(batch, number)
@@ -153,7 +188,7 @@ class _Part:
         shard: str,
         part: int,
         last: bool,
-        cut: bool = False,
+        cut: Cut | UnsetType = UNSET,
         done: float | None = None,
     ) -> Receipt:
         path = inside(folder, f"{shard_name(shard, part)}{SUFFIX}")
@@ -173,7 +208,7 @@ class _Part:
             unlisted=self.left_out.unlisted,
             skipped=dict(sorted(self.left_out.skipped.items())),
             notes=dict(sorted(self.notes.items())),
-            cut=cut or UNSET,
+            cut=cut,
             done=UNSET if done is None else round(done, 6),
         )
         write_file(path.with_suffix(".json"), sealed(receipt))
@@ -190,15 +225,16 @@ def make_shard(
     task: ShardJob,
     vocabularies: Mapping[str, Vocabulary],
     folder: Path,
-    deadline: float | None = None,
+    deadline: Deadline = NEVER,
     count: Callable[[int], None] | None = None,
 ) -> list[Receipt]:
     """Read the items of a shard, write it into `folder`, and return its receipts.
 
     There is one receipt, except for an item that is a long stream: it makes a part with a receipt
     after every 64 MiB of text. `count` is called with the size of each item that was read. At the
-    deadline (monotonic seconds) the records so far are committed, in a receipt with `cut`; one step
-    of a source (at most 2 MiB of text, or one program) is always finished.
+    deadline the records so far are committed, in a receipt with `cut`; one step of a source (at
+    most 2 MiB of text, or one program) is always finished. What such a shard has of whole items is
+    not read again.
     """
     limits = {
         name: vocabularies[column.vocab].size
@@ -208,7 +244,12 @@ def make_shard(
     receipts: list[Receipt] = []
     number = task.items[0].parts_done if len(task.items) == 1 else 0
     part = _Part(source, limits, folder)
-    for item in task.items:
+    path = inside(folder, f"{task.shard}{SUFFIX}")
+    # A damaged shard is made from its beginning.
+    if task.cut is not None and sha256_file(path) == task.cut.sha256:
+        part.take_over(task.cut, path)
+    for item in task.items[len(part.items) :]:
+        so_far = part.so_far()
         found = check_unchanged(item)
         content = Content()
         before = (part.writer.records, part.writer.tokens)
@@ -220,14 +261,14 @@ def make_shard(
                 receipts.append(part.commit(folder, task.shard, number, last=False))
                 number += 1
                 part = _Part(source, limits, folder)
-                before = (0, 0)
-            if deadline is not None and clock() > deadline:
+                before, so_far = (0, 0), part.so_far()
+            if clock() > deadline():
                 # End a thread that reads ahead before the digest is taken.
                 if isinstance(batches, Generator):
                     batches.close()
                 part.end_item(item, content, before)
                 made = part.commit(
-                    folder, task.shard, number, last=False, cut=True, done=batch.done
+                    folder, task.shard, number, last=False, cut=so_far, done=batch.done
                 )
                 return [*receipts, made]
         check_unchanged(item, found)
@@ -270,23 +311,31 @@ def _checked(path: Path, digest: str) -> tuple[int, ...]:
 _work: Work | None = None
 _source: Source | None = None
 _count: Callable[[int], None] | None = None
+_deadline = NEVER
 
 
-def start_worker(work: Work, count: Callable[[int], None] | None = None) -> None:
+def start_worker(
+    work: Work, count: Callable[[int], None] | None = None, deadline: Deadline = NEVER
+) -> None:
     """Set the build for which this process works; `count` is called with the bytes read."""
-    global _work, _source, _count
-    _work, _source, _count = work, None, count
+    global _work, _source, _count, _deadline
+    _work, _source, _count, _deadline = work, None, count, deadline
 
 
-def make_in_worker(task: ShardJob, deadline: float | None = None) -> list[Receipt]:
-    """Make one shard in a process that `start_worker` prepared."""
+def make_in_worker(task: ShardJob) -> list[Receipt]:
+    """Make one shard in a process that `start_worker` prepared.
+
+    After the deadline only its first one is begun; of another there is no receipt.
+    """
     global _source
     assert _work is not None
     work = _work
+    if _source is not None and clock() > _deadline():
+        return []
     if _source is None:
         # Not in `start_worker`: there an error would look like a worker that was killed.
         _source = work.source()
         settle_probe(_source, Path(work.store))
     source = _source
     folder = Path(work.store) / "shards"
-    return make_shard(source, task, work.vocabularies, folder, deadline, _count)
+    return make_shard(source, task, work.vocabularies, folder, _deadline, _count)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from tokmill.errors import UsageError
-from tokmill.store.hashes import mix, record_digests, token_values
+from tokmill.store.hashes import mix, record_digests, token_bits
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Records
 
 HASHES = 128
@@ -56,9 +56,8 @@ def elements(batch: Records, names: list[str]) -> tuple[Array, Array]:
     phrases = batch.phrases
     if phrases is None:
         hashes = np.zeros(int(batch.offsets[-1]), np.uint64)
-        for number, name in enumerate(names, 1):
-            salt = np.uint64(int(_GOLDEN) * number & 0xFFFFFFFFFFFFFFFF)
-            hashes += mix(token_values(batch, name).astype(np.uint64) + salt)
+        for number, values in enumerate(token_bits(batch, names), 1):
+            hashes += mix(values + np.uint64(int(_GOLDEN) * number & 0xFFFFFFFFFFFFFFFF))
         return hashes, batch.offsets
     used, where = np.unique(phrases.ids & ~PHRASE_BIT, return_inverse=True)
     table = phrases.table_offsets

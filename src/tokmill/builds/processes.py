@@ -17,12 +17,10 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from tokmill.errors import MachineError
+from tokmill.stop import SIGNALS
 
 T = TypeVar("T")
 R = TypeVar("R")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PATIENCE = 10.0
-"""Seconds after the deadline to wait for a first result."""
 EVERY = 1.0
 """Seconds between two calls of `tick`."""
 
@@ -35,17 +33,16 @@ def in_processes(
     hint: str,
     start: Callable[[Any], None] | None = None,
     argument: Any = None,
-    deadline: float | None = None,
-    patience: float = PATIENCE,
+    deadline: Callable[[], float] | None = None,
     tick: Callable[[], None] | None = None,
 ) -> Iterator[tuple[T, R]]:
     """Yield each task and its result, in the order in which they are finished.
 
     There is always one more task than workers; every task taken from `tasks` must be finished.
-    `start` prepares a process with `argument`. At `deadline` (monotonic seconds) unfinished tasks
-    are given up; if no task is finished yet, `patience` seconds later. `tick` is called once a
-    second. The processes end when this one ends, in whatever way. If a worker is killed, a
-    `MachineError` with `hint` is raised.
+    `start` prepares a process with `argument`; meanwhile signals wait. At `deadline()` (monotonic
+    seconds, asked once a second) unfinished tasks are given up. `tick` is called once a second. The
+    processes end when this one ends, in whatever way. If a worker is killed, a `MachineError` with
+    `hint` is raised.
     """
     waiting = iter(tasks)
     pool = ProcessPoolExecutor(
@@ -55,7 +52,7 @@ def in_processes(
         initargs=(start, argument),
     )
     running: dict[Future[R], T] = {}
-    finished = 0
+    done: set[Future[R]] = set()
     try:
         while True:
             while len(running) < workers + 1:
@@ -67,27 +64,34 @@ def in_processes(
                     running[pool.submit(function, task)] = task
             if not running:
                 break
-            left = math.inf
-            if deadline is not None:
-                # Processes that have just started get time for at least one result.
-                until = deadline if finished else deadline + patience
-                left = max(0.0, until - time.monotonic())
+            left = max(0.0, deadline() - time.monotonic()) if deadline else math.inf
             pause = min(left, EVERY)
             done = wait(running, timeout=pause, return_when=FIRST_COMPLETED).done
             if tick is not None:
                 tick()
             if not done and left <= pause:
                 return
-            for future in done:
-                task = running.pop(future)
-                finished += 1
-                yield task, future.result()
+            while done:
+                yield _taken(running, done)
     except BrokenProcessPool:
         raise MachineError("a worker process was killed", hint=hint) from None
     finally:
-        # Finished tasks are committed, so workers can simply be killed.
-        _kill(pool)
-        pool.shutdown(wait=True, cancel_futures=True)
+        # Finished tasks are committed, so workers can simply be killed. A signal meanwhile would
+        # leave their semaphores.
+        with _signals_wait():
+            _kill(pool)
+            pool.shutdown(wait=True, cancel_futures=True)
+            # A future holds its error, and the error this frame with all semaphores.
+            running.clear()
+            done.clear()
+
+
+def _taken(running: dict[Future[R], T], done: set[Future[R]]) -> tuple[T, R]:
+    future = done.pop()
+    try:
+        return running.pop(future), future.result()
+    finally:
+        del future
 
 
 @contextlib.contextmanager
@@ -104,11 +108,11 @@ def _begin(start: Callable[[Any], None] | None, argument: Any) -> None:
     # The terminal sends Ctrl-C to the whole group, but only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     gc.set_threshold(200_000, 50, 50)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if start is not None:
         start(argument)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _end_with_parent() -> None:

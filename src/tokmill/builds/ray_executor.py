@@ -74,7 +74,7 @@ class RayExecutor:
             check_nodes(self._nodes, shared)
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), False)
             board = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=here)
-            self._board = board.remote(self.terms.deadline)
+            self._board = board.remote(self.terms.deadline.value)
             self._work = ray.put((self.work, shared))
             self._function = ray.remote(num_cpus=1, max_retries=0)(make_on_node)
             try:
@@ -119,9 +119,7 @@ class RayExecutor:
         return min(self.terms.workers, max(1, cores + len(self._nodes)))
 
     def _seconds_left(self) -> float:
-        if self.terms.deadline is None:
-            return float("inf")
-        return max(0.0, self.terms.deadline + self.terms.grace - time.monotonic())
+        return max(0.0, self.terms.deadline.value + self.terms.grace - time.monotonic())
 
     def _tick(self) -> None:
         before, self._nodes = self._nodes, nodes_of_cluster()
@@ -131,7 +129,8 @@ class RayExecutor:
                 self.terms.say(f"Ray: node {name_of(node)} is gone, {size_of(self._nodes)} left")
         if self.terms.report is not None:
             with contextlib.suppress(ray.exceptions.RayError):
-                self.terms.report(ray.get(self._board.total.remote(), timeout=TICK))
+                total = self._board.total.remote(self.terms.deadline.value)
+                self.terms.report(ray.get(total, timeout=TICK))
 
     def _lost(self, task: ShardJob, tries: int, error: Exception) -> int:
         """Say that a worker was lost and return the number of the next try."""
@@ -166,23 +165,23 @@ class RayExecutor:
 class Board:
     """An actor beside the build: bytes that all workers have read, and the time that is left."""
 
-    def __init__(self, deadline: float | None) -> None:
+    def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.read: dict[str, int] = {}
         self.working: dict[str, tuple[str, int]] = {}
         """Shard → (node, process) that make it."""
         self.stopped = False
 
-    def begin(self, shard: str, node: str, pid: int) -> float | None:
-        """Begin a shard, perhaps again; return the seconds until the deadline.
-
-        Seconds, as the clocks of two machines cannot be compared.
-        """
+    def begin(self, shard: str, node: str, pid: int) -> None:
+        """Begin a shard, perhaps again."""
         if self.stopped:
             raise RuntimeError("the build has ended")
         self.read[shard] = 0
         self.working[shard] = node, pid
-        return None if self.deadline is None else self.deadline - time.monotonic()
+
+    def left(self) -> float:
+        """Return the seconds until the deadline, as clocks of two machines cannot be compared."""
+        return self.deadline - time.monotonic()
 
     def reach(self, shard: str, read: int) -> None:
         """Note the bytes that have been read of a shard's items."""
@@ -200,8 +199,9 @@ class Board:
             found.setdefault(node, []).append(pid)
         return found
 
-    def total(self) -> int:
-        """Return the bytes that have been read of all shards."""
+    def total(self, deadline: float) -> int:
+        """Return the bytes that have been read of all shards; a signal may change the deadline."""
+        self.deadline = deadline
         return sum(self.read.values())
 
 
@@ -214,11 +214,10 @@ class _Count:
         self.read = 0
         self.told = 0.0
 
-    def begin(self, board: Any, shard: str) -> float | None:
+    def begin(self, board: Any, shard: str) -> None:
         self.board, self.shard, self.read = board, shard, 0
         node = ray.get_runtime_context().get_node_id()
-        left: float | None = ray.get(board.begin.remote(shard, node, os.getpid()))
-        return left
+        ray.get(board.begin.remote(shard, node, os.getpid()))
 
     def __call__(self, size: int) -> None:
         self.read += size
@@ -228,6 +227,19 @@ class _Count:
     def tell(self) -> None:
         self.told = time.monotonic()
         self.board.reach.remote(self.shard, self.read)
+
+
+class _Left:
+    """The deadline, asked of the board every `TELL` seconds."""
+
+    def __init__(self, board: Any) -> None:
+        self.board, self.asked, self.value = board, -TELL, 0.0
+
+    def __call__(self) -> float:
+        if make.clock() - self.asked >= TELL:
+            self.asked = make.clock()
+            self.value = self.asked + ray.get(self.board.left.remote())
+        return self.value
 
 
 _count = _Count()
@@ -244,11 +256,11 @@ def make_on_node(given: tuple[Work, Shared], board: Any, task: ShardJob) -> list
         if problem := problem_here(shared):
             raise refused(ray.util.get_node_ip_address(), problem, shared)
         gc.set_threshold(200_000, 50, 50)
-        start_worker(work, _count)
+        start_worker(work, _count, _Left(board))
         _begun = shared.content
-    left = _count.begin(board, task.shard)
+    _count.begin(board, task.shard)
     try:
-        return make_in_worker(task, None if left is None else make.clock() + left)
+        return make_in_worker(task)
     finally:
         _count.tell()
         board.done.remote(task.shard)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokmill.builds.minhash import NearIndex, elements, minima
 from tokmill.store.hashes import DIGEST, first_of_equals, row_digests, token_names
-from tokmill.store.schema import Array, Records
+from tokmill.store.schema import ROLES, Array, Records, as_entries, has_entries
 from tokmill.store.store import Store
 
 EQUAL, NEAR, LEFT_OUT = 1, 2, 3
@@ -19,13 +19,15 @@ Keep = Callable[[Records], Array]
 
 
 def batches(store: Store, place: int) -> Iterator[tuple[int, Records]]:
-    """Yield (first record within the shard, records) of one shard."""
+    """Yield (first record within the shard, records) of one shard; entries are not cut."""
     shard = store.shard(place)
     offsets = shard["offsets"].astype(np.int64)
     start, count = 0, len(shard)
+    size = len(ROLES) if has_entries(store.schema) else 1
     while start < count:
         fitting = int(np.searchsorted(offsets, offsets[start] + BATCH_TOKENS, side="right")) - 1
         stop = min(max(fitting, start + 1), start + BATCH_RECORDS, count)
+        stop = start + -(-(stop - start) // size) * size
         yield start, shard.records(start, stop, store.schema)
         start = stop
 
@@ -37,26 +39,27 @@ def find_repeats(
 
     With `equal`, a record is EQUAL if an earlier one has the same tokens. With `near` above 0, it
     is NEAR if its similarity to an earlier kept one is at least that. Only the records that `keep`
-    selects are compared. Memory: 1 byte a record, 16 bytes more with `equal`, and `NearIndex`.
+    selects are compared; an entry of several records is compared as a whole. Memory: 1 byte a
+    record, 16 bytes more with `equal`, and `NearIndex`.
     """
-    schema = stores[0].schema
-    names = token_names(schema)
+    size = len(ROLES) if has_entries(stores[0].schema) else 1
     index = NearIndex(near) if near else None
     digests, codes = [np.zeros(0, DIGEST)], [np.zeros(0, np.uint8)]
     for store in stores:
         for place in range(len(store.shards)):
             for _, batch in batches(store, place):
-                kept = keep(batch)
+                entries, schema, begins = as_entries(batch, store.schema)
+                kept = keep(batch)[begins]
                 codes.append(np.where(kept, 0, LEFT_OUT).astype(np.uint8))
                 if equal:
-                    digests.append(row_digests(batch, schema)[kept])
+                    digests.append(row_digests(entries, schema)[kept])
                 if index is not None:
                     here = np.flatnonzero(kept)
-                    least = minima(*elements(batch, names), shingle)[here]
+                    least = minima(*elements(entries, token_names(schema)), shingle)[here]
                     codes[-1][here[~index.add(least)]] = NEAR
     every = np.concatenate(codes)
     if equal:
         first = first_of_equals(np.concatenate(digests))
         chosen = np.flatnonzero(every != LEFT_OUT)
         every[chosen[first != np.arange(len(first))]] = EQUAL
-    return every
+    return np.repeat(every, size)

@@ -6,9 +6,11 @@ Same plan and same bytes in give byte-identical shards, for any workers and any 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ctypes import c_double
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,14 @@ from tokmill.builds.prepare import BuildRecipe, How, Prepared, folder_of, prepar
 from tokmill.builds.resources import choose
 from tokmill.builds.scan import how_to_read, in_words
 from tokmill.builds.watch import Watch
-from tokmill.errors import Interrupted, MachineError, plain
-from tokmill.files import locked, machine_errors, new_folder
+from tokmill.errors import Interrupted, MachineError, TokmillError, plain
+from tokmill.files import locked, machine_errors, new_folder, remove
 from tokmill.progress import Progress, human_bytes, human_count, human_time
-from tokmill.store.manifest import Plan, Receipt
+from tokmill.stop import Stop
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Manifest, Plan, Receipt
 from tokmill.store.marks import LOCK
-from tokmill.store.receipts import planned_receipts, read_receipts
+from tokmill.store.receipts import planned_receipts
 from tokmill.store.store import Store
 
 NAMED = 5
@@ -133,7 +137,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         what = human_count(len(damaged), "receipt")
         print(f"{what} damaged, made again with the shard: {damaged[0]}", file=sys.stderr)
     tasks = missing_tasks(planned, receipts)
-    # A shard that a time limit has cut is made again, under the same name.
+    # A shard that was cut is completed, under the same name.
     receipts = [receipt for receipt in receipts if receipt.cut is UNSET]
     if how.part is not None:
         mine, of = how.part
@@ -145,14 +149,20 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     if how.limit_seconds is not None:
         # Names are digests, so the first ones are a random sample of the input.
         tasks.sort(key=lambda task: task.shard)
+    if how.part is None and not is_complete(out):
+        # It names the shards that were cut, which are now replaced.
+        remove(out / layout.MANIFEST)
     watch = Watch(out)
     workers, resources = choose(how.amount, len(tasks))
     resources = msgspec.structs.replace(resources, scratch=str(out.absolute() / "cache"))
     work = planned_work(out, plan, resources)
     watch.event("begin", workers=workers, shards=len(tasks), plan_id=plan.plan_id)
     total = plan.input_bytes
-    todo = sum(task.size for task in tasks)
-    deadline = None if how.limit_seconds is None else make.clock() + how.limit_seconds
+    todo = sum(task.left for task in tasks)
+    limit = how.limit_seconds
+    stop = Stop(
+        math.inf if limit is None else make.clock() + limit, note="" if how.quiet else STOPPING
+    )
     bar = Progress("build", total, done=total - todo, quiet=how.quiet)
 
     def report(read: int) -> None:
@@ -163,30 +173,28 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         if not how.quiet:
             print(text, file=sys.stderr)
 
-    terms = Terms(
-        workers, deadline, grace_of(how.limit_seconds or 0), report, how.amount.address, say
-    )
+    terms = Terms(workers, stop.until, grace_of(limit), report, how.amount.address, say)
     executor = executor_of(how.amount.executor, work, terms)
     bar.extra = lambda: ", ".join(filter(None, (executor.text(), watch.text())))
     begun = {receipt.shard for receipt in receipts}
     rejects = Rejects(out, how.max_rejects, plan, planned)
     rejects.add(receipts)
     try:
-        with bar, contextlib.closing(executor.map(until(tasks, deadline))) as done:
+        with stop, bar, contextlib.closing(executor.map(until(tasks, stop.until))) as done:
             for task, made in done:
+                if not made:
+                    continue
                 if task.shard in begun:
                     again = {receipt.name for receipt in made}
                     receipts = [receipt for receipt in receipts if receipt.name not in again]
                 receipts += made
-                bar.advance(read_of(task, made))
+                bar.advance(read_of(task, made) - task.size + task.left)
                 watch.event("shard", shard=task.shard, bytes=task.size, rate=round(bar.rate))
                 rejects.add(made)
     except KeyboardInterrupt:
         watch.event("interrupted")
         raise Interrupted(
-            "the build was stopped; its finished shards are kept"
-            if any(read_receipts(out))
-            else "the build was stopped before a shard was finished",
+            "ended at once; what was committed before is kept",
             where=str(out),
             hint="run the same command again: it continues",
         ) from None
@@ -196,28 +204,47 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
             with contextlib.suppress(MachineError):
                 sweep(out)
         raise
-    if missing_tasks(planned, receipts) and how.limit_seconds is not None:
-        watch.event("time limit")
-        return stop_early(out, prepared, receipts, how, bar, watch)
-    if how.limit_seconds is not None and not how.quiet:
+    if make.clock() >= stop.until.value and missing_tasks(planned, receipts):
+        name = stop.signal or ("a signal" if limit is None else "")
+        watch.event("interrupted" if name else "time limit")
+        return stop_early(out, how, bar, watch, name)
+    if limit is not None and not how.quiet:
+        records = sum(receipt.records for receipt in receipts) / max(bar.done, 1) * bar.rate
         print(
-            f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s",
+            f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s, "
+            f"{records:,.0f} records/s",
             file=sys.stderr,
         )
     store = finish(out, prepared, receipts, how)
     watch.event("done", complete=not store.partial, rate=round(bar.rate))
+    if stop.signal:
+        raise Interrupted(
+            f"stopped by {stop.signal}; this store was finished",
+            where=str(out),
+            hint="run the same command again: it continues",
+        )
     return store
 
 
+def is_complete(out: Path) -> bool:
+    """Say whether a store has the manifest of a whole build, which holds while the store grows."""
+    with contextlib.suppress(TokmillError):
+        return layout.read_sealed(out / layout.MANIFEST, Manifest).complete
+    return False
+
+
+STOPPING = "stopping: the step at hand is finished; a second signal ends at once\n"
 GRACE = 0.2
 """Time that workers get after a time limit to commit whole records, as a share of the limit."""
 LEAST_GRACE = 1.0
 """Seconds that they get at least."""
+GRACE_OF_SIGNAL = 20.0
+"""Seconds that they get after a signal; clusters kill 30 seconds after theirs."""
 
 
-def grace_of(limit: float) -> float:
-    """Return the seconds after a time limit at which unfinished workers are killed."""
-    return max(LEAST_GRACE, GRACE * limit)
+def grace_of(limit: float | None) -> float:
+    """Return the seconds after a time limit or a signal at which unfinished workers are killed."""
+    return GRACE_OF_SIGNAL if limit is None else max(LEAST_GRACE, GRACE * limit)
 
 
 EXPANDED = 5
@@ -248,9 +275,9 @@ def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
     return found
 
 
-def until(tasks: Iterable[ShardJob], deadline: float | None) -> Iterator[ShardJob]:
+def until(tasks: Iterable[ShardJob], deadline: c_double) -> Iterator[ShardJob]:
     """Yield tasks until the deadline has passed (always the first)."""
     for number, task in enumerate(tasks):
-        if number and deadline is not None and make.clock() >= deadline:
+        if number and make.clock() >= deadline.value:
             return
         yield task

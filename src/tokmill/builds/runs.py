@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from tokmill.store.manifest import Rejects
+from tokmill.store.manifest import Cut, Receipt, Rejects
 from tokmill.store.schema import Array, Drops, Records
 
 MOST = 4096
@@ -31,6 +31,11 @@ class Runs:
         self.unlisted: tuple[int, int, int, int] | UnsetType = UNSET
         self._last: tuple[int, str] | None = None
         """Item and reason of the last run, if the next reject may continue it."""
+
+    def take_over(self, receipt: Receipt, cut: Cut) -> None:
+        """Begin with what was left out of the first items of a shard that was cut."""
+        self.skipped, self.rejected = Counter(cut.skipped), Counter(cut.rejected)
+        self.listed, self.unlisted = receipt.rejects[: cut.rejects], cut.unlisted
 
     def add(self, item: int, batch: Records) -> tuple[int, int]:
         """Add the left-out records of a batch; return the number of (skipped, rejected) ones."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -18,8 +20,8 @@ from tokmill.files import machine_error, machine_errors, sampled
 from tokmill.progress import human_count
 from tokmill.store.marks import kind_of
 
-SHOWN = 8
-"""Kinds of files that a message lists."""
+SHOWN, MOST_SHOWN = 8, 80
+"""Kinds of files that a message lists, and characters of a path."""
 NOT_TEXT = "not text: "
 NO_SUFFIX = "no suffix"
 NOT_CHOSEN = "file that --glob does not name"
@@ -37,7 +39,19 @@ PLURALS = {
     "pipe, socket or device": "pipes, sockets or devices",
 }
 """Reason → its plural, if that is not formed with s."""
-
+BEGINS = {
+    ".bb": rb"T\s*:\d+:\d+\s",
+    ".bb.gz": rb"\x1f\x8b",
+    ".jsonl": rb'\s*\{ ?"(?:[^\n]*\}\s*?(?:\n|\Z)|[^\n]{4000})',
+    ".npz": rb"PK\x03\x04",
+    ".parquet": rb"PAR1|ARROW1|FEA1",
+    ".pkl": rb"\x80[\x02-\x05]",
+    ".tsv": rb"[^\n\0]+\t",
+    ".txt": rb"[^\0]+\Z",
+}
+"""Suffix that a kind reads → how its files begin, to find files of another suffix like them."""
+READABLE, LOOKED_AT = ", which --suffix reads", 1000
+"""End of the reason for files that begin like those of the kind, and how many are looked at."""
 
 OWN: ContextVar[str] = ContextVar("OWN", default="")
 """The folder of the build, absolute: it is never an input, even if it lies in an input folder."""
@@ -111,6 +125,7 @@ def find_files(
         raise UsageError("no input was named", hint="give files or folders")
     options = choice if isinstance(choice, FolderOptions) else FolderOptions()
     chosen = _chooser(options, suffixes)
+    like = re.compile(b"|".join([BEGINS[s] for s in suffixes if s in BEGINS]) or rb"(?!)")
     if options.suffix or options.glob:
         fits = None
     total: Counter[str] = Counter()
@@ -118,8 +133,12 @@ def find_files(
     for argument in inputs:
         left: Counter[str] = Counter()
         found = 0
-        for entry in _entries(argument, chosen, left):
+        for entry in _entries(argument, chosen, like, left):
             size, digest, head = sampled(entry.path)
+            if entry.named and is_list(entry.path, head):
+                wanted = entry.name.lower().endswith(tuple(suffixes) or "")
+                if not wanted or (fits is not None and fits(entry.path, head)):
+                    raise a_list(entry.path)
             why = fits(entry.path, head) if fits is not None and not entry.named else ""
             place = os.path.abspath(entry.path)
             if why:
@@ -140,12 +159,71 @@ def find_files(
     return Inputs(sorted(files, key=lambda file: file.name), in_order(total))
 
 
+def with_lists(inputs: Sequence[str] | None, lists: Sequence[str] | None) -> list[str]:
+    """Return the INPUT arguments, then the paths in lists: text files with a path on each line.
+
+    Blank lines and lines that begin with # are ignored. A relative path in a list is relative to
+    its folder; in one that is piped in (`-`), to the working directory.
+
+    Raises:
+        TokmillError: a path does not exist, or a list names none.
+        UsageError: - is named twice.
+        MachineError: a list cannot be read.
+    """
+    found = list(inputs or ())
+    if [*found, *(lists or ())].count("-") > 1:
+        raise UsageError("stdin was named twice", hint="name - once, as INPUT or as a list")
+    for name in lists or ():
+        with machine_errors("read", name):
+            data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        paths = list(_listed(name, data))
+        for number, path in paths:
+            if not os.path.exists(path):
+                raise TokmillError(
+                    f"there is no such file or folder: {path[:MOST_SHOWN]}",
+                    where=f"{name}, line {number:,}",
+                    hint="a relative path in a list is relative to the folder of the list",
+                )
+        if not paths:
+            raise TokmillError("the list names no file", where=name, hint="a path on each line")
+        found += [path for _, path in paths]
+    return found
+
+
+def is_list(path: Path, head: bytes) -> bool:
+    """Say whether a file that begins with `head` is a list of other files for `with_lists`."""
+    whole = head[: head.rfind(b"\n") + 1] or head
+    paths = [found for _, found in _listed(str(path), whole)]
+    return bool(paths) and str(path) not in paths and all(map(os.path.exists, paths))
+
+
+def a_list(path: Path) -> UsageError:
+    """Return the error for a list that was named as an input."""
+    return UsageError(
+        "this is a list of paths",
+        where=str(path),
+        hint=f"`--files-from {path}` of `tokmill build`, `cfg`, `spell` and `vocab` reads the "
+        "files that it names",
+    )
+
+
+def _listed(name: str, data: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line with a path, and the path."""
+    for number, line in enumerate(data.splitlines(), 1):
+        path = os.fsdecode(line.strip())
+        if path and path[0] != "#":
+            yield number, path if name == "-" else str(Path(name).parent / path)
+
+
 def in_order(counts: Mapping[str, int]) -> dict[str, int]:
     """Return counts, largest first."""
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) -> Iterator[_Entry]:
+def _entries(
+    argument: str, chosen: Callable[[str], str], like: re.Pattern[bytes], left: Counter[str]
+) -> Iterator[_Entry]:
+    alike: dict[str, bool] = {}
     root = Path(argument)
     with machine_errors("read", root):
         mode = _mode(root)
@@ -156,8 +234,12 @@ def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) ->
             name = path.relative_to(root).as_posix()
             if why := chosen(name):
                 left[why] += 1
+                if why[0] == "." and alike.get(why, True) and left[why] <= LOOKED_AT:
+                    alike[why] = _begins(path, like)
             else:
                 yield _Entry(name, path, argument, False)
+        for why in (why for why, is_alike in alike.items() if is_alike):
+            left[f"{why}{READABLE}"] = left.pop(why)
     elif stat.S_ISREG(mode):
         yield _Entry(root.name, root, argument, True)
     else:
@@ -166,6 +248,12 @@ def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) ->
             where=argument,
             hint="write its content to a file first: inputs are read more than once",
         )
+
+
+def _begins(path: Path, like: re.Pattern[bytes]) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return like.match(file.read(4096)) is not None
+    return False
 
 
 def _mode(path: Path) -> int | None:
@@ -306,7 +394,7 @@ def in_words(left_out: Mapping[str, int], most: int = SHOWN) -> str:
         if why.startswith(NOT_TEXT):
             texts.append(_files(why.removeprefix(NOT_TEXT), count))
         elif why.startswith(".") or why == NO_SUFFIX:
-            suffixes.append(_files(why, count))
+            suffixes.append(_files(why.removesuffix(READABLE), count))
         else:
             told.append(human_count(count, why, PLURALS.get(why, f"{why}s")))
     if texts:
@@ -326,8 +414,8 @@ def _some(parts: list[str], most: int) -> str:
 
 
 def how_to_read(left_out: Mapping[str, int]) -> str:
-    """Return how to read files that were left out for their suffix; "" if there were none."""
-    kinds = [why for why in in_order(left_out) if why.startswith(".")]
+    """Return how to read files that were left out for their suffix alone; "" if there were none."""
+    kinds = [why.removesuffix(READABLE) for why in in_order(left_out) if why.endswith(READABLE)]
     return f"--suffix {kinds[0]} reads such files" if kinds else ""
 
 

@@ -19,22 +19,25 @@ from tokmill.builds.conditions import each_value, parse_condition, take
 from tokmill.builds.minhash import rows_of_a_band
 from tokmill.builds.plan import difference
 from tokmill.builds.repeats import REPEATS, batches, find_repeats
-from tokmill.builds.scan import CHOICE
+from tokmill.builds.scan import CHOICE, a_list, is_list
 from tokmill.builds.shared import shared
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors, sampled_digest
-from tokmill.store.hashes import mix, row_digests, store_digests
-from tokmill.store.manifest import PLAN, Made, Reference, canonical_digest, read_plan
+from tokmill.files import sampled, sampled_digest
+from tokmill.store.hashes import mix, row_digests, store_digests, token_names
+from tokmill.store.manifest import PLAN, Made, Manifest, Reference, canonical_digest, read_plan
 from tokmill.store.probe import Probe, read_probe
 from tokmill.store.references import references_of
 from tokmill.store.same_engine import same_engine
-from tokmill.store.schema import Array, Records, Schema, id_dtype
+from tokmill.store.schema import ROLE, Array, Records, Schema, as_entries, id_dtype
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 
 BY_CONTENT = "function-hash"
 SHINGLE = 5
+OFF = 0.25
+"""Error of a drawn share that is told: this part of the smaller side of a split, and of records
+that are drawn one by one also three standard deviations."""
 
 
 class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,7 +80,7 @@ class SelectSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = SelectConfig
     places = "record"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     schema: Schema = {}
 
@@ -97,15 +100,7 @@ class SelectSource(Source):
             rows_of_a_band(config.near_unique)
         if config.shingle < 1:
             raise UsageError(f"shingle = {config.shingle} is no length", hint="1 or more")
-        self.stores = [Store(path) for path in expand(inputs)]
-        check_equal(self.stores)
-        for store in self.stores:
-            if store.partial and not config.partial:
-                raise TokmillError(
-                    "the store is not complete",
-                    where=str(store.path),
-                    hint="finish its build, or take what is there with --partial",
-                )
+        self.stores = open_stores(inputs, config.partial)
         self.schema = dict(self.stores[0].schema)
         self.chats = chats_of(self.stores)
         if "token" in vocabularies and "token" in self.schema:
@@ -126,9 +121,18 @@ class SelectSource(Source):
             for column in self.schema.values():
                 if column.vocab is not None and not column.phrase:
                     substitute(config.map_oov, vocabularies[column.vocab].vocabulary)
+        if not token_names(self.schema):
+            lengths = config.min_length or config.max_length is not None or config.near_unique
+            if lengths or any(re.match(r"\s*length\b", text) for text in config.where):
+                raise UsageError(
+                    "the records have no tokens, so they have no lengths and are near to none",
+                    where=str(self.stores[0].path),
+                    hint="select from the store that they refer to; --unique leaves out equal ones",
+                )
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
         self.by = "" if config.by == BY_CONTENT else config.by
-        keys = [name for name, c in self.schema.items() if c.per == "record" and not c.width]
+        single = {n: c for n, c in self.schema.items() if c.per == "record" and not c.width}
+        keys = [name for name, column in single.items() if (name, column) != ("role", ROLE)]
         if self.by and self.by not in keys:
             raise UsageError(
                 f"by: the stores have no column {config.by!r} with one value per record",
@@ -143,9 +147,7 @@ class SelectSource(Source):
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the vocabularies of the inputs; refuse options without effect."""
         check_idle(config)
-        stores = [Store(path) for path in expand(request.inputs)]
-        check_equal(stores)
-        first = stores[0]
+        first = open_stores(request.inputs, config.partial)[0]
         frozen = {
             name: Frozen(vocabulary, first.vocabulary_file(name).read_bytes())
             for name, vocabulary in first.vocabularies.items()
@@ -162,6 +164,35 @@ class SelectSource(Source):
                 *tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
             )
         return frozen
+
+    @classmethod
+    def outcome(cls, config: Any, inputs: Sequence[str], manifest: Manifest) -> str:
+        """Return how many records were drawn, if that is far from the share that was asked for."""
+        later = ("in another store", *REPEATS.values())
+        drawn = manifest.records + sum(manifest.skipped.get(why, 0) for why in later)
+        of = drawn + manifest.skipped.get("not drawn", 0)
+        asked = 1 - config.ratio if config.rest else config.ratio
+        single = config.by in ("", BY_CONTENT)
+        chance = 3 * (asked * (1 - asked) / max(of, 1)) ** 0.5 if single else 0
+        if not of or abs(drawn / of - asked) <= max(OFF * min(asked, 1 - asked), chance):
+            return "" if manifest.records else "no record meets all conditions: demand less"
+        together = (
+            "records with equal tokens are drawn together; a second draw needs another --seed"
+        )
+        if not single:
+            values = {
+                value
+                for store in map(Store, inputs)
+                for _, _, batch in store.batches()
+                for value in each_value(batch, config.by, store.schema, str)
+            }
+            together = f"records with an equal {config.by!r} are drawn together, and it has " + (
+                f"{len(values):,} values here (--seed draws others)"
+                if len(values) > 1
+                else "one value here, so no share splits them: draw --by another column"
+            )
+        share = f"{100 * drawn / of:.3g} % of {of:,} records were drawn, not {100 * asked:.3g} %"
+        return f"{share}: {together}"
 
     def identity(self) -> dict[str, Any]:
         """Return the excluded stores by their fingerprints."""
@@ -221,15 +252,22 @@ class SelectSource(Source):
         assert first - begin == store.shards[place].records
 
     def choose(self, batch: Records) -> tuple[Array, Array]:
-        """Return (which records stay, reasons of the others), without looking for repeats."""
+        """Return (which records stay, reasons of the others), without looking for repeats.
+
+        An entry of several records stays if each of them meets the conditions.
+        """
         config, n = self.config, len(batch)
+        entries, schema, begins = as_entries(batch, self.schema)
+        sizes = np.diff(begins, append=n)
         lengths = np.diff(batch.offsets)
         keep = np.ones(n, bool)
         reason = np.full(n, "", object)
 
         def demand(condition: Array, why: str) -> None:
-            reason[keep & ~condition] = why
-            np.logical_and(keep, condition, out=keep)
+            whole = np.repeat(np.logical_and.reduceat(condition, begins), sizes)
+            reason[keep & ~whole] = why
+            reason[keep & ~whole & condition] = f"{why}: another record of the entry"
+            np.logical_and(keep, whole, out=keep)
 
         if config.min_length:
             demand(lengths >= config.min_length, "too short")
@@ -238,15 +276,15 @@ class SelectSource(Source):
         for text, condition in zip(config.where, self.conditions, strict=True):
             demand(condition(batch, lengths), f"not {text}")
         needs_digest = config.ratio < 1 and not self.by or config.not_in
-        digests = row_digests(batch, self.schema) if needs_digest else None
+        digests = row_digests(entries, schema) if needs_digest else None
         if config.ratio < 1:
-            drawn = self.draw(batch, digests) < config.ratio
-            demand(drawn != config.rest, "not drawn")
+            drawn = self.draw(entries, digests) < config.ratio
+            demand(np.repeat(drawn != config.rest, sizes), "not drawn")
         elif config.rest:
             demand(np.zeros(n, bool), "not drawn")
         if config.not_in and digests is not None:
             # After the draw, so that records of the other half of a split count as "not drawn".
-            demand(~np.isin(digests, self.excluded()), "in another store")
+            demand(np.repeat(~np.isin(digests, self.excluded()), sizes), "in another store")
         return keep, reason
 
     def draw(self, batch: Records, digests: Array | None) -> Array:
@@ -290,7 +328,7 @@ class SelectSource(Source):
         """Return the digests of the records of `not_in`."""
         if self._excluded is None:
             self._excluded = np.concatenate(
-                [store_digests(Store(path)) for path in self.config.not_in]
+                [store_digests(Store(path), entries=True) for path in self.config.not_in]
             )
         return self._excluded
 
@@ -352,35 +390,26 @@ def check_idle(config: SelectConfig) -> None:
             )
 
 
-def expand(inputs: Sequence[str]) -> list[str]:
-    """Return the paths of stores: an input is a store, or a text file with a path on each line.
+def open_stores(inputs: Sequence[str], partial: bool = False) -> list[Store]:
+    """Return the stores at some paths; raises `TokmillError` if they cannot be merged.
 
-    Blank lines and lines that begin with # are ignored.
+    `partial`: whether unfinished ones are accepted.
     """
-    paths: list[str] = []
-    for name in inputs:
-        path = Path(name)
-        if path.is_file():
-            lines = [line.strip() for line in read_list(path).splitlines()]
-            paths += [str(path.parent / line) for line in lines if line and line[0] != "#"]
-        else:
-            paths.append(name)
-    if not paths:
+    if not inputs:
         raise UsageError("no store was named", hint="give one store or several")
-    return paths
-
-
-def read_list(path: Path) -> str:
-    """Return a text file of paths; raises `TokmillError` if it is no text."""
-    try:
-        with machine_errors("read", path):
-            return path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise TokmillError(
-            "it is neither a store nor a list of stores",
-            where=str(path),
-            hint="a store is a folder; a list is a text file with a path a line",
-        ) from None
+    for path in map(Path, inputs):
+        if path.is_file() and is_list(path, sampled(path)[2]):
+            raise a_list(path)
+    stores = [Store(path) for path in inputs]
+    check_equal(stores)
+    for store in stores:
+        if store.partial and not partial:
+            raise TokmillError(
+                "the store is not complete",
+                where=str(store.path),
+                hint="finish its build, or take what is there by `build select --partial`",
+            )
+    return stores
 
 
 def check_equal(stores: Sequence[Store]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tokmill.builds.scan import InputFile
-from tokmill.store.manifest import Made, OtherFile, Overlay, PlannedItem, Reference
+from tokmill.store.manifest import Made, Manifest, OtherFile, Overlay, PlannedItem, Reference
 from tokmill.store.probe import Probe
 from tokmill.store.schema import Places, Records, Schema
 from tokmill.store.vocab import Vocabulary
@@ -117,6 +117,8 @@ class Source(ABC):
     """Unit of `starts` of its records."""
     hints: ClassVar[Mapping[str, str]] = {}
     """Reason → hint if most records were left out for this reason."""
+    explained: ClassVar[Collection[str]] = ("missing", "type", "json", "too long")
+    """Reasons for which `why_nothing` reads the files again."""
     config: Any
     """The options, with absolute paths, so that a repair in another folder finds the files."""
     left_out: Mapping[str, int] = {}
@@ -158,6 +160,11 @@ class Source(ABC):
             names: names of the inputs.
             config: the options, which may name files too.
         """
+        return ""
+
+    @classmethod
+    def outcome(cls, config: Any, inputs: Sequence[str], manifest: Manifest) -> str:
+        """Return a remark on a whole store that was made of `inputs`, or ""."""
         return ""
 
     @classmethod

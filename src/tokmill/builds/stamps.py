@@ -141,7 +141,7 @@ def _same(source: Source, item: PlannedItem, receipts: Sequence[Receipt]) -> boo
     wanted = [
         one.sha256
         for receipt in receipts
-        for one in receipt.items
+        for one in receipt.whole
         if (one.name, one.start) == (item.name, item.start)
     ]
     try:

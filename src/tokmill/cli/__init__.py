@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from tokmill.cli.lazy import as_command, flowing, lazy_group
+from tokmill.cli.options import hint_of_option
 from tokmill.cli.output import behind_doors
 from tokmill.errors import Interrupted, TokmillError, plain
 from tokmill.files import HINTS, machine_error
@@ -194,14 +195,15 @@ def entry() -> None:
 def _usage(error: Any) -> str:
     command = error.ctx.command_path if getattr(error, "ctx", None) else "tokmill"
     option = getattr(error, "option_name", "")
-    if command == "tokmill train" and type(error).__name__ == "NoSuchOption":
-        # Users of other trainers may try keys of the recipe as options.
-        name = option.lstrip("-").replace("-", "_")
-        key = importlib.import_module("tokmill.training.recipe.key_names").plain_key(name)
-        if key:
-            return (
-                f"there is no option {option}\nhint: it is a key of the recipe: --set {key}=VALUE"
-            )
+    if type(error).__name__ == "NoSuchOption" and error.ctx:
+        hint = hint_of_option(option, error.ctx)
+        if not hint and command == "tokmill train":
+            # Users of other trainers may try keys of the recipe as options.
+            name = option.lstrip("-").replace("-", "_")
+            key = importlib.import_module("tokmill.training.recipe.key_names").plain_key(name)
+            hint = key and f"it is a key of the recipe: --set {key}=VALUE"
+        if hint:
+            return f"there is no option {option}\nhint: {hint}"
     return f"{error.format_message()}\nhint: {command} --help"
 
 

@@ -111,8 +111,15 @@ def rewrite(
 
     check_outputs({"--out": out}, [trace, block_map])
     found = maps.read_map(block_map)
-    ids, records = _records(trace, blocks, pc, mapped) if found.key == "record" else (None, None)
-    if blocks is not None and records is None:
+    of = found.of
+    if found.key == "record":
+        addresses, records = _records(trace, blocks, pc, mapped)
+
+        def of(ids: np.ndarray) -> Any:
+            rows = addresses.find(ids)
+            return found.of(np.where(rows < 0, -1, records[rows]))
+
+    elif blocks is not None:
         raise UsageError("the map is of ids, not of records", hint="leave --blocks out")
     told: list[Any] = []
     torn = False
@@ -121,7 +128,7 @@ def rewrite(
         nonlocal torn
         piece: BlockVectors
         read = pieces(trace, id_base=id_base, quiet=quiet)
-        for piece, done in maps.rewrite(read, found, records, ids):
+        for piece, done in maps.rewrite(read, of, found.size):
             told[:] = [done]
             torn = piece.torn
             yield from lines(piece, piece.ids, b" ")
@@ -147,8 +154,8 @@ def rewrite(
 
 def _records(
     trace: Path, blocks: Path | None, pc: Path | None, mapped: Path | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids of a trace, and the record of each in a store of blocks."""
+) -> tuple[Any, np.ndarray]:
+    """Return the addresses of a trace's blocks, and the record of each in a store of blocks."""
     from tokmill.bbv.addresses import read_addresses, read_maps
     from tokmill.bbv.beside import stem_of
     from tokmill.bbv.blocks import open_blocks
@@ -162,4 +169,4 @@ def _records(
     addresses = read_addresses(pc or stem.with_name(f"{stem.name}.pc"))
     beside = mapped or stem.with_name(f"{stem.name}.map")
     places = read_maps(beside) if mapped or beside.is_file() else []
-    return addresses.ids, join(addresses, open_blocks(str(blocks)), places).records
+    return addresses, join(addresses, open_blocks(str(blocks)), places).records

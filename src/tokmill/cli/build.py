@@ -14,12 +14,12 @@ from tokmill import plugins, recipe
 from tokmill.builds.prepare import BuildRecipe, How, prepare
 from tokmill.builds.resources import Amount, parse_bytes, parse_seconds
 from tokmill.builds.run import run
-from tokmill.builds.scan import in_words
+from tokmill.builds.scan import in_words, with_lists
 from tokmill.builds.stdin import stdin_kept
 from tokmill.cli import build_text
 from tokmill.cli.built import report
 from tokmill.cli.lazy import as_command, lazy_group
-from tokmill.cli.options import Json
+from tokmill.cli.options import FilesFrom, Json
 from tokmill.cli.output import print_json, say
 from tokmill.cli.recipe import TRAINING
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
@@ -112,6 +112,7 @@ def _command(
 ) -> Any:
     def base(
         inputs: Inputs = None,
+        files_from: FilesFrom = None,
         out: Out = None,
         tokenizer: Tokenizer = None,
         role: Role = None,
@@ -154,7 +155,8 @@ def _command(
             yes=yes,
             quiet=quiet,
         )
-        chosen = _recipe(name, inputs or [], out, tokenizer, role or [], set_ or [], given(more))
+        named = with_lists(inputs, files_from)
+        chosen = _recipe(name, named, out, tokenizer, role or [], set_ or [], given(more))
         if engine != "auto" and chosen.source not in ENCODING_KINDS:
             raise UsageError(
                 f"--engine chooses the encoder of text, but {chosen.source} encodes no text",

@@ -31,6 +31,8 @@ from tokmill.store.store import Store
 from tokmill.store.vocab import Learned
 
 PANEL = "tokenizer, parts, one record"
+VOCABULARY = 50_257
+"""Ids of a tokenizer that is trained with --train: that of GPT-2, and of CS336's script."""
 
 
 def _option(name: str, kind: Any, help_text: str) -> inspect.Parameter:
@@ -47,7 +49,12 @@ def _option(name: str, kind: Any, help_text: str) -> inspect.Parameter:
 
 
 PARAMETERS = [
-    _option("vocab_size", int, "First train a tokenizer with this many ids on the input."),
+    _option(
+        "vocab_size",
+        int,
+        "First train a tokenizer with this many ids on the input (by default only with --train: "
+        "50,257).",
+    ),
     _option("special", list[str], "Special tokens of that tokenizer [<|endoftext|>]."),
     _option("train", list[str], "Training part: makes OUT/train, OUT/val and OUT/tokenizer.json."),
     _option("val", list[str], "Validation part."),
@@ -70,6 +77,14 @@ def before(
     if chosen.options.get("strip"):
         what = "document" if chosen.source == "text" else "field"
         say(f"strip is on: white space around each {what} is removed")
+    if more.get("vocab_size") and chosen.tokenizer:
+        raise UsageError(
+            "--tokenizer and --vocab-size exclude each other",
+            hint="--tokenizer uses an existing one, --vocab-size trains one",
+        )
+    if more.get("train") and more.get("val") and not (more.get("vocab_size") or chosen.tokenizer):
+        more = {**more, "vocab_size": VOCABULARY}
+        say(f"vocabulary size: {VOCABULARY:,}, the default (--vocab-size N trains another)")
     learns = chosen.source == "chat" and bool(more.get("vocab_size"))
     if learns and not chosen.options.get("chat_template"):
         say("chat template: chatml (--chat-template chooses another)")
@@ -89,11 +104,6 @@ def before(
                 f"--{flag.replace('_', '-')} goes with --train and --val",
                 hint="else: tokmill store export bin STORE -o NAME.bin",
             )
-    if more.get("vocab_size") and chosen.tokenizer:
-        raise UsageError(
-            "--tokenizer and --vocab-size exclude each other",
-            hint="--tokenizer uses an existing one, --vocab-size trains one",
-        )
     if more.get("explain"):
         _explain(chosen, how, more, json=json)
         return None
@@ -205,8 +215,6 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
             check_bin(flat[part], out / part)
     tokenizer = chosen.tokenizer
     if tokenizer is None:
-        if not more.get("vocab_size"):
-            raise UsageError("no tokenizer is named", hint="--tokenizer PATH or --vocab-size N")
         from tokmill.text.learn import check_learned
 
         check_learned(out)

@@ -7,33 +7,17 @@ from typing import Annotated
 
 import typer
 
-from tokmill.cli.options import Json, Quiet
-from tokmill.cli.programs import (
-    MOST_LISTED,
-    Glob,
-    Levels,
-    Suffix,
-    Workers,
-    choice,
-    end,
-    left_out_line,
-    listed,
-    processes,
-)
+from tokmill.cli.options import Json
+from tokmill.cli.programs import MOST_LISTED, Programs, end, left_out_line, reads_programs
 from tokmill.errors import TokmillError, UsageError
 from tokmill.progress import human_count, human_time
 
 KNOWN = "ELF and PE files for x86 are read"
 
 
+@reads_programs
 def cfg(
-    programs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="BINARY…",
-            help="ELF and PE files for x86, folders of them, saved_index.pkl, *_extract.pkl.",
-        ),
-    ],
+    programs: Programs,
     out: Annotated[
         Path,
         typer.Option(
@@ -55,7 +39,6 @@ def cfg(
             show_default="parquet",
         ),
     ] = "",
-    levels: Levels = None,
     names: Annotated[
         Path | None,
         typer.Option(
@@ -65,10 +48,6 @@ def cfg(
             "with the same names, or for one program the file.",
         ),
     ] = None,
-    workers: Workers = None,
-    suffix: Suffix = None,
-    glob: Glob = None,
-    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Find functions, blocks and edges of programs; the same command again continues.
@@ -85,26 +64,18 @@ def cfg(
             where=str(out),
             hint="leave --format out, or name a folder",
         )
+    inputs, how = programs
     # One program has a file, whose suffix may be misspelled; several have a folder, and that of
     # `coreutils-9.7` is no suffix.
-    many = out.is_dir() or len(programs) > 1 or Path(programs[0]).is_dir()
+    many = out.is_dir() or len(inputs) > 1 or any(Path(one).is_dir() for one in inputs)
     misspelled = "" if many else out.suffix.removeprefix(".")
-    report = lift_files(
-        programs,
-        out,
-        lifter=lifter,
-        form=form or forms.get(out.suffix, misspelled) or "parquet",
-        levels=listed(levels),
-        workers=processes(workers),
-        choice=choice(suffix, glob),
-        names=names,
-        quiet=quiet,
-    )
+    form = form or forms.get(out.suffix, misspelled) or "parquet"
+    report = lift_files(inputs, out, lifter=lifter, form=form, names=names, **how)
     if not report.programs:
-        raise TokmillError("there are no programs", where=", ".join(programs), hint=KNOWN)
+        raise TokmillError("there are no programs", where=", ".join(inputs), hint=KNOWN)
     if report.programs == len(report.refusals) == 1:
         one = report.refusals[0]
-        raise TokmillError(one.refused, where=programs[0], hint=one.hint)
+        raise TokmillError(one.refused, where=inputs[0], hint=one.hint)
     counts = [
         f"{human_count(report.made + report.kept, 'program')} ({report.kept:,} there already)",
         human_count(report.functions, "function"),
@@ -132,5 +103,5 @@ def cfg(
             f"inputs: {shown}{more}"
         )
     refused = {one.program: one.refused for one in report.refusals}
-    code = end(programs, refused, lines, report, json=json)
+    code = end(inputs, refused, lines, report, json=json)
     return code if report.made + report.kept else 1

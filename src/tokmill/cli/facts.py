@@ -97,7 +97,7 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
         ["tokens", f"{found.tokens:,}"],
         ["shards read", f"{found.shards:,}" + ("" if found.exact else " (a sample)")],
         ["shortest, longest", f"{lengths.min:,}, {human_count(lengths.max, 'token')}"],
-        ["mean, median", f"{lengths.mean:,.1f}, {lengths.median:,} tokens"],
+        ["mean, median", f"{lengths.mean:,.1f}, {lengths.median:,.1f} tokens"],
         ["90%, 99% up to", f"{lengths.p90:,}, {lengths.p99:,} tokens"],
         [f"rows of {found.width:,}", f"{found.rows:,}, {found.padding:.2%} padding"],
         [f"longer than {found.width:,}", f"{found.longer:.2%} of the records"],

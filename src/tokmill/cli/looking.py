@@ -106,11 +106,18 @@ def plot(
         typer.Argument(
             metavar="ANY…",
             help="Stores, tokenizers, vocabularies, pickles, runs; of `attention` a run and a "
-            "module, such as 'matmul 64 64 64'.",
+            "module, such as 'matmul 64 64 64'; of `tsne` also a file of basic block vectors.",
         ),
     ],
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FILE", help="An .svg, .png or .pdf file.")
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="An .svg, .png or .pdf file, or a .csv of the numbers; of `lengths` it has the "
+            "length of each record.",
+        ),
     ],
     data: Annotated[
         bool, typer.Option("--data", help="Write the numbers as CSV beside the figure.")
@@ -126,7 +133,8 @@ def plot(
     vectors: Annotated[
         str,
         typer.Option(
-            metavar="OVERLAY|F.npy", help="For `tsne`: the vectors of the store's records."
+            metavar="OVERLAY|F.npy",
+            help="For `tsne`: the vectors of the store's records; else basic block vectors.",
         ),
     ] = "",
     as_json: AsJson = False,

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tokmill.builds.scan import FolderOptions, in_words
+from tokmill.builds.scan import FolderOptions, in_words, with_lists
+from tokmill.cli.options import FilesFrom, Quiet
 from tokmill.cli.output import print_json
 
 MOST_LISTED = 20
-PROGRAMS = (
-    "ELF and PE files for x86, folders of them, graphs of `tokmill cfg`, saved_index.pkl, "
-    "*_extract.pkl."
-)
-
-Programs = Annotated[list[str], typer.Argument(metavar="INPUT…", help=PROGRAMS)]
-Levels = Annotated[
-    str | None,
-    typer.Option(help="O0,O1,…: the levels of a saved_index.pkl, in the order of its lists."),
-]
 Workers = Annotated[
     int | None,
     typer.Option(min=0, help="Processes; 0: in this one.", show_default="all processors"),
@@ -48,14 +40,64 @@ def choice(suffix: list[str] | None, glob: list[str] | None) -> FolderOptions:
     return FolderOptions(suffix=tuple(suffix or ()), glob=tuple(glob or ()))
 
 
+class Programs(NamedTuple):
+    """The programs that a command reads."""
+
+    inputs: list[str]
+    how: dict[str, Any]
+    """Arguments of functions that read programs: levels, workers, choice, quiet."""
+
+
+def reads_programs(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a command INPUT arguments and the options by which programs are read.
+
+    They become its first argument, `Programs`. In its help they are before the last option.
+    """
+
+    def command(
+        inputs: Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="INPUT…",
+                help="ELF and PE files for x86, folders of them, saved_index.pkl, *_extract.pkl. "
+                "Commands other than cfg also read its graphs.",
+            ),
+        ] = None,
+        files_from: FilesFrom = None,
+        levels: Annotated[
+            str | None,
+            typer.Option(help="O0,O1,…: levels of a saved_index.pkl, in the order of its lists."),
+        ] = None,
+        workers: Workers = None,
+        suffix: Suffix = None,
+        glob: Glob = None,
+        quiet: Quiet = False,
+        **own: Any,
+    ) -> int:
+        how = {
+            "levels": levels.split(",") if levels else None,
+            "workers": processes(workers),
+            "choice": choice(suffix, glob),
+            "quiet": quiet,
+        }
+        return function(Programs(with_lists(inputs, files_from), how), **own)
+
+    shared = inspect.signature(command, eval_str=True).parameters.values()
+    own = list(inspect.signature(function, eval_str=True).parameters.values())
+    parameters = [
+        one.replace(kind=one.KEYWORD_ONLY)
+        for one in (*own[1:-1], *shared, own[-1])
+        if one.kind is not one.VAR_KEYWORD
+    ]
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
 def left_out_line(left_out: Mapping[str, int]) -> list[str]:
     """Return a line about the files in folders that were not read, if there are any."""
     return [f"left out of the folders: {in_words(left_out)}"] if left_out else []
-
-
-def listed(levels: str | None) -> list[str] | None:
-    """Return the optimisation levels of `--levels`."""
-    return levels.split(",") if levels else None
 
 
 def end(

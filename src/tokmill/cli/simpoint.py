@@ -153,6 +153,12 @@ def simpoint(
             )
         share(traces[0], signatures, points or 30, checks, seed, out, quiet, json)
         return
+    if stores := [path for path in traces if path.is_dir()]:
+        raise UsageError(
+            "points of one program are chosen in its file of block vectors",
+            where=str(stores[0]),
+            hint="`tokmill simpoint TRACE`; of a store --signatures chooses points of all programs",
+        )
     if checks:
         raise UsageError("--checks are of shared points", hint="with --signatures")
     if points_from is not None:

@@ -7,25 +7,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tokmill.cli.options import Json, Quiet
-from tokmill.cli.programs import (
-    Glob,
-    Levels,
-    Out,
-    Programs,
-    Suffix,
-    Workers,
-    choice,
-    end,
-    left_out_line,
-    listed,
-    processes,
-)
+from tokmill.cli.options import Json
+from tokmill.cli.programs import Out, Programs, end, left_out_line, reads_programs
 from tokmill.progress import human_count
 
 
+@reads_programs
 def spell(
-    inputs: Programs,
+    programs: Programs,
     out: Out,
     form: Annotated[
         str,
@@ -38,11 +27,6 @@ def spell(
     min_instructions: Annotated[
         int, typer.Option(min=1, help="Leave out functions with fewer instructions.")
     ] = 1,
-    levels: Levels = None,
-    workers: Workers = None,
-    suffix: Suffix = None,
-    glob: Glob = None,
-    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Write the functions of programs in the spelling of kTrans or asm2vec.
@@ -51,20 +35,11 @@ def spell(
     """
     from tokmill.x86.tokens.spelled_files import spell as write
 
-    found = write(
-        inputs,
-        out,
-        form,
-        least=min_instructions,
-        levels=listed(levels),
-        workers=processes(workers),
-        choice=choice(suffix, glob),
-        quiet=quiet,
-    )
+    found = write(programs.inputs, out, form, least=min_instructions, **programs.how)
     line = (
         f"{out}: {human_count(found.functions, 'function')} of "
         f"{human_count(found.programs, 'program')} in {human_count(found.files, 'file')}"
     )
     report = {"out": str(out), **msgspec.to_builtins(found)}
     lines = [line, *left_out_line(found.left_out)]
-    return end(inputs, found.refused, lines, report, json=json)
+    return end(programs.inputs, found.refused, lines, report, json=json)

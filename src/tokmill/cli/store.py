@@ -18,6 +18,7 @@ from tokmill.cli.options import Json
 from tokmill.cli.output import print_json, say
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
 from tokmill.errors import TokmillError, UsageError
+from tokmill.formats.notes import Checked
 from tokmill.progress import human_bytes, human_count
 from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
@@ -28,16 +29,28 @@ StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the s
 def validate(
     store: StorePath,
     deep: Annotated[int, typer.Option(help="Also make N shards again and compare.")] = 0,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Of .npz files of others: ids are compared with its size.")
+    ] = None,
     json: Json = False,
 ) -> int:
-    """Check a whole store, or the files of an export; exit code 1 if something is wrong."""
+    """Check a store, the files of an export, or .npz files of others; exit code 1 for a problem."""
     from tokmill.builds.repair import deep_check
     from tokmill.formats import notes
     from tokmill.store import validate as checks
     from tokmill.store.marks import is_store
 
-    if not is_store(store) and notes.find_notes(store):
-        return _validate_exports(store, json=json)
+    noted = not is_store(store) and notes.find_notes(store)
+    windows = (store.is_file() and store.suffix == ".npz") or any(store.glob("*.npz"))
+    if tokenizer and not windows:
+        raise UsageError("--tokenizer is for .npz files", hint="leave it out")
+    if windows and (tokenizer or not (noted or is_store(store))):
+        from tokmill.formats import npz
+
+        return _report_files(npz.check(store, tokenizer), "make them again, or fetch them", json)
+    if noted:
+        hint = "the same `tokmill store export` writes missing or damaged files again, and keeps "
+        return _report_files(notes.check(store), f"{hint}the others", json)
     opened = Store(store)
     report = checks.validate(opened, quiet=False)
     problems = list(report.problems)
@@ -63,11 +76,8 @@ def validate(
     return 0 if report.ok else 1
 
 
-def _validate_exports(path: Path, *, json: bool) -> int:
-    """Compare a folder or a file of exports with the notes that the exports wrote."""
-    from tokmill.formats.notes import check
-
-    found = check(path)
+def _report_files(found: Checked, hint: str, json: bool) -> int:
+    """Print the result of a check of token files; return the exit code."""
     if json:
         print_json({**msgspec.to_builtins(found), "ok": found.ok})
     else:
@@ -76,14 +86,11 @@ def _validate_exports(path: Path, *, json: bool) -> int:
         state = "ok" if found.ok else human_count(len(found.problems), "problem")
         kinds = ", ".join(dict.fromkeys(found.exports)) or "unknown"
         print(
-            f"{path}: {state}, export ({kinds}), {human_count(found.files, 'file')}, "
+            f"{found.path}: {state}, export ({kinds}), {human_count(found.files, 'file')}, "
             f"{human_bytes(found.bytes)}"
         )
     if not found.ok:
-        say(
-            "hint: the same `tokmill store export` writes missing or damaged files again, and "
-            "keeps the others"
-        )
+        say(f"hint: {hint}")
     return 0 if found.ok else 1
 
 
@@ -334,6 +341,8 @@ def load_format(name: str) -> Any:
             if isinstance(value, int)
         )
         print(f"{out}: {shown}")
+        if "note" in written:
+            say(f"note: {written['note']}")
 
     return as_command(with_parameters(base, struct_parameters(kind.Config), line), name)
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tokmill.cli.options import AsJson
+from tokmill.builds.scan import with_lists
+from tokmill.cli.options import AsJson, FilesFrom
 from tokmill.cli.output import print_json, print_table, print_text, say, say_not_reached
 from tokmill.cli.structs import settings
 from tokmill.errors import TokmillError, UsageError, nearest
@@ -43,11 +44,14 @@ Pattern = Annotated[
 
 @app.command()
 def train(
-    inputs: Annotated[list[str], typer.Argument(help="Files and folders.", metavar="INPUT...")],
     out: Annotated[str, typer.Option("-o", "--out", help="The tokenizer.json, or a folder.")],
     vocab_size: Annotated[
         int, typer.Option(help="Number of ids, with special tokens and bytes or characters.")
     ],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(help="Files and folders.", metavar="INPUT...")
+    ] = None,
+    files_from: FilesFrom = None,
     model: Annotated[
         str, typer.Option(help="bpe (of bytes), or wordpiece (as BERT's, of lower-case words).")
     ] = "bpe",
@@ -100,6 +104,7 @@ def train(
     given = {"--pattern": pattern != "gpt2", "--tie-break": tie_break != "first"}
     given |= {"--no-special": no_special, "--engine": engine not in ("auto", "tokenizers")}
     _check_model(model, given, {"--cased": cased, "--alphabet": alphabet is not None})
+    inputs = with_lists(inputs, files_from)
     specials = [] if no_special else special or ["<|endoftext|>"]
     path = Path(out)
     if path.is_dir() or not path.suffix:

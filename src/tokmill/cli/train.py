@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,8 +55,8 @@ def train(
         typer.Option(
             "--config",
             metavar="FILE",
-            help="A JSON file of settings under the names of this or another trainer, over the "
-            "recipe and below --set. May be repeated.",
+            help="A JSON file of settings under the names of this or another trainer, such as "
+            "DeepSpeed's ds_config.json, over the recipe and below --set. May be repeated.",
         ),
     ] = None,
     data: Annotated[
@@ -165,13 +167,15 @@ def train(
     resolving = plugins.require("tokmill.training.recipe.resolve")
     launching = plugins.require("tokmill.training.launch")
     if out is None and not dry_run:
-        if recipe is None:
+        if recipe is None and not data and not config_:
             raise UsageError(
                 "there is neither a recipe nor a store, and the run needs a folder",
                 hint="tokmill train STORE -o RUN",
             )
-        hint = "name it: -o RUN"
-        if (recipe / resolving.RECIPE).exists():
+        names = (f"run{number or ''}" for number in itertools.count())
+        free = next(name for name in names if not Path(name).exists())
+        hint = f"name it: {shlex.join(['tokmill', *context.obj, '-o', free])}"
+        if recipe and (recipe / resolving.RECIPE).exists():
             hint = f"`{launching.resume_command(recipe)}` continues the run {recipe}"
         raise UsageError("the run needs a folder", hint=hint)
     launching.begin_worker()
@@ -180,7 +184,8 @@ def train(
     launch = launching.Launch(processes, nodes, node_rank, master, gpus)
     launch.check()
     with launching.one_a_machine():
-        config = resolving.resolve(recipe, out or Path("RUN"), options, resume)
+        world = max(processes * nodes, launching.place().world)
+        config = resolving.resolve(recipe, out or Path("RUN"), options, resume, world)
     if gpus and config.run.device == "cpu":
         raise UsageError("--devices names GPUs, but run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""

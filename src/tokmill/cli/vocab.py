@@ -10,22 +10,9 @@ import msgspec
 import typer
 
 from tokmill.cli import vocab_lists
-from tokmill.cli.options import Json, Quiet
+from tokmill.cli.options import Json
 from tokmill.cli.output import print_table
-from tokmill.cli.programs import (
-    PROGRAMS,
-    Glob,
-    Levels,
-    Out,
-    Programs,
-    Suffix,
-    Workers,
-    choice,
-    end,
-    left_out_line,
-    listed,
-    processes,
-)
+from tokmill.cli.programs import Out, Programs, end, left_out_line, reads_programs
 from tokmill.errors import UsageError
 from tokmill.progress import human_count
 
@@ -38,13 +25,11 @@ app = typer.Typer(
 
 
 @app.command()
+@reads_programs
 def build(
+    programs: Programs,
     kind: Annotated[str, typer.Argument(metavar="x86", help="What the inputs are: x86.")],
     out: Out,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="INPUT…", help=PROGRAMS),
-    ] = None,
     rules: Annotated[str, typer.Option(help="tokmill or semanticbbv.")] = "tokmill",
     min_count: Annotated[
         int, typer.Option(min=1, help="Leave out tokens that occur less often than this.")
@@ -59,11 +44,6 @@ def build(
         list[str] | None,
         typer.Option(metavar="INPUT", help="Report the unknown tokens of this. May be repeated."),
     ] = None,
-    levels: Levels = None,
-    workers: Workers = None,
-    suffix: Suffix = None,
-    glob: Glob = None,
-    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Count the tokens of programs, and write the vocabularies of the six columns.
@@ -83,19 +63,19 @@ def build(
             "--closed means all tokens of the rules tokmill",
             hint="leave out --rules and --min-count, or --closed",
         )
+    inputs, how = programs
     if not inputs and not closed:
         raise UsageError("no program is named", hint="give programs, or --closed")
     check_target(out, rules)
-    how: dict[str, Any] = {"workers": processes(workers), "quiet": quiet}
-    how["choice"] = choice(suffix, glob)
-    counted = count_programs(inputs, rules, levels=listed(levels), **how) if inputs else None
+    counted = count_programs(inputs, rules, **how) if inputs else None
     counts = counted.counts if counted else {}
     if closed:
         made = vocabulary.closed()
         made = with_counts(made, counts) if counted else made
     else:
         made = vocabulary.counted([counts], rules, min_count)
-    held_out = count_programs(unknown_on, rules, title="unknown", **how) if unknown_on else None
+    how |= {"title": "unknown", "levels": None}
+    held_out = count_programs(unknown_on, rules, **how) if unknown_on else None
     write_vocabularies(out, made)
     own = unknown_in(made, counts) if counted else []
     others = unknown_in(made, held_out.counts) if held_out else []
@@ -118,7 +98,7 @@ def build(
             f"{human_count(counted.instructions, 'instruction')}, rules {rules}",
             *left_out_line(counted.left_out),
         ]
-    code = end([*(inputs or []), *(unknown_on or [])], refused, lines, report, json=json)
+    code = end([*inputs, *(unknown_on or [])], refused, lines, report, json=json)
     if not json:
         _print_columns(made, own, others)
     return code
@@ -132,17 +112,13 @@ app.command()(vocab_lists.merge)
 
 
 @app.command()
+@reads_programs
 def instructions(
-    inputs: Programs,
+    programs: Programs,
     out: Annotated[
         Path,
         typer.Option("-o", "--out", readable=False, help="A .csv, .jsonl or .parquet file."),
     ],
-    levels: Levels = None,
-    workers: Workers = None,
-    suffix: Suffix = None,
-    glob: Glob = None,
-    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Write the distinct instructions of programs: text, bytes, counts; the most frequent first.
@@ -151,14 +127,7 @@ def instructions(
     """
     from tokmill.x86.tokens.instructions import collect
 
-    found = collect(
-        inputs,
-        out,
-        levels=listed(levels),
-        workers=processes(workers),
-        choice=choice(suffix, glob),
-        quiet=quiet,
-    )
+    found = collect(programs.inputs, out, **programs.how)
     line = (
         f"{out}: {found.encodings:,} distinct ones of "
         f"{human_count(found.instructions, 'instruction')} of "
@@ -166,7 +135,7 @@ def instructions(
     )
     report = {"file": str(out), **msgspec.to_builtins(found)}
     lines = [line, *left_out_line(found.left_out)]
-    return end(inputs, found.refused, lines, report, json=json)
+    return end(programs.inputs, found.refused, lines, report, json=json)
 
 
 def _elsewhere(kind: str) -> str:

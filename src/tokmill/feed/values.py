@@ -91,16 +91,19 @@ def _store_of(rows: Rows, name: str) -> int:
 
 
 class Vectors:
-    """Vectors of referred records, for rows that hold references.
+    """Vectors of referred records, for rows that hold references, or of the tokens themselves.
 
     `column`: column of the rows, with a record number of `store` for each token; `name`: a column
-    of `store` (often of an overlay) with a vector per record. Raises `UsageError` if there is none.
+    of `store` (often of an overlay) with a vector per record; or both are one column with a vector
+    per token. Raises `UsageError` if there is none.
     """
 
     def __init__(self, column: str, store: Store, name: str) -> None:
         self.column, self.store, self.name = column, store, name
+        own = store.schema.get(name)
+        self.own = own is not None and own.per == "token" and own.width > 0
         known = [n for n in value_columns(store) if store.schema[n].width]
-        if name not in known:
+        if name not in known and not self.own:
             raise UsageError(
                 f"the store has no column {name!r} with a vector per record",
                 where=str(store.path),
@@ -119,6 +122,8 @@ class Vectors:
 
     def of(self, columns: Mapping[str, Array], document: Array) -> Array:
         """Return (B, T, W) float32, the vector of each position's record; 0 at padding."""
+        if self.own:
+            return columns[self.column].astype(np.float32)
         filled = document >= 0
         # A record that several positions name is read once.
         records, which = np.unique(

@@ -17,9 +17,10 @@ from typing import IO, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.builds.source import MAX_ITEM, Hash, Item
+from tokmill.builds.source import MAX_ITEM, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
+from tokmill.formats.notes import Checked, Problem
 from tokmill.formats.npz_export import IDS, MASK, NpzExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
 from tokmill.headers import ZIP_ERRORS, array_header
@@ -230,6 +231,26 @@ def _open(path: Path, names: tuple[str, str]) -> Iterator[_Arrays]:
             where=str(path),
             hint="its writer was killed or its copy cut off: make or fetch it again",
         ) from None
+
+
+def check(path: Path, tokenizer: str | None = None) -> Checked:
+    """Read all .npz files of a folder, or one, as a build would; return each that it would refuse.
+
+    With a tokenizer, ids are compared with its size.
+    """
+    frozen = NpzSource.freeze(NpzOptions(), Request(inputs=(), tokenizer=tokenizer))
+    files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+    problems = []
+    for file in files:
+        try:
+            source = NpzSource(NpzOptions(), [str(file)], frozen, Resources())
+            for item in source.items():
+                for _ in source.read(item, hashlib.sha256()):
+                    pass
+        except TokmillError as error:
+            problems.append(Problem(error.where, error.what))
+    size = sum(file.stat().st_size for file in files)
+    return Checked(str(path), len(files), size, ["npz of another program"], problems)
 
 
 __all__ = ["NpzExport", "NpzSource"]

@@ -12,7 +12,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -44,9 +44,12 @@ class NpzExportOptions(
     """Options of .npz files of padded windows."""
 
     max_length: int = 1024
-    """Width of the arrays; longer records give several windows."""
-    stride: int = 512
-    """Tokens from the beginning of a window to the next (a step, not an overlap)."""
+    """Tokens of a window at most; longer records give several windows."""
+    stride: int | None = None
+    """Tokens from the beginning of a window to the next (a step, not an overlap); by default half
+    of max_length."""
+    padding: Literal["longest", "max_length"] = "longest"
+    """Width of a file's arrays: that of its longest window, or max_length."""
     pad_id: int | None = None
     """Id that fills up windows; by default the vocabulary's pad token."""
     windows_per_file: int | None = None
@@ -72,7 +75,9 @@ class NpzExport:
     Config: ClassVar[type[msgspec.Struct]] = NpzExportOptions
 
     def __init__(self, config: NpzExportOptions) -> None:
-        self.config = config
+        half = max(1, config.max_length // 2)
+        self.stride = half if config.stride is None else config.stride
+        self.config = msgspec.structs.replace(config, stride=self.stride)
 
     def write(self, store: Store, out: Path) -> dict[str, Any]:
         """Write the parts into the folder `out`; return files, tokens, bytes and statistics.
@@ -91,7 +96,7 @@ class NpzExport:
                 where=str(store.path),
                 hint="the npz windows hold int32: export the store as parquet",
             )
-        windows = Windows(store, config.max_length, config.stride, across=False)
+        windows = Windows(store, config.max_length, self.stride, across=False)
         if not len(windows):
             raise TokmillError(
                 "the store holds no tokens",
@@ -101,7 +106,7 @@ class NpzExport:
         folder, name = make_folder(out), f"tokenized_{config.name}"
         parts, own = self._parts(windows, name)
         inputs = {item.name for item in read_planned(store.path)}
-        tokens, files = 0, [inside(folder, file) for file, _ in parts]
+        tokens, size, files = 0, 0, [inside(folder, file) for file, _ in parts]
         with exporting(
             store,
             "npz",
@@ -113,16 +118,18 @@ class NpzExport:
             others=("*.npz", own),
         ) as export:
             for path, (_, runs) in zip(files, parts, strict=True):
-                counts = [_lengths(windows, rows) for rows in _blocks(runs, config.max_length)]
-                tokens += sum(int(lengths.sum()) for lengths in counts)
-                export.put(path, self._npz(store, windows, runs, pad))
+                spans = [windows.spans(rows) for rows in _blocks(runs, config.max_length)]
+                lengths = np.concatenate([some.stop - some.start for some in spans])
+                width = int(lengths.max()) if config.padding == "longest" else config.max_length
+                tokens, size = tokens + int(lengths.sum()), size + 8 * width * len(lengths)
+                export.put(path, self._npz(windows, runs, lengths, pad, width))
             written = sum(path.stat().st_size for path in files)
             stats = statistics(
                 sequences=len(windows),
                 tokens=tokens,
                 seconds=time.monotonic() - began,
                 inputs=len(inputs),
-                ratio=written / (len(windows) * config.max_length * 8),
+                ratio=written / size,
             )
             if export.changed:
                 export.before.pop(STATS, None)
@@ -133,9 +140,9 @@ class NpzExport:
     def _check(self) -> None:
         config = self.config
         size = WINDOWS if config.windows_per_file is None else config.windows_per_file
-        if not 0 < config.stride <= config.max_length or size < 1:
+        if not 0 < self.stride <= config.max_length or size < 1:
             raise UsageError(
-                f"stride = {config.stride}, max_length = {config.max_length}, windows_per_file = "
+                f"stride = {self.stride}, max_length = {config.max_length}, windows_per_file = "
                 f"{size}: windows would leave tokens out",
                 hint="stride is 1 to max_length",
             )
@@ -190,25 +197,26 @@ class NpzExport:
             )
         return pad
 
-    def _npz(self, store: Store, windows: Windows, runs: Runs, pad: int) -> Iterator[bytes]:
+    def _npz(
+        self, windows: Windows, runs: Runs, lengths: Array, pad: int, width: int
+    ) -> Iterator[bytes]:
         """Yield a file, which is made when it is asked for."""
-        width = self.config.max_length
-        shape = (sum(last - first for first, last in runs), width)
+        column = self.config.column
 
         def ids() -> Iterator[Array]:
             for rows in _blocks(runs, width):
-                found = {self.config.column: np.full((len(rows), width), pad, "<i4")}
+                found = {column: np.full((len(rows), width), pad, "<i4")}
                 document = np.full((len(rows), width), -1, "<i4")
-                spans = windows.spans(rows)
-                store.fill(spans, width, found, document, len(rows), [self.config.column])
-                yield found[self.config.column]
+                windows.store.fill(windows.spans(rows), width, found, document, len(rows), [column])
+                yield found[column]
 
         def masks() -> Iterator[Array]:
-            for rows in _blocks(runs, width):
-                yield (np.arange(width) < _lengths(windows, rows)[:, None]).astype("<i4")
+            for start in range(0, len(lengths), exports.BLOCK // width + 1):
+                some = lengths[start : start + exports.BLOCK // width + 1, None]
+                yield (np.arange(width) < some).astype("<i4")
 
         arrays = {self.config.ids_name: ids(), self.config.mask_name: masks()}
-        yield from deterministic_npz(arrays, shape)
+        yield from deterministic_npz(arrays, (len(lengths), width))
 
 
 def _blocks(runs: Runs, width: int) -> Iterator[Array]:
@@ -217,11 +225,6 @@ def _blocks(runs: Runs, width: int) -> Iterator[Array]:
     for first, last in runs:
         for start in range(first, last, size):
             yield np.arange(start, min(start + size, last))
-
-
-def _lengths(windows: Windows, rows: Array) -> Array:
-    spans = windows.spans(rows)
-    return spans.stop - spans.start
 
 
 def _inputs(windows: Windows) -> dict[str, Runs]:

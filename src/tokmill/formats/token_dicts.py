@@ -3,9 +3,10 @@
 An instruction is {"asm": [token], "mne": str, "type": [(kind, run)], "reg": [register],
 "rw": [(access, run)], "eflag": str}: the six streams of x86 code, `type` and `rw` with run lengths.
 A file holds [sequence] or {function: [sequence, one a variant]}; a sequence is a list of
-instructions. In place of a list of sequences there may be a dict of one for each level of
-optimisation, {level: [sequence]}; a list of these is a list of functions without a name
-(`*_blame.pkl`). Source of the formats: SemanticBBV, `pre_processing/`.
+instructions. In place of a list of sequences there may be one sequence, or a dict of either for
+each level of optimisation, {level: [sequence]}; a list of these is a list of functions without a
+name (`*_blame.pkl`), and such a dict alone is of one. Source of the formats: SemanticBBV,
+`pre_processing/`.
 """
 
 from __future__ import annotations
@@ -24,19 +25,9 @@ from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
-from tokmill.formats.token_dicts_export import (
-    COLUMNS,
-    TokenDictsExport,
-    tokens_of,
-)
-from tokmill.store.schema import (
-    Column,
-    Drops,
-    Phrases,
-    Records,
-    Schema,
-    id_dtype,
-)
+from tokmill.formats.token_dicts_export import COLUMNS, ONCE, TokenDictsExport, tokens_of
+from tokmill.formats.triplets import check_end
+from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, id_dtype
 from tokmill.store.strings import Strings
 from tokmill.unpickle import Pickle
 
@@ -69,12 +60,12 @@ class TokenDictsSource(Source):
 
     The columns `function`, `level` and `variant` are the key of a dict, the level of optimisation
     and the place in the list ("", "" and 0 in files that are lists of sequences; in a list of
-    levels, `function` is the number in that list). A record's place is its number in the file. No
-    code in a file is run.
+    levels, `function` is the number in that list, and a key that is a level is no function). A
+    record's place is its number in the file. No code in a file is run.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = TokenDictsOptions
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     has_tokenizer: ClassVar[bool] = False
     suffixes = (".pkl", ".pickle")
 
@@ -175,7 +166,9 @@ class TokenDictsSource(Source):
 
 
 def count_tokens(path: Path, counts: dict[str, dict[str, int]]) -> None:
-    """Add the number of occurrences of each token of each column in a file, aligned to `asm`."""
+    """Add the occurrences of each token in a file: of `mne` and `eflag` once an instruction, of the
+    other columns once a token of `asm`.
+    """
     seen: dict[Key, int] = {}
     streams: dict[Key, list[tuple[str, ...]]] = {}
     for place, (_, sequence, _) in enumerate(_sequences(path)):
@@ -190,7 +183,7 @@ def count_tokens(path: Path, counts: dict[str, dict[str, int]]) -> None:
     for key, times in seen.items():
         for column, tokens in zip(COLUMNS, streams[key], strict=True):
             here = counts[column]
-            for token in tokens:
+            for token in tokens[:1] if column in ONCE else tokens:
                 here[token] = here.get(token, 0) + times
 
 
@@ -206,44 +199,54 @@ def _sequences(path: Path) -> Iterator[tuple[_Place, list[Any], int]]:
     """Yield (place, instructions, byte up to which the file has been read)."""
     pickle = Pickle(path)
     budget = pickle.budget()
+    levels = plugins.require("tokmill.x86.image.keys").LEVELS
     number = 0
     for key, value in pickle.entries():
         if isinstance(key, str) and not (isinstance(value, list) or _is_by_level(value)):
             held = f"{key!r} holds a {type(value).__name__}, not a list"
             raise _unfit(path, number, None, held)
-        for place, row in _rows(key, value):
+        for place, row in _rows(key, value, levels):
             if not isinstance(row, list):
-                held = "a dict of ids" if isinstance(row, dict) else f"a {type(row).__name__}"
-                raise _unfit(path, number, None, f"it is {held}, not a list of token dicts")
+                raise _unfit(path, number, None, f"it is {_kind(row)}, not a list of token dicts")
             budget.take(INSTRUCTION * (1 + len(row)))
             yield place, row, pickle.position
             number += 1
     with machine_errors("read", path):
-        size = path.stat().st_size
-    if pickle.stop != size:
-        raise TokmillError(
-            f"{size - pickle.stop:,} bytes follow the pickle, perhaps another one",
-            where=f"{path}, byte {pickle.stop:,}",
-            hint="write each into a file of its own",
-        )
+        check_end(pickle, path.stat().st_size)
 
 
-def _rows(key: Any, value: Any) -> Iterator[tuple[_Place, Any]]:
-    """Yield the sequences of an entry: itself, those of its list, or those of its levels."""
-    if _is_by_level(value):
-        # In a list, the number of the function is its name.
-        for level, rows in value.items():
-            for variant, row in enumerate(rows):
-                yield _Place(str(key), str(level), variant), row
-    elif isinstance(key, str):
-        for variant, row in enumerate(value):
-            yield _Place(key, "", variant), row
-    else:
-        yield _Place("", "", 0), value
+def _rows(key: Any, value: Any, known: Sequence[str]) -> Iterator[tuple[_Place, Any]]:
+    """Yield the sequences of an entry: itself, those of its list, or those of its levels.
+
+    `known`: names of levels.
+    """
+    function, levels = str(key), value
+    if not _is_by_level(value):
+        if not isinstance(key, str):
+            yield _Place("", "", 0), value
+            return
+        function, level = ("", key) if key in known else (key, "")
+        levels = {level: value}
+    # In a list, the number of the function is its name.
+    for level, rows in levels.items():
+        for variant, row in enumerate([rows] if any(map(_is_token_dict, rows)) else rows):
+            yield _Place(function, str(level), variant), row
+
+
+def _is_token_dict(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("mne"), str)
+
+
+def _kind(value: Any) -> str:
+    """Return what stands in place of a sequence, in words."""
+    if _is_token_dict(value):
+        return "one token dict"
+    ids = isinstance(value, dict) and isinstance(value.get("mne"), list)
+    return "a dict of ids" if ids else f"a {type(value).__name__}"
 
 
 def _is_by_level(value: Any) -> bool:
-    """Say whether a value is {level: [sequence]}, and no dict of ids."""
+    """Say whether a value is {level: [sequence]} or {level: sequence}, and no dict of ids."""
     return (
         isinstance(value, dict)
         and "asm" not in value
@@ -396,7 +399,7 @@ class _Batch:
                 "variant": np.asarray([key.variant for key in self.keys], "u4"),
             },
             np.asarray(self.places, np.int64),
-            [Drops(np.array(self.empty, np.int64), "empty", False)],
+            [Drops(np.array(self.empty, np.int64), "empty", False)] if self.empty else (),
             phrases=phrases,
             notes=notes,
             ends_part=ends_part,

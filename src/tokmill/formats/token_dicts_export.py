@@ -7,7 +7,8 @@ made once. Source of the formats: SemanticBBV, `pre_processing/`, and CPython, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,9 +44,11 @@ class TokenDictsExportOptions(
     """Options of pickles of token dicts."""
 
     key: str = ""
-    """Column of strings whose values become the keys of a dict of lists; without it, a list."""
+    """Columns of strings, such as function or function,level: their values become the keys of a
+    dict of lists, or of such dicts; without it, a list."""
     sequences_per_file: int = 0
-    """Sequences (with `key`: keys) of a file NAME_0.pkl, NAME_1.pkl …; 0: all in one file."""
+    """Sequences (with `key`: keys of the file) of a file NAME_0.pkl, NAME_1.pkl …; 0: all in one
+    file."""
     name: str = "tokens"
     """First part of the file names."""
 
@@ -76,20 +79,21 @@ class TokenDictsExport:
                 hint="token dicts are made from stores of x86 code",
             )
         strings = [name for name, column in store.schema.items() if column.dtype == "utf8"]
-        if config.key and config.key not in strings:
+        keys = config.key.split(",") if config.key else []
+        if wrong := [key for key in keys if key not in strings]:
             raise UsageError(
-                f"no column {config.key!r} of strings",
+                f"no column {wrong[0]!r} of strings",
                 where=str(store.path),
-                hint=nearest(config.key, strings),
+                hint=nearest(wrong[0], strings),
             )
         if config.sequences_per_file < 0:
             raise UsageError(
                 f"sequences_per_file = {config.sequences_per_file} is no number",
                 hint="0: all in one file; else at least 1",
             )
-        groups = self._groups(store)
+        groups = _groups(store, keys) if keys else {}
         others: tuple[str, str] | None
-        count = len(groups) if config.key else store.records
+        count = len(groups) if keys else store.records
         size = config.sequences_per_file or max(1, count)
         if config.sequences_per_file:
             folder, name = make_folder(out), config.name
@@ -104,24 +108,40 @@ class TokenDictsExport:
             for number, path in enumerate(paths):
                 chosen = range(number * size, min((number + 1) * size, count))
                 writer = _Writer(store)
-                if config.key:
-                    keys = list(groups)[chosen.start : chosen.stop]
-                    export.put(path, writer.dict_of_lists({key: groups[key] for key in keys}))
+                if keys:
+                    part = islice(groups.items(), chosen.start, chosen.stop)
+                    export.put(path, writer.dict_of_lists(dict(part)))
                 else:
                     export.put(path, writer.list_of(chosen))
-        return exports.summary(paths, store.tokens, sequences=store.records)
+        more = {}
+        if "level" in strings and "level" not in keys:
+            shards = enumerate(entry.records for entry in store.shards)
+            texts = [
+                store.shard(i).text("level", 0, records).distinct()[0] for i, records in shards
+            ]
+            if levels := {level.decode() for rows in texts for level in rows} - {"", "unknown"}:
+                lost = f"levels of sequences ({', '.join(sorted(levels))}) are not in the file"
+                more["note"] = f"{lost}: --key function,level keeps them"
+        return exports.summary(paths, store.tokens, sequences=store.records, **more)
 
-    def _groups(self, store: Store) -> dict[str, list[int]]:
-        """Return key → records, both in the order in which they stand in the store."""
-        groups: dict[str, list[int]] = {}
-        if self.config.key:
-            first = 0
-            for number, entry in enumerate(store.shards):
-                names = store.shard(number).strings(self.config.key, 0, entry.records)
-                for record, name in enumerate(names, first):
-                    groups.setdefault(name, []).append(record)
-                first += entry.records
-        return groups
+
+Groups = dict[str, Any]
+"""Key → records, or the groups of the next column; in the order in which they are in the store."""
+
+
+def _groups(store: Store, keys: Sequence[str]) -> Groups:
+    """Return the records by the values of columns."""
+    groups: Groups = {}
+    first = 0
+    for number, entry in enumerate(store.shards):
+        columns = [store.shard(number).strings(key, 0, entry.records) for key in keys]
+        for record, (*outer, last) in enumerate(zip(*columns, strict=True), first):
+            place = groups
+            for name in outer:
+                place = place.setdefault(name, {})
+            place.setdefault(last, []).append(record)
+        first += entry.records
+    return groups
 
 
 def _in_phrases(store: Store, name: str) -> bool:
@@ -152,15 +172,23 @@ class _Writer:
             yield b"e"
         yield b"."
 
-    def dict_of_lists(self, groups: dict[str, list[int]]) -> Iterator[bytes]:
-        """Yield the bytes of {key: [sequence]}."""
-        yield b"\x80\x04}"
-        for key, records in groups.items():
-            yield self._text(key) + b"]("
-            for record in records:
-                yield self._sequence(record)
-            yield b"es"
+    def dict_of_lists(self, groups: Groups) -> Iterator[bytes]:
+        """Yield the bytes of {key: [sequence]}, or of {key: {key: [sequence]}}."""
+        yield b"\x80\x04"
+        yield from self._keyed(groups)
         yield b"."
+
+    def _keyed(self, groups: Groups) -> Iterator[bytes]:
+        yield b"}"
+        for key, held in groups.items():
+            yield self._text(key)
+            if isinstance(held, dict) and held.keys() != {""}:
+                yield from self._keyed(held)
+            else:
+                yield b"]("
+                yield from map(self._sequence, held[""] if isinstance(held, dict) else held)
+                yield b"e"
+            yield b"s"
 
     def _sequence(self, record: int) -> bytes:
         number, local = self.store.find(record)

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from tokmill.builds.mining.intervals import check_intervals
 from tokmill.errors import TokmillError, UsageError
 from tokmill.formats import exports
 from tokmill.formats.notes import exporting
-from tokmill.store.schema import Array
+from tokmill.store.schema import ROLES, Array, has_entries
 from tokmill.store.store import Store
 
-COLUMNS = ("anchor", "positive", "negative")
 BATCH = 1000
 """Entries that Python's own pickler writes at a time."""
 
@@ -41,8 +41,8 @@ class TripletsExportOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 class TripletsExport:
     """A pickle of triplets of intervals: a list of tuples of (blocks, weights) of each member.
 
-    The blocks of a member stand in the order of their weights, the smallest first, as the script
-    writes them. Equal stores give equal files.
+    The blocks of a mined member stand in the order of their weights, the smallest first, as the
+    script writes them; those of an imported one as they were. Equal stores give equal files.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = TripletsExportOptions
@@ -56,21 +56,17 @@ class TripletsExport:
         Raises `UsageError` for a store that has no triplets of intervals, `TokmillError` where a
         store that it refers to is missing, or a CPI is not known.
         """
-        missing = [name for name in COLUMNS if name not in store.schema]
-        if missing:
+        imported = has_entries(store.schema)
+        missing = [name for name in ROLES if name not in store.schema]
+        if missing and not imported:
             raise UsageError(
                 f"the store has no column {missing[0]!r}",
                 where=str(store.path),
                 hint="`tokmill build mine PROFILES --what bbv` makes triplets of intervals",
             )
-        profiles = store.reference("anchor")
-        for name in ("block", "count"):
-            if name not in profiles.schema or profiles.schema[name].per != "token":
-                raise UsageError(
-                    f"the triplets are not of intervals: no column {name!r} with a value a token",
-                    where=str(profiles.path),
-                    hint="triplets of functions are trained on as they are",
-                )
+        profiles = store if imported else store.reference("anchor")
+        if not imported:
+            check_intervals(profiles)
         vectors = _vectors(profiles, self.config.vectors) if self.config.vectors else None
         if self.config.cpi and "cpi" not in profiles.schema:
             raise UsageError(
@@ -81,7 +77,8 @@ class TripletsExport:
             store, "triplets", self.config, path.parent, path.name, files=[path], named=out
         ) as export:
             export.put(path, _Writer(store, profiles, vectors, self.config.cpi).entries())
-        return exports.summary([path], profiles.tokens, entries=len(store))
+        entries = len(store) // (len(ROLES) if imported else 1)
+        return exports.summary([path], profiles.tokens, entries=entries)
 
 
 def _vectors(profiles: Store, name: str) -> list[Array]:
@@ -110,12 +107,14 @@ class _Writer:
 
     def entries(self) -> Iterator[bytes]:
         """Yield the bytes of the list."""
-        columns = [self.store.column(name) for name in COLUMNS]
+        if self.store is self.profiles:
+            members = np.arange(len(self.store)).reshape(-1, len(ROLES))
+        else:
+            members = np.stack([self.store.column(name) for name in ROLES], axis=1)
         yield b"\x80\x04]"
-        for first in range(0, len(self.store), BATCH):
+        for first in range(0, len(members), BATCH):
             yield b"("
-            rows = zip(*(column[first : first + BATCH].tolist() for column in columns), strict=True)
-            for row in rows:
+            for row in members[first : first + BATCH].tolist():
                 parts = [b"("]
                 for member in row:
                     parts += self._member(member)
@@ -128,13 +127,18 @@ class _Writer:
     def _member(self, number: int) -> Iterator[bytes]:
         """Yield blocks and weights of an interval."""
         record = self.profiles.record(number)
-        count = record["count"].astype(np.uint64)
-        order = np.lexsort((record["block"], count))
-        blocks = record["block"][order].tolist()
+        if self.store is self.profiles:
+            blocks, weights = record["vector" if "vector" in record else "block"], record["weight"]
+        else:
+            order = np.lexsort((record["block"], record["count"]))
+            blocks, weights = record["block"][order], record["count"][order]
         yield b"]("
-        yield from map(_number if self.vectors is None else self._vector, blocks)
+        if blocks.ndim > 1:
+            yield from map(self._array, blocks)
+        else:
+            yield from map(_number if self.vectors is None else self._vector, blocks.tolist())
         yield b"e]("
-        yield from map(_number, count[order].tolist())
+        yield from map(_number, weights.tolist())
         yield b"e"
 
     def _cpi(self, number: int) -> bytes:
@@ -146,10 +150,10 @@ class _Writer:
                 where=str(self.profiles.path),
                 hint="`tokmill build mine --what bbv --cpi` leaves such intervals out",
             )
-        return b"G" + struct.pack(">d", value)
+        return _number(value)
 
     def _vector(self, block: int) -> bytes:
-        """Return a vector of float32 as a numpy array, the second time as a reference."""
+        """Return the vector of a block."""
         if block in self.memo:
             return self._known(block)
         assert self.vectors is not None
@@ -161,20 +165,28 @@ class _Writer:
                 hint="make the vectors of the blocks again: `tokmill embed`",
             )
         values = self.vectors[part][block - int(self.ends[part]) + len(self.vectors[part])]
-        data = np.ascontiguousarray(values, "<f4").tobytes()
+        return self._array(values, block)
+
+    def _array(self, values: Array, key: object = None) -> bytes:
+        """Return a vector as a numpy array, the second time as a reference."""
+        data = np.ascontiguousarray(values).tobytes()
+        key = data if key is None else key
+        if key in self.memo:
+            return self._known(key)
         made = [self._named("reconstruct", "numpy.core.multiarray", "_reconstruct")]
         made += [self._named("ndarray", "numpy", "ndarray"), b"K\x00\x85C\x01b\x87R"]
-        made += [b"(K\x01", _number(len(values)), b"\x85", self._dtype(), b"\x89"]
+        made += [b"(K\x01", _number(len(values)), b"\x85", self._dtype(values), b"\x89"]
         made += [b"B", len(data).to_bytes(4, "little"), data, b"tb"]
-        return b"".join([*made, self._kept(block)])
+        return b"".join([*made, self._kept(key)])
 
-    def _dtype(self) -> bytes:
-        """Return the type little-endian float32."""
-        if "f4" in self.memo:
-            return self._known("f4")
+    def _dtype(self, values: Array) -> bytes:
+        """Return the type of little-endian floats."""
+        kind = f"f{values.itemsize}"
+        if kind in self.memo:
+            return self._known(kind)
         name = self._named("dtype", "numpy", "dtype")
         state = b"(K\x03" + _text("<") + b"NNN" + 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
-        return name + _text("f4") + b"\x89\x88\x87R" + state + self._kept("f4")
+        return name + _text(kind) + b"\x89\x88\x87R" + state + self._kept(kind)
 
     def _named(self, key: str, module: str, name: str) -> bytes:
         if key in self.memo:
@@ -195,7 +207,9 @@ def _text(text: str) -> bytes:
     return b"\x8c%c" % len(text) + text.encode()
 
 
-def _number(value: int) -> bytes:
+def _number(value: float) -> bytes:
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
     if value < 1 << 8:
         return b"K%c" % value
     if value < 1 << 31:

@@ -236,7 +236,8 @@ class TimeMix(nn.Module):
             document=document,
             form=self.form,
         )
-        y_BTD = self.ln_x(y_BTHN.reshape(size * length, width)).view(size, length, width)
+        y_BTD = y_BTHN.reshape(size * length, width).to(self.ln_x.weight.dtype)
+        y_BTD = self.ln_x(y_BTD).view(size, length, width)
         bonus = (r * k * self.r_k).sum(-1, keepdim=True) * v_heads
         y_BTD = self.output((y_BTD + bonus.reshape(size, length, width)) * gate)
         return y_BTD, first_BTD, matrix

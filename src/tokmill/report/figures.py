@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.formats.exports import lengths as record_lengths
 from tokmill.progress import human_count
 from tokmill.report.compare import common_name, seeds_together, settings_of
 from tokmill.report.pickles import PICKLES, lengths_of_pickle
@@ -85,6 +87,21 @@ def lengths(paths: Sequence[Path], sample: int | None = None, column: str = "") 
     return length_figure(short_names(paths), [t[1:] for t in tables], units.pop())
 
 
+def each_length(paths: Sequence[Path], **options: Any) -> Iterator[bytes]:
+    """Yield as CSV each of what `lengths` counts: series, number in it, length, unit."""
+    refuse("lengths", **options)
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow(["series", "number", "length", "in"])
+    for label, path in zip(short_names(paths), paths, strict=True):
+        unit, parts = _lengths_in(path)
+        number = itertools.count()
+        for part in parts:
+            lines.writerows((label, next(number), length, unit) for length in part.tolist())
+            yield out.getvalue().encode("utf-8", "backslashreplace")
+            out.seek(out.truncate(0))
+
+
 def length_figure(
     labels: Sequence[str], tables: Sequence[tuple[Array, Array]], unit: str = "tokens"
 ) -> Figure:
@@ -103,7 +120,7 @@ def length_figure(
             else Series(label, edges, share, i, more={thing: heights})
         )
         median = length_figures(found, times).median
-        marks.append((f"median {median:,}", float(median), i))
+        marks.append((f"median {median:,.1f}", median, i))
     return Figure(
         f"Lengths of {thing}",
         f"length of a {thing[:-1]} ({unit})",
@@ -341,21 +358,31 @@ def write_csv(figure: Figure) -> str:
     return out.getvalue()
 
 
-def token_lengths(path: Path) -> tuple[Array, Array]:
-    """Return the lengths of a tokenizer's tokens in bytes, and the number of each length."""
+def token_lengths(path: Path) -> Array:
+    """Return the lengths of a tokenizer's tokens in bytes."""
     tokenizer: Any = plugins.require("tokmill.text.tokenizer").Tokenizer.from_file(path)
-    found, times = np.unique([len(token) for token in tokenizer.vocab.values()], return_counts=True)
-    return found, times
+    return np.asarray([len(token) for _, token in sorted(tokenizer.vocab.items())], np.int64)
 
 
 def _length_table(path: Path, sample: int | None) -> tuple[str, Array, Array]:
-    if path.suffix.lower() in PICKLES and path.is_file():
-        unit, found = lengths_of_pickle(path)
-        return unit, *np.unique(found, return_counts=True)
-    if has_store_files(path) or not path.exists() or (path.is_dir() and not _tokenizer_in(path)):
+    if _is_store(path):
         counts = count(Store(path), sample)
         return "tokens", counts.lengths, counts.records
-    return "bytes", *token_lengths(path)
+    unit, (found,) = _lengths_in(path)
+    return unit, *np.unique(found, return_counts=True)
+
+
+def _lengths_in(path: Path) -> tuple[str, Iterable[Array]]:
+    if _is_store(path):
+        return "tokens", record_lengths(Store(path))
+    if path.suffix.lower() in PICKLES:
+        unit, found = lengths_of_pickle(path)
+        return unit, [found]
+    return "bytes", [token_lengths(path)]
+
+
+def _is_store(path: Path) -> bool:
+    return not path.is_file() and (has_store_files(path) or not _tokenizer_in(path))
 
 
 def _tokenizer_in(path: Path) -> bool:

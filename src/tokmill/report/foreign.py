@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import re
 import shlex
 import zipfile
 import zlib
@@ -30,6 +31,8 @@ MEGATRON_TYPES = {
 }  # fmt: skip
 """Codes of Megatron-LM's `.idx` (`megatron/core/datasets/indexed_dataset.py`)."""
 
+INTERVAL = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?P<line>T\s*:\d+:\d+[\s:])")
+"""Beginning of a file of basic block vectors, after comments."""
 LEARN = "--vocab-size 8192"
 """Option of a build that trains a tokenizer first."""
 STRINGS = ("string", "large_string")
@@ -208,7 +211,7 @@ def compressed(look: Look) -> Facts | None:
     more = len(inner) == HEAD or look.size > HEAD
     hidden = Look(look.path, inner, len(inner) + more)
     held: Facts = next(
-        (f for f in (r(hidden) for r in (jsonl, text)) if f), {"kind": "binary data"}
+        (f for f in (r(hidden) for r in (block_vectors, jsonl, text)) if f), {"kind": "binary data"}
     )
     facts: Facts = {"kind": name, "what": f"a {name} stream of {held['kind']}", "bytes": look.size}
     # Builds read compressed files, so the next command is the same.
@@ -244,6 +247,21 @@ def jsonl(look: Look) -> Facts | None:
     elif strings:
         facts["next"] = f"tokmill build jsonl {look.quoted}{_field(strings)} {LEARN} -o STORE"
     return facts
+
+
+def block_vectors(look: Look) -> Facts | None:
+    """Basic block vectors, an interval a line."""
+    begin = INTERVAL.match(look.head)
+    if begin is None:
+        return None
+    line = look.head[begin.start("line") :].partition(b"\n")[0]
+    return {
+        "kind": "basic block vectors",
+        "what": "basic block vectors, an interval a line",
+        "bytes": look.size,
+        "first_record": shorten(line.decode("latin-1")),
+        "next": f"tokmill build bbv {look.quoted} -o STORE",
+    }
 
 
 def _is_chat(record: dict[str, Any]) -> bool:
@@ -337,4 +355,4 @@ FOREIGN: list[Recogniser] = [
     empty, npz, npy, pickle, llmc, megatron_index, datatrove, graph, parquet, program, compressed,
 ]  # fmt: skip
 """Recognised by first bytes. `LOOSE` is tried last, because many files could be text or tokens."""
-LOOSE: list[Recogniser] = [raw_tokens, jsonl, text]
+LOOSE: list[Recogniser] = [raw_tokens, block_vectors, jsonl, text]

@@ -15,7 +15,7 @@ from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
 from tokmill.formats.notes import write_noted
-from tokmill.report.figures import HIGHEST, LOWEST, Figure, Series, make, write_csv
+from tokmill.report.figures import HIGHEST, LOWEST, Figure, Series, each_length, make, write_csv
 
 COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
 """Colours of medium lightness, which are visible on white and on black."""
@@ -38,7 +38,7 @@ UNSAID: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 """Metadata that are left out, because they would differ between equal figures."""
-SUFFIXES = (".svg", ".png", ".pdf")
+SUFFIXES, CSV = (".svg", ".png", ".pdf"), ".csv"
 CELL, SMALL = 0.13, 7
 """Least width of a column of a map, in inches, and size of its names, in points."""
 MOST_CELLS = 400
@@ -60,20 +60,29 @@ def plot(
     Args:
         kind: which figure.
         paths: stores, runs or tokenizers, as the kind wants.
-        out: an `.svg`, `.png` or `.pdf` file.
+        out: an `.svg`, `.png` or `.pdf` file; a `.csv` for the numbers alone, and for `lengths` the
+            length of each record.
         data: also write the numbers as CSV beside it; no CSV of another program is replaced.
         sample: read this many shards of each store; None: all.
         column: the column of `frequency` ("": the first), or of the colours of `tsne`.
         vectors: of `tsne`: an overlay or an .npy file.
     """
-    if out.suffix.lower() not in SUFFIXES:
+    if out.suffix.lower() not in (*SUFFIXES, CSV):
         raise UsageError(
-            "a figure is an .svg, .png or .pdf file",
+            "a figure is an .svg, .png or .pdf file, its numbers are a .csv",
             where=str(out),
             hint=f"such as -o {kind}.svg",
         )
     if not paths:
         raise UsageError("nothing is named to draw", hint="give stores, runs or tokenizers")
+    if out.suffix.lower() == CSV:
+        rows: Any
+        if kind == "lengths":
+            rows = each_length(paths, sample=sample, column=column, vectors=vectors)
+        else:
+            rows = write_csv(make(kind, paths, sample, column, vectors))
+        make_folder(out.parent)
+        return [write_file(out, rows)]
     plugins.require("matplotlib")
     figure = make(kind, paths, sample, column, vectors)
     make_folder(out.parent)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
@@ -124,7 +125,7 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
         [
             f"length of a record{scope}",
             f"{lengths.min:,} to {lengths.max:,}, mean {lengths.mean:,.1f}, median "
-            f"{lengths.median:,}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
+            f"{lengths.median:,.1f}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
         ],
         [
             f"in rows of {found.width:,}{scope}",
@@ -297,7 +298,7 @@ def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:
             ]
         )
     )
-    table = figures.token_lengths(path)
+    table = np.unique(figures.token_lengths(path), return_counts=True)
     if len(table[0]):
         figure = figures.length_figure([section.name], [table], "bytes")
         section.figures.append(picture(figure, section, "Bytes a token of the vocabulary."))

@@ -1,4 +1,4 @@
-"""The figure `tsne`: vectors of records in two dimensions, coloured by a column."""
+"""The figure `tsne`: vectors of records, or basic block vectors, in two dimensions, in colours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from tokmill import plugins
-from tokmill.builds.mining.vectors import UNIT, VectorTable
+from tokmill.bbv.executions import block_vectors
+from tokmill.bbv.population import as_matrix
+from tokmill.bbv.projection import project
+from tokmill.bbv.read import read
+from tokmill.bbv.simpoint import simpoints
+from tokmill.builds.mining.vectors import UNIT, VectorTable, rounded
 from tokmill.errors import UsageError, nearest
 from tokmill.progress import elapsed, human_count
 from tokmill.report.figures import Figure, Series
@@ -18,6 +23,8 @@ from tokmill.store.store import Store
 MOST = 5000
 """Points that are drawn; of more records a random part is."""
 FEWEST = 4
+DIMENSIONS = 100
+"""Of basic block vectors, as `tokmill build mine` compares them."""
 PERPLEXITY = 30
 KEYS = 12
 """Values of a key with a colour of their own, the most frequent; the others share one."""
@@ -34,43 +41,68 @@ def tsne(
     are left out. The same store gives the same figure.
 
     Args:
-        paths: one store.
+        paths: one store, or a file of basic block vectors.
         sample: not for this figure.
-        column: of the records, for colours: strings, or numbers in five equal parts.
-        vectors: name of an overlay with vectors, or an .npy file with a row a record.
+        column: of the records, for colours: strings, or numbers in five equal parts. Basic block
+            vectors without one have a colour for each phase, a cluster of `tokmill simpoint`.
+        vectors: name of an overlay with vectors, or an .npy file with a row a record. Without it
+            the figure is of basic block vectors, projected at random as by `build mine`.
     """
     if sample is not None or len(paths) != 1:
         raise UsageError(
             "the figure tsne is of one store, and takes a sample by itself",
             hint=f"name one store and no --sample: {MOST:,} records are drawn at random",
         )
-    if not vectors:
+    store = None if paths[0].is_file() else Store(paths[0])
+    if store is None and (column or vectors):
         raise UsageError(
-            "nothing says which vectors", where=str(paths[0]), hint="--vectors OVERLAY or F.npy"
+            "a file has no columns and no overlays",
+            where=str(paths[0]),
+            hint="`tokmill build bbv FILE -o STORE` makes a store of basic block vectors",
         )
-    store = Store(paths[0])
-    table = VectorTable(store, vectors)
-    chosen = np.sort(np.random.default_rng(0).permutation(len(store))[:MOST])
-    units = table.units(chosen) / UNIT
+    if store is not None and not vectors and not {"block", "count"} <= set(store.schema):
+        raise UsageError(
+            "nothing says which vectors",
+            where=str(paths[0]),
+            hint="--vectors OVERLAY or F.npy; a store of intervals needs none",
+        )
+    if store is not None and vectors:
+        count, chosen = len(store), sampled(len(store))
+        units = VectorTable(store, vectors).units(chosen)
+    else:
+        intervals = read(paths[0]) if store is None else block_vectors(store)
+        count, chosen = len(intervals), sampled(len(intervals))
+        matrix, ids = as_matrix(intervals)
+        units = rounded(project(matrix[chosen], ids, DIMENSIONS))
     filled = (units != 0).any(axis=1)
-    chosen, units = chosen[filled], units[filled]
+    chosen, units = chosen[filled], units[filled] / UNIT
     if len(chosen) < FEWEST:
         raise UsageError(
             f"{human_count(len(chosen), 'vector')} that are not zeros",
             where=str(paths[0]),
             hint=f"at least {FEWEST} are needed",
         )
+    labels = np.full(len(chosen), "records")
+    if store is not None and column:
+        labels = keys_of(store, chosen, column)
+    elif not vectors:
+        phases = simpoints(matrix, ids).labels[chosen]
+        labels = rare_together(np.asarray([f"phase {phase}" for phase in phases]))
     with elapsed(f"t-SNE of {len(chosen):,} vectors"):
         places = embedded(units)
-    labels = keys_of(store, chosen, column) if column else np.full(len(chosen), "records")
     series = [
         Series(label, places[labels == label, 0], places[labels == label, 1], number)
         for number, label in enumerate(_ordered(labels, numbers=_is_number(store, column)))
     ]
-    title = f"t-SNE of {vectors}"
-    if len(chosen) < len(store):
-        title += f": {len(chosen):,} of {len(store):,} records"
+    title = f"t-SNE of {vectors or 'basic block vectors'}"
+    if len(chosen) < count:
+        title += f": {len(chosen):,} of {count:,} records"
     return Figure(title, "t-SNE 1", "t-SNE 2", "points", series)
+
+
+def sampled(count: int) -> Array:
+    """Return the records that are drawn, at most `MOST`, in their order."""
+    return np.sort(np.random.default_rng(0).permutation(count)[:MOST])
 
 
 def embedded(units: Array) -> Array:
@@ -108,6 +140,11 @@ def keys_of(store: Store, records: Array, column: str) -> Array:
         words += store.shard(number).strings(column, 0, entry.records)
     labels = np.asarray(words, object)[records].astype(str)
     labels[labels == ""] = "(none)"
+    return rare_together(labels)
+
+
+def rare_together(labels: Array) -> Array:
+    """Return labels of which all but the `KEYS` most frequent are one."""
     names, times = np.unique(labels, return_counts=True)
     rare = names[np.argsort(-times, kind="stable")[KEYS:]]
     if len(rare) > 1:
@@ -131,8 +168,8 @@ def _levels(values: Array) -> Array:
     return labels.astype(str)
 
 
-def _is_number(store: Store, column: str) -> bool:
-    return bool(column) and store.schema[column].dtype != "utf8"
+def _is_number(store: Store | None, column: str) -> bool:
+    return store is not None and bool(column) and store.schema[column].dtype != "utf8"
 
 
 def _ordered(labels: Array, *, numbers: bool) -> list[str]:

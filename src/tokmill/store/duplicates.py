@@ -40,7 +40,11 @@ class Leak(msgspec.Struct, frozen=True):
 def find_duplicates(store: Store, examples: int = 10) -> Duplicates:
     """Find records whose tokens equal those of an earlier record (16 bytes of memory a record)."""
     first = first_of_equals(store_digests(store))
-    repeated = np.flatnonzero(first != np.arange(len(first)))
+    return _duplicates(store, first, first != np.arange(len(first)), examples)
+
+
+def _duplicates(store: Store, first: Array, repeats: Array, examples: int) -> Duplicates:
+    repeated = np.flatnonzero(repeats)
     lengths = np.diff(store.ends(), prepend=0)
     return Duplicates(
         store=str(store.path),
@@ -62,16 +66,7 @@ def find_copies(store: Store, by: Sequence[str], examples: int = 10) -> tuple[Du
     keys = _keys(store, by)
     first = first_of_equals(store_digests(store))
     copies = keys != keys[first]
-    lengths = np.diff(store.ends(), prepend=0)
-    repeated = np.flatnonzero(copies)
-    found = Duplicates(
-        store=str(store.path),
-        records=len(store),
-        duplicates=len(repeated),
-        tokens=int(lengths[repeated].sum()),
-        examples=[(int(i), int(first[i])) for i in repeated[:examples]],
-    )
-    return found, copies.astype(np.uint8)
+    return _duplicates(store, first, copies, examples), copies.astype(np.uint8)
 
 
 def _keys(store: Store, by: Sequence[str]) -> Array:

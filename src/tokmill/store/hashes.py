@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tokmill.store.schema import Array, Records, Schema
+from tokmill.store.schema import ROLES, Array, Records, Schema, as_entries
 from tokmill.store.store import Store
 from tokmill.store.strings import Strings
 
@@ -36,7 +37,16 @@ def token_values(batch: Records, name: str) -> Array:
     return value
 
 
-def record_digests(batch: Records, names: list[str]) -> Array:
+def token_bits(batch: Records, names: Sequence[str]) -> Iterator[Array]:
+    """Yield each number of the tokens, uint64 (tokens,); of a float its bits, of a vector all."""
+    for name in names:
+        value = token_values(batch, name)
+        if value.dtype.kind == "f":
+            value = value.view(f"<u{value.itemsize}")
+        yield from (one.astype(np.uint64) for one in (value.T if value.ndim > 1 else [value]))
+
+
+def record_digests(batch: Records, names: Sequence[str]) -> Array:
     """Return a 128-bit digest of each record's tokens, as structured array (n,) of two uint64.
 
     A digest is two sums of mixed (token, position, column) values. Equal records have equal
@@ -49,8 +59,7 @@ def record_digests(batch: Records, names: list[str]) -> Array:
     begins = batch.offsets[:-1][full]
     position = np.arange(int(batch.offsets[-1]), dtype=np.uint64)
     position -= np.repeat(batch.offsets[:-1], lengths).astype(np.uint64)
-    for number, name in enumerate(names):
-        tokens = token_values(batch, name).astype(np.uint64)
+    for number, tokens in enumerate(token_bits(batch, names)):
         for part, salt in zip(("a", "b"), _SALTS, strict=True):
             column = np.uint64(int(salt) * (number + 1) & 0xFFFFFFFFFFFFFFFF)
             mixed = mix(tokens * salt + mix(position + column))
@@ -69,21 +78,15 @@ def row_digests(batch: Records, schema: Schema) -> Array:
     names = token_names(schema)
     if names:
         return record_digests(batch, names)
-    n = len(batch)
-    parts: list[Array] = [np.zeros((n, 0), np.uint64)]
-    for name, column in schema.items():
-        value = batch.columns.get(name)
-        if column.per == "record" and value is not None and not isinstance(value, Strings):
-            bits = value.view(np.uint32) if value.dtype.kind == "f" else value
-            parts.append(bits.reshape(n, -1).astype(np.uint64))
-    values = np.concatenate(parts, axis=1)
-    ends = np.arange(n + 1) * values.shape[1]
-    return record_digests(Records(ends, {"value": values.ravel()}, ends[:-1]), ["value"])
+    numbers = {n for n, c in schema.items() if c.per == "record" and c.dtype != "utf8"}
+    one_each = Records(np.arange(len(batch) + 1), batch.columns, batch.starts)
+    return record_digests(one_each, [name for name in batch.columns if name in numbers])
 
 
-def store_digests(store: Store) -> Array:
-    """Return the digests of all records of a store, in order (16 bytes a record)."""
-    parts = [row_digests(batch, store.schema) for _, _, batch in store.batches(1024)]
+def store_digests(store: Store, *, entries: bool = False) -> Array:
+    """Return the digests of all records or entries of a store, in order (16 bytes each)."""
+    read = ((batch, store.schema) for _, _, batch in store.batches(341 * len(ROLES)))
+    parts = [row_digests(*(as_entries(*one)[:2] if entries else one)) for one in read]
     return np.concatenate(parts) if parts else np.zeros(0, DIGEST)
 
 

@@ -183,6 +183,19 @@ class Rejects(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class Cut(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the receipt of a cut shard says of its first items alone, which were read to the end."""
+
+    items: int
+    """How many these are; a build that continues keeps their records."""
+    rejects: int = 0
+    """How many of the runs in `rejects`."""
+    rejected: dict[str, int] = {}
+    unlisted: tuple[int, int, int, int] | UnsetType = UNSET
+    skipped: dict[str, int] = {}
+    notes: dict[str, int] = {}
+
+
 class Receipt(msgspec.Struct, frozen=True):
     """Commits a shard. It holds no time, path or worker, so equal builds have equal receipts."""
 
@@ -207,10 +220,15 @@ class Receipt(msgspec.Struct, frozen=True):
     notes: dict[str, int] = {}
     """Change → how often it was made, such as ids that were replaced."""
     format: int = FORMAT
-    cut: bool | UnsetType = UNSET
-    """True if a time limit ended the shard; a build that continues makes the shard again."""
+    cut: Cut | UnsetType = UNSET
+    """Present if a time limit or a signal ended the shard before its last item did."""
     done: float | UnsetType = UNSET
     """Share of the last item that a cut part covers, if the source knows it."""
+
+    @property
+    def whole(self) -> list[ItemReceipt]:
+        """The items that were read to the end."""
+        return self.items if self.cut is UNSET else self.items[: self.cut.items]
 
     @property
     def name(self) -> str:

@@ -96,7 +96,9 @@ def reference_of(store: Store, column: str) -> Reference:
             f"the store has no column {column!r} that refers to another store",
             where=str(store.path),
             hint=nearest(column, known)
-            or "`tokmill build overlay STORE --values FILE --refer COLUMN=OTHER` makes one",
+            or "`tokmill build overlay STORE --values FILE --refer COLUMN=OTHER` makes one, "
+            "`tokmill build triplets PICKLES --blocks OTHER` too; intervals refer to blocks if "
+            "they are built with `tokmill build bbv --blocks STORE`",
         )
     stated, name = store.manifest.references, store.schema[column].ref
     found = stated.get(name or "") if isinstance(stated, dict) else None

@@ -13,7 +13,7 @@ from tokmill.errors import TokmillError
 from tokmill.store.strings import Array as Array
 from tokmill.store.strings import Strings, ranges
 
-DType = Literal["u1", "u2", "u4", "u8", "i8", "f4", "utf8"]
+DType = Literal["u1", "u2", "u4", "u8", "i8", "f4", "f8", "utf8"]
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,6 +38,11 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Schema = dict[str, Column]
+
+ROLES = ("anchor", "positive", "negative")
+"""The records of an entry in this order: columns of references, or numbers in the column `role`."""
+ROLE = Column("u1", per="record")
+"""The column `role` of stores in which an entry is three records that follow each other."""
 
 Places = Literal["byte", "row", "record", "address"]
 """Unit of the places where records begin in their inputs."""
@@ -121,6 +126,38 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+
+def has_entries(schema: Schema) -> bool:
+    """Say whether the records of a schema are members of entries, and not entries themselves."""
+    return schema.get("role") == ROLE and "content" in schema
+
+
+def as_entries(batch: Records, schema: Schema) -> tuple[Records, Schema, Array]:
+    """Return (entries as one record each, their schema, the first record of each entry, int64).
+
+    The tokens of an entry are those of its records, end to end, with a role for each; a value per
+    record is that of the anchor. Without entries the batch is returned as it is.
+
+    Raises `TokmillError` for roles that are not 0, 1, 2 again and again.
+    """
+    if not has_entries(schema):
+        return batch, schema, np.arange(len(batch))
+    role = np.asarray(batch.columns["role"])
+    if not np.array_equal(role, np.arange(len(role)) % len(ROLES)) or len(role) % len(ROLES):
+        raise TokmillError(
+            "the column 'role' does not hold 0, 1, 2 for each entry: a shard is damaged",
+            hint="`tokmill store validate STORE` finds it",
+        )
+    begins = np.arange(0, len(role), len(ROLES))
+    columns = {
+        name: value if schema[name].per == "token" else np.asarray(value)[begins]
+        for name, value in batch.columns.items()
+    }
+    columns["role"] = np.repeat(role, np.diff(batch.offsets))
+    offsets = np.append(batch.offsets[begins], batch.offsets[-1])
+    made = Records(offsets, columns, batch.starts[begins])
+    return made, {**schema, "role": Column("u1")}, begins
 
 
 PHRASE_BIT = np.uint32(1 << 31)

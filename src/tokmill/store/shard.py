@@ -35,7 +35,7 @@ from tokmill.store.string_column import StringColumn
 from tokmill.store.strings import Strings, ranges
 
 SUFFIX = ".safetensors"
-TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32"}
+TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32", "f8": "F64"}
 DTYPES = {name: np.dtype("<" + short) for short, name in TYPES.items()}
 OFFSETS = {"offsets": "", "phrase_offsets": "phrase", "table_offsets": "table."}
 """Array of offsets → the array that it divides ("": tokens; "table.": all such arrays); offsets of

@@ -6,7 +6,7 @@ size of the vocabulary for each column, and the distinct lengths (at most √(2 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -27,13 +27,14 @@ FREQUENT = 20
 class Lengths(msgspec.Struct, frozen=True):
     """Lengths of records in tokens, including the `eot` token.
 
-    A quantile q is the smallest length such that a share of at least q of the records is not
-    longer; so it is a length that occurs. All values are 0 for a store without records.
+    The quantiles p90 and p99 are the smallest length such that a share of at least so many records
+    is not longer; so it is a length that occurs. The median of an even number of records is the
+    mean of the two in the middle. All values are 0 for a store without records.
     """
 
     min: int
     mean: float
-    median: int
+    median: float
     p90: int
     p99: int
     max: int
@@ -171,9 +172,16 @@ def summary(
 
 
 def count(
-    store: Store, sample: int | None = None, advance: Callable[[int], None] | None = None
+    store: Store,
+    sample: int | None = None,
+    advance: Callable[[int], None] | None = None,
+    once: Collection[str] = (),
 ) -> Counts:
-    """Count lengths and ids; see `statistics` for the arguments."""
+    """Count lengths and ids; see `statistics` for the arguments.
+
+    `once`: columns with one value for all tokens of a phrase, which is counted once for each phrase
+    (as a separator after it is).
+    """
     if sample is not None and sample < 1:
         raise UsageError(f"a sample of {sample} shards is too small", hint="--sample 8")
     order = sorted(range(len(store.shards)), key=lambda number: store.shards[number].name)
@@ -188,7 +196,7 @@ def count(
         lengths, records = _merge(lengths, records, np.diff(offsets))
         for name in names:
             _check_ids(shard, name, store)
-            for part in _id_counts(shard, name, store.schema[name]):
+            for part in _id_counts(shard, name, store.schema[name], name in once):
                 ids[name] = _add(ids[name], part)
         empty += _empty(shard, offsets, ending, store)
         if advance is not None:
@@ -211,13 +219,14 @@ def length_figures(lengths: Array, records: Array) -> Lengths:
     """Return the figures of lengths (ascending), each with its number of records."""
     total = int(records.sum())
     if not total:
-        return Lengths(0, 0.0, 0, 0, 0, 0, [])
+        return Lengths(0, 0.0, 0.0, 0, 0, 0, [])
     cumulative = np.cumsum(records)
 
     def quantile(percent: int) -> int:
         # In integers: as a float, 0.9 * total may exceed a count that equals it exactly.
         return int(lengths[np.searchsorted(cumulative * 100, percent * total, side="left")])
 
+    middle = np.searchsorted(cumulative, [(total - 1) // 2, total // 2], side="right")
     longest = int(lengths[-1])
     bins = [(0, 0)] + [(1 << k, (2 << k) - 1) for k in range(longest.bit_length())]
     edges = np.asarray([first for first, _ in bins] + [bins[-1][1] + 1])
@@ -226,7 +235,7 @@ def length_figures(lengths: Array, records: Array) -> Lengths:
     return Lengths(
         min=int(lengths[0]),
         mean=int(lengths @ records) / total,
-        median=quantile(50),
+        median=float(lengths[middle].mean()),
         p90=quantile(90),
         p99=quantile(99),
         max=longest,
@@ -288,7 +297,7 @@ def _check_ids(shard: Shard, name: str, store: Store) -> None:
         raise shard.damaged("it uses phrases that are not in its table")
 
 
-def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:
+def _id_counts(shard: Shard, name: str, column: Column, once: bool) -> Iterator[Array]:
     """Yield the number of tokens of each id, a block of tokens at a time."""
     if not column.phrase:
         flat = shard[name]
@@ -305,6 +314,10 @@ def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:
     if len(values):
         # bincount sums floats; sums of integers below 2^53 are exact.
         weights = np.repeat(times, np.diff(table_offsets))
+        if once:
+            first = np.append(True, values[1:] != values[:-1])
+            first[table_offsets[:-1]] = True
+            values, weights = values[first], weights[first]
         yield np.bincount(values, weights=weights).astype(np.int64)
 
 

@@ -72,7 +72,8 @@ class Classify(Task):
             raise UsageError(
                 "the first state of a causal model has seen only one token",
                 where="task.pool",
-                hint="--set task.pool=last, or --set model.kind=encoder",
+                hint="--from RUN begins with the encoder of a run, --set model.kind=encoder with "
+                "one that has learned nothing; --set task.pool=last reads the last state",
             )
         if not 0 <= config.dropout < 1:
             raise UsageError(

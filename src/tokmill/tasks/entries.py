@@ -11,16 +11,18 @@ from tokmill.feed.alike import Alike
 from tokmill.feed.entries import Tuples
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
-from tokmill.store.schema import Array, Schema
+from tokmill.store.schema import ROLES, Array, Schema, has_entries
 from tokmill.store.store import Store
 from tokmill.tasks.likeness import ALIKE, ANCHOR, OTHER
 
-TUPLES = (("anchor", "positive", "negative"), ("anchor", "positive"), ("member",))
+TUPLES = (ROLES, ROLES[:2], ("member",))
 """Columns of references that are looked for, in this order."""
 KEYS = ("project", "program", "function", "part")
 """Record columns of which equal values mean alike records; those that a store has."""
 RELATIONS = ("role", "record", "members", "group")
 """Names of the values that say what the rows of a step are to each other."""
+CONTENT = "content"
+"""Record column of entries of several records: equal numbers mean the same record."""
 GROUP = "group"
 """Record column of numbers: entries with the same number are alike."""
 
@@ -31,6 +33,11 @@ def reference_columns(schema: Schema, chosen: Sequence[str]) -> tuple[str, ...]:
         return tuple(chosen)
     known = {name for name, column in schema.items() if column.ref is not None}
     return next((names for names in TUPLES if known.issuperset(names)), ())
+
+
+def says_alike(schema: Schema, columns: Sequence[str], same: Sequence[str]) -> bool:
+    """Say whether it is known which records of a store are alike."""
+    return bool(same or reference_columns(schema, columns)) or has_entries(schema)
 
 
 def key_columns(store: Store, chosen: Sequence[str]) -> tuple[str, ...]:
@@ -61,13 +68,22 @@ def entry_rows(
     seed: int,
     of_rows: Sequence[str] = (),
 ) -> Rows:
-    """Return the rows of entries: those that `columns` name, or `size` records of equal keys.
+    """Return the rows of entries: those that `columns` name, or the three records of each entry,
+    or `size` records of equal keys.
 
     `of_rows`: see `Entries`.
     """
     names = reference_columns(store.schema, columns)
     if names:
         return Tuples(store, length, names, shards=shards, seed=seed, of_rows=of_rows)
+    if has_entries(store.schema):
+        if same:
+            raise UsageError(
+                "the entries of the store say already which records are alike",
+                where="task.same",
+                hint="leave it out",
+            )
+        return Tuples(store, length, size=len(ROLES), shards=shards, seed=seed, of_rows=of_rows)
     keys = key_columns(store, same)
     return Alike(store, length, keys, size=size, shards=shards, seed=seed)
 
@@ -75,6 +91,8 @@ def entry_rows(
 def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[str]:
     """Return the record columns that `with_relations` needs, if the store has them."""
     named = reference_columns(schema, columns)
+    if has_entries(schema) and not named:
+        named = (CONTENT,)
     names = [name for name in named if name in schema and schema[name].per == "record"]
     chosen = schema.get(group or GROUP)
     usable = chosen is not None and chosen.per == "record" and not chosen.width
@@ -95,11 +113,15 @@ def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str
     All int64, as `likeness.relations` wants them. Columns that begin with `negative` name negatives
     of their entry, others alike records; the first one is the anchor. Without such columns (rows of
     key columns, or of a column with a value per token) all rows of an entry are alike, and their
-    records are not known.
+    records are not known. Of imported entries of three records, `content` stands for the numbers.
     """
     values = dict(batch.values)
     count = len(batch)
-    own_group = values.pop(group or GROUP, np.full(count, -1)).astype(np.int64)
+    own_group = values.get(group or GROUP, np.full(count, -1)).astype(np.int64)
+    if CONTENT in values:
+        rows = values[CONTENT].reshape(-1, len(ROLES))
+        values |= zip(ROLES, np.repeat(rows, len(ROLES), axis=0).T, strict=True)
+    values = {n: value for n, value in values.items() if n not in (CONTENT, group or GROUP)}
     names = [name for names in (columns, *TUPLES) for name in names]
     found = {n: values.pop(n).astype(np.int64).reshape(count, -1) for n in names if n in values}
     if not found:

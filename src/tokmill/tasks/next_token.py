@@ -6,7 +6,7 @@ Shapes: B rows, T positions, D width of the model, V ids of the column.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -65,13 +65,16 @@ SOURCE, PLACE = "instruction_source", "instruction_place"
 position of that token; -1: none."""
 
 
-def targets_of(batch: Batch, column: str) -> Array:
-    """Return the next token of each position, (B, T) int64, from rows of T + 1 tokens.
+def targets_of(
+    batch: Batch, columns: Iterable[str], skipped: Array, ignored: int = -1
+) -> dict[str, Array]:
+    """Return the next token of each position of rows of T + 1 tokens: column → (B, T) int64.
 
-    Tokens that are no targets are -1 (`nothing_to_learn`).
+    Tokens that are no targets, `skipped` (`nothing_to_learn`), are `ignored`.
     """
-    targets = batch.columns[column][:, 1:].astype(np.int64)
-    targets[nothing_to_learn(batch)] = -1
+    targets = {name: batch.columns[name][:, 1:].astype(np.int64) for name in columns}
+    for values in targets.values():
+        values[skipped] = ignored
     return targets
 
 
@@ -222,10 +225,7 @@ class NextToken(Task):
     def prepare(self, batch: Batch) -> Batch:
         """Cut rows of T + 1 tokens into inputs and targets, (B, T) each."""
         skipped = nothing_to_learn(batch)
-        targets = {}
-        for name in self.columns:
-            targets[name] = batch.columns[name][:, 1:].astype(np.int64)
-            targets[name][skipped] = -1
+        targets = targets_of(batch, self.columns, skipped)
         if self.instruction_heads is not None:
             kind = self.config.instruction
             targets[SOURCE], targets[PLACE] = instruction_targets(batch, skipped, kind)

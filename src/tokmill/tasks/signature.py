@@ -11,7 +11,7 @@ times the difference of their CPI.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -32,7 +32,7 @@ from tokmill.store.overlay import overlay_names
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.contrastive import Contrastive, LikenessConfig
-from tokmill.tasks.entries import reference_columns
+from tokmill.tasks.entries import says_alike
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.likeness import mean_where, over_entries, relations
 from tokmill.tasks.measures import Measures
@@ -41,6 +41,8 @@ VECTOR = "vector"
 """The input of the model that holds the vectors of the blocks."""
 LOG_CPI = "log_cpi"
 """A value of each row, NaN where it is not known."""
+IMPORTED = {"block": VECTOR, "count": "weight"}
+"""Columns of blocks and weights → those of imported intervals (`tokmill build triplets`)."""
 
 
 class SignatureConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -57,7 +59,8 @@ class SignatureConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True, k
     margin: float | None = 0.45
     """Margin of triplet or circle."""
     block: str = "block"
-    """Column of references, a value a token: the blocks of an interval."""
+    """Column of references, a value a token: the blocks of an interval; or of their vectors. Where
+    there is no `block`, `vector` is taken, and `weight` where there is no `count`."""
     overlay: str = ""
     """Overlay of the store of blocks with their vectors; empty: the only one that has them."""
     vector: str = "embedding"
@@ -113,13 +116,18 @@ class Signature(Contrastive):
 
     @classmethod
     def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:
-        """Return the vectors of the blocks that intervals name."""
-        blocks = cls.token_store(config, store).reference(config.block)
-        return {VECTOR: Vectors(config.block, with_vectors(blocks, config), config.vector)}
+        """Return the vectors of the blocks that intervals name, or have."""
+        tokens = cls.token_store(config, store)
+        block = held(config.block, tokens.schema)
+        if block in tokens.schema and tokens.schema[block].width:
+            return {VECTOR: Vectors(block, tokens, block)}
+        return {
+            VECTOR: Vectors(block, with_vectors(tokens.reference(block), config), config.vector)
+        }
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
         """Return rows of an interval each."""
-        if self.config.same or reference_columns(store.schema, self.config.columns):
+        if says_alike(store.schema, self.config.columns, self.config.same):
             return super().rows(store, seed, shards)
         if self.config.likeness_weight:
             raise UsageError(
@@ -143,14 +151,14 @@ class Signature(Contrastive):
 
     def evaluation_rows(self, store: Store) -> Rows:
         """Return the same; a store without columns of references is evaluated on its CPI alone."""
-        known = self.config.same or reference_columns(store.schema, self.config.columns)
+        known = says_alike(store.schema, self.config.columns, self.config.same)
         return self.rows(store) if known else Whole(store, self.row_length)
 
     def extra_columns(self, schema: Schema) -> list[str]:
         """Return the blocks, their weights and the CPI, and what says which rows are alike."""
         config = self.config
         keys = {"block": "token", "weight": "token", "cpi": "record"}
-        names: dict[str, str] = {k: getattr(config, k) for k in keys if getattr(config, k)}
+        names = {k: held(getattr(config, k), schema) for k in keys if getattr(config, k)}
         for key, name in names.items():
             column = schema.get(name)
             if column is None or column.per != keys[key] or column.dtype == "utf8":
@@ -167,7 +175,7 @@ class Signature(Contrastive):
         """Return the vectors and the weights of rows, as shares of each row."""
         made = {VECTOR: columns[VECTOR]}
         if self.config.weight:
-            weight = columns[self.config.weight].astype(np.float64)
+            weight = columns[held(self.config.weight, columns)].astype(np.float64)
             weight[(document < 0) | ~(weight > 0)] = 0
             share = weight / np.maximum(weight.sum(1, keepdims=True), 1e-300)
             made[WEIGHT] = share.astype(np.float32)[..., None]
@@ -243,13 +251,19 @@ class Signature(Contrastive):
         cpi, found = log_cpi[known].exp(), vectors[known, -1].double().exp()
         return metrics | {
             "cpi_error": float(((found - cpi).abs() / cpi).mean()),
-            "cpi_error_constant": float(((cpi.median() - cpi).abs() / cpi).mean()),
+            "cpi_error_constant": float(((cpi.quantile(0.5) - cpi).abs() / cpi).mean()),
         }
 
     def param_groups(self, weight_decay: float) -> list[Group]:
         """Return the groups of the model and of the head."""
         own = [] if self.cpi_head is None else self.cpi_head.parameters()
         return super().param_groups(weight_decay) + decay_groups(own, weight_decay)
+
+
+def held(name: str, columns: Collection[str]) -> str:
+    """Return a column, or that of imported intervals which takes its place."""
+    other = IMPORTED.get(name, name)
+    return name if name in columns or other not in columns else other
 
 
 def heaviest(

@@ -6,7 +6,7 @@ Both learn the same targets as the task next_token (`targets_of`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.feed.feed import Batch, Feed
+from tokmill.feed.feed import Feed
 from tokmill.prefetch import prefetch
 from tokmill.store.mask import LOSS, check_mask_of
-from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import column_sizes
-from tokmill.tasks.next_token import choose_column, targets_of
+from tokmill.tasks.next_token import choose_column, nothing_to_learn, targets_of
 from tokmill.tasks.rows import RowKind, check_cut, cut_rows
 from tokmill.tasks.task import positions
 
@@ -33,13 +32,16 @@ AHEAD = 2
 """Batches that are made ahead."""
 
 
-class TokenDataset(Dataset[dict[str, Tensor]]):
+class TokenDataset(Dataset[dict[str, Any]]):
     """The rows of a store as the causal models of transformers take them; item i is row i.
 
     An item is a dict of int64 tensors, (length,) each: `input_ids`; `labels`, which are not
     shifted, as the models do that; and `attention_mask`, 0 at padding. Packed rows have
     `position_ids` in place of the mask: counted from each document's first token they keep the
     documents apart, but only where no mask is given (`transformers.masking_utils`).
+
+    Of several columns, such as the six streams of programs, an item holds each by its name in place
+    of `input_ids`, and `labels` is a dict of the same names.
 
     A label is -100 where nothing is learned: at padding, at the first token of a document or of a
     row, at tokens that an earlier window holds too, and where the column `loss` is 0.
@@ -55,7 +57,7 @@ class TokenDataset(Dataset[dict[str, Tensor]]):
         step: tokens from one window to the next; 0: `length` - 1, so that each token but a
             document's first is learned once.
         seed: of what is random: the places of a stream, the neighbours in packed rows.
-        column: the column of tokens; may be left out where the store has one.
+        column: the only column of tokens that is read; left out, all of the store.
 
     Raises:
         TokmillError: the store cannot be read, is not complete, or holds nothing.
@@ -79,31 +81,34 @@ class TokenDataset(Dataset[dict[str, Tensor]]):
 
     def _make_feed(self) -> Feed:
         cut = cut_rows(self.store, self.rows, self.length, self.step, self.seed)
-        self.column, columns = read_columns(self.store, self.column)
-        return Feed(cut, 1, seed=self.seed, columns=columns)
+        self.columns, read = read_columns(self.store, self.column)
+        return Feed(cut, 1, seed=self.seed, columns=read)
 
     def __len__(self) -> int:
         return len(self._feed.sources[0])
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Tensor]]:
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return some items; their tensors are views of those of the whole batch."""
         rows = np.asarray([int(index) for index in indices], np.int64)
         rows = np.where(rows < 0, rows + len(self), rows)
         if ((rows < 0) | (rows >= len(self))).any():
             raise IndexError(f"the rows of {self.store.path} are numbered 0 to {len(self) - 1}")
         batch = self._feed.make(np.full(len(rows), self.epoch, np.int64), rows)
-        columns = {"input_ids": batch.columns[self.column].astype(np.int64)}
-        columns["labels"] = np.full(batch.document.shape, IGNORED, np.int64)
-        columns["labels"][:, 1:] = learned(batch, self.column, IGNORED)
+        tokens = {name: batch.columns[name].astype(np.int64) for name in self.columns}
+        labels = {name: np.full(batch.document.shape, IGNORED, np.int64) for name in self.columns}
+        for name, ahead in targets_of(batch, labels, nothing_to_learn(batch), IGNORED).items():
+            labels[name][:, 1:] = ahead
+        item: dict[str, Any] = tokens if len(tokens) > 1 else {"input_ids": alone(tokens)}
+        item["labels"] = alone(labels)
         if self.rows == "packed":
-            columns["position_ids"] = positions(batch.document)
+            item["position_ids"] = positions(batch.document)
         else:
-            columns["attention_mask"] = (batch.document >= 0).astype(np.int64)
-        tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
-        return [{name: tensor[i] for name, tensor in tensors.items()} for i in range(len(rows))]
+            item["attention_mask"] = (batch.document >= 0).astype(np.int64)
+        tensors = each(torch.from_numpy, item)
+        return [each(lambda tensor: tensor[i], tensors) for i in range(len(rows))]  # noqa: B023
 
     def set_epoch(self, epoch: int) -> None:
         """Draw what is random for another epoch; the trainers of accelerate call it."""
@@ -133,13 +138,13 @@ def batches(
     column: str = "",
     ignore_index: int = IGNORED,
     with_positions: bool = False,
-) -> Generator[tuple[Tensor, ...], None, None]:
+) -> Generator[tuple[Any, ...], None, None]:
     """Return the batches (x, y) that `tokmill train` would learn from, step after step, endlessly.
 
     x and y are int64, (batch_size / world, length) each, on the device; y is the next token of each
-    position, and -100 where nothing is learned. A batch depends on the step alone: a loop that
-    stopped before step s goes on with `start_step=s`. A thread makes the next ones ahead; closing
-    the generator ends it.
+    position, and -100 where nothing is learned. Of several columns x and y are dicts by names. A
+    batch depends on the step alone: a loop that stopped before step s goes on with `start_step=s`.
+    A thread makes the next ones ahead; closing the generator ends it.
 
     Args:
         store: a store or its folder. An unfinished one has to be given as a `Store`.
@@ -151,7 +156,7 @@ def batches(
         rank: which process this is.
         world: how many processes there are.
         device: where the tensors go; to CUDA from pinned memory, without waiting.
-        column: the column of tokens; may be left out where the store has one.
+        column: as of `TokenDataset`.
         ignore_index: what stands in y where nothing is learned.
         with_positions: yield (x, y, position): how far each token is from its document's first.
 
@@ -166,47 +171,54 @@ def batches(
             hint="steps and processes are counted from 0",
         )
     source = opened(store)
-    column, columns = read_columns(source, column)
-    feed = Feed(
-        cut_rows(source, rows, length + 1, seed=seed), batch_size, seed=seed, columns=columns
-    )
+    columns, read = read_columns(source, column)
+    feed = Feed(cut_rows(source, rows, length + 1, seed=seed), batch_size, seed=seed, columns=read)
     feed.rows_of(start_step, rank, world)  # refuses now what would fail at the first step
     place = torch.device(device)
 
-    def make() -> Iterator[list[Tensor]]:
+    def make() -> Iterator[list[Any]]:
         if place.type == "cuda":
             torch.cuda.set_device(place)  # of this thread: pinning opens the current device
         for step in itertools.count(start_step):
             batch = feed.batch(step, rank, world)
-            parts = [batch.columns[column][:, :-1].astype(np.int64)]
-            parts.append(learned(batch, column, ignore_index))
+            targets = targets_of(batch, columns, nothing_to_learn(batch), ignore_index)
+            tokens = {name: batch.columns[name][:, :-1].astype(np.int64) for name in columns}
+            parts = [alone(tokens), alone(targets)]
             if with_positions:
                 parts.append(positions(batch.document[:, :-1]))
-            tensors = [torch.from_numpy(part) for part in parts]
-            yield [tensor.pin_memory() for tensor in tensors] if place.type == "cuda" else tensors
+            tensors = [each(torch.from_numpy, part) for part in parts]
+            if place.type == "cuda":
+                tensors = [each(Tensor.pin_memory, part) for part in tensors]
+            yield tensors
 
-    def moved() -> Generator[tuple[Tensor, ...], None, None]:
+    def moved() -> Generator[tuple[Any, ...], None, None]:
         with closing(prefetch(make(), AHEAD)) as made:
             for tensors in made:
-                yield tuple(tensor.to(place, non_blocking=True) for tensor in tensors)
+                yield tuple(each(lambda one: one.to(place, non_blocking=True), x) for x in tensors)
 
     return moved()
 
 
-def learned(batch: Batch, column: str, ignore_index: int) -> Array:
-    """Return the next token of each position, (B, T) int64; `ignore_index`: nothing to learn."""
-    targets = targets_of(batch, column)
-    targets[targets < 0] = ignore_index
-    return targets
+def alone(columns: dict[str, Any]) -> Any:
+    """Return the values of a single column, and several as they are."""
+    return next(iter(columns.values())) if len(columns) == 1 else columns
 
 
-def read_columns(store: Store, column: str) -> tuple[str, list[str]]:
-    """Return the column of tokens, and all columns that are read for it."""
-    column = choose_column(column, column_sizes(store))
+def each(change: Callable[[Any], Any], value: Any) -> Any:
+    """Change an array or tensor, or each of nested dicts."""
+    if isinstance(value, dict):
+        return {name: each(change, one) for name, one in value.items()}
+    return change(value)
+
+
+def read_columns(store: Store, column: str) -> tuple[list[str], list[str]]:
+    """Return the columns of tokens, and all columns that are read for them."""
+    sizes = column_sizes(store)
+    columns = list(sizes) if len(sizes) > 1 and not column else [choose_column(column, sizes)]
     if LOSS not in store.schema:
-        return column, [column]
+        return columns, columns
     check_mask_of(store)
-    return column, [column, LOSS]
+    return columns, [*columns, LOSS]
 
 
 def opened(store: Store | Path | str) -> Store:

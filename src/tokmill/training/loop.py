@@ -23,10 +23,12 @@ from tokmill.training.not_finite import PartLoss, not_finite
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import task_type
 from tokmill.training.session import Session
-from tokmill.training.validation import validation_of
+from tokmill.training.validation import check_targets, validation_of
 
 CHECKED = "checked.json"
 """File of a run: the shards of its stores whose digests were right when they were read."""
+LOOKED_AT = 64
+"""Steps of which one must have something to predict before a run begins."""
 
 
 class RowLoop:
@@ -47,6 +49,8 @@ class RowLoop:
     ) -> None:
         self.config, self.task, self.engine, self.out = config, task, engine, out
         self.feed = make_feed(config, task, stores, engine.world)
+        first = map(self.feed.batch, range(min(len(self.feed), LOOKED_AT)))
+        check_targets(task, map(task.prepare, first), ", ".join(config.data.stores))
         self.validation = validation_of(config, facts, task)
         self.evaluates = self.validation is not None
         feeds = [self.feed, *([self.validation.feed] if self.validation else [])]

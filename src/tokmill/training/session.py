@@ -11,6 +11,7 @@ import contextlib
 import errno
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch import Tensor
 from tokmill import plugins
 from tokmill.errors import Interrupted, MachineError, TokmillError
 from tokmill.progress import Progress, human_facts, human_time
+from tokmill.stop import Stop
 from tokmill.tasks.task import Task
 from tokmill.training.data import open_stores
 from tokmill.training.engines.choose import make_engine
@@ -49,7 +51,6 @@ from tokmill.training.runs.track import METRICS, Tracker
 from tokmill.training.runs.trackers import open_trackers
 from tokmill.training.runs.warm_start import start_facts, start_from
 from tokmill.training.runs.weights import AVERAGED, BEST, FINAL, drop_final, save_weights
-from tokmill.training.stop import Stop
 
 
 class Loop(Protocol):
@@ -142,10 +143,13 @@ def train(
     """
     out = Path(out)
     with one_a_machine():
-        config = with_epochs(resolve(recipe, out, options or {}, resume), place().world)
+        world = place().world
+        config = with_epochs(resolve(recipe, out, options or {}, resume, world), world)
     with (
         make_engine(config.run, config.engine) as engine,
-        Stop(seconds(config.run.max_time)) as stop,
+        Stop(
+            time.monotonic() + seconds(config.run.max_time), ends_at_second=place().world == 1
+        ) as stop,
         engine.lead(runs.open_run(out, config, resume)),
     ):
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
@@ -298,7 +302,7 @@ class Session:
 
     def log_step(self) -> None:
         """Write the metrics of the last step."""
-        report = self.task.report(self.sums, self.count)
+        report = self.task.report(self.sums, self.count) if self.count else {}
         if self.config.run.precision == "fp16":
             report["skipped_steps"] = self.engine.skipped
         self.log({**report, "lr": self.lr, "grad_norm": self.norm, **self.meter.report()})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tokmill.errors import TokmillError
 from tokmill.feed.feed import Batch, Feed
 from tokmill.progress import Progress
 from tokmill.store.mask import leaves_out
@@ -137,7 +138,20 @@ def open_validation(
     )
     # The bytes of whole documents are known, not those of the tokens that a mask selects.
     bytes_ = 0.0 if leaves_out(store) else store.bytes_per_token() or 0.0
-    return Validation(feed, rows, bytes_)
+    validation = Validation(feed, rows, bytes_)
+    check_targets(task, validation.batches(task), str(store.path))
+    return validation
+
+
+def check_targets(task: Task, batches: Iterable[Batch], where: str) -> None:
+    """Refuse rows in which a task has nothing to predict: their loss would be 0."""
+    if not any(task.count(batch) for batch in batches):
+        raise TokmillError(
+            f"the task {task.config.kind} has nothing to predict in the rows of the store",
+            where=where,
+            hint="a record of one token has no next token; missing labels, and a column `loss` of "
+            "0, leave out more",
+        )
 
 
 def validation_of(config: TrainConfig, facts: Facts, task: Task) -> Validation | None:

@@ -84,7 +84,7 @@ class PairsSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = PairsConfig
     places = "address"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
     hints: ClassVar[Mapping[str, str]] = {

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from tokmill.builds.repeats import batches
-from tokmill.builds.select import check_equal, expand
+from tokmill.builds.select import open_stores
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import sampled_digest
@@ -52,7 +52,7 @@ class RecodeSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = RecodeOptions
     places = "record"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
 
     def __init__(
@@ -68,7 +68,7 @@ class RecodeSource(Source):
             used_by=tuple(map(_absolute, config.used_by)),
             keep=_absolute(config.keep),
         )
-        self.stores = _stores(inputs)
+        self.stores = open_stores(inputs)
         self.frozen = vocabularies
         self._shard: tuple[int, int] | None = None
         self._coded: _Coded | None = None
@@ -82,7 +82,7 @@ class RecodeSource(Source):
         """
         if request.tokenizer is not None or request.roles:
             raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
-        stores = _stores(request.inputs)
+        stores = open_stores(request.inputs)
         old = vocabularies_in(stores[0])
         frozen = {
             name: Frozen(vocabulary, stores[0].vocabulary_file(name).read_bytes())
@@ -194,17 +194,6 @@ def _note(batch: Records, column: str, count: int) -> None:
 
 def _absolute(path: str) -> str:
     return str(Path(path).absolute()) if path else ""
-
-
-def _stores(inputs: Sequence[str]) -> list[Store]:
-    stores = [Store(path) for path in expand(inputs)]
-    check_equal(stores)
-    for store in stores:
-        if store.partial:
-            raise TokmillError(
-                "the store is not complete", where=str(store.path), hint="finish its build"
-            )
-    return stores
 
 
 def _chosen(config: RecodeOptions, stores: Sequence[Store], old: Vocabularies) -> Vocabularies:

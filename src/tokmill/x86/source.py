@@ -93,7 +93,7 @@ class X86Source(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = X86Config
     places = "address"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
 

@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phases import from_rows
+from block_rows import from_rows
 from tokmill.bbv import read as reader
 from tokmill.bbv.read import pieces, read
 from tokmill.bbv.vectors import BlockVectors
@@ -183,7 +183,7 @@ def test_intervals_are_compared_with_their_size() -> None:
     assert len(facts.lines()) == 2
     assert vectors.compare(vectors.instructions[:3], 100).short_last is False
     assert vectors.compare(vectors.instructions).size is None
-    assert vectors.compare(from_rows([]).instructions, 5).largest == 0
+    assert vectors.compare(vectors.instructions[:0], 5).largest == 0
 
 
 def test_sums_of_more_than_63_bits_are_refused() -> None:

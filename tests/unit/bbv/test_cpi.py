@@ -11,10 +11,12 @@ import pytest
 from tokmill.bbv.cpi import Measures, check_measures, read_measures
 from tokmill.errors import TokmillError
 
+CYCLES, INSTRUCTIONS = "board.processor.start.core.numCycles", "simInsts"
 GEM5 = {
-    "board.processor.start.core.numCycles": [150, 400, 500],
-    "simInsts": [100, 200, 300],
+    CYCLES: [150, 400, 500, 600, 700, 800, 900, 1100],
+    INSTRUCTIONS: [100, 200, 300, 400, 500, 600, 700, 800],
 }
+GEM5_CPI = [1.5, 2.5, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
 
 
 def read_text(folder: Path, text: str) -> Measures:
@@ -33,11 +35,11 @@ def read_text(folder: Path, text: str) -> Measures:
         ("[1.5, null]", "given", [1.5, np.nan]),
         ('[{"interval": 0, "cpi": 1.5}, {"interval": 1, "cpi": 2.5}]', "given", [1.5, 2.5]),
         ('{"cpi_modelled": [1.5, 2.5], "other": 3}', "modelled", [1.5, 2.5]),
-        (json.dumps(GEM5), "simulated", [1.5, 2.5, 1.0]),
+        (json.dumps(GEM5), "simulated", GEM5_CPI),
         (
-            json.dumps([{k: v[i] for k, v in GEM5.items()} for i in range(3)]),
+            json.dumps([{k: v[i] for k, v in GEM5.items()} for i in range(8)]),
             "simulated",
-            [1.5, 2.5, 1.0],
+            GEM5_CPI,
         ),
         (
             json.dumps(
@@ -50,7 +52,7 @@ def read_text(folder: Path, text: str) -> Measures:
                 ]
             ),
             "simulated",
-            [1.5, 2.5, 1.0],
+            GEM5_CPI,
         ),
     ],
 )
@@ -77,8 +79,13 @@ def test_every_form_is_read(text: str, kind: str, cpi: list[float], tmp_path: Pa
         ('[1, "x"]', "no number"),
         ("[true]", "no number"),
         ("[{}, 3]", "no objects"),
-        (json.dumps(GEM5 | {"simInsts": [100, 90, 300]}), "running total"),
+        (json.dumps(GEM5 | {INSTRUCTIONS: [100, 90, *range(3, 9)]}), "running total"),
         (json.dumps(GEM5 | {"simInsts": [100]}), "different lengths"),
+        (json.dumps(GEM5 | {CYCLES: [1, None, 3]}), "value of .* is missing"),
+        (
+            json.dumps({CYCLES: [150, 400], INSTRUCTIONS: [100, 200]}),
+            "running total, or of each of 2",
+        ),
         ("[1" + "0" * 400 + "]", "cannot be read|inf"),
     ],
 )
@@ -86,6 +93,22 @@ def test_what_is_no_measure(text: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match=what) as error:
         read_text(tmp_path, text)
     assert error.value.hint
+
+
+def script_cpi(cycles: list[int], instructions: list[int]) -> list[float]:
+    """CPI as SemanticBBV's `asm_bbv_cpi_dataset.py` computes it: cycles are those of a dump."""
+    first = cycles[0] / instructions[0]
+    return [first] + [
+        cycles[i] / (instructions[i] - instructions[i - 1]) for i in range(1, len(cycles))
+    ]
+
+
+@pytest.mark.parametrize("cycles", [[150, 250, 100], [90], [150] * 9, [300, 200]])
+def test_statistics_that_are_reset_at_each_dump(cycles: list[int], tmp_path: Path) -> None:
+    instructions = [100 * i for i in range(1, len(cycles) + 1)]
+    value = {CYCLES: cycles, INSTRUCTIONS: instructions}
+    found = read_text(tmp_path, json.dumps(value)).cpi["simulated"]
+    np.testing.assert_allclose(found, script_cpi(cycles, instructions))
 
 
 SUMS = np.array([100, 110, 300, 120, 500])

@@ -104,6 +104,25 @@ def test_pc_files(tmp_path: Path) -> None:
             read_addresses(path)
 
 
+def test_tables_of_addresses(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xef\xbb\xbfID, Address\r\n3,0x1000\r\n\r\n1, 8192\r\n7,0X7fffFFFFff\r\n")
+    found = read_addresses(path)
+    assert found.ids.tolist() == [1, 3, 7]
+    assert found.at.tolist() == [8192, 0x1000, 0x7FFFFFFFFF]
+    assert found.overlap and not found.functions
+    for text, what in [
+        ("id,address\n1,2000\n1,2001\n", "line 3: the block 1 has two addresses"),
+        ("id,address\n1,40ac\n", "line 2: '1,40ac' is no block"),
+        ("id,address\n1,2,3\n", "line 2: '1,2,3' is no block"),
+        ("id,address\n\n", "names no block"),
+        ("id,bytes\n1,90c3\n", "line 1: the columns are id,bytes, not id,address"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(TokmillError, match=what):
+            read_addresses(path)
+
+
 def test_maps(tmp_path: Path) -> None:
     path = tmp_path / "a.map"
     path.write_text(
@@ -137,7 +156,6 @@ def test_a_record_stands_once_in_an_interval() -> None:
 def test_a_store_of_something_else_is_refused(tmp_path: Path) -> None:
     from making import quick_build
     from source_cases import write_graph, write_ids
-    from tokmill.bbv.blocks import only_store
 
     with pytest.raises(TokmillError, match="no store of basic blocks"):
         open_blocks(str(write_ids(tmp_path, 0)))
@@ -149,7 +167,6 @@ def test_a_store_of_something_else_is_refused(tmp_path: Path) -> None:
     found = open_blocks(str(tmp_path / "blocks"))
     assert [one.starts.tolist() for one in found.programs] == [[0x1000, 0x1004, 0x1100]]
     assert found.programs[0].instructions.tolist() == [2, 1, 2]
-    for stores, what in [((), "no store"), (("a", "b"), "select a b -o ALL")]:
-        with pytest.raises(UsageError) as error:
-            only_store(stores)
-        assert what in str(error.value)
+    with pytest.raises(UsageError, match="--blocks names 2") as error:
+        quick_build("bbv", graph, tmp_path / "s", blocks=["a", "b"])
+    assert "select a b -o ALL" in error.value.hint

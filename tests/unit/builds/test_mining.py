@@ -200,10 +200,27 @@ def test_content_may_be_a_column_of_an_overlay(
     assert plain.manifest.recipe_id != store.manifest.recipe_id
 
 
+def test_the_only_partner_is_found_among_many(tmp_path: Path) -> None:
+    """Of 200 builds of a function one has other content; it is the partner of all others."""
+    rows = [
+        Function("p", "a", f"gcc{build}", "O2", name, (number, int(build == 130)))
+        for number, name in enumerate("fg")
+        for build in range(200)
+    ]
+    alone = [Function("p", "a", f"gcc{build}", "O2", "h", (9,)) for build in range(90)]
+    write_keyed(tmp_path / "functions", [rows, alone])
+    store = quick_build("mine", tmp_path / "functions", tmp_path / "m", count=2)
+    assert store.column("anchor").tolist() == [i for i in range(400) for _ in range(2)]
+    for anchor, positive, _ in triples(store):
+        assert (anchor % 200 == 130) != (positive % 200 == 130)
+        assert anchor // 200 == positive // 200
+    assert store.manifest.skipped == {"partners have the same content": 90}
+
+
 def test_one_function_has_no_negative(tmp_path: Path) -> None:
     rows = [Function("p", "a", "gcc", level, "f", (i + 1,)) for i, level in enumerate("012")]
     path = write_keyed(tmp_path / "functions", [rows, []]).path
-    with pytest.raises(TokmillError, match=r"not one record was found \(3 no negative was found"):
+    with pytest.raises(TokmillError, match=r"found \(3 no negative among 64 drawn"):
         quick_build("mine", path, tmp_path / "m")
 
 
@@ -240,6 +257,20 @@ def test_stores_that_cannot_be_mined(
         quick_build("mine", quick_build("mine", path, tmp_path / "m").path, tmp_path / "n")
     with pytest.raises(UsageError, match="no vocabulary"):
         quick_build("mine", path, tmp_path / "o", tokenizer="x.json")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"near_unique": 0.9}, {"min_length": 1}, {"max_length": 9}, {"where": ["length > 3"]}],
+)
+def test_entries_of_references_have_no_lengths(
+    tmp_path: Path, functions: tuple[Path, list[Function]], options: dict[str, object]
+) -> None:
+    mined = quick_build("mine", functions[0], tmp_path / "mined", count=3)
+    with pytest.raises(UsageError, match="the records have no tokens"):
+        quick_build("select", mined.path, tmp_path / "s", **options)
+    unique = quick_build("select", [mined.path, mined.path], tmp_path / "u", unique=True)
+    assert triples(unique) == triples(mined)
 
 
 def test_links_go_through_long_chains() -> None:

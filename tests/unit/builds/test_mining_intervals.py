@@ -11,13 +11,13 @@ import scipy.sparse
 
 from function_stores import many, write_keyed
 from interval_stores import counts_of, write_intervals
-from making import files_of, quick_build, token_store
+from making import files_of, quick_build, rec, token_store, write_store
 from tokmill.bbv.projection import project
 from tokmill.builds.mining import cells, hard, interval_vectors, intervals
 from tokmill.builds.mining.interval_vectors import projected, spread_of
 from tokmill.builds.mining.vectors import UNIT, rounded
 from tokmill.errors import TokmillError, UsageError
-from tokmill.store.schema import Array
+from tokmill.store.schema import Array, Column
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 
@@ -117,6 +117,73 @@ def test_thresholds(tmp_path: Path, profiles: Store, across: bool) -> None:
     assert validate(store).ok
 
 
+def of_shares(folder: Path, sizes: tuple[int, ...]) -> Store:
+    """A program with phases of some sizes, whose blocks have nothing in common."""
+    draw = np.random.default_rng(1)
+    rows = []
+    for phase, size in enumerate(sizes):
+        for _ in range(size):
+            block = np.arange(8) + 8 * phase
+            counts = draw.integers(800, 1000, 8)
+            rows.append({**rec(), "block": block.tolist(), "count": counts.tolist()})
+    schema = {"block": Column("u1"), "count": Column("u8")}
+    return write_store(folder / "store", schema, [rows])
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "moved"), [((27, 3), "above"), ((6,) * 5, "below"), ((20, 10), "")]
+)
+def test_thresholds_that_no_pair_reaches(
+    tmp_path: Path, sizes: tuple[int, ...], moved: str, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quantile of a normal distribution is taken, 0.69 or 0.16; others stay as they are."""
+    if drawn:
+        monkeypatch.setattr(interval_vectors, "PAIRS", 300)
+        monkeypatch.setattr(intervals, "PAIRS", 300)
+    profiles = of_shares(tmp_path, sizes)
+    likeness = cosines(projected(profiles, 100, 0))
+    pairs = likeness[np.triu_indices(len(profiles), 1)]
+    high, low = pairs.mean() + 0.5 * pairs.std(), pairs.mean() - pairs.std()
+    assert (high > pairs.max(), low < pairs.min()) == (moved == "above", moved == "below")
+    store = quick_build("mine", profiles.path, tmp_path / "m", what="bbv", count=20)
+    assert store.manifest.notes == ({intervals.BY_QUANTILE: 1} if moved else {})
+    close = 0.15 if drawn else 1e-9
+    edges = {
+        "above": np.quantile(pairs, 0.6914624612740131, method="lower"),
+        "below": np.quantile(pairs, 0.15865525393145705, method="higher"),
+    }
+    high, low = (
+        edges.get(moved * (moved == "above"), high),
+        edges.get(moved * (moved == "below"), low),
+    )
+    anchor, positive, negative = mined(store).T
+    assert (likeness[anchor, positive] > high - close).all()
+    assert (likeness[anchor, negative] < low + close).all()
+    able = (likeness > high + close) & ~np.eye(len(profiles), dtype=bool)
+    able = able.any(1) & (likeness < low - close).any(1)
+    assert {*np.flatnonzero(able)} <= {*anchor.tolist()} and len(store) > 100
+
+
+def test_what_is_looked_for_keeps_the_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One near pair among many, which no draw finds, is a pair above the threshold."""
+    rows = [{**rec(), "block": [0, i + 1], "count": [10_000, 1000]} for i in range(34)]
+    far = [{**rec(), "block": [60 + i], "count": [5000]} for i in range(4)]
+    near = [{**rec(), "block": [0, 50], "count": [10_000 + i, 1000]} for i in range(2)]
+    schema = {"block": Column("u1"), "count": Column("u8")}
+    profiles = write_store(tmp_path / "store", schema, [[*rows, *far, *near]])
+    monkeypatch.setattr(interval_vectors, "PAIRS", 30)
+    monkeypatch.setattr(intervals, "PAIRS", 30)
+    likeness = cosines(projected(profiles, 1600, 0))
+    pairs = likeness[~np.eye(len(profiles), dtype=bool)]
+    high = pairs.mean() + 0.5 * pairs.std()
+    assert (pairs > high).sum() == 2 and likeness[38, 39] > high
+    store = quick_build("mine", profiles.path, tmp_path / "m", what="bbv", dimensions=1600)
+    assert mined(store)[:, :2].tolist() == [[38, 39], [39, 38]] and not store.manifest.notes
+
+
 def test_neighbours_are_the_nearest(tmp_path: Path, profiles: Store) -> None:
     options = {"what": "bbv", "count": 30, "neighbours": 5, "negatives": "semi-hard"}
     store = quick_build("mine", profiles.path, tmp_path / "m", cpi=True, **options)
@@ -196,9 +263,6 @@ def test_what_cannot_be(tmp_path: Path, profiles: Store) -> None:
 
 def test_counts_of_64_bits(tmp_path: Path) -> None:
     """The largest counts are shares like any others."""
-    from making import rec, write_store
-    from tokmill.store.schema import Column
-
     schema = {"block": Column("u1"), "count": Column("u8")}
     counts = counts_of(30)
     stores = []

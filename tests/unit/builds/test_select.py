@@ -229,16 +229,14 @@ def test_merge_is_in_the_order_given_and_needs_equal_schemas(tmp_path: Path, par
     make(tmp_path / "b", RECORDS[:3])
     merged = quick_build("select", [tmp_path / "b", parent], tmp_path / "m")
     assert levels(merged) == [r["level"] for r in [*RECORDS[:3], *RECORDS]]
-    listed = tmp_path / "stores.txt"
-    listed.write_text(f"# those to merge\nb\n\n  # and\n{parent}\n")
-    assert (
-        files_of(tmp_path / "m").keys()
-        == files_of(quick_build("select", listed, tmp_path / "l").path).keys()
-    )
+    (tmp_path / "stores.txt").write_text(f"b\n{parent}\n")
+    with pytest.raises(UsageError, match="this is a list of paths") as caught:
+        quick_build("select", tmp_path / "stores.txt", tmp_path / "l")
+    assert f"--files-from {tmp_path / 'stores.txt'}" in caught.value.hint
     write_store(tmp_path / "c", {"token": Column("u2")}, [[rec([1])]])
-    with pytest.raises(TokmillError, match="cannot be merged") as caught:
+    with pytest.raises(TokmillError, match="cannot be merged") as refused:
         quick_build("select", [parent, tmp_path / "c"], tmp_path / "x")
-    assert "schema.name" in str(caught.value)
+    assert "schema.name" in str(refused.value)
 
 
 def test_select_of_a_select_is_both_conditions(tmp_path: Path, parent: Path) -> None:
@@ -366,3 +364,65 @@ def test_the_names_of_programs_are_drawn_together(tmp_path: Path, by: str) -> No
     assert groups[0] and groups[1] and not groups[0] & groups[1]
     addresses = [int(record["address"]) for part in found for record in part]
     assert sorted(addresses) == list(range(80))
+
+
+def share_of(capsys: pytest.CaptureFixture[str], parent: Path, out: Path, **options: Any) -> str:
+    """What a selection tells of the share that it drew, in a note or in an error."""
+    how = How(amount=here())
+    try:
+        quick_build("select", parent, out, how=how, **options)
+    except TokmillError as error:
+        return error.hint or ""
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    return "".join(notes).removeprefix("note: ")
+
+
+def test_a_share_that_groups_make_impossible_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = lambda i, name: rec([i], name=name, level=i % 2, score=0, vector=[0, 0])  # noqa: E731
+    one, three = tmp_path / "one", tmp_path / "three"
+    make(one, [row(i % 10, "only") for i in range(50)])
+    make(three, [row(i % 10, "abc"[i // 20]) for i in range(60)])
+    told = share_of(capsys, one, tmp_path / "a", ratio=0.6, by="name")
+    rest = share_of(capsys, one, tmp_path / "b", ratio=0.6, by="name", rest=True)
+    why = "records with an equal 'name' are drawn together, and it has one value here, so no share"
+    # All or nothing, whichever it is: both builds say the same.
+    assert told.startswith(f"100 % of 50 records were drawn, not 60 %: {why}")
+    assert rest.startswith(f"0 % of 50 records were drawn, not 40 %: {why}")
+    shares = set()
+    for seed in range(6):
+        out = tmp_path / f"three {seed}"
+        told = share_of(capsys, three, out, ratio=0.5, by="name", seed=seed)
+        names = (
+            {record["name"] for record in Store(out)} if (out / "manifest.json").exists() else ()
+        )
+        shares.add(len(names))
+        wanted = f"{100 * len(names) / 3:.3g} % of 60 records were drawn, not 50 %"
+        assert told.startswith(wanted) and "has 3 values here" in told
+    assert len(shares) > 1
+    # A condition before the draw is no part of the share.
+    told = share_of(capsys, one, tmp_path / "c", ratio=0.6, by="name", where=["level == 0"])
+    assert told.startswith("100 % of 25 records were drawn, not 60 %")
+    assert not share_of(capsys, three, tmp_path / "d", ratio=0.5, where=["level < 2"])
+
+
+def test_chance_alone_is_no_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = lambda i: rec([i], name="", level=i, score=0, vector=[0, 0])  # noqa: E731
+    make(tmp_path / "p", [row(i) for i in range(8)])
+    make(
+        tmp_path / "equal", [rec([1], name="", level=i, score=0, vector=[0, 0]) for i in range(90)]
+    )
+    for seed in range(8):
+        told = share_of(capsys, tmp_path / "p", tmp_path / f"{seed}", ratio=0.5, seed=seed)
+        assert not told or told.startswith("no record meets all conditions")
+    told = share_of(capsys, tmp_path / "equal", tmp_path / "e", ratio=0.5)
+    assert "records with equal tokens are drawn together" in told
+    # A draw of a draw with the same seed is no new one.
+    many = [rec([i % 10, i // 10 % 10, i // 100], name="", level=i, score=0, vector=[0, 0])
+            for i in range(300)]  # fmt: skip
+    make(tmp_path / "many", many)
+    half = quick_build("select", tmp_path / "many", tmp_path / "half", ratio=0.5)
+    told = share_of(capsys, half.path, tmp_path / "again", ratio=0.5)
+    assert told.startswith(f"100 % of {len(half)} records") and "needs another --seed" in told
+    assert not share_of(capsys, half.path, tmp_path / "new", ratio=0.5, seed=1)

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from document_formulas import padded, windows
 from making import TOKENIZER, ids_of, quick_build, token_store
 from tokmill.errors import TokmillError, UsageError
-from tokmill.formats.npz import NpzExport
+from tokmill.formats import notes
+from tokmill.formats.npz import NpzExport, check
 from tokmill.formats.npz_export import file_names
 
 LONG = list(range(1, 26))
@@ -23,20 +25,6 @@ LONG = list(range(1, 26))
 def export(store, out, **options):
     options = {"max_length": 10, "stride": 4, "pad_id": 0, **options}
     return NpzExport(NpzExport.Config(**options)).write(store, out)
-
-
-def windows(tokens, length, step):
-    """The seed's loop, line by line."""
-    if len(tokens) <= length:
-        return [tokens]
-    found, start = [], 0
-    while start < len(tokens):
-        end = min(start + length, len(tokens))
-        found.append(tokens[start:end])
-        if end == len(tokens):
-            break
-        start += step
-    return found
 
 
 def load(out):
@@ -57,13 +45,52 @@ def test_windows_are_the_seeds(tmp_path):
     rows = []
     for ids, mask in parts:
         assert ids.dtype == mask.dtype == np.int32 and ids.shape == mask.shape
-        assert ids.shape[1] == 10 and len(ids) <= 4
+        assert ids.shape[1] == mask.sum(axis=1).max() and len(ids) <= 4
         assert not ids[mask == 0].any()  # the pad id
         rows += [i[: m.sum()].tolist() for i, m in zip(ids, mask, strict=True)]
         assert all(m.tolist() == sorted(m.tolist(), reverse=True) for m in mask)
     expected = [w for r in (LONG, [7] * 10, [8, 0], [9] * 11) for w in windows(r, 10, 4)]
     assert rows == expected
     assert written["windows"] == len(expected) and written["tokens"] == sum(map(len, expected))
+
+
+@pytest.mark.parametrize("padding", ["longest", "max_length", None])
+@pytest.mark.parametrize("per_file", [4, 23])
+def test_the_width_is_that_of_the_longest_window_of_a_file(tmp_path, padding, per_file):
+    random = np.random.default_rng(0)
+    lengths = [*random.integers(1, 100, 22).tolist(), 100]
+    records = [random.integers(1, 99, length).tolist() for length in lengths]
+    store = token_store(tmp_path / "s", [records[:9], records[9:]])
+    options = {} if padding is None else {"padding": padding}
+    options |= {"max_length": 1024, "stride": 512, "windows_per_file": per_file}
+    written = export(store, tmp_path / "o", **options)
+    _, parts = load(tmp_path / "o")
+    width = 1024 if padding == "max_length" else 0
+    for number, (ids, mask) in enumerate(parts):
+        some = records[number * per_file : (number + 1) * per_file]
+        assert (ids.tolist(), mask.tolist()) == padded(some, 0, width)
+    if per_file == 23:
+        assert parts[0][0].shape == (23, width or 100)
+    arrays = sum(ids.nbytes + mask.nbytes for ids, mask in parts)
+    size = sum(p.stat().st_size for p in (tmp_path / "o").glob("*.npz"))
+    assert written["statistics"]["compression_ratio"] == size / arrays
+    assert notes.check(tmp_path / "o").ok
+    assert ids_of(quick_build("npz", tmp_path / "o", tmp_path / "again")) == records
+
+
+@pytest.mark.parametrize(("length", "step"), [(1024, 512), (256, 128), (7, 3), (1, 1)])
+def test_the_default_stride_is_half_of_the_length(tmp_path, length, step):
+    record = np.random.default_rng(0).integers(1, 99, 3 * length + 1).tolist()
+    store = token_store(tmp_path / "s", [[record]])
+    NpzExport(NpzExport.Config(max_length=length, pad_id=0)).write(store, tmp_path / "o")
+    _, ((ids, mask),) = load(tmp_path / "o")
+    rows = [i[: m.sum()].tolist() for i, m in zip(ids, mask, strict=True)]
+    assert rows == windows(record, length, step)
+    # To name it changes nothing: the same export, complete already.
+    before = (tmp_path / "o" / "tokenized_data_part001.npz").stat().st_mtime_ns
+    config = NpzExport.Config(max_length=length, stride=step, pad_id=0)
+    NpzExport(config).write(store, tmp_path / "o")
+    assert (tmp_path / "o" / "tokenized_data_part001.npz").stat().st_mtime_ns == before
 
 
 @settings(max_examples=20, deadline=None)
@@ -134,7 +161,7 @@ def test_the_pad_token(tmp_path):
     assert "--pad-id" in str(caught.value) and "<|pad|>" in str(caught.value)
     np.asarray([5, 6, 0], "<u2").tofile(tmp_path / "t.bin")
     store = quick_build("bin", tmp_path / "t.bin", tmp_path / "v", tokenizer=TOKENIZER)
-    export(store, tmp_path / "o", pad_id=None)
+    export(store, tmp_path / "o", pad_id=None, padding="max_length")
     _, ((ids, mask),) = load(tmp_path / "o")
     assert ids.tolist() == [[5, 6, 0, *[1] * 7]] and mask.sum() == 3
     with pytest.raises(UsageError, match="pad_id = 300 is none of the ids 0 to 299"):
@@ -339,3 +366,51 @@ def test_wrong_lengths_inside_the_archive(tmp_path):
             archive.writestr("attention_mask.npy", npy(MASK))
         with pytest.raises(TokmillError, match=message):
             quick_build("npz", tmp_path / "a.npz", tmp_path / message)
+
+
+def check_file_integrity(folder, vocab_size):
+    """The seed's two checks of a folder, line by line: names of the files that one refuses."""
+    bad = set()
+    for npz_file in folder.glob("*.npz"):
+        try:
+            with open(npz_file, "rb") as file, np.load(file) as data:
+                assert "input_ids" in data
+                assert "attention_mask" in data
+                assert data["input_ids"].shape == data["attention_mask"].shape
+                assert data["input_ids"].dtype in [np.int32, np.int64]
+                assert data["attention_mask"].dtype in [np.int32, np.int64]
+                assert np.max(data["input_ids"]) < vocab_size
+        except Exception:
+            bad.add(npz_file.name)
+    return bad
+
+
+def test_every_problem_of_a_folder_of_others_is_told(tmp_path):
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 300, (50, 8)).astype(np.int32)
+    mask = np.ones_like(ids)
+    whole = save(tmp_path / "a.npz", input_ids=ids, attention_mask=mask).read_bytes()
+    save(tmp_path / "long.npz", input_ids=ids.astype(np.int64), attention_mask=mask)
+    assert check(tmp_path, str(TOKENIZER)).ok and not check_file_integrity(tmp_path, 300)
+    save(tmp_path / "mask.npz", input_ids=ids)
+    save(tmp_path / "ids.npz", attention_mask=mask)
+    save(tmp_path / "shape.npz", input_ids=ids, attention_mask=mask[:3])
+    save(tmp_path / "float.npz", input_ids=ids.astype(float), attention_mask=mask)
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "none.npz").write_bytes(b"")
+    (tmp_path / "flip.npz").write_bytes(whole)
+    corrupt(tmp_path / "flip.npz", len(whole) // 2)
+    large = ids.copy()
+    large[7, 3] = 300
+    save(tmp_path / "range.npz", input_ids=large, attention_mask=mask)
+    for tokenizer, size in ((str(TOKENIZER), 300), (None, 1 << 31)):
+        found = check(tmp_path, tokenizer)
+        bad = {re.search(r"(\w+\.npz)", problem.where)[1] for problem in found.problems}
+        assert bad == check_file_integrity(tmp_path, size)
+        assert ("range.npz" in bad) == (tokenizer is not None)
+        assert found.files == 10 and len(found.problems) == len(bad)
+    where = next(p.where for p in check(tmp_path, str(TOKENIZER)).problems if "range" in p.where)
+    assert where.endswith("range.npz, row 7, position 3")
+    save(tmp_path / "one.npz", input_ids=ids - 1, attention_mask=mask)
+    assert not check(tmp_path / "one.npz").ok, "the script takes ids below 0"
+    assert check(tmp_path / "a.npz").ok

@@ -18,6 +18,7 @@ from making import files_of, quick_build, token_store
 from tokmill import plugins
 from tokmill.builds.source import Resources
 from tokmill.errors import TokmillError, UsageError
+from tokmill.report.pickles import lengths_of_pickle
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
@@ -62,26 +63,61 @@ def names(store: Store) -> dict[str, list[str]]:
 
 
 def test_levels_of_functions(tmp_path: Path) -> None:
-    """`*_blame.pkl`: a list of {level: [sequence]}; and the same by name."""
+    """`*_blame.pkl`: a list of {level: [sequence]} or {level: sequence}; and the same by name."""
     first = {"O0": [[PUSH, MOV, RET], [PUSH]], "O3": [[MOV, RET]]}
-    listed = [first, {"Os": [[RET]], "O1": []}]
-    named = {"main": first, "use": [[RET], [MOV]]}
+    single = {"O0": [PUSH, MOV, RET], "O3": [], "Og": [MOV]}
+    values = {
+        "list": [first, {"Os": [[RET]], "O1": []}, single],
+        "dict": {"main": first, "use": [[RET], [MOV]], "one": [PUSH, RET], "more": single},
+        "alone": single, "levels": first,
+    }  # fmt: skip
     wanted = {
-        "list": [("0", "O0", 0), ("0", "O0", 1), ("0", "O3", 0), ("1", "Os", 0)],
+        "list": [
+            ("0", "O0", 0), ("0", "O0", 1), ("0", "O3", 0), ("1", "Os", 0),
+            ("2", "O0", 0), ("2", "Og", 0),
+        ],
         "dict": [
             ("main", "O0", 0), ("main", "O0", 1), ("main", "O3", 0),
-            ("use", "", 0), ("use", "", 1),
+            ("use", "", 0), ("use", "", 1), ("one", "", 0), ("more", "O0", 0), ("more", "Og", 0),
         ],
+        "alone": [("", "O0", 0), ("", "Og", 0)],
+        "levels": [("", "O0", 0), ("", "O0", 1), ("", "O3", 0)],
     }  # fmt: skip
-    for name, value in (("list", listed), ("dict", named)):
+    for name, value in values.items():
         path = put(tmp_path / name / "x_blame.pkl", value)
         store = quick_build("token-dicts", path, tmp_path / name / "store")
-        shard = store.shard(0)
-        keys = zip(
-            shard.strings("function", 0, len(store)), shard.strings("level", 0, len(store)),
-            shard["variant"].tolist(), strict=True,
-        )  # fmt: skip
-        assert list(keys) == wanted[name]
+        keys = [(record["function"], record["level"], record["variant"]) for record in store]
+        assert keys == wanted[name]
+        assert shown(store)[-1] == aligned([MOV, RET] if name == "levels" else [MOV])
+        # `inspect`, `plot lengths` and a build see the same sequences, but for empty ones.
+        unit, lengths = lengths_of_pickle(path)
+        assert unit == "tokens" and lengths[lengths > 0].tolist() == [len(r["asm"]) for r in store]
+
+
+@pytest.mark.parametrize("files", [0, 2])
+def test_levels_go_in_and_come_out(tmp_path: Path, files: int) -> None:
+    functions = {
+        "main": {"O0": [[PUSH, MOV, RET], [PUSH]], "O3": [[MOV, RET]]},
+        "use": {"O3": [[RET]], "O0": [[MOV], [RET, MOV]]},
+        "no level": [[PUSH], [RET]],
+    }
+    store = quick_build("token-dicts", put(tmp_path / "a.pkl", functions), tmp_path / "s")
+    found = export(store, tmp_path / "b.pkl", key="function,level", sequences_per_file=files)
+    assert len(found["files"]) == (files or 1) and "note" not in found
+    assert {k: v for path in found["files"] for k, v in plain(path).items()} == functions
+    again = quick_build("token-dicts", found["files"], tmp_path / "t")
+    assert shown(again) == shown(store)
+    by_level = export(store, tmp_path / "c.pkl", key="level,function")
+    assert plain(by_level["files"][0])["O3"] == {"main": [[MOV, RET]], "use": [[RET]]}
+    # What would be lost is said.
+    for key in ("function", ""):
+        said = export(store, tmp_path / f"{key}d.pkl", key=key)["note"]
+        assert "levels of sequences (O0, O3) are not in the file" in said
+        assert "--key function,level" in said
+    flat = quick_build("select", store.path, tmp_path / "u", where=("function = no level",))
+    assert "note" not in export(flat, tmp_path / "e.pkl")
+    with pytest.raises(UsageError, match="no column 'levels' of strings"):
+        export(store, tmp_path / "f.pkl", key="function,levels")
 
 
 def shown(store: Store) -> list[dict[str, Any]]:
@@ -360,6 +396,9 @@ def test_instructions_that_do_not_fit(tmp_path: Path, value: Any, message: str) 
     [
         (["text"], "it is a str, not a list of token dicts"),
         ([{"asm": [1], "mne": [2]}], "it is a dict of ids, not a list of token dicts"),
+        ({"f": [{"asm": [1], "mne": [2]}]}, "it is a dict of ids, not a list of token dicts"),
+        ([PUSH, RET], "it is one token dict, not a list of token dicts"),
+        ([{"asm": ["A"]}], "it is a dict, not a list of token dicts"),
         ({"f": {"asm": []}}, "'f' holds a dict, not a list"),
         ({"f": [5]}, "it is a int, not a list of token dicts"),
         ((1, 2), "holds a tuple, not a dict or a list"),

@@ -5,24 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from document_formulas import bucket_ids
 from tokmill.errors import UsageError
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem
 from tokmill.mlir.tokens import bucket_tokens, features, field_tokens, views
 from tokmill.mlir.tokens.bucket_tokens import CLS, PAD, SEP, UNK, MLIROperationTokenizer
-
-
-def slow(vectors: list[float], repeated: bool) -> list[int]:
-    """Tokenize one vector number by number."""
-    found = []
-    for place, value in enumerate(vectors):
-        if not np.isfinite(value):
-            found.append(3)
-            continue
-        bucket = int(max(0.0, min(1.0, value)) * 49)
-        found.append(4 + (place % 100 if repeated else place) * 50 + bucket)
-    return found
 
 
 def test_initialization() -> None:
@@ -36,7 +25,7 @@ def test_a_single_operation(repeated: bool) -> None:
     vector = np.random.default_rng(0).uniform(-0.5, 1.5, 250)
     vector[[3, 9, 11]] = np.nan, np.inf, -np.inf
     made = MLIROperationTokenizer(250, seed_compatible=repeated)
-    assert made.tokens(vector).tolist() == slow(vector.tolist(), repeated)
+    assert made.tokens(vector).tolist() == bucket_ids(vector.tolist(), repeated)
 
 
 def test_a_sequence_of_consumer_and_producer() -> None:
@@ -106,13 +95,9 @@ def test_normalised_bounds_and_their_tokens(
     plain = features.vector(operation, features.Sizes(loops=5))
     rest = [place for place in range(len(vector)) if not kinds <= place < kinds + 5]
     assert vector[rest].tolist() == plain[rest].tolist()
-    # The document's formula: 4 + (number % 100) * 50 + bucket.
     made = MLIROperationTokenizer(len(vector), seed_compatible=True)
     ids = made.tokens(vector).tolist()
-    assert len(ids) > 200 and ids == [
-        4 + (place % 100) * 50 + int(min(max(float(value), 0.0), 1.0) * 49)
-        for place, value in enumerate(vector.tolist())
-    ]
+    assert len(ids) > 200 and ids == bucket_ids(vector.tolist())
     found = [number - 4 - (kinds + loop) * 50 for loop, number in enumerate(ids[kinds : kinds + 5])]
     assert found == [*buckets, 0, 0]
 

@@ -137,6 +137,16 @@ def test_the_form_of_the_recurrence_may_be_named() -> None:
     torch.testing.assert_close(*outputs)
 
 
+def test_weights_in_bfloat16_are_run_in_it() -> None:
+    """As DeepSpeed's own bf16 holds them; the recurrence stays in float32."""
+    ids = np.arange(1, 21).reshape(2, 10) % 11
+    batch = tensors(ids, np.zeros_like(ids))
+    expected = model()(batch)
+    found = model().bfloat16()(batch)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, atol=0.1, rtol=0.05)
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="no number of heads"):
         RWKV7(RWKV7Config(dim=100), Inputs({"token": 3}))

@@ -70,6 +70,27 @@ def test_csv_holds_what_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "l.png").read_bytes().startswith(PNG)
 
 
+def test_a_csv_has_each_length(tmp_path: Path) -> None:
+    lengths = [3, 1, 4, 1, 5, 9, 2]
+    one = write_store(tmp_path / "a,b", [[[2] * n for n in lengths[:3]], [[2] * 7]])
+    two = write_store(tmp_path / "c", [[[2] * n for n in lengths[3:]]])
+    (written,) = plot("lengths", [one.path, two.path], tmp_path / "new/l.csv")
+    rows = list(csv.reader(io.StringIO(written.read_text())))
+    assert rows[0] == ["series", "number", "length", "in"]
+    wanted = [("a,b", [*lengths[:3], 7]), ("c", lengths[3:])]
+    assert rows[1:] == [
+        [name, str(i), str(length), "tokens"]
+        for name, found in wanted
+        for i, length in enumerate(found)
+    ]
+    with pytest.raises(UsageError, match="takes no sample"):
+        plot("lengths", [one.path], tmp_path / "l.csv", sample=1)
+    # Of another figure it has the numbers that --data writes.
+    plot("frequency", [one.path], tmp_path / "f.svg", data=True)
+    plot("frequency", [one.path], tmp_path / "g.csv")
+    assert (tmp_path / "g.csv").read_bytes() == (tmp_path / "f.csv").read_bytes()
+
+
 def test_how_many_ids_cover_how_much() -> None:
     table = np.asarray([0, 5, 900, 50, 40, 4, 1])
     assert figures.coverage(table) == [(90, 1), (95, 2), (99, 3), (99.9, 5)]
@@ -95,13 +116,13 @@ def test_lengths_of_pickles(tmp_path: Path) -> None:
         figures.lengths([tmp_path / "x.pkl"])
 
 
-def test_the_loss_of_several_columns_is_a_sum(tmp_path: Path) -> None:
+def test_a_loss_has_the_unit_that_its_run_records(tmp_path: Path) -> None:
     lines: list[dict[str, float | None]] = [{"step": 1, "loss": 3.0}]
     run = write_run(tmp_path / "r", lines)
-    assert figures.loss([run]).y == "loss (nats a token)"
-    columns = {"fingerprint": "f" * 64, "columns": {"asm": 3, "mne": 2}}
-    (write_run(tmp_path / "r2", lines) / "schema.json").write_text(json.dumps(columns))
-    assert figures.loss([tmp_path / "r2"]).y == "loss (nats, sum over 2 columns)"
+    assert figures.loss([run]).y == "loss"
+    recorded = {"fingerprint": "f" * 64, "measures": {"loss": "nats, sum over 2 columns"}}
+    (run / "schema.json").write_text(json.dumps(recorded))
+    assert figures.loss([run]).y == "loss (nats, sum over 2 columns)"
 
 
 def test_equal_figures_are_equal_bytes(tmp_path: Path) -> None:

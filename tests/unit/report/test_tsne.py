@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from making import rec, write_store
+from making import quick_build, rec, write_store
+from tokmill.bbv.population import as_matrix
+from tokmill.bbv.read import read
+from tokmill.bbv.simpoint import simpoints
 from tokmill.errors import UsageError
 from tokmill.report import tsne as figure
 from tokmill.report.figures import make
@@ -50,6 +53,39 @@ def test_what_is_alike_lies_together(tmp_path: Path) -> None:
                                   vectors=str(vectors), data=True)  # fmt: skip
         assert written.stat().st_size > 3000
         assert len(numbers.read_text().splitlines()) == 91
+
+
+def test_basic_block_vectors_need_no_training(tmp_path: Path) -> None:
+    """A file, and a store of it: colours of the phases that `tokmill simpoint` finds."""
+    draw = np.random.default_rng(0)
+    phase = np.arange(48) // 8 % 3
+    rows = [
+        {4 * int(kind) + b: int(draw.integers(500, 600)) for b in range(1, 5)} for kind in phase
+    ]
+    lines = ("T" + "".join(f":{b}:{n} " for b, n in row.items()) + "\n" for row in rows)
+    trace = tmp_path / "program.bb"
+    trace.write_text("".join(lines) + "T\n")
+    found = make("tsne", [trace])
+    assert found.title == "t-SNE of basic block vectors: 48 of 49 records"
+    matrix, ids = as_matrix(read(trace))
+    labels = simpoints(matrix, ids).labels[:48]
+    assert {one.label: len(one.x) for one in found.series} == {
+        f"phase {n}": int((labels == n).sum()) for n in range(3)
+    }
+    middles = {one.label: np.asarray([one.x.mean(), one.y.mean()]) for one in found.series}
+    for one in found.series:
+        off = np.hypot(one.x - middles[one.label][0], one.y - middles[one.label][1]).max()
+        assert off < min(np.linalg.norm(middles[one.label] - other)
+                         for name, other in middles.items() if name != one.label)  # fmt: skip
+    (tmp_path / "cpi.csv").write_text("cpi\n" + "".join(f"{1 + k}\n" for k in phase) + "9\n")
+    store = quick_build("bbv", trace, tmp_path / "store", cpi=[str(tmp_path / "cpi.csv")])
+    again = make("tsne", [store.path])
+    assert all((a.x == b.x).all() for a, b in zip(found.series, again.series, strict=True))
+    by_cpi = make("tsne", [store.path], column="cpi")
+    assert [one.label for one in by_cpi.series] == ["1", "2", "3"]
+    for arguments in ({"column": "cpi"}, {"vectors": "v.npy"}):
+        with pytest.raises(UsageError, match="a file has no columns"):
+            make("tsne", [trace], **arguments)
 
 
 def test_numbers_are_in_parts_and_rare_words_together(

@@ -260,7 +260,7 @@ def test_settings_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert config.optim.lr == 1e-4 and config.task.benchmarks_folder_path == str(folder)
     assert any("weights" in note for note in notes(config))
     (tmp_path / "twice.json").write_text('{"bench_count": 2, "steps": 3, "nb_iterations": 3}')
-    with pytest.raises(UsageError, match="same setting"):
+    with pytest.raises(UsageError, match="the same key"):
         resolve(tmp_path / "twice.json", tmp_path / "run", {}, False)
     (tmp_path / "more.json").write_text(
         '{"bench_count": 2, "nb_iterations": 3, "max_num_loops": 12, "sparse_reward": true}'

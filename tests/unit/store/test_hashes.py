@@ -126,3 +126,11 @@ def test_copies_are_found_by_columns_that_are_there(tmp_path: Path) -> None:
         find_copies(store, ["project"])
     with pytest.raises(UsageError, match="no column 'token'"):
         find_copies(store, ["token"])
+
+
+def test_numbers_with_fractions_and_vectors_count_in_full() -> None:
+    schema = {"a": Column("f8"), "v": Column("f4", width=2)}
+    values = [(0.25, (0.5, 1)), (0.75, (0.5, 1)), (0.25, (0.25, 1)), (0.25, (1, 0.5))]
+    rows = [{"a": [a], "v": [v]} for a, v in [*values, values[0]]]
+    digests = [tuple(d) for d in record_digests(batch_of(schema, rows), ["a", "v"]).tolist()]
+    assert len(set(digests)) == 4 and digests[4] == digests[0]

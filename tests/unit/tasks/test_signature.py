@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from torch.nn import functional as F
 
 import tokmill
 import toy
-from making import write_store
+from making import quick_build, write_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
 from tokmill.inference.embed import embed
 from tokmill.models.model import WEIGHT
 from tokmill.store.references import reference_to, written_in
+from tokmill.store.schema import ROLES
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.tasks.signature import VECTOR, heaviest
@@ -208,6 +210,12 @@ def test_the_cpi_alone_and_no_cpi(stores: Path, tmp_path: Path) -> None:
     found = [*losses(tmp_path / "cpi", "loss_cpi").values()]
     assert sum(found[-5:]) < sum(found[:5])
     assert "val_mrr" not in losses(tmp_path / "cpi", "val_mrr")
+    cpi = Store(stores / "sets-val").column("cpi").astype(np.float64)
+    cpi = cpi[np.isfinite(cpi) & (cpi > 0)]
+    assert len(cpi) % 2 == 0 and len(set(cpi)) == len(cpi), "two different ones in the middle"
+    constant = (abs(np.median(cpi) - cpi) / cpi).mean()
+    told = losses(tmp_path / "cpi", "val_cpi_error_constant")
+    assert told[40] == pytest.approx(constant, rel=1e-5)
     bare = {"cpi": "", "weight": "", "overlay": "vectors"}
     tokmill.train(recipe(stores, 4, task=bare), tmp_path / "bare", quiet=True)
     assert losses(tmp_path / "bare", "val_mrr") and not losses(tmp_path / "bare", "val_cpi_error")
@@ -238,3 +246,92 @@ def test_an_interval_without_blocks(tmp_path: Path) -> None:
     found = np.load(tmp_path / "v.npy")
     assert made.empty == 1 and np.isfinite(found).all()
     assert found.any(1).tolist() == [False, True, False]
+
+
+@pytest.fixture(scope="module")
+def imported(stores: Path) -> Path:
+    """The entries of the stores as pickles, and these as stores: with vectors, with numbers."""
+    vectors = Store(stores / "blocks", ["vectors"]).column("embedding")
+    for name in ("sets", "sets-val"):
+        store, native = Store(stores / name, ["entries"]), Store(stores / name)
+        entries, numbers = [], []
+        for row in range(len(store)):
+            three = [native.record(int(store.column(role)[row])) for role in ROLES]
+            if any(not np.isfinite(one["cpi"]) for one in three):
+                continue
+            parts = [(one["block"], one["count"].tolist()) for one in three]
+            cpi = [float(one["cpi"]) for one in three]
+            entries.append((*(p for b, w in parts for p in ([*vectors[b]], w)), *cpi))
+            numbers.append((*(p for b, w in parts for p in (b.tolist(), w)), *cpi))
+        for kind, value in (("vectors", entries), ("numbers", numbers)):
+            path = stores / f"{name}.{kind}.pkl"
+            path.write_bytes(pickle.dumps(value, 4))
+            more = {"blocks": str(stores / "blocks")} if kind == "numbers" else {}
+            quick_build("triplets", path, stores / f"{name}-{kind}", **more)
+    return stores
+
+
+def of_imported(stores: Path, kind: str, steps: int = 8, **task: Any) -> dict[str, Any]:
+    value = recipe(stores, steps, task=task)
+    value["data"] |= {"val": str(stores / f"sets-val-{kind}"), "overlays": []}
+    value["data"]["train"] = str(stores / f"sets-{kind}")
+    return value
+
+
+@pytest.mark.parametrize("kind", ["vectors", "numbers"])
+def test_imported_entries_are_rows_like_mined_ones(kind: str, imported: Path) -> None:
+    """The batches of both have the same vectors, shares and CPI, and the same relations."""
+    native = Store(imported / "sets")
+    mined = Store(imported / "sets", ["entries"])
+    store = Store(imported / f"sets-{kind}")
+    task = task_of(of_imported(imported, kind, length=4096))
+    mine = batch_of(task, store, len(store) // 3)
+    known = [
+        row for row in range(len(mined))
+        if all(np.isfinite(native.record(int(mined.column(r)[row]))["cpi"]) for r in ROLES)
+    ]  # fmt: skip
+    numbers = [int(mined.column(role)[row]) for row in known for role in ROLES]
+    assert mine.values["role"].tolist() == [0, 1, 2] * len(known)
+    vectors = Store(imported / "blocks", ["vectors"]).column("embedding")
+    for row, number in enumerate(numbers):
+        record, filled = native.record(number), mine.document[row] >= 0
+        np.testing.assert_array_equal(mine.columns[VECTOR][row][filled], vectors[record["block"]])
+        share = record["count"] / record["count"].sum()
+        np.testing.assert_allclose(mine.columns[WEIGHT][row][filled, 0], share, rtol=1e-6)
+        np.testing.assert_allclose(mine.values["log_cpi"][row], np.log(record["cpi"]), rtol=1e-6)
+    # Equal intervals have equal numbers, others other ones; alike ones are anchor and positive.
+    assert len(set(zip(numbers, mine.values["record"].tolist(), strict=True))) == len(set(numbers))
+    assert len(set(mine.values["record"].tolist())) == len(set(numbers))
+    record = mine.values["record"].reshape(-1, 3)
+    assert np.array_equal(mine.values["members"], np.repeat(record[:, :2], 3, axis=0))
+    assert (mine.values["group"] == -1).all()
+
+
+@pytest.mark.parametrize("loss", ["triplet", "in_batch", "circle"])
+def test_imported_entries_are_learned(loss: str, imported: Path, tmp_path: Path) -> None:
+    """With vectors or with numbers of blocks: the same losses, and signatures of all intervals."""
+    found = []
+    for kind in ("vectors", "numbers"):
+        out = tmp_path / kind
+        tokmill.train(of_imported(imported, kind, 8, loss=loss), out, quiet=True)
+        told = evaluate(out, imported / f"sets-val-{kind}", device="cpu")
+        found.append([*losses(out).values(), told["loss"], told["mrr"], told["cpi_error"]])
+    assert np.isfinite(found).all() and len(found[0]) == 11
+    np.testing.assert_allclose(*found, rtol=1e-5)
+    embed(tmp_path / "vectors", imported / "sets-vectors", name=loss, device="cpu")
+    signatures = Store(imported / "sets-vectors", [loss]).column("embedding")
+    content = Store(imported / "sets-vectors").column("content")
+    for number in np.unique(content)[:5]:
+        same = signatures[content == number]
+        np.testing.assert_allclose(same, np.broadcast_to(same[0], same.shape), atol=1e-5)
+
+
+def test_imported_entries_that_cannot_be_learned(imported: Path, tmp_path: Path) -> None:
+    alone = quick_build("triplets", imported / "sets.numbers.pkl", tmp_path / "alone")
+    value = of_imported(imported, "numbers")
+    value["data"] |= {"train": str(alone.path), "val": ""}
+    with pytest.raises(UsageError, match="no column 'block' that refers") as error:
+        tokmill.train(value, tmp_path / "run", quiet=True)
+    assert "--blocks" in (error.value.hint or "")
+    with pytest.raises(UsageError, match="say already which records are alike"):
+        tokmill.train(of_imported(imported, "vectors", same=["cpi"]), tmp_path / "s", quiet=True)

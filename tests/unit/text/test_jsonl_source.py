@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from making import jsonl, quick_build
+from document_formulas import prepared_text
+from making import EOT, TOKENIZER, ids_of, jsonl, quick_build
 from tokmill.builds.source import Item, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import each_drop
@@ -254,3 +255,34 @@ def test_an_empty_file_has_no_record(tmp_path: Path) -> None:
     assert read(path)[:2] == ([], [])
     with pytest.raises(TokmillError, match="not one record"):
         quick_build("jsonl", path, tmp_path / "s")
+
+
+BLANKS = ["", " ", "\t", "\n", "\u00a0", "\u2003", "\x1f", "\u3000", "\u200b"]
+FIELD = st.tuples(
+    st.sampled_from(BLANKS),
+    st.sampled_from(["", "[deleted]", "[removed]", "[Deleted]", "a word", "two\nlines",
+                     "ends<|endoftext|>here", "[deleted] [removed]", "\ufeff"]),
+    st.sampled_from(BLANKS),
+).map("".join)  # fmt: skip
+ITEM = st.dictionaries(st.sampled_from(["title", "text", "subreddit"]), FIELD)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ITEM, max_size=30))
+def test_the_ids_are_those_of_the_jsonl_kit(
+    tmp_path_factory: pytest.TempPathFactory, items: list[dict[str, str]]
+) -> None:
+    """With --strip, --end-of-record none and --specials-in-text special."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra text")
+    folder = tmp_path_factory.mktemp("kit")
+    items.append({"title": " kept\u00a0", "text": "[deleted]\n"})
+    path = jsonl(folder / "a.jsonl", items)
+    texts = [text for text in map(prepared_text, items) if text]
+    assert [text for _, text in read(path, strip=True)[0]] == texts
+    options = {"strip": True, "end_of_record": "none", "specials_in_text": "special"}
+    store = quick_build("jsonl", path, folder / "s", **options)
+    peer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    assert ids_of(store) == [peer.encode(text).ids for text in texts]
+    assert len(store) + sum(store.manifest.skipped.values()) == len(items)
+    ended = quick_build("jsonl", path, folder / "e", **(options | {"end_of_record": "eot"}))
+    assert ids_of(ended) == [[*peer.encode(text).ids, EOT] for text in texts]

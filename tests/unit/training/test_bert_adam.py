@@ -13,6 +13,7 @@ from torch import nn
 
 import tokmill
 import toy
+from document_formulas import bert_rate
 from processes import together, values
 from tokmill.errors import Interrupted, UsageError
 from tokmill.training.engines.bert_adam import BertAdam, BertAdamConfig
@@ -67,9 +68,10 @@ def groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
 def rate_of(config: BertAdamConfig, step: int) -> float:
     """Return the rate as the formulas say, written out once more."""
     if config.exact_original:
-        x, share = step / STEPS, config.warmup / STEPS if config.warmup else config.warmup_share
-        shape = 1.0 if config.schedule == "constant" else 1.0 - x
-        return config.lr * (x / share if x < share else shape)
+        share = config.warmup / STEPS if config.warmup else config.warmup_share
+        if config.schedule == "constant" and step / STEPS >= share:
+            return config.lr
+        return bert_rate(config.lr, step, STEPS, share)
     rise = config.warmup or round(config.warmup_share * STEPS)
     if step < rise:
         return config.lr * (step + 1) / rise

@@ -84,6 +84,8 @@ def test_engines_are_told_what_they_alone_know() -> None:
         with pytest.raises(UsageError) as caught:
             from_dict({"engine": {"deepspeed": table}}, "r.toml")
         assert what in caught.value.what and caught.value.hint and caught.value.where == "r.toml"
+    with pytest.raises(UsageError, match="the engine deepspeed computes in fp32 or bf16"):
+        from_dict({"run": {"engine": "deepspeed", "precision": "fp16"}})
     with pytest.raises(UsageError, match="engine.deepsped: there is no such key"):
         from_dict({"engine": {"deepsped": {}}})
 

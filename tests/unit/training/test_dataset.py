@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.inputs import Inputs
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
+from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.next_token import NextToken, NextTokenConfig, RowKind
 from tokmill.tasks.task import positions
 from tokmill.training.dataset import TokenDataset, batches
@@ -33,6 +35,22 @@ THREE = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return make_store(tmp_path / "store", cycles(30, seed=1))
+
+
+STREAMS = ("asm", "mne", "type", "reg", "rw", "eflag")
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> Store:
+    """Records of 2 to 11 tokens in six streams, each with ids of its own."""
+    random = np.random.default_rng(4)
+    schema = {name: Column("u2", vocab=name) for name in STREAMS}
+    sizes = {name: Vocabulary(f"{name}.json", "0" * 64, 40, {}) for name in STREAMS}
+    records = [
+        {name: random.integers(1, 40, length).tolist() for name in STREAMS}
+        for length in random.integers(2, 12, 30)
+    ]
+    return write_store(tmp_path / "six", schema, [records[:17], records[17:]], vocabularies=sizes)
 
 
 def lists(dataset: TokenDataset, name: str) -> list[list[int]]:
@@ -241,3 +259,54 @@ def test_a_store_that_holds_nothing_is_refused(tmp_path: Path) -> None:
     made = token_store(tmp_path / "s", [[]])
     with pytest.raises(TokmillError, match="no rows|column"):
         TokenDataset(made, 16)
+
+
+def test_an_item_holds_all_streams_of_its_record(streams: Store) -> None:
+    """Six streams of an unpickled dataset by two workers, against the records one by one."""
+    dataset = pickle.loads(pickle.dumps(TokenDataset(streams, 8, rows="whole")))  # noqa: S301
+    batches_ = list(DataLoader(dataset, 7, num_workers=2, multiprocessing_context="fork"))
+    assert set(batches_[0]) == {*STREAMS, "labels", "attention_mask"}
+    assert set(batches_[0]["labels"]) == set(STREAMS)
+    for number, record in enumerate(streams):
+        batch, row = batches_[number // 7], number % 7
+        length = min(8, len(record["asm"]))
+        assert batch["attention_mask"][row].tolist() == [1] * length + [0] * (8 - length)
+        for name in STREAMS:
+            ids = record[name][:8].tolist()
+            assert batch[name].dtype == batch["labels"][name].dtype == torch.int64
+            assert batch[name][row].tolist() == ids + [0] * (8 - length)
+            assert batch["labels"][name][row].tolist() == [NO, *ids[1:]] + [NO] * (8 - length)
+    assert len(dataset) == streams.records == sum(len(batch["asm"]) for batch in batches_)
+
+
+def test_packed_streams_and_one_of_them(streams: Store) -> None:
+    packed = TokenDataset(streams, 16, rows="packed")
+    assert set(packed[0]) == {*STREAMS, "labels", "position_ids"}
+    found = {name: sorted(int(i) for item in packed for i in item[name] if i) for name in STREAMS}
+    assert found == {name: sorted(int(i) for r in streams for i in r[name]) for name in STREAMS}
+    one = TokenDataset(streams, 16, rows="packed", column="reg")
+    assert set(one[0]) == {"input_ids", "labels", "position_ids"}
+    for item, other in zip(one, packed, strict=True):
+        assert torch.equal(item["input_ids"], other["reg"])
+        assert torch.equal(item["labels"], other["labels"]["reg"])
+    with pytest.raises(UsageError, match="no token column 'regs'"):
+        TokenDataset(streams, 16, column="regs")
+
+
+def test_batches_of_all_streams(streams: Store) -> None:
+    """Each stream is what it is alone; a window's next tokens are those of its records."""
+    with closing(batches(streams, 6, 4, seed=2, with_positions=True)) as found:
+        x, y, place = next(found)
+    assert set(x) == set(y) == set(STREAMS) and place.shape == (4, 6)
+    for name in STREAMS:
+        with closing(batches(streams, 6, 4, seed=2, column=name)) as alone:
+            mine, theirs = next(alone)
+        assert torch.equal(x[name], mine) and torch.equal(y[name], theirs)
+    flat = [
+        tuple(int(r[name][i]) for name in STREAMS) for r in streams for i in range(len(r["rw"]))
+    ]
+    after = dict(itertools.pairwise(flat))
+    assert len(after) == len(flat) - 1
+    for row, column in np.argwhere(y["asm"].numpy() != NO):
+        here = tuple(int(x[name][row, column]) for name in STREAMS)
+        assert after[here] == tuple(int(y[name][row, column]) for name in STREAMS)

@@ -116,7 +116,6 @@ def test_which_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"engine": "fsdp2", "compile": True}, "the engine fsdp2 does not compile"),
         ({"engine": "deepspeed", "compile": True}, "the engine deepspeed does not compile"),
-        ({"engine": "deepspeed", "precision": "fp16"}, "deepspeed computes in fp32 or bf16"),
     ],
 )
 def test_what_an_engine_does_not_do(options: dict[str, Any], what: str) -> None:

@@ -93,3 +93,33 @@ def test_foreign_and_unfinished_stores_are_refused(run: Path, tmp_path: Path) ->
     assert evaluate(run, partial, partial=True, device="cpu")["tokens"] > 0
     with pytest.raises(TokmillError, match="holds no run"):
         evaluate(tmp_path, foreign)
+
+
+def test_rows_with_nothing_to_predict_have_no_loss(run: Path, tmp_path: Path) -> None:
+    """Documents of one token have no next token: no training, no validation, no evaluation."""
+    ones = make_store(tmp_path / "ones", [np.array([3])] * 40)
+    for refused in (
+        lambda: evaluate(run, ones, device="cpu"),
+        lambda: tokmill.train(recipe(ones, 2), tmp_path / "a", quiet=True),
+        lambda: tokmill.train(
+            recipe(run.parent / "none", 2, data={"train": str(ones), "val": str(ones)}),
+            tmp_path / "b",
+            quiet=True,
+        ),
+    ):
+        with pytest.raises(TokmillError, match="nothing to predict") as caught:
+            refused()
+        assert caught.value.where == str(ones) and caught.value.hint
+
+
+def test_a_step_with_nothing_to_predict_has_no_loss(tmp_path: Path) -> None:
+    """Rows of 3 tokens, one a step: three of single tokens, and one of a document of 3 or more."""
+    documents = [np.array([3])] * 8 + [np.array([1, 2, 3, 4, 5])]
+    store = make_store(tmp_path / "store", documents)
+    keys = {"data": {"batch": 1, "shuffle": False}, "task": {"length": 2}}
+    run = tokmill.train(recipe(store, 6, **keys), tmp_path / "run", quiet=True)
+    # Rows begin at tokens 0, 2, 4, …; tokens 8 to 12 are the long document.
+    found = losses(run.path)
+    assert sorted(found) == [5, 6] and all(loss > 0 for loss in found.values())
+    assert sorted(losses(run.path, "lr")) == [1, 2, 3, 4, 5, 6]
+    assert losses(run.path, "tokens") == {1: 0, 2: 0, 3: 0, 4: 0, 5: 2, 6: 4}

@@ -55,7 +55,13 @@ def test_a_name_finds_its_table(given: str, key: str) -> None:
 
 def test_every_other_name_is_of_a_key_that_is_there_and_is_none_of_ours() -> None:
     whole = msgspec.to_builtins(from_dict({}))
-    keys = flatten(whole) | flatten(msgspec.to_builtins(from_dict({"task": {"kind": "masked"}})))
+    kinds = (
+        {"task": {"kind": "masked"}},
+        {"model": {"kind": "policy"}, "task": {"kind": "schedules"}},
+    )
+    keys = flatten(whole)
+    for kind in kinds:
+        keys |= flatten(msgspec.to_builtins(from_dict(kind)))
     assert set(OTHER_NAMES.values()) <= keys.keys()
     ours = {key.partition(".")[2] for key in keys}
     assert not ours & (OTHER_NAMES.keys() | OTHER_WAYS.keys())

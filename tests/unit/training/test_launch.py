@@ -244,8 +244,10 @@ def test_what_is_waited_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         pass
     assert capsys.readouterr().err == ""
     with told_when_waiting("the others", 0.01):
-        until = time.monotonic() + 30
-        while not (said := capsys.readouterr().err):
+        until, said = time.monotonic() + 30, ""
+        # The line and its end may be written one after the other.
+        while not said.endswith("\n"):
+            said += capsys.readouterr().err
             assert time.monotonic() < until
     assert said == "waiting for the others\n"
 

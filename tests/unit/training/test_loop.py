@@ -16,7 +16,6 @@ from making import change_sealed
 from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.training.runs.track import read_metrics
 from tokmill.training.session import Session
-from tokmill.training.stop import Stop
 from toy import cycles, losses, make_store, recipe, stop_after, weights
 
 
@@ -269,37 +268,6 @@ def test_keys_that_are_newer_than_a_run_have_their_defaults(store: Path, tmp_pat
     options = {"task": {"pull": 0.1}}
     with pytest.raises(TokmillError, match=r"task\.pull: 0\.0 → 0\.1"):
         tokmill.train(recipe(store, 2), tmp_path / "run", options=options, resume=True, quiet=True)
-
-
-def test_signals_are_taken_over_once_and_given_back() -> None:
-    import os
-    import signal
-
-    before = signal.getsignal(signal.SIGTERM)
-    with Stop(math.inf) as stop:
-        assert stop.reason == ""
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.reason == "SIGTERM"
-        assert signal.getsignal(signal.SIGTERM) is before
-    assert Stop(0.0).reason == "the time limit"
-
-
-def test_one_of_several_processes_ignores_a_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may report the end of a starter more than once: saving must outlast that."""
-    import os
-    import signal
-
-    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1")):
-        monkeypatch.setenv(name, value)
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        with Stop(math.inf) as stop:
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.reason == "SIGTERM"
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_damaged_ids_are_named(tmp_path: Path) -> None:

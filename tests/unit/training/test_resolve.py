@@ -49,6 +49,9 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         resolve(tmp_path / "some.jsonl", tmp_path / "run", {}, False)
     assert "tokmill build jsonl" in caught.value.hint
+    for name in ("nowhere.json", "nowhere"):
+        with pytest.raises(TokmillError, match="there is no such recipe or store"):
+            resolve(tmp_path / name, tmp_path / "run", {}, False)
     with pytest.raises(UsageError, match="neither a recipe nor a store"):
         resolve(None, tmp_path / "run", {}, False)
     with pytest.raises(TokmillError, match="no such store"):

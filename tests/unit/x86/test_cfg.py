@@ -281,3 +281,23 @@ def test_the_label_of_an_end_is_no_function(built: Path) -> None:
     where = symbols(path)
     assert where["code_end"] < where["next"] and where["code_begin"] == where["_start"]
     assert graph.function_address.tolist() == [where["_start"], where["next"]]
+
+
+@pytest.mark.parametrize("before", [b"\x48\xb8", b"\x81\xc0", b"\x0f", b"\xe8\x01"])
+def test_data_before_a_function_cuts_no_blocks_into_it(built: Path, before: bytes) -> None:
+    data = ", ".join(str(byte) for byte in b"\7" * (8 - len(before)) + before)
+    source = f"""
+    .globl _start
+    .type _start,@function
+    _start: mov rax, [rip + table]; ret
+    .size _start,.-_start
+    .p2align 3
+    table: .byte {data}
+    .type second,@function
+    second: .cfi_startproc; lea eax, [rdi + 5]; xor eax, 0x1234; ret; .cfi_endproc
+    .size second,.-second
+    """
+    path = assembled(built, f"after-data-{before.hex()}", source)
+    for one in (path, stripped(path)):
+        graph = lift(one)
+        assert len(blocks_of(graph, symbols(path)["second"])) == 1

@@ -9,10 +9,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import iced_x86
 import networkx
 import pyarrow.parquet
 import pytest
 
+from making import quick_build
+from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.files import write_graph
@@ -22,9 +25,13 @@ from tokmill.x86.tokens.count import count_graph, count_programs, parts, unknown
 from tokmill.x86.tokens.instructions import collect, distinct
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
 from tokmill.x86.tokens.vocabulary import counted
+from tokmill.x86.tokens.vocabulary_changes import counts_in, vocabularies_in
 from x86_programs import C_SOURCE, compiles
 
 LEAVE = bytes.fromhex("c9 c3")
+name_of = {
+    number: name for name, number in vars(iced_x86.Mnemonic).items() if isinstance(number, int)
+}
 
 
 @pytest.fixture(scope="session")
@@ -38,10 +45,11 @@ def graph(program: Path) -> Graph:
 
 
 def tokens_one_by_one(graph: Graph, rules: str) -> dict[str, Counter[str]]:
+    """`mne` and `eflag` count instructions, the other columns tokens."""
     found: dict[str, Counter[str]] = {column: Counter() for column in COLUMNS}
     for tokens in tokenize_bytes(graph.code.tobytes(), 0, rules):
         for column, stream in align(tokens).items():
-            found[column].update(stream)
+            found[column].update([tokens[column]] if column in ("mne", "eflag") else stream)
     return found
 
 
@@ -50,6 +58,28 @@ def test_counts_are_those_of_each_instruction(graph: Graph, rules: str) -> None:
     number, counts = count_graph(rules, graph)
     assert number == len(graph.lengths) > 200
     assert counts == tokens_one_by_one(graph, rules)
+    decoded = Counter(
+        name_of[instruction.mnemonic] for instruction in iced_x86.Decoder(64, graph.code.tobytes())
+    )
+    assert counts["mne"] == decoded and sum(counts["eflag"].values()) == number
+
+
+@pytest.mark.parametrize("separator", [False, True])
+def test_a_store_and_pickles_of_it_count_as_programs_do(
+    tmp_path: Path, program: Path, separator: bool
+) -> None:
+    wanted = count_programs([str(program)], "tokmill").counts
+    store = quick_build("x86", program, tmp_path / "s", separator=separator)
+    found = counts_in(store)
+    for counts in found.values():
+        assert counts.pop("[SEP]", 0) == separator * sum(wanted["mne"].values())
+    assert found == wanted
+    export = plugins.load(plugins.EXPORTS, "token-dicts")
+    export(export.Config()).write(store, tmp_path / "t.pkl")
+    dicts = quick_build("token-dicts", tmp_path / "t.pkl", tmp_path / "t", rules="tokmill")
+    for column, tokens in vocabularies_in(dicts).items():
+        counts = dict(zip(tokens.tokens, tokens.counts or [], strict=True))
+        assert {token: n for token, n in counts.items() if n} == wanted[column]
 
 
 def test_parts_are_the_whole(graph: Graph) -> None:
@@ -75,8 +105,7 @@ def test_programs_graphs_and_pickles_count_alike(
     assert (found.programs, found.left_out) == (3, {"file that is no program": 1})
     assert found.instructions == here.instructions + 4
     # LEAVE stood nowhere else.
-    more = found.counts["mne"]["LEAVE"] - here.counts["mne"].get("LEAVE", 0)
-    assert more == 2 * len(tokenize_bytes(LEAVE[:1], 0)[0]["asm"])
+    assert found.counts["mne"]["LEAVE"] - here.counts["mne"].get("LEAVE", 0) == 2
 
 
 def test_workers_change_nothing(program: Path) -> None:

@@ -15,6 +15,7 @@ from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,
     assembled,
+    blocks_of,
     compiles,
     run,
     stripped,
@@ -191,3 +192,143 @@ def test_damaged_tables_are_empty_not_fatal(built: Path) -> None:
     program = open_program(broken)
     assert program.entry and program.import_name == []
     assert len(lift(program).function_address) > 5
+
+
+POINTED = r"""
+__attribute__((noinline)) static int add(int a) { return a + 3; }
+__attribute__((noinline)) static int mul(int a) { return a * 7; }
+__attribute__((noinline)) static int neg(int a) { return ~a + 11; }
+typedef int (*step)(int);
+step steps[] = {add, mul, neg, add, 0, 0, mul};
+static step more[80] = {[0] = neg, [1] = add, [70] = mul, [79] = neg};
+int run(int n, int a) { return steps[n & 3](a) + more[n & 79](a); }
+"""
+
+
+@pytest.mark.parametrize("width", ["-m64", "-m32"])
+@pytest.mark.parametrize("sections", [True, False])
+def test_packed_relocations_are_as_the_others(built: Path, width: str, sections: bool) -> None:
+    flags = (width, "-O1", "-shared", "-fPIC", "-nostdlib", "-fcf-protection=none")
+    plain = compiles(built, "relr-plain" + width, POINTED, *flags)
+    packed = compiles(built, "relr-packed" + width, POINTED, *flags, "-Wl,-z,pack-relative-relocs")
+    functions = {symbols(packed)[name] for name in ("add", "mul", "neg")}
+    if not sections and width == "-m64":
+        plain, packed = without_sections(plain), without_sections(packed)
+    values = [np.sort(open_program(path).pointers) for path in (plain, packed)]
+    assert len(values[0]) == len(values[1]) >= 8
+    assert functions <= set(values[1].tolist())
+
+
+@pytest.mark.parametrize("base", [0, 0x1000])
+def test_code_at_address_0(built: Path, base: int) -> None:
+    source = (
+        ".globl _start\n_start: lea eax, [rdi+3]; ret\n.type last,@function\nlast: inc eax; ret"
+    )
+    path = compiles(
+        built, f"based-{base}.s", ".intel_syntax noprefix\n.text\n" + source,
+        "-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none", f"-Wl,-Ttext={base}",
+    )  # fmt: skip
+    at = symbols(path)
+    assert set(lift(path).function_address.tolist()) == {at["_start"], at["last"]}
+
+
+GOT = r"""
+#include <stdlib.h>
+extern int helper(int);
+static int counted;
+__attribute__((noinline)) int up(int a) { return helper(a) + 1; }
+void stop(int a) { if (a > 3) { exit(a); } helper(a + 2); counted++; }
+int own(int a) { return up(a) * 3; }
+"""
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+@pytest.mark.parametrize("width", ["-m64", "-m32"])
+@pytest.mark.parametrize("level", ["-O0", "-O2", "-Os"])
+def test_calls_through_the_offset_table_of_an_object(
+    built: Path, by: str, width: str, level: str
+) -> None:
+    path = compiles(
+        built, f"got-{by}{width}{level}", GOT, level, width, "-fPIC", "-fno-plt", "-c", by=by
+    )
+    graph = lift(path, facts=True)
+    imports = dict(zip(graph.import_address.tolist(), graph.import_name, strict=True))
+    names = dict(zip(graph.function_address.tolist(), graph.function_name, strict=True))
+    called: dict[str, set[str]] = {}
+    for address, name in names.items():
+        for _, edges in blocks_of(graph, address).values():
+            targets = [target for kind, target in edges if kind in ("CALL", "JUMP")]
+            called.setdefault(name, set()).update(
+                imports.get(target, names.get(target, "")) for target in targets
+            )
+    assert "helper" in called["up"] and {"exit", "helper"} <= called["stop"]
+    assert "up" in called["own"]
+    assert not {"helper", "exit"} & called["own"]
+
+
+def test_more_sections_than_a_symbol_can_number(built: Path) -> None:
+    count = 65_300
+    lines = [f'.section .t{n},"ax"\n.globl f{n}\n.type f{n},@function\nf{n}: ret' for n in range(3)]
+    lines += [f'.section .d{n},"a"\n.byte 1' for n in range(count)]
+    lines += ['.section .last,"ax"\n.globl last\n.type last,@function\nlast: inc %eax\nret']
+    path = compiles(built, "sections.s", "\n".join(lines), "-c")
+    program = open_program(path)
+    assert {"f0", "f1", "f2", "last"} == set(program.function_name)
+    at = named(program)["last"]
+    assert program.read(at, 3).tobytes() == b"\xff\xc0\xc3"
+
+
+def test_sections_of_their_own_change_no_function(built: Path) -> None:
+    source = "\n".join(
+        f"int g{n}(int); int f{n}(int x) {{ return g{n}(x) * {n + 3} + x; }}" for n in range(40)
+    )
+    graphs = [
+        lift(compiles(built, f"own-{flag}", source, "-O2", "-c", f"-f{flag}function-sections"))
+        for flag in ("", "no-")
+    ]
+    codes = []
+    for graph in graphs:
+        blocks = graph.block_bytes[graph.function_blocks]
+        assert not graph.unresolved
+        codes.append(
+            {
+                name: int(stop - start)
+                for name, start, stop in zip(
+                    graph.function_name, blocks[:-1], blocks[1:], strict=True
+                )
+            }
+        )
+    assert codes[0] == codes[1] and len(codes[0]) == 40
+
+
+NO_TABLE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+__attribute__((noinline)) void drop(char *text) { free(text); }
+__attribute__((noinline)) long find(char *text, int c) {
+    if (c > 3) return (long)strchr(text, c);
+    puts(text);
+    return strlen(text);
+}
+__attribute__((noinline)) int last(char *text) { return puts(text); }
+int main(int argc, char **argv) { drop(malloc(argc)); return find(*argv, argc) + last(*argv); }
+"""
+
+
+@pytest.mark.parametrize("flags", [("-fno-plt",), ("-fplt",), ("-fno-plt", "-Wl,-z,lazy")])
+@pytest.mark.parametrize("cet", ["none", "full"])
+@pytest.mark.parametrize("layout", ["separate-code", "noseparate-code"])
+def test_without_sections_functions_keep_their_ends(
+    built: Path, flags: tuple[str, ...], cet: str, layout: str
+) -> None:
+    name = f"slots{''.join(flags)}{cet}{layout}".replace(",", "")
+    flags = (*flags, "-O2", f"-fcf-protection={cet}", f"-Wl,-z,{layout}")
+    path = compiles(built, name, NO_TABLE, *flags)
+    whole, segments = (lift(one) for one in (path, without_sections(path)))
+    mine = [symbols(path)[name] for name in ("drop", "find", "last", "main")]
+    for address in mine:
+        assert blocks_of(segments, address) == blocks_of(whole, address)
+    # Neither the header of the file nor what jumps to the loader is a function.
+    first = set(segments.function_address.tolist()) - set(whole.function_address.tolist())
+    assert not {0} & first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,53 @@ def test_indices_of_all_kinds(
     assert tables == 1 and found - {"other"} == CASES
 
 
+TWO_SWITCHES = r"""
+volatile int out;
+void between(void);
+int both(TYPE x, TYPE *p) {
+    switch (x) { FIRST default: out = 99; }
+    between();
+    switch (*p) { SECOND default: out = 98; }
+    return out;
+}
+"""
+NUMBERS = {
+    "negative": range(-10, 0), "around zero": range(-4, 7), "least of a byte": range(-120, -107),
+    "zero": range(10), "largest of a byte": range(115, 128),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+@pytest.mark.parametrize("flags", [("-O0",), ("-O2",), ("-Os",), ("-O3", "-m32")], ids="".join)
+@pytest.mark.parametrize("pic", ["-fPIC", "-fno-pic"])
+def test_a_table_ends_where_its_switch_does(
+    built: Path, by: str, flags: tuple[str, ...], pic: str
+) -> None:
+    # The second table follows the first, so a bound that is not understood takes both.
+    sources, sizes = [], {}
+    kinds = ("signed char", "unsigned char", "short", "int", "unsigned", "long long")
+    for kind, (which, numbers) in itertools.product(kinds, NUMBERS.items()):
+        if kind.startswith("unsigned") and numbers[0] < 0:
+            continue
+        name = f"{kind}_{which}".replace(" ", "_")
+        first, second = (
+            " ".join(
+                f"case {n}: out = {i + n * n}; out ^= {i}; break;" for i, n in enumerate(cases)
+            )
+            for cases in (numbers, numbers[:-1])
+        )
+        one = TWO_SWITCHES.replace("TYPE", kind).replace("both", name).replace("FIRST", first)
+        sources.append(one.replace("SECOND", second))
+        sizes[name] = {len(numbers), len(numbers) - 1}
+    link = ("-shared",) if pic == "-fPIC" else ("-no-pie", "-static", "-Wl,-e,0")
+    flags = (*flags, pic, *link, "-nostdlib", "-Wl,--unresolved-symbols=ignore-all")
+    path = compiles(built, f"two-{by}{''.join(flags)}", "\n".join(sources), *flags, by=by)
+    graph, places = lift(path), symbols(path)
+    for name, expected in sizes.items():
+        found = [len(targets) for targets in table_targets(graph, places[name])]
+        assert len(found) >= 2 and set(found) == expected, name
+
+
 @pytest.mark.parametrize("by", ["gcc", "clang"])
 @pytest.mark.parametrize("level", ["-O0", "-O2", "-Os"])
 @pytest.mark.parametrize("flags", [(), ("-no-pie",), ("-m32",)])
@@ -133,6 +181,16 @@ def test_distances_from_a_label(built: Path, by: str, kind: str, flags: tuple[st
     for one in (path, stripped(path)):
         tables = table_targets(lift(one), at)
         assert tables and all(len(targets) == 4 for targets in tables)
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_distances_of_a_label_near_its_table(built: Path, far: bool) -> None:
+    source = DISTANCES % {"type": "int"}
+    if far:
+        source += '__asm__(".section .text.zz,\\"ax\\",@progbits\\n.skip 9000, 0xcc\\n.text\\n");'
+    path = compiles(built, f"near-{far}", source, "-O2", "-fPIE", "-pie")
+    tables = table_targets(lift(path), symbols(path)["interpret"])
+    assert tables and all(len(targets) == 4 for targets in tables)
 
 
 @pytest.mark.parametrize("by", ["gcc", "clang"])

@@ -50,6 +50,73 @@ def test_functions_that_are_known_by_name(built: Path, flags: tuple[str, ...]) -
         assert silent_calls(one, at["with_warning"]) == 0
 
 
+STATUS = r"""
+#include <errno.h>
+extern void error(int, int, const char *, ...);
+volatile int seen;
+__attribute__((noinline)) int maybe(int hard, int other) {
+    error(hard ? 2 : other, 0, "bad %d", other); seen = 77; return other * 9; }
+__attribute__((noinline)) int status(int value, int n) {
+    error(value, EINVAL, "bad %d", n); seen = 78; return n * 9; }
+__attribute__((noinline)) int either(int hard, int n) {
+    error(hard ? 0 : 3, 0, "bad %d", n); seen = 81; return n * 7; }
+__attribute__((noinline)) int fatal(int n) {
+    if (n == 5) { error(3, 0, "n %d", n); seen = 79; } return n * 11; }
+__attribute__((noinline)) int warn(int n) {
+    if (n == 5) { error(0, 7, "n %d", n); seen = 80; } return n * 13; }
+int main(int n, char **v) {
+    return maybe(n, n + 1) + status(n, n) + fatal(n) + warn(n) + either(n, n); }
+"""
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+@pytest.mark.parametrize("bits", ["-m64", "-m32"])
+@pytest.mark.parametrize("level", ["-O0", "-O1", "-O2", "-Os", "-Oz"])
+def test_error_returns_unless_its_status_is_a_number(
+    built: Path, by: str, bits: str, level: str
+) -> None:
+    path = compiles(built, f"status-{by}{bits}{level}", STATUS, level, bits, by=by)
+    at = symbols(path)
+    silent = {name: silent_calls(path, at[name]) for name in ("maybe", "status", "either", "warn")}
+    # A tail call has no block behind it, with or without a return.
+    assert silent == dict.fromkeys(silent, 0)
+    assert silent_calls(path, at["fatal"]) == 1
+
+
+RETURNS = """
+.globl user, kernel, supervisor, management
+user: inc eax; uiret
+supervisor: inc eax; .byte 0xf2, 0x0f, 0x01, 0xca # erets
+kernel: inc eax; .byte 0xf3, 0x0f, 0x01, 0xca # eretu
+management: inc eax; rsm
+last: inc eax; ret
+"""
+
+
+def test_rare_returns_end_a_function(built: Path) -> None:
+    path = assembled(built, "rare-returns", RETURNS)
+    graph, at = lift(path), symbols(path)
+    for name in ("user", "supervisor", "kernel", "management"):
+        edges = [kind for _, edges in blocks_of(graph, at[name]).values() for kind, _ in edges]
+        assert edges == ["RETURN"], name
+
+
+@pytest.mark.parametrize(
+    ("name", "never"),
+    [
+        ("__ubsan_handle_add_overflow_abort", True), ("__ubsan_handle_add_overflow", False),
+        ("__asan_report_load8", True), ("__asan_report_load8_noabort", False),
+        ("__asan_report_store_n", True), ("_gfortran_stop_string", True),
+        ("_gfortran_error_stop_numeric", True), ("_gfortran_st_write", False),
+        ("__gnat_rcheck_CE_Overflow_Check", True), ("errc", True), ("warnc", False),
+    ],
+)  # fmt: skip
+def test_families_of_names(built: Path, name: str, never: bool) -> None:
+    source = f"void {name}(void); int f(int x) {{ if (x) {{ {name}(); x = 9; }} return x + 3; }}"
+    path = compiles(built, f"family-{name}", source, "-O1", "-shared", "-fPIC", "-nostdlib")
+    assert silent_calls(path, symbols(path)["f"]) == never
+
+
 def test_what_calls_only_such_functions_is_one_itself(built: Path) -> None:
     for level in ("-O0", "-O2"):
         path = compiles(built, "propagated" + level, C_SOURCE, level)

@@ -15,10 +15,12 @@ import networkx
 import numpy as np
 import pytest
 
+from making import quick_build
 from tokmill.errors import TokmillError, UsageError
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.graphs.saved_index import graphs_of, level_of
+from tokmill.x86.image.keys import KeyTemplate
 from tokmill.x86.image.program import open_program
 from tokmill.x86.lift.cfg import lift
 
@@ -168,7 +170,7 @@ def test_an_index_gets_its_levels_from_the_extracts_beside_it(tmp_path: Path) ->
     path = put(project / "saved_index.pkl", index)
     graphs = list(graphs_of(path))
     assert [level_of(graph.program) for graph in graphs] == list(order)
-    named = [f"zlib-minigzip-{level}-{number}" for number, level in enumerate(order)]
+    named = [f"zlib-minigzip-saved_index-{level}-{i}" for i, level in enumerate(order)]
     assert [graph.program for graph in graphs] == named
     assert [graph.function_address.tolist() for graph in graphs] == [
         [0x1040, 0x2000], [0x1000, 0x2000], [0x1000, 0x2000],
@@ -177,7 +179,7 @@ def test_an_index_gets_its_levels_from_the_extracts_beside_it(tmp_path: Path) ->
     for file in project.glob("*_extract.pkl"):
         file.unlink()
     names = [graph.program for graph in graphs_of(path)]
-    assert names == [f"zlib-minigzip-unknown-{i}" for i in range(3)]
+    assert names == [f"zlib-minigzip-saved_index-unknown-{i}" for i in range(3)]
     assert {level_of(name) for name in names} == {"unknown"}
     assert [graph.program for graph in graphs_of(path, order)] == named
     with pytest.raises(UsageError, match="no optimisation level is called 'o1'") as caught:
@@ -202,7 +204,8 @@ def test_programs_that_are_equal(tmp_path: Path, there: list[str], expected: lis
         put(tmp_path / f"p-b-{name}_extract.pkl", {"f": other(16)})
     index = put(tmp_path / "saved_index.pkl", {"f": [other(16), other(16), other(32)]})
     found = [graph.program for graph in graphs_of(index)]
-    assert found == [f"{tmp_path.name}-{level}-{i}" for i, level in enumerate(expected)]
+    name = f"{tmp_path.name}-saved_index"
+    assert found == [f"{name}-{level}-{i}" for i, level in enumerate(expected)]
     assert [level_of(name) for name in found] == expected
 
 
@@ -387,7 +390,8 @@ def test_lifting_takes_them_too(tmp_path: Path) -> None:
         assert (report.made, report.kept, report.refused) == (made, 3 - made, {})
         assert report.functions == 4 and report.blocks == 3 * 6 + 1
     names = {path.stem for path in (tmp_path / "out").rglob("*.parquet")}
-    assert names == {"zlib-minigzip-O1-0", "zlib-minigzip-unknown-1", "zlib-minigzip-O1-ab"}
+    index = "zlib-minigzip-saved_index"
+    assert names == {f"{index}-O1-0", f"{index}-unknown-1", "zlib-minigzip-O1-ab"}
 
 
 @pytest.mark.parametrize(
@@ -400,3 +404,57 @@ def test_lifting_takes_them_too(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_level_in_a_name(name: str, level: str) -> None:
     assert level_of(name) == level
+
+
+MD5 = "00ac9f3e2f406891116850f0ddffd008"
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        (f"zz-tool-O0-{MD5}", ("zz", "tool", "O0")),
+        (f"in/libcap-git-setcap-Os-{MD5}", ("libcap-git", "setcap", "Os")),
+        ("zz-saved_index-Ofast-12", ("zz", "saved_index", "Ofast")),
+        # Whatever is not quite such a name stays as it is.
+        (f"zz-tool-O7-{MD5}", None), (f"tool-O0-{MD5}", None), (f"zz-tool-O0-{MD5}0", None),
+        (f"zz-tool-O0-{MD5.upper()}", None), ("zz-tool-O0-1", None), (f"zz-tool-O0-{MD5}.so", None),
+        ("zz-saved_index-unknown-0", None), (f"zz-O0-{MD5}/tool", None),
+    ],
+)  # fmt: skip
+def test_names_are_read_as_what_they_say(name: str, key: tuple[str, str, str] | None) -> None:
+    found = KeyTemplate("").key(name, "", "O3")
+    project, program, level = key or ("unknown", name, "O3")
+    assert found == (project, program, "unknown", "unknown", level)
+    assert KeyTemplate("{program}").key(name).program == name
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_functions_of_several_levels_are_partners_without_a_layout(
+    tmp_path: Path, index: bool
+) -> None:
+    folder = tmp_path / "bc/zz"
+    folder.mkdir(parents=True)
+    # A function is one nop longer at O2, and `same` equal at both levels.
+    made = {
+        level: {f"f{i}": other(0x1000 * i, 20 * i + more) for i in range(1, 7)}
+        | {"same": other(0x9000, 300)}
+        for more, level in enumerate(("O0", "O2"))
+    }
+    if index:
+        put(folder / "saved_index.pkl", {n: [made[lv][n] for lv in made] for n in made["O0"]})
+    else:
+        for number, (level, functions) in enumerate(made.items()):
+            put(folder / f"zz-tool-{level}-{number}{MD5[1:]}_extract.pkl", functions)
+    lift_files([str(folder)], tmp_path / "graphs", levels=list(made) if index else None)
+    store = quick_build("x86", tmp_path / "graphs", tmp_path / "functions")
+    keys = {tuple(store.record(i)[k] for k in ("project", "program", "level")) for i in range(14)}
+    program = "saved_index" if index else "tool"
+    assert keys == {("zz", program, level) for level in made}
+    mined = quick_build("mine", store.path, tmp_path / "triplets")
+    pairs = set()
+    for entry in map(mined.record, range(mined.records)):
+        one, two = (store.record(int(entry[role])) for role in ("anchor", "positive"))
+        assert one["function"] == two["function"] and one["level"] != two["level"]
+        pairs.add((one["function"], one["level"]))
+    assert pairs == {(f"f{i}", level) for i in range(1, 7) for level in made}
+    assert mined.records == len(pairs) == 12

@@ -51,24 +51,18 @@ class Found(NamedTuple):
 def search(cells: Array, units: Callable[[Array], Array], asked: Asked) -> Found:
     """Return for each anchor a record of its cell that is asked for."""
     found = Found(np.full(len(asked.anchor), -1), np.zeros(len(asked.anchor), bool))
-    for rows, members in by_cell(cells, asked.anchor):
-        theirs = units(members)
-        place = np.argsort(members, kind="stable")
-        at = place[np.searchsorted(members, asked.anchor[rows], sorter=place)]
-        for start in range(0, len(rows), ROWS):
-            some = rows[start : start + ROWS]
-            likeness = theirs[at[start : start + ROWS]] @ theirs.T
-            under = asked.allowed(asked.anchor[some], members)
-            under &= likeness < asked.high[some, None]
-            good = under & (likeness > asked.low[some, None])
-            found.below[some] = ~good.any(axis=1) & under.any(axis=1)
-            found.record[some] = np.where(
-                found.below[some],
-                nearest(under, likeness, members),
-                nearest(good, likeness, members)
-                if asked.nearest
-                else drawn_of(good, members, asked.key[some]),
-            )
+    for some, _, members, likeness in compared(cells, units, asked.anchor):
+        under = asked.allowed(asked.anchor[some], members)
+        under &= likeness < asked.high[some, None]
+        good = under & (likeness > asked.low[some, None])
+        found.below[some] = ~good.any(axis=1) & under.any(axis=1)
+        found.record[some] = np.where(
+            found.below[some],
+            nearest(under, likeness, members),
+            nearest(good, likeness, members)
+            if asked.nearest
+            else drawn_of(good, members, asked.key[some]),
+        )
     return found
 
 
@@ -89,30 +83,26 @@ def near_ones(
     Returns (record or -1, int64 (n,); cosine of the last of the nearest, float64 (n,)).
     """
     found, last = np.full(len(anchor), -1), np.full(len(anchor), 2.0)
-    for rows, members in by_cell(cells, anchor):
-        theirs = units(members)
-        place = np.argsort(members, kind="stable")
-        at = place[np.searchsorted(members, anchor[rows], sorter=place)]
-        for start in range(0, len(rows), ROWS):
-            some, own = rows[start : start + ROWS], at[start : start + ROWS]
-            likeness = theirs[own] @ theirs.T
-            likeness[np.arange(len(own)), own] = -np.inf
-            # Stable: of equally near records the first ones.
-            nearest = np.argsort(-likeness, axis=1, kind="stable")[:, :count]
-            their = np.take_along_axis(likeness, nearest, axis=1)
-            good = np.take_along_axis(allowed(anchor[some], members), nearest, axis=1)
-            good &= their > low[some, None] * UNIT**2
-            number = np.count_nonzero(good, axis=1)
-            wanted = below(key[some], np.maximum(number, 1)) + 1
-            column = (np.cumsum(good, axis=1) == wanted[:, None]).argmax(axis=1)
-            chosen = members[nearest[np.arange(len(own)), column]]
-            found[some] = np.where(number > 0, chosen, -1)
-            last[some] = their[:, -1] / UNIT**2
+    for some, own, members, likeness in compared(cells, units, anchor):
+        likeness[np.arange(len(own)), own] = -np.inf
+        # Stable: of equally near records the first ones.
+        nearest = np.argsort(-likeness, axis=1, kind="stable")[:, :count]
+        their = np.take_along_axis(likeness, nearest, axis=1)
+        good = np.take_along_axis(allowed(anchor[some], members), nearest, axis=1)
+        good &= their > low[some, None] * UNIT**2
+        number = np.count_nonzero(good, axis=1)
+        wanted = below(key[some], np.maximum(number, 1)) + 1
+        column = (np.cumsum(good, axis=1) == wanted[:, None]).argmax(axis=1)
+        chosen = members[nearest[np.arange(len(own)), column]]
+        found[some] = np.where(number > 0, chosen, -1)
+        last[some] = their[:, -1] / UNIT**2
     return found, last
 
 
-def by_cell(cells: Array, anchor: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield (numbers of anchors, the records of their cell) for each cell that has anchors."""
+def compared(
+    cells: Array, units: Callable[[Array], Array], anchor: Array
+) -> Iterator[tuple[Array, Array, Array, Array]]:
+    """Yield (numbers of anchors, their places in their cell, its records, cosines · `UNIT`²)."""
     place = np.argsort(cells["record"], kind="stable")
     at = place[np.searchsorted(cells["record"], anchor, sorter=place)]
     cell = cells["cell"][at]
@@ -120,7 +110,11 @@ def by_cell(cells: Array, anchor: Array) -> Iterator[tuple[Array, Array]]:
     borders = np.flatnonzero(np.diff(cell[order])) + 1
     for rows in np.split(order, borders) if len(order) else []:
         begin, end = np.searchsorted(cells["cell"], [cell[rows[0]], cell[rows[0]] + 1])
-        yield rows, cells["record"][begin:end]
+        theirs = units(cells["record"][begin:end])
+        for start in range(0, len(rows), ROWS):
+            some = rows[start : start + ROWS]
+            own = at[some] - begin
+            yield some, own, cells["record"][begin:end], theirs[own] @ theirs.T
 
 
 def nearest(good: Array, likeness: Array, members: Array) -> Array:

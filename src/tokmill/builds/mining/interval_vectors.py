@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
+from tokmill.builds.mining.draws import below, drawn
 from tokmill.builds.mining.vectors import UNIT, rounded
 from tokmill.builds.repeats import batches
 from tokmill.store.projection import projection_rows, shares_of
@@ -17,6 +19,8 @@ from tokmill.store.store import Store
 TOKENS = 1 << 15
 """Blocks of intervals that are projected at a time."""
 ROWS = 1 << 13
+PAIRS = 1 << 16
+"""Pairs of which a quantile is taken; of fewer all are."""
 
 
 def projected(store: Store, dimensions: int, seed: int) -> Array:
@@ -79,3 +83,35 @@ def spread_of(units: Callable[[Array], Array], records: Array) -> Spread:
     second = math.fsum(((matrix / UNIT**2) ** 2).ravel()) - math.fsum(own_squared)
     mean = first / pairs
     return Spread(mean, math.sqrt(max(0.0, second / pairs - mean * mean)))
+
+
+class Edges(NamedTuple):
+    """The cosines of a program, and what is alike and unlike."""
+
+    mean: float
+    deviation: float
+    above: float
+    """Positives are above it."""
+    below: float
+    """Negatives are below it."""
+    moved: bool
+    """Whether one of the two is a quantile, as no pair is beyond the mean and its deviations."""
+
+
+def pairs_of(records: Array, salt: np.uint64) -> tuple[Array, Array]:
+    """Return both sides of all pairs of different records, or of `PAIRS` that are drawn."""
+    n = len(records)
+    if n * (n - 1) // 2 < PAIRS:
+        left, right = np.triu_indices(n, 1)
+    else:
+        left, right = (below(drawn(salt, np.arange(PAIRS), side), n) for side in (0, 1))
+    return records[left], records[right]
+
+
+def threshold(values: Array, deviations: float) -> float:
+    """Return the quantile of some values at the place of a number of standard deviations.
+
+    It is that of a normal distribution, such as 0.69 for 0.5, and below the largest value.
+    """
+    quantile = np.quantile(values, NormalDist().cdf(deviations), method="lower")
+    return float(min(quantile, np.nextafter(values.max(), -np.inf)))

@@ -3,12 +3,14 @@
 After SemanticBBV, `pre_processing/asm_bbv_dataset.py` and `asm_bbv_cpi_dataset.py`: cosines of
 vectors that are projected at random to 100 dimensions; positives above the mean + 0.5 standard
 deviations of a program, negatives below the mean - 1, or semi-hard; with `neighbours`, positives
-among the nearest ones.
+among the nearest ones. Where no pair of a program is above or below, a quantile of its pairs is the
+threshold.
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
@@ -20,9 +22,17 @@ import numpy as np
 from tokmill.builds.mining.cells import CELLS, cells_of
 from tokmill.builds.mining.draws import below, drawn, salt_of
 from tokmill.builds.mining.hard import Asked, near_ones, search
-from tokmill.builds.mining.interval_vectors import projected, spread_of
+from tokmill.builds.mining.interval_vectors import (
+    PAIRS,
+    Edges,
+    pairs_of,
+    projected,
+    spread_of,
+    threshold,
+)
 from tokmill.builds.mining.keyed import counted
-from tokmill.builds.mining.names import digests_of, runs
+from tokmill.builds.mining.names import digests_of, joined, runs
+from tokmill.builds.mining.triplets import FARTHER
 from tokmill.builds.mining.vectors import similarity
 from tokmill.builds.repeats import batches
 from tokmill.builds.shared import shared
@@ -41,6 +51,7 @@ WHY = {NO_BLOCKS: "no blocks", NO_CPI: "CPI is not known"}
 NO_POSITIVE = "no positive above the threshold"
 NO_NEGATIVE = "no negative below the threshold"
 NO_SEMI_HARD = "no negative within the margin"
+BY_QUANTILE = "programs whose thresholds no pair reaches: quantiles are taken"
 FACTS = np.dtype([("of", "<i8"), ("content", "<i8"), ("why", "u1"), ("", "V7")])
 
 
@@ -53,7 +64,7 @@ class Intervals:
         group = Column(id_dtype(max(1, len(store))), per="record")
         names = ("anchor", "positive", "negative")
         self.columns = {**dict.fromkeys(names, ref), "group": group}
-        self._salts = {word: salt_of(word, config.seed) for word in names}
+        self._salts = {word: salt_of(word, config.seed) for word in (*names, "pairs")}
 
     def identity(self) -> dict[str, Any]:
         """Return the margin where it is used."""
@@ -69,7 +80,7 @@ class Intervals:
         here = np.arange(first, first + self.store.shards[place].records)
         blocks = np.split(here, range(BLOCK, len(here), BLOCK))
         for number, records in enumerate(blocks, 1):
-            skipped = Counter[str]()
+            skipped, notes = Counter[str](), Counter[str]()
             codes = self.facts["why"][records]
             for code, why in WHY.items():
                 skipped[why] += int(np.count_nonzero(codes == code))
@@ -79,13 +90,18 @@ class Intervals:
             positive, kth = self.positives(anchor, times)
             negative = np.full(len(anchor), -1)
             some = np.flatnonzero(positive >= 0)
-            negative[some] = self.negatives(anchor[some], times[some], positive[some], kth[some])
+            negative[some] = self.negatives(
+                anchor[some], times[some], positive[some], kth[some], notes
+            )
             missing = NO_SEMI_HARD if self.config.negatives == "semi-hard" else NO_NEGATIVE
             skipped[NO_POSITIVE] += int(np.count_nonzero(positive < 0))
             skipped[missing] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
             good = (positive >= 0) & (negative >= 0)
             chosen = {"anchor": anchor, "positive": positive, "negative": negative}
             chosen["group"] = self.facts["of"][anchor]
+            begun = np.isin([*self.edges], records).tolist()
+            moved = [one.moved for one in self.edges.values()]
+            notes[BY_QUANTILE] += sum(map(operator.and_, begun, moved))
             yield Records(
                 np.zeros(int(good.sum()) + 1, np.int64),
                 {
@@ -94,6 +110,7 @@ class Intervals:
                 },
                 anchor[good] - first,
                 skipped=counted(skipped),
+                notes=counted(notes),
                 done=number / len(blocks),
             )
 
@@ -108,30 +125,39 @@ class Intervals:
         high = np.full(len(anchor), 2.0)
         return self.between("positive", anchor, times, low, high), high
 
-    def negatives(self, anchor: Array, times: Array, positive: Array, kth: Array) -> Array:
+    def negatives(
+        self, anchor: Array, times: Array, positive: Array, kth: Array, notes: Counter[str]
+    ) -> Array:
         """Return a negative for each anchor, or -1.
 
         Semi-hard: less like the anchor than the positive and its neighbours, by less than the
-        margin; else below the threshold.
+        margin, or with neighbours the nearest one beyond; else below the threshold.
         """
         if self.config.negatives != "semi-hard":
             low = np.full(len(anchor), -2.0)
             return self.between("negative", anchor, times, low, self.thresholds[anchor, 1])
         like = self.likeness(anchor, positive)
-        edges = like - self.config.margin, np.minimum(like, kth)
-        return self.between("negative", anchor, times, *edges)
+        low, high = like - self.config.margin, np.minimum(like, kth)
+        found = self.between("negative", anchor, times, low, high, self.config.neighbours > 0)
+        some = np.flatnonzero(found >= 0)
+        farther = self.likeness(anchor[some], found[some]) <= low[some]
+        notes[FARTHER] += int(np.count_nonzero(farther))
+        return found
 
-    def between(self, word: str, anchor: Array, times: Array, low: Array, high: Array) -> Array:
+    def between(
+        self, word: str, anchor: Array, times: Array, low: Array, high: Array, beyond: bool = False
+    ) -> Array:
         """Return for each anchor an interval of its program, low < cosine < high, or -1.
 
         It is drawn from the whole program; where many draws find none, from the anchor's cell.
+        With `beyond` it is the nearest one of the cell below `low` where nothing is between.
         """
         found = self.draws(word, anchor, times, low, high)
         some = np.flatnonzero(found < 0)
         key = drawn(self._salts[word], anchor[some], times[some])
         asked = Asked(anchor[some], key, low[some], high[some], self.other_content, nearest=False)
         result = search(self.cells, self.units, asked)
-        found[some] = np.where(result.below, -1, result.record)
+        found[some] = np.where(result.below & (not beyond), -1, result.record)
         return found
 
     def draws(self, word: str, anchor: Array, times: Array, low: Array, high: Array) -> Array:
@@ -172,13 +198,13 @@ class Intervals:
         """A row of `FACTS` for each record: first record of its program, and of equal content."""
         facts = np.zeros(len(self.store), FACTS)
         contents, programs = [np.zeros(0, DIGEST)], [np.zeros(0, DIGEST)]
+        grouping = ("trace",) if self.config.across else ("program", "trace")
+        names = [name for name in grouping if name in self.store.schema]
         for place in range(len(self.store.shards)):
             for _, batch in batches(self.store, place):
                 contents.append(record_digests(batch, ["block", "count"]))
-                if not self.config.across and "program" in self.store.schema:
-                    programs.append(digests_of(batch, "program"))
-                else:
-                    programs.append(np.zeros(len(batch), DIGEST))
+                digests = [digests_of(batch, name) for name in names]
+                programs.append(joined(digests, len(batch)))
         facts["content"] = first_of_equals(np.concatenate(contents))
         facts["of"] = first_of_equals(np.concatenate(programs))
         if self.config.cpi:
@@ -231,16 +257,58 @@ class Intervals:
     @cached_property
     def thresholds(self) -> Array:
         """For each record the least cosine of a positive and the largest of a negative (n, 2)."""
+        of, thresholds = self.facts["of"], np.zeros((len(self.store), 2))
+        order = self.programs[0]
+        rows = [(one.above, one.below) for one in self.edges.values()]
+        table = np.asarray(rows).reshape(-1, 2)
+        thresholds[order] = table[np.searchsorted([*self.edges], of[order])]
+        return thresholds
+
+    @cached_property
+    def edges(self) -> dict[int, Edges]:
+        """First record of each program → its thresholds."""
         order, _, end = self.programs
-        found = np.zeros((len(self.store), 2))
-        at = 0
+        edges, at = {}, 0
         while at < len(order):
             stop = int(end[order[at]])
-            mean, deviation = spread_of(self.units, order[at:stop])
-            edges = (mean + self.config.above * deviation, mean - self.config.below * deviation)
-            found[order[at:stop]] = edges
+            edges[int(self.facts["of"][order[at]])] = self.edges_of(order[at:stop])
             at = stop
-        return found
+        return edges
+
+    def edges_of(self, records: Array) -> Edges:
+        """Return the thresholds of a program, of all of its records that are used."""
+        mean, deviation = spread_of(self.units, records)
+        high = mean + self.config.above * deviation
+        low = mean - self.config.below * deviation
+        left, right = pairs_of(records, self._salts["pairs"])
+        content = self.facts["content"]
+        other = content[left] != content[right]
+        like = self.likeness(left[other], right[other])
+        semi_hard = self.config.negatives == "semi-hard"
+        moved = [not (like > high).any(), not semi_hard and not (like < low).any()]
+        if moved[0] and len(left) == PAIRS:
+            # Of many pairs some were drawn: whether the nearest ones are above is looked for.
+            key, edge = np.zeros(len(records), np.uint64), np.full(len(records), high)
+            asked = Asked(records, key, edge, edge + 4, self.other_content, nearest=True)
+            nearest = search(self.cells, self.units, asked)
+            moved[0] = not ((nearest.record >= 0) & ~nearest.below).any()
+        if len(like):
+            high = threshold(like, self.config.above) if moved[0] else high
+            low = -threshold(-like, self.config.below) if moved[1] else low
+        return Edges(mean, deviation, high, low, any(moved) and len(like) > 0)
+
+    def explained(self) -> str:
+        """Return in words what the thresholds of the first programs are."""
+        parts = []
+        for number, one in [*self.edges.items()][:3]:
+            name = self.store.record(number).get("program", "all")
+            parts.append(
+                f"cosines of {name} have the mean {one.mean:.4f} and the standard deviation "
+                f"{one.deviation:.4f}; positives are above {one.above:.4f} (--above "
+                f"{self.config.above:g}), negatives below {one.below:.4f} (--below "
+                f"{self.config.below:g})"
+            )
+        return ". ".join([*parts, "Intervals with equal counts are no pair"])
 
     def _shared(self, kind: str, said: list[Any], dtype: Any, shape: Any, find: Any) -> Array:
         if not self.scratch:
@@ -249,7 +317,7 @@ class Intervals:
         return shared(Path(self.scratch), kind, canonical_digest(said)[:24], dtype, shape, find)
 
 
-def check_columns(store: Store, config: Any) -> None:
+def check_intervals(store: Store) -> None:
     """Refuse a store that has no intervals."""
     for name in ("block", "count"):
         column = store.schema.get(name)
@@ -259,9 +327,22 @@ def check_columns(store: Store, config: Any) -> None:
                 where=str(store.path),
                 hint="`tokmill build bbv` makes stores of intervals",
             )
+
+
+def check_columns(store: Store, config: Any) -> None:
+    """Refuse a store that has no intervals, or not those that are asked for."""
+    check_intervals(store)
     if config.cpi and ("cpi" not in store.schema or store.schema["cpi"].per != "record"):
         raise UsageError(
             "the store has no column 'cpi'",
             where=str(store.path),
             hint="`tokmill build bbv --cpi FILE` adds it",
+        )
+    least, largest = store.manifest.ranges.get("trace", (0, 0))
+    if config.across and least != largest:
+        raise UsageError(
+            "a block is called by its id in its trace, so traces cannot be compared",
+            where=str(store.path),
+            hint="leave --across out; or build the store with --blocks STORE, or with --shared-ids "
+            "if equal ids mean equal blocks",
         )

@@ -62,7 +62,8 @@ def naming(
 
     Raises `UsageError` for a column that the store lacks or that has no one value a record.
     """
-    known = [n for n, c in schema.items() if c.per == "record" and not c.width and c.dtype != "f4"]
+    single = {n: c.dtype for n, c in schema.items() if c.per == "record" and not c.width}
+    known = [name for name, dtype in single.items() if dtype not in ("f4", "f8")]
 
     def chosen(option: str, given: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
         for name in given:
@@ -236,6 +237,18 @@ class Members:
         change = np.ones(len(rows), bool)
         change[1:] = (np.diff(rows["group"]) != 0) | (np.diff(rows["variant"]) != 0)
         return runs(np.cumsum(change))
+
+    @cached_property
+    def others(self) -> Array:
+        """Number of records with other content in other builds; for the places in `order`."""
+
+        def differing(begin: Array, end: Array) -> Array:
+            key = begin * len(self.facts) + self.facts["content"][self.order]
+            which, counts = np.unique(key, return_inverse=True, return_counts=True)[1:]
+            found: Array = end - begin - counts[which]
+            return found
+
+        return differing(*self.groups) - differing(*self.builds)
 
 
 def runs(values: Array) -> tuple[Array, Array]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
 from tokmill.builds.mining.groups import Groups
-from tokmill.builds.mining.intervals import Intervals
+from tokmill.builds.mining.intervals import NO_NEGATIVE, NO_POSITIVE, NO_SEMI_HARD, Intervals
 from tokmill.builds.mining.names import AMBIGUOUS, NAMELESS, WHY
 from tokmill.builds.mining.triplets import ALONE, Triplets
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
@@ -66,9 +66,10 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Of intervals: numbers of a projected vector."""
     above: float = 0.5
     """Of intervals: cosines of positives are above the mean of all pairs of the program by so many
-    standard deviations."""
+    standard deviations; where none is, above the quantile of a normal distribution there."""
     below: float = 1.0
-    """Of intervals: cosines of negatives are below the mean by so many standard deviations."""
+    """Of intervals: cosines of negatives are below the mean by so many standard deviations, or
+    below that quantile."""
     neighbours: int = 0
     """Of intervals: positives are among so many nearest ones, and above the threshold; 0: any above
     the threshold."""
@@ -134,8 +135,9 @@ class MineSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = MineConfig
     places = "record"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     has_tokenizer: ClassVar[bool] = False
+    explained: ClassVar[Collection[str]] = (NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD)
     hints: ClassVar[Mapping[str, str]] = {
         ALONE: "if paths say what was built how, `tokmill build x86 --layout` reads it; `tokmill "
         "inspect STORE --head 3` shows the columns, --same and --differ name others",
@@ -167,6 +169,12 @@ class MineSource(Source):
         if request.tokenizer is not None or request.roles:
             raise UsageError("entries have no vocabulary", hint="leave --tokenizer and --role out")
         return {}
+
+    @classmethod
+    def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
+        """Return the thresholds of intervals."""
+        store = open_store([str(Path(paths[0]).parents[1])], config.overlays)
+        return Intervals(store, config, "", Column("u8")).explained()
 
     def identity(self) -> dict[str, Any]:
         """Return the defaults of options that are not read, and digests in place of names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ from tokmill.store.schema import Array, Column, Records, id_dtype
 from tokmill.store.store import Store
 
 TRIES = 64
-"""Records that are looked at for a positive or a negative; then the anchor makes no triplet."""
+"""Records that are drawn for a negative; then the anchor makes no triplet."""
 ALONE = "no partner in another build"
 NEAR_BLOCK = 1 << 16
 """Anchors at a time where cells are searched, as each cell is read once for all of them."""
 EQUAL = "partners have the same content"
-NO_NEGATIVE = "no negative was found"
+NO_NEGATIVE = f"no negative among {TRIES} drawn records"
 AVOIDED = "draws avoided as negatives: same content under another name"
 FARTHER = "negatives farther than the margin, the nearest of their cell"
 FAR = "negatives drawn at random, as all of the cell are nearer than the positive"
@@ -92,18 +93,16 @@ class Triplets:
         partners = (end - begin) - (own_end - own)
         start = below(drawn(self._salts[0], anchor), np.maximum(partners, 1)) + times
         found = np.full(len(anchor), -1)
-        open_ = np.flatnonzero(partners > 0)
-        for step in range(TRIES):
-            # No partner is looked at twice.
-            open_ = open_[partners[open_] > step]
+        open_ = np.flatnonzero(members.others[at] > 0)
+        for step in count():
+            if not len(open_):
+                break
             place = begin[open_] + (start[open_] + step) % partners[open_]
             place += np.where(place >= own[open_], (own_end - own)[open_], 0)
             candidate = members.order[place]
             good = facts["content"][candidate] != facts["content"][anchor[open_]]
             found[open_[good]] = candidate[good]
             open_ = open_[~good]
-            if not len(open_):
-                break
         first = times == 0
         skipped[ALONE] += int(np.count_nonzero(first & (partners == 0)))
         skipped[EQUAL] += int(np.count_nonzero(first & (partners > 0) & (found < 0)))

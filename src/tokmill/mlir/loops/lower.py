@@ -116,12 +116,39 @@ def lower(module: Any, threads: int = 1) -> None:
     _passes(module, machine_passes(threads))
 
 
+ROUND_TO_BF16 = """
+llvm.func @__truncsfbf2(%x: f32) -> bf16 {
+  %bits = llvm.bitcast %x : f32 to i32
+  %half = llvm.mlir.constant(16 : i32) : i32
+  %one = llvm.mlir.constant(1 : i32) : i32
+  %almost = llvm.mlir.constant(32767 : i32) : i32
+  %none = llvm.mlir.constant(2143289344 : i32) : i32
+  %high = llvm.lshr %bits, %half : i32
+  %odd = llvm.and %high, %one : i32
+  %bias = llvm.add %odd, %almost : i32
+  %sum = llvm.add %bits, %bias : i32
+  %is_nan = llvm.fcmp "uno" %x, %x : f32
+  %kept = llvm.select %is_nan, %none, %sum : i1, i32
+  %shifted = llvm.lshr %kept, %half : i32
+  %short = llvm.trunc %shifted : i32 to i16
+  %result = llvm.bitcast %short : i16 to bf16
+  llvm.return %result : bf16
+}
+"""
+"""What LLVM calls to round a sum of bf16 to nearest even where the processor cannot; no library of
+older systems has it."""
+
+
 def compiled(module: Any, libraries: Sequence[str] = ()) -> Any:
     """Return an execution engine of a lowered module; `libraries` have functions that it calls.
 
     Raises `Refused` if LLVM does not take it.
     """
     engine = plugins.require("torch_mlir.execution_engine")
+    if "xbf16>" in str(module):
+        rounding = toolkit.parse(ROUND_TO_BF16, module.context, "rounding")
+        place = toolkit.ir().InsertionPoint(module.body)
+        rounding.body.operations[0].operation.clone(place)
     try:
         return engine.ExecutionEngine(module, opt_level=3, shared_libs=list(libraries))
     except RuntimeError as error:

@@ -46,12 +46,6 @@ class DeepSpeed(Several):
     def __init__(self, config: RunConfig, settings: EngineConfig | None = None) -> None:
         table = (settings or EngineConfig()).deepspeed
         with one_a_machine():
-            if config.precision == "fp16":
-                raise UsageError(
-                    "the engine deepspeed computes in fp32 or bf16",
-                    where="run.precision",
-                    hint='--set run.precision="bf16"',
-                )
             self.package = load_deepspeed(pick_device(config.device, place()))
         self.table, self.stage = table, stage_of(table)
         super().__init__(config, settings)
@@ -282,9 +276,10 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
     """Turn DeepSpeed's errors about settings into `UsageError`."""
+    own = (plugins.require("deepspeed.runtime.config").DeepSpeedConfigError,)
     try:
         yield
-    except (ValueError, AssertionError, NotImplementedError) as error:
+    except (*own, ValueError, AssertionError, NotImplementedError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UsageError(
             f"DeepSpeed refuses its settings: {'; '.join(lines[:3]) or type(error).__name__}",

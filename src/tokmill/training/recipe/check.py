@@ -156,6 +156,12 @@ def check(config: TrainConfig, where: str = "") -> None:
             where=where,
             hint="--set 'optim.betas=[0.9, 0.95]'",
         )
+    if run.precision == "fp16" and run.engine == "deepspeed":
+        raise UsageError(
+            "the engine deepspeed computes in fp32 or bf16",
+            where=where or "run.precision",
+            hint='--set run.precision="bf16"',
+        )
     if optim.ema and run.engine == "deepspeed":
         raise UsageError(
             "the engine deepspeed keeps no average of the weights",

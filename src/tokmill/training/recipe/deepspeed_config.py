@@ -1,11 +1,16 @@
-"""DeepSpeed's settings: the table `[engine.deepspeed]`, and those that other keys decide."""
+"""DeepSpeed's settings: the table `[engine.deepspeed]`, what other keys decide, and its file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tokmill.errors import UsageError
+from tokmill import plugins
+from tokmill.errors import UsageError, nearest
+from tokmill.training.recipe.changes import flatten
+from tokmill.training.recipe.config import DataConfig
+from tokmill.training.recipe.kinds import kinds_of
+from tokmill.training.recipe.settings import tell
 
 FILE = "ds_config.json"
 """File of a run that keeps them."""
@@ -23,6 +28,50 @@ DECIDED = {
     "torch_autocast": "run.precision",
 }
 """Key of DeepSpeed → the key of the recipe that decides it."""
+HANDED = (
+    "aio", "comms_logger", "communication_data_type", "compile", "csv_monitor",
+    "data_types", "disable_allgather", "disable_python_gc", "dump_state", "flops_profiler",
+    "gradient_allreduce_op", "gradient_predivide_factor", "log_level",
+    "managed_gradient_accumulation", "memory_breakdown", "prescale_gradients",
+    "seq_parallel_communication_data_type", "tensorboard", "timers", "torch_autocast",
+    "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer", "zero_optimization",
+)  # fmt: skip
+"""Names of DeepSpeed's file that become keys of `[engine.deepspeed]`, where some are refused."""
+UNUSED = {
+    "activation_checkpointing": "run.recompute",
+    "autotuning": "run.micro_tokens",
+    "checkpoint": "run.checkpoint_every",
+    "data_efficiency": "the table [data]",
+    **dict.fromkeys(("dataloader_drop_last", "dataloader_settings"), "the table [data]"),
+    "logging": "run.log_every",
+}
+"""Names of DeepSpeed's file, or of scripts in it, without effect here → what has one."""
+SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+AUTO = "auto"
+"""A value that is decided elsewhere, as by the Trainer of transformers."""
+ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+OPTIONS = ("adam_w_mode", "amsgrad", "bias_correction", "foreach", "set_grad_none", "torch_adam")
+ONLY = {
+    "adam_w_mode": True, "amsgrad": False, "bias_correction": True, "last_batch_iteration": -1,
+}  # fmt: skip
+"""Arguments that have to have this value."""
+WARMUP = {"warmup_num_steps": 1000, "warmup_type": "log", "last_batch_iteration": -1}
+ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
+    "optimizer": dict.fromkeys(("AdamW", "Adam"), ADAM | dict.fromkeys(OPTIONS, AUTO)),
+    "scheduler": {
+        "WarmupLR": {"warmup_min_lr": 0.0, "warmup_max_lr": AUTO, **WARMUP},
+        "WarmupDecayLR": {
+            "warmup_min_lr": 0.0, "warmup_max_lr": 1e-3, "total_num_steps": AUTO, **WARMUP,
+        },
+        "WarmupCosineLR": {
+            "warmup_min_ratio": 0.0, "cos_min_ratio": 1e-4, "total_num_steps": AUTO, **WARMUP,
+        },
+    },
+}  # fmt: skip
+"""DeepSpeed's optimisers and schedules that are read → their arguments with defaults."""
+SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+RATES = {"warmup_max_lr": "lr", "warmup_num_steps": "warmup", "cos_min_ratio": "floor"}
 BUCKET = 500_000_000
 """Values of gradients that DeepSpeed exchanges at a time by default."""
 
@@ -82,3 +131,160 @@ def all_settings(table: Mapping[str, Any], clip: float, weights: int) -> dict[st
     zero = {"stage": stage, "reduce_bucket_size": max(1, min(BUCKET, weights))}
     made["zero_optimization"] = zero | dict(table.get("zero_optimization", {}))
     return made
+
+
+def as_recipe(
+    found: Mapping[str, Any], whole: Mapping[str, Any], world: int, where: str
+) -> dict[str, Any]:
+    """Return DeepSpeed's own file as a recipe, and print on stderr what it says.
+
+    What a recipe decides for every engine becomes keys of the recipe, the rest is
+    `[engine.deepspeed]`; a value "auto" decides nothing.
+
+    Args:
+        found: names and values of the file.
+        whole: the recipe below the file, with the options.
+        world: processes that share a step.
+        where: the file.
+
+    Raises `UsageError` for names that DeepSpeed does not have, and for what tokmill cannot do.
+    """
+    known = (*HANDED, *UNUSED, *DECIDED, "bf16", "steps_per_print")
+    for name in found:
+        if name not in known:
+            raise UsageError(
+                f"{name}: DeepSpeed 0.19 has no such key",
+                where=where,
+                hint=nearest(name, known, f"--set engine.deepspeed.{name}=… hands on any key"),
+            )
+    said: dict[str, Any] = _decided(found)
+    optim, run = _rates(found, where)
+    data, micro = _batch(said, whole, world, where)
+    run |= micro
+    if _of(whole, "run", "engine", AUTO) == AUTO:
+        run["engine"] = "deepspeed"
+    if "gradient_clipping" in said:
+        optim["clip"] = said["gradient_clipping"]
+    if "steps_per_print" in said:
+        run["log_every"] = said["steps_per_print"]
+    # DeepSpeed's default is stage 0, and that of a recipe is not.
+    said["zero_optimization"] = {"stage": 0} | _object(said, "zero_optimization", where)
+    for name in ("bf16", "fp16"):
+        if _object(said, name, where).get("enabled"):
+            run["precision"] = name
+    table = {name: value for name, value in said.items() if name in HANDED}
+    made = {"run": run, "data": data, "optim": optim}
+    keys = ", ".join(f"{key} = {value}" for key, value in flatten(made).items())
+    tell(f"{where} is DeepSpeed's: {keys}; engine.deepspeed has {', '.join(table)}")
+    if unused := [f"{name} ({UNUSED[name]} has one)" for name in said if name in UNUSED]:
+        tell(f"{where}: without effect here: {', '.join(unused)}")
+    return {**made, "engine": {"deepspeed": table}}
+
+
+def _decided(value: Any) -> Any:
+    """Return nested dicts without the keys that are "auto"."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _decided(one) for name, one in value.items() if one != AUTO}
+
+
+def _of(whole: Mapping[str, Any], table: str, key: str, default: Any) -> Any:
+    """Return a key of a recipe that is not checked yet; of another type, its default."""
+    keys = whole.get(table)
+    value = keys.get(key) if isinstance(keys, Mapping) else None
+    return value if isinstance(value, type(default)) else default
+
+
+def _object(found: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Return an object of DeepSpeed's file; one that is not there, or "auto", is empty."""
+    value = found.get(name, AUTO)
+    if value != AUTO and not isinstance(value, dict):
+        raise UsageError(f"{name}: {value!r} is no object", where=where, hint=f'"{name}": {{…}}')
+    return {} if value == AUTO else value
+
+
+def _batch(
+    said: Mapping[str, Any], whole: Mapping[str, Any], world: int, where: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return keys of [data] and of [run]: the batch, and the rows of a micro-batch as tokens.
+
+    The batch is micro-batch × accumulation × processes. As in DeepSpeed, two of them say the third.
+    """
+    for name in SIZES:
+        if name in said and (type(said[name]) is not int or said[name] < 1):
+            raise UsageError(
+                f"{name}: {said[name]!r} is no whole number above 0",
+                where=where,
+                hint=f'"{name}": 8',
+            )
+    batch, micro, steps = (said.get(name, 0) for name in SIZES)
+    batch = batch or micro * (steps or 1) * world
+    if not batch and not steps:
+        return {}, {}
+    batch = batch or _of(whole, "data", "batch", DataConfig().batch)
+    data = {"batch": batch}
+    if _of(whole, "data", "batch_tokens", 0):
+        data["batch_tokens"] = 0
+    if not micro and not steps:
+        return data, {}
+    micro = micro or batch // (steps * world)
+    steps = steps or batch // (micro * world)
+    if micro * steps * world != batch:
+        processes, rest = divmod(batch, micro * steps or batch + 1)
+        raise UsageError(
+            f"a batch of {batch} rows is not {micro} rows × {steps} micro-batches × "
+            f"{world} process{'es' if world > 1 else ''}",
+            where=where,
+            hint=f"{'' if rest else f'--processes {processes}, or '}take one of "
+            f"{', '.join(SIZES)} out of the file",
+        )
+    task = plugins.load(plugins.TASKS, kinds_of(whole)["task"]).Config()
+    return data, {"micro_tokens": micro * _of(whole, "task", "length", task.length)}
+
+
+def _rates(found: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return keys of [optim] and of [run]: DeepSpeed's `optimizer` and `scheduler`."""
+    optim: dict[str, Any] = {}
+    run: dict[str, Any] = {}
+    kind, adam = _arguments(found, "optimizer", where)
+    if kind:
+        optim = {"kind": "adamw", **{name: adam[name] for name in ADAM if name in adam}}
+    kind, said = _arguments(found, "scheduler", where)
+    if kind:
+        optim |= {key: said[name] for name, key in RATES.items() if name in said}
+        optim["schedule"] = SCHEDULES[kind]
+    if "total_num_steps" in said:
+        run["steps"] = said["total_num_steps"]
+    least = said.get("warmup_min_lr") or said.get("warmup_min_ratio")
+    if kind and (least or said.get("warmup_type") == "log"):
+        tell(f"{where}: the rate rises linearly from 0: warmup_type and warmup_min_… are not used")
+    if kind == "WarmupDecayLR":
+        most = said.get("warmup_max_lr")
+        numbers = isinstance(least, int | float) and isinstance(most, int | float)
+        optim["floor"] = least / most if numbers and most else 0.0
+    return optim, run
+
+
+def _arguments(found: Mapping[str, Any], name: str, where: str) -> tuple[str, dict[str, Any]]:
+    """Return the type and the arguments of `optimizer` or `scheduler`, without those that are auto.
+
+    What is missing has DeepSpeed's default. Raises `UsageError` for what no recipe can say.
+    """
+    if not (block := _object(found, name, where)):
+        return "", {}
+    kind, params = str(block.get("type")), _object(block, "params", where)
+    defaults = ARGUMENTS[name].get(kind, {})
+    wrong = [
+        f"{one} = {value!r}"
+        for one, value in params.items()
+        if one not in defaults or value not in (AUTO, ONLY.get(one, value))
+    ]
+    if wrong or not defaults:
+        raise UsageError(
+            f"{name}: {', '.join([kind, *wrong])} cannot be read",
+            where=where,
+            hint=f"take it out, and set [optim]; {', '.join(ARGUMENTS[name])} can be read",
+        )
+    if params.get("torch_adam"):
+        params = {"weight_decay": 0.01, **params}
+    return kind, _decided(defaults | params)

@@ -55,8 +55,11 @@ OTHER_NAMES = {
     "log_interval": "run.log_every", "logging_steps": "run.log_every",
     "save_interval": "run.checkpoint_every", "save_steps": "run.checkpoint_every",
     "save_total_limit": "run.keep",
+    "nb_iterations": "run.steps", "clip_epsilon": "task.clip",
+    "max_num_loops": "model.loops", "max_num_stores_loads": "model.accesses",
+    "max_num_load_store_dim": "model.dimensions",
 }  # fmt: skip
-"""A name that nanoGPT, transformers, CS336 or torchtitan has for a key → our key."""
+"""A name that nanoGPT, transformers, CS336, torchtitan or MLIR-RL has for a key → our key."""
 
 OTHER_WAYS = {
     "min_lr": "it is a share here: --set optim.floor=0.1 ends at a tenth of optim.lr",

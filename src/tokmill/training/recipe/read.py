@@ -12,7 +12,6 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.store.manifest import read_json
 from tokmill.store.marks import has_store_files
-from tokmill.training.recipe import settings
 from tokmill.training.recipe.key_names import in_tables, merged
 
 RECIPE = "recipe.json"
@@ -83,14 +82,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return a recipe file as a dict; a data file is refused.
-
-    A file of settings in JSON (`recipe.settings`) is put over the recipe for BERT, or for policies.
-    """
-    if path.suffix.lower() == ".json":
-        said = settings.read_settings(path)
-        base = settings.base_of(said)
-        return over(recipes.read_toml(base), said, base, str(path))
+    """Return a recipe file as a dict; a data file is refused."""
     if path.suffix.lower() in DATA_SUFFIXES:
         kinds = {".jsonl": "jsonl", ".parquet": "parquet", ".bin": "bin"}
         kind = kinds.get(path.suffix.lower(), "text")

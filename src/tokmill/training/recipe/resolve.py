@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokmill import recipe as recipes
 from tokmill.errors import UsageError
 from tokmill.recipe import merge
 from tokmill.training.recipe.check import (
@@ -19,14 +20,22 @@ from tokmill.training.recipe.check import (
     check_stores,
     from_dict,
 )
-from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.recipe.config import OptimConfig, TrainConfig
+from tokmill.training.recipe.deepspeed_config import as_recipe
 from tokmill.training.recipe.kinds import DEFAULT_KINDS, LEARNED, kinds_of
 from tokmill.training.recipe.places import check_places, with_absolute_places
 from tokmill.training.recipe.read import RECIPE, over, read_given, read_recipe, run_of
-from tokmill.training.recipe.settings import read_settings
+from tokmill.training.recipe.settings import (
+    base_of,
+    is_of_deepspeed,
+    read_settings,
+    tell,
+    used,
+)
 
 SETTINGS = "settings"
 """Among options: files of settings in JSON."""
+ADAMW = OptimConfig.__struct_fields__
 
 
 def resolve(
@@ -34,29 +43,53 @@ def resolve(
     out: Path,
     options: Mapping[str, Any],
     resume: bool,
+    world: int = 1,
 ) -> TrainConfig:
     """Return the checked recipe.
 
     Args:
         recipe: a file, the name of a shipped recipe, the folder of a store, or nested dicts.
+            A file of settings in JSON stands for the recipe that it says it is for.
         out: the folder of the run.
         options: nested dicts that win over the recipe; under `SETTINGS` files of settings in
             JSON, which win over the recipe alone.
         resume: whether the run continues; the recipe, or its stores, are then the run's by default.
+        world: processes that share a step; settings of DeepSpeed say the batch of one of them.
     """
-    # 1. Read the recipe.
+    # 1. Read the recipe, and the settings over it.
+    options = dict(options)
+    files = [str(file) for file in options.pop(SETTINGS, ())]
     before = read_recipe(out) if resume and (out / RECIPE).exists() else {}
     value, where = dict(before), "options"
-    if recipe is not None:
+    alone = isinstance(recipe, Path | str) and is_settings(Path(recipe))
+    if alone:
+        value, files = {}, [str(recipe), *files]
+    elif recipe is not None:
         value, where = read_given(recipe, named=names_stores(options))
-    elif not before:
+    elif not before and not files:
         check_something_given(out, options, resume)
-    # 2. Put the options over it, and each key into its table.
-    options = dict(options)
+    read = [(file, read_settings(Path(file))) for file in files]
+    # Those of DeepSpeed come last: they count rows, whose length the others say.
+    said = dict(sorted(read, key=lambda one: is_of_deepspeed(one[1])))
+    # A store, or nothing, says no kind of model.
+    if said and not isinstance(recipe, Mapping) and value.keys() <= {"data"}:
+        base = base_of(said, options, alone)
+        value = merge(recipes.read_toml(base) if base else {}, value)
+        where = base or (files[0] if alone else where)
+    # 2. Put the options over them, and each key into its table.
     layers = [(value, where)]
-    for file in options.pop(SETTINGS, ()):
-        value = over(value, read_settings(Path(file)), where, str(file))
-        layers.append((value, str(file)))
+    for file, names in said.items():
+        if is_of_deepspeed(names):
+            whole = over(value, options, where)
+            names = as_recipe(names, merge(start_tables(whole), whole), world, file)
+            if "kind" in names["optim"] and isinstance(table := value.get("optim"), Mapping):
+                if other := [f"optim.{key}" for key in table if key not in ADAMW]:
+                    tell(f"{file}: not used: {', '.join(other)}: AdamW has no such key")
+                value["optim"] = {key: table[key] for key in table if key in ADAMW}
+        else:
+            names = used(names, file)
+        value = over(value, names, where, file)
+        layers.append((value, file))
     value = over(value, options, where)
     # 3. Make places absolute.
     value = with_absolute_places(value)
@@ -74,6 +107,11 @@ def resolve(
     config = from_dict(value, where)
     check_stores(config, where)
     return config
+
+
+def is_settings(path: Path) -> bool:
+    """Say whether a recipe is a file of settings in JSON."""
+    return path.suffix.lower() == ".json" and path.is_file()
 
 
 def named_after(error: UsageError, layers: Sequence[tuple[Mapping[str, Any], str]]) -> UsageError:

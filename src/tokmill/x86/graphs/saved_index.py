@@ -4,8 +4,8 @@ An extract is {function: [address, asm, bytes, graph, feature]}, made by IDA; th
 networkx.DiGraph of blocks by address, each with `asm` (list of str) and `raw` (bytes). An index is
 {function: [one such list for each program]}, of the functions that all programs of a project have.
 It has neither the names of its programs nor their optimisation levels. The name of an extract is
-PROJECT-PROGRAM-LEVEL-DIGEST_extract.pkl. Source of the formats: jTrans, `datautils/process.py` and
-`datautils/util/pairdata.py`.
+PROJECT-PROGRAM-LEVEL-DIGEST_extract.pkl (`tokmill.x86.image.keys`). Source of the formats: jTrans,
+`datautils/process.py` and `datautils/util/pairdata.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tokmill.progress import human_count
 from tokmill.unpickle import Budget, Instance, Pickle
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
+from tokmill.x86.image.keys import LEVELS, UNKNOWN
 
 EXTRACT = "_extract.pkl"
 NAMES = ("networkx.classes.",)
@@ -31,8 +32,6 @@ FIELDS = ("address", "asm", "bytes", "graph")
 ADDRESS = "an int below 2^64"
 MOST_SHOWN = 80
 """Most characters of a name in a message."""
-LEVELS = ("O0", "O1", "O2", "O3", "Os", "Oz", "Og", "Ofast")
-UNKNOWN = "unknown"
 
 
 def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator[Graph]:
@@ -44,8 +43,8 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
             them a program is looked for among the extracts in the folder of the index: an extract
             matches if all of its functions have the same name, address and bytes.
 
-    The graph of an extract has the name of its file, those of an index are PROJECT-LEVEL-NUMBER;
-    `level_of` reads the level from either.
+    The graph of an extract has the name of its file, those of an index are
+    PROJECT-saved_index-LEVEL-NUMBER; `level_of` reads the level from either.
 
     Raises:
         TokmillError: the file holds something else, or a name that is not data.
@@ -92,7 +91,7 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
                 hint="name one for each, in the order in which the index lists them",
             )
         project = path.absolute().parent.name if path.name == "saved_index.pkl" else path.stem
-        titles = [f"{project}-{level}-{number}" for number, level in enumerate(levels)]
+        titles = [f"{project}-saved_index-{level}-{i}" for i, level in enumerate(levels)]
     while programs:
         yield programs.pop(0).graph(titles.pop(0))
 

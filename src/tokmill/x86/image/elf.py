@@ -27,13 +27,17 @@ KINDS: dict[int, Literal["executable", "shared", "relocatable"]] = {
 }  # fmt: skip
 
 # Kinds of sections.
-SYMTAB, RELA, NOBITS, REL, DYNSYM = 2, 4, 8, 9, 11
+SYMTAB, RELA, NOBITS, REL, DYNSYM, SYMTAB_SHNDX = 2, 4, 8, 9, 11, 18
 ARRAYS = (14, 15, 16)
 """Tables of functions that are called at the start and at the exit of a program."""
 ALLOC, EXECUTE = 2, 4
 # Kinds of segments.
 LOAD, DYNAMIC, EH_FRAME_HEADER = 1, 2, 0x6474E550
-UNDEFINED, RESERVED = 0, 0xFF00
+UNDEFINED, RESERVED, LARGE_NUMBER = 0, 0xFF00, 0xFFFF
+NO_SECTION = -1
+"""Of symbols that are absolute or common."""
+RELATIVE = 8
+"""The type of relocations that add the place where the file is loaded, on both machines."""
 
 SECTION = {
     64: "name u4 type u4 flags u8 address u8 offset u8 size u8 link u4 info u4 align u8 entry u8",
@@ -60,7 +64,7 @@ class Tag:
     """Tags of the dynamic table."""
 
     PLTRELSZ, PLTGOT, STRTAB, SYMTAB, RELA, RELASZ, INIT, FINI = 2, 3, 5, 6, 7, 8, 12, 13
-    REL, RELSZ, PLTREL, JMPREL = 17, 18, 20, 23
+    REL, RELSZ, PLTREL, JMPREL, RELRSZ, RELR = 17, 18, 20, 23, 35, 36
     FLAGS_1, IS_EXECUTABLE = 0x6FFFFFFB, 0x08000000
     """The tag of flags, and the flag of a position-independent executable."""
     ARRAYS = ((25, 27), (26, 28), (32, 33))
@@ -124,6 +128,10 @@ class Elf:
             count = count or int(first["size"][0])
             names = int(first["link"][0]) if names == 0xFFFF else names
         self.sections = self._table(SECTION[self.width], sections, section_size, count)
+        self.headers_end = len(head) if wide else 52
+        """Bytes of the header, and of the table of segments where it follows."""
+        if segments <= self.headers_end:
+            self.headers_end = max(self.headers_end, segments + segment_size * segment_count)
         self._tables_end = max(
             segments + segment_size * segment_count if segment_count else 0,
             sections + section_size * count if count else 0,
@@ -206,10 +214,23 @@ class Elf:
         return found if len(self.sections) else [self._dynamic_symbols()]
 
     def symbol_table(self, number: int) -> tuple[Array, Array]:
-        """Return a section of symbols and its strings."""
+        """Return a section of symbols and its strings.
+
+        `section` is a number of any size, or `NO_SECTION`. Those that do not fit into a symbol are
+        in a table beside it.
+        """
         link = int(self.sections["link"][number])
         strings = self.content(link) if link < len(self.sections) else self.data[:0]
-        return self.section_table(number, SYMBOL[self.width]), strings
+        narrow = self.section_table(number, SYMBOL[self.width])
+        symbols = narrow.astype(dtype(SYMBOL[self.width].replace("section u2", "section i4")))
+        symbols["section"][narrow["section"] >= RESERVED] = NO_SECTION
+        large = np.flatnonzero(narrow["section"] == LARGE_NUMBER)
+        tables = (self.sections["type"] == SYMTAB_SHNDX) & (self.sections["link"] == number)
+        if len(large) and tables.any():
+            numbers = self.section_table(int(np.flatnonzero(tables)[0]), "number i4")["number"]
+            large = large[large < len(numbers)]
+            symbols["section"][large] = numbers[large]
+        return symbols, strings
 
     def _dynamic_symbols(self) -> tuple[Array, Array]:
         # Without sections their number is unknown; linkers put the strings after the symbols.
@@ -221,9 +242,9 @@ class Elf:
 
     def relocations(self) -> list[Relocations]:
         """Return the tables that a loader applies; in a relocatable file, all tables."""
+        found = [self._packed_relocations()] if Tag.RELR in self.dynamic else []
         if not len(self.sections):
-            return self._dynamic_relocations()
-        found = []
+            return found + self._dynamic_relocations()
         relocatable = self.kind == "relocatable"
         for number, section in enumerate(self.sections):
             form, link = int(section["type"]), int(section["link"])
@@ -256,6 +277,30 @@ class Elf:
             for at, size, kind in tables
             if at in self.dynamic
         ]
+
+    def _packed_relocations(self) -> Relocations:
+        """Return the relative relocations of DT_RELR.
+
+        An even word is the address of a place. An odd one is a bitmap of the next words of memory,
+        one less than it has bits. Source: the generic ABI's proposal of SHT_RELR.
+        """
+        word = self.width // 8
+        words = self.at_address(
+            self.dynamic[Tag.RELR], f"word u{word}", self.dynamic.get(Tag.RELRSZ, 0)
+        )
+        words = words["word"].astype(np.uint64)
+        row = np.arange(len(words))
+        is_map = (words & np.uint64(1)) == 1
+        last = np.maximum.accumulate(np.where(is_map, -1, row))
+        maps = row[is_map & (last >= 0)]
+        covered = word * (1 + (maps - last[maps] - 1) * (self.width - 1))
+        base = words[last[maps]] + covered.astype(np.uint64)
+        bits = np.unpackbits(words[maps].astype(f"<u{word}").view(np.uint8), bitorder="little")
+        at, bit = np.nonzero(bits.reshape(-1, self.width)[:, 1:])
+        place = np.concatenate([words[~is_map], base[at] + (word * bit).astype(np.uint64)])
+        kind, none = np.full(len(place), RELATIVE), np.zeros(len(place), np.int64)
+        symbols = np.zeros(0, dtype(SYMBOL[self.width]))
+        return Relocations(place, kind, none, None, symbols, self.data[:0], -1)
 
     def _relocations(
         self, rows: Array, symbols: Array, strings: Array, target: int = -1

@@ -15,7 +15,6 @@ from tokmill.x86.image.elf import (
     EXECUTE,
     LOAD,
     NOBITS,
-    RESERVED,
     Elf,
     Relocations,
     Tag,
@@ -51,8 +50,10 @@ def read_elf(data: Array, path: str) -> Program:
     tables = elf.relocations()
     if layout:
         for table in tables:
+            layout.values(table)
+        for table in tables:
             relocate(elf, layout, table)
-        sections = list(layout.sections.values())
+        sections = [*layout.sections.values(), *layout.offset_table()]
     else:
         sections = _mapped(elf) or _segments(elf)
     sections = tidy(sections, len(data))
@@ -63,6 +64,8 @@ def read_elf(data: Array, path: str) -> Program:
         program.import_name = list(layout.imports)
         program.import_address = np.asarray(list(layout.imports.values()), np.uint64)
         program.import_target = np.zeros(len(layout.imports), np.uint64)
+        program.slot_address, program.slot_name = layout.slots()
+        program.slot_target = np.zeros(len(program.slot_name), np.uint64)
         program.top = layout.top
     else:
         program.entry = elf.entry
@@ -90,7 +93,7 @@ def _mapped(elf: Elf) -> list[Section]:
     """Return the sections that are loaded; none where no section holds code."""
     found = []
     for number, section in enumerate(elf.sections):
-        if section["flags"] & ALLOC and section["address"] and section["type"] != NOBITS:
+        if section["flags"] & ALLOC and section["type"] != NOBITS:
             data, name = elf.content(number), elf.section_names[number]
             execute = bool(section["flags"] & EXECUTE)
             stubs = execute and name.startswith((".plt", ".iplt"))
@@ -103,8 +106,11 @@ def _segments(elf: Elf) -> list[Section]:
     for segment in elf.segments[elf.segments["type"] == LOAD]:
         start = int(segment["offset"])
         data = elf.data[start : start + int(segment["filesize"])]
-        found.append(Section("", int(segment["address"]), data, data, bool(segment["flags"] & 1)))
-    return found
+        part = Section("", int(segment["address"]), data, data, bool(segment["flags"] & 1))
+        headers = min(max(0, elf.headers_end - start), len(data))
+        found += [part.cut(0, headers), part.cut(headers, len(data))]
+        found[-2].execute = False
+    return [part for part in found if len(part.data)]
 
 
 def _link(program: Program, table: Relocations) -> None:
@@ -174,7 +180,7 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
         address = symbols["value"].astype(np.uint64)
         wanted &= section != 0
         if layout:
-            wanted &= section < min(RESERVED, len(layout.address))
+            wanted &= (section > 0) & (section < len(layout.address))
             address[wanted] += layout.address[section[wanted]]
         rows = np.flatnonzero(wanted)
         # Global before weak before local; labels last.

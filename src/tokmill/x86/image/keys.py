@@ -9,6 +9,13 @@ from typing import NamedTuple
 from tokmill.errors import UsageError
 
 UNKNOWN = "unknown"
+LEVELS = ("O0", "O1", "O2", "O3", "Os", "Oz", "Og", "Ofast")
+"""Optimisation levels of compilers."""
+BINARYCORP = re.compile(
+    r"(?=.*-(?:[0-9a-f]{32}|saved_index-\w+-[0-9]+)$)(?:.*/)?"
+    rf"(?P<project>[^/]+)-(?P<program>[^/-]+)-(?P<level>{'|'.join(LEVELS)})-\w+"
+)
+"""Names of BinaryCorp, with an md5, and those of the programs of its `saved_index.pkl`."""
 
 
 class Key(NamedTuple):
@@ -31,7 +38,8 @@ class KeyTemplate:
     def __init__(self, template: str) -> None:
         """Read a template; raises `UsageError` if it has no field, an unknown one, or one twice.
 
-        The empty template fits every path, and only sets the program.
+        The empty template fits every path, and only sets the program, or in the names of
+        `BINARYCORP` all that they say.
         """
         self.template = template
         parts = re.split(r"\{(.*?)\}", template)
@@ -46,14 +54,12 @@ class KeyTemplate:
         for place, field in enumerate(fields):
             parts[2 * place + 1] = f"(?P<{field}>{patterns.get(field, '[^/]+')})"
         parts[::2] = map(re.escape, parts[::2])
-        self._pattern = re.compile("".join(parts))
+        self._pattern = re.compile("".join(parts)) if template else BINARYCORP
 
     def fields(self, name: str) -> Mapping[str, str] | None:
         """Return the fields of an input's name; None if it does not fit."""
-        if not self.template:
-            return {}
         found = self._pattern.fullmatch(name)
-        return found.groupdict() if found else None
+        return found.groupdict() if found else None if self.template else {}
 
     def key(self, name: str, compiler: str = "", level: str = "") -> Key:
         """Return the key of a program; fields that are not known are `unknown`.

@@ -9,7 +9,6 @@ from tokmill.x86.image.elf import (
     ALLOC,
     EXECUTE,
     NOBITS,
-    RESERVED,
     UNDEFINED,
     Elf,
     Relocations,
@@ -22,12 +21,18 @@ BASE = 0x400000
 PLACE = 16
 """Bytes of the made-up place of an undefined symbol."""
 
-# Relocation types: (what is stored, bytes). S symbol, A addend, P place, G global offset table.
+# Relocation types: (what is stored, bytes). S symbol, A addend, P place, G global offset table,
+# L the symbol's entry in it. Source: the psABIs of x86-64 and i386.
 RULES = {
-    64: {1: ("S+A", 8), 2: ("S+A-P", 4), 4: ("S+A-P", 4), 10: ("S+A", 4), 11: ("S+A", 4),
-         24: ("S+A-P", 8), 25: ("S+A-G", 8), 26: ("G+A-P", 4)},
-    32: {1: ("S+A", 4), 2: ("S+A-P", 4), 4: ("S+A-P", 4), 9: ("S+A-G", 4), 10: ("G+A-P", 4)},
+    64: {1: ("S+A", 8), 2: ("S+A-P", 4), 3: ("L+A-G", 4), 4: ("S+A-P", 4), 9: ("L+A-P", 4),
+         10: ("S+A", 4), 11: ("S+A", 4), 24: ("S+A-P", 8), 25: ("S+A-G", 8), 26: ("G+A-P", 4),
+         27: ("L+A-G", 8), 28: ("L+A-P", 8), 29: ("G+A-P", 8), 31: ("S+A-G", 8),
+         41: ("L+A-P", 4), 42: ("L+A-P", 4)},
+    32: {1: ("S+A", 4), 2: ("S+A-P", 4), 3: ("L+A-G", 4), 4: ("S+A-P", 4), 9: ("S+A-G", 4),
+         10: ("G+A-P", 4), 43: ("L+A-G", 4)},
 }  # fmt: skip
+GOT32X, ABSOLUTE_FORM = 43, 0x05
+"""A relocation that holds the address of the entry itself where the instruction has no base."""
 
 
 class Placement:
@@ -55,6 +60,8 @@ class Placement:
         """Made-up place of the global offset table."""
         self.imports: dict[str, int] = {}
         """Undefined symbol that is used → its made-up place."""
+        self._entries: dict[int, int] = {}
+        self._word = elf.width // 8
 
     def values(self, table: Relocations) -> Array:
         """Return the addresses (u8) of the symbols that relocations name, one a relocation."""
@@ -63,7 +70,7 @@ class Placement:
         symbols = table.symbols[table.symbol]
         value = symbols["value"].astype(np.uint64)
         section = symbols["section"].astype(np.int64)
-        defined = (section != UNDEFINED) & (section < min(RESERVED, len(self.address)))
+        defined = (section > UNDEFINED) & (section < len(self.address))
         value[defined] += self.address[section[defined]]
         missing = np.flatnonzero((section == UNDEFINED) & (table.symbol > 0))
         for i, name in zip(missing.tolist(), symbols["name"][missing].tolist(), strict=True):
@@ -74,7 +81,33 @@ class Placement:
     @property
     def top(self) -> int:
         """The address after all made-up places."""
-        return self.table + PLACE * (1 + len(self.imports))
+        return self._entry(len(self._entries))
+
+    def _entry(self, number: int) -> int:
+        return self.table + PLACE * (1 + len(self.imports)) + number * self._word
+
+    def entries(self, values: Array) -> Array:
+        """Return the places (u8) of entries of the global offset table that hold some addresses.
+
+        All imports must have their places.
+        """
+        found, rows = np.unique(values, return_inverse=True)
+        places = [
+            self._entries.setdefault(value, self._entry(len(self._entries)))
+            for value in found.tolist()
+        ]
+        return np.asarray(places, np.uint64)[rows]
+
+    def offset_table(self) -> list[Section]:
+        """Return the section of these entries, if there are any."""
+        data = np.asarray(list(self._entries), f"<u{self._word}").view(np.uint8)
+        return [Section(".got", self._entry(0), data, data, False)] if self._entries else []
+
+    def slots(self) -> tuple[Array, list[str]]:
+        """Return the entries that hold the address of an import, ascending, and their names."""
+        names = {address: name for name, address in self.imports.items()}
+        found = {place: names[value] for value, place in self._entries.items() if value in names}
+        return np.asarray(list(found), np.uint64), list(found.values())
 
     def _import(self, name: str) -> int:
         return self.imports.setdefault(name, self.table + PLACE * (1 + len(self.imports)))
@@ -99,9 +132,13 @@ def relocate(elf: Elf, layout: Placement, table: Relocations) -> None:
             value = table.addend[mine].astype(np.uint64)
         else:
             value = section.linked[cells].view(f"<i{size}")[:, 0].astype(np.int64).astype(np.uint64)
-        value = value + (np.uint64(layout.table) if rule.startswith("G") else symbol[mine])
+        if rule.startswith("G"):
+            value = value + np.uint64(layout.table)
+        else:
+            value = value + (layout.entries(symbol[mine]) if rule[0] == "L" else symbol[mine])
         if rule.endswith("-P"):
             value = value - (place.astype(np.uint64) + np.uint64(section.address))
         elif rule.endswith("-G"):
-            value = value - np.uint64(layout.table)
+            bare = (kind == GOT32X) & (section.linked[place - 1] & 0xC7 == ABSOLUTE_FORM)
+            value = value - np.where(bare, np.uint64(0), np.uint64(layout.table))
         section.linked[cells] = value.astype(f"<u{size}").view(np.uint8).reshape(-1, size)

@@ -25,6 +25,8 @@ BITS = {0x14C: 32, 0x8664: 64}
 CODE, EXECUTE, DLL = 0x20, 0x20000000, 0x2000
 FUNCTION, EXTERNAL = 2, 2
 MASK = (1 << 64) - 1
+CLI_HEADER, CLI_BYTES, IL_ONLY = 14, 72, 1
+"""The directory of .NET, the size of its header, and a flag in it."""
 NOTHING = np.zeros(0, np.uint8)
 CHAINED = 4
 """Flag of unwind information that goes on with that of another range."""
@@ -35,6 +37,13 @@ def read_pe(data: Array, path: str) -> Program:
 
     Raises `TokmillError` for another machine, a damaged file, one that is cut off or without code.
     """
+    with warnings.catch_warnings():
+        # lief warns of numbers in a damaged file that it has no name for.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return _read(data, path)
+
+
+def _read(data: Array, path: str) -> Program:
     head = data[:0x40].tobytes()
     place = int.from_bytes(head[0x3C:0x40], "little")
     if len(head) < 0x40 or data[place : place + 4].tobytes() != b"PE\0\0":
@@ -54,6 +63,7 @@ def read_pe(data: Array, path: str) -> Program:
     if binary is None:
         raise TokmillError("the PE header is damaged", where=path, hint="is the file complete?")
     base = int(binary.optional_header.imagebase)
+    _refuse_managed(binary, data, path)
     sections = []
     for one in binary.sections:
         start, size = int(one.pointerto_raw_data), int(one.sizeof_raw_data)
@@ -76,13 +86,30 @@ def read_pe(data: Array, path: str) -> Program:
     program.top = base + int(binary.optional_header.sizeof_image)
     entry = int(binary.optional_header.addressof_entrypoint)
     program.entry = base + entry if entry else 0
-    with warnings.catch_warnings():
-        # lief warns of numbers in a damaged file that it has no name for.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        _name_functions(program, binary, base)
-        _name_slots(program, binary, base)
-        _read_tables(program, binary, base)
+    _name_functions(program, binary, base)
+    _name_slots(program, binary, base)
+    _read_tables(program, binary, base)
     return program
+
+
+def _directories(binary: Any) -> dict[int, Any]:
+    return {int(one.type): one for one in binary.data_directories}
+
+
+def _refuse_managed(binary: Any, data: Array, path: str) -> None:
+    """Refuse a .NET assembly that holds IL alone. Source: ECMA-335, II.25.3.3, the CLI header."""
+    directory = _directories(binary).get(CLI_HEADER)
+    rva = int(directory.rva) if directory is not None else 0
+    header = data[int(binary.rva_to_offset(rva)) :][:CLI_BYTES] if rva else data[:0]
+    if len(header) == CLI_BYTES:
+        flags = int(header[16:20].view("<u4")[0])
+        native = int(header[68:72].view("<u4")[0])
+        if flags & IL_ONLY and not native:
+            raise TokmillError(
+                "a .NET assembly: it holds IL, and no x86 code",
+                where=path,
+                hint="compiled to x86 (Native AOT, ReadyToRun, mixed C++/CLI) it can be read",
+            )
 
 
 def _name(thing: Any) -> str:
@@ -119,11 +146,14 @@ def _name_functions(program: Program, binary: Any, base: int) -> None:
 
 def _name_slots(program: Program, binary: Any, base: int) -> None:
     slots = {}
-    for library in binary.imports:
-        for one in library.entries:
+    for library in (*binary.imports, *binary.delay_imports):
+        place = int(getattr(library, "iat", 0))
+        for number, one in enumerate(library.entries):
+            # The entries of a delay import know their place in its table alone.
+            at = int(getattr(one, "iat_address", 0)) or place + number * program.word
             name = f"ordinal {one.ordinal}" if one.is_ordinal else _name(one)
             full = f"{_name(library)}!{f'#{one.ordinal}' if one.is_ordinal else name}"
-            slots[(base + int(one.iat_address)) & MASK] = (name, full)
+            slots[(base + at) & MASK] = (name, full)
     program.slot_address = np.asarray(sorted(slots), np.uint64)
     program.slot_name = [slots[place][0] for place in sorted(slots)]
     program.slot_full_name = [slots[place][1] for place in sorted(slots)]
@@ -132,7 +162,7 @@ def _name_slots(program: Program, binary: Any, base: int) -> None:
 
 def _read_tables(program: Program, binary: Any, base: int) -> None:
     """Read the unwind ranges (x86-64) and the pointers that a loader moves."""
-    directories = {int(one.type): one for one in binary.data_directories}
+    directories = _directories(binary)
     table = directories.get(3)
     if program.bits == 64 and table is not None and table.rva:
         # Begin, end, unwind information; the low bit of the last points to another row.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from tokmill.store.schema import Array
@@ -12,6 +14,21 @@ LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2
 """ENDBR64 and ENDBR32."""
 GAP = 32
 """Largest distance of successive stubs in a section of stubs."""
+LONG_ENTRY, SHORT = 16, 8
+"""Bytes of an entry of a linkage table, and of one that is never resolved lazily."""
+LAZY_ENTRY = re.compile(
+    rb"\xff[\x25\xa3].{4}\x68.{4}\xe9"  # jmp [slot]; push number; jmp first
+    rb"|\xf3\x0f\x1e[\xfa\xfb]\x68.{4}\xf2?\xe9",  # endbr; push number; jmp first
+    re.DOTALL,
+)
+ENTRY = re.compile(
+    rb"\xf3\x0f\x1e[\xfa\xfb]\xf2?\xff[\x25\xa3].{4}(\x66?\x0f\x1f\x44\0\0|\xcc+|\x90+)",
+    re.DOTALL,
+)
+SHORT_ENTRY = re.compile(rb"\xff[\x25\xa3].{4}\x66\x90", re.DOTALL)
+RET = b"\xc3"
+FIRST_ENTRY = (b"\xff\x35", b"\xff\xb3")
+"""What jumps to the loader: push [table + word]; jmp [table + 2 * word]."""
 
 
 def find_stubs(program: Program) -> None:
@@ -30,6 +47,8 @@ def find_stubs(program: Program) -> None:
             continue
         place, slot = _jumps(program, section)
         known = member(slot, program.slot_address)
+        if not section.name:
+            known[known] = _are_entries(section, place[known])
         place = place[known]
         row = np.searchsorted(program.slot_address, slot[known])
         addresses.append(place.astype(np.uint64) + np.uint64(section.address))
@@ -66,11 +85,36 @@ def _jumps(program: Program, section: Section) -> tuple[Array, Array]:
     return place - 4 * landing, slot
 
 
+def _are_entries(section: Section, place: Array) -> Array:
+    """Return which jumps through slots are entries of a linkage table, not ends of functions: bool.
+
+    Entries are aligned and go on as GNU ld, gold and lld write them. A function may look like one
+    that is not resolved lazily: these follow another entry, or a section of other code.
+    """
+    found = np.zeros(len(place), bool)
+    stop = 0
+    for i, at in enumerate(place.tolist()):
+        head = section.linked[at : at + LONG_ENTRY].tobytes()
+        before = section.linked[max(0, at - LONG_ENTRY) : at].tobytes()
+        aligned = (section.address + at) % LONG_ENTRY == 0
+        follows = at == stop or before.startswith(FIRST_ENTRY) or LAZY_ENTRY.match(before)
+        follows = follows or (
+            aligned and before.endswith(b"\0") and before.rstrip(b"\0")[-1:] == RET
+        )
+        if aligned and (LAZY_ENTRY.match(head) or (follows and ENTRY.fullmatch(head))):
+            found[i], stop = True, at + LONG_ENTRY
+        elif follows and SHORT_ENTRY.match(head) and (section.address + at) % SHORT == 0:
+            found[i], stop = True, at + SHORT
+    return found
+
+
 def _cut_out(section: Section, place: Array) -> list[Section]:
     """Return the parts of a section; parts with stubs are marked."""
     found, done = [], 0
     for run in np.split(place, np.flatnonzero(np.diff(place) > GAP) + 1) if len(place) else []:
-        start, stop = int(run[0]), min(int(run[-1]) + 16, len(section.data))
+        start, stop = int(run[0]), min(int(run[-1]) + LONG_ENTRY, len(section.data))
+        before = section.linked[max(0, start - LONG_ENTRY) : start].tobytes()
+        start -= LONG_ENTRY * before.startswith(FIRST_ENTRY)
         found.append(section.cut(done, start))
         found.append(section.cut(start, stop))
         found[-1].stubs = True

@@ -41,8 +41,12 @@ class Blocks:
         reached[self.broken] = False
         start, length = instructions.start[reached], instructions.length[reached]
         end = start + length
-        # Ways from code that was not reached do not begin blocks.
-        targets = ways.target[ways.reached(ways.source)]
+        # Ways from code that was not reached do not begin blocks, and neither does going on over
+        # bytes that only the sweep took for the beginning of another instruction.
+        count = np.cumsum(reached)
+        straight = instructions.flow[ways.source] == Flow.NEXT
+        straight &= count[ways.target] == count[ways.source] + 1
+        targets = ways.target[ways.reached(ways.source) & ~straight]
         leaders = np.concatenate(
             [self.known.starts, ways.called, self.known.roots, instructions.start[targets]]
         )

@@ -42,7 +42,7 @@ from tokmill.x86.lift.starts import (
 )
 from tokmill.x86.lift.windows import WINDOWED, called, is_cut, joined, windows
 
-VERSION = 8
+VERSION = 9
 """Raised when the graph of some program changes."""
 ROUNDS = 4096
 """Largest number of rounds. Each round finds something new, and programs need less than 100; the

@@ -10,6 +10,10 @@ from tokmill.x86.image.image import Program
 from tokmill.x86.image.ranges import expand, member
 
 INT3 = 0xCC
+EBX = 3
+MASK = np.uint64(0xFFFFFFFF)
+NEAR = 1 << 14
+"""Bytes in which a register keeps the address of the global offset table."""
 NOTHING = np.frombuffer(bytes.fromhex("0f1f840000000000"), np.uint8)
 """A NOP of 8 bytes, in 64-bit and 32-bit code."""
 
@@ -20,7 +24,9 @@ class Code:
     def __init__(self, program: Program) -> None:
         sections = [s for s in program.sections if s.execute and not s.stubs]
         self.bits = program.bits
-        self._executable = [(s.address, len(s.data)) for s in program.sections if s.execute]
+        ranges = sorted((s.address, s.address + len(s.data)) for s in program.sections if s.execute)
+        self._low, self._high = np.asarray(ranges, np.uint64).reshape(-1, 2).T
+        self._high = np.maximum.accumulate(self._high)
         self.base = np.asarray([section.address for section in sections], np.uint64)
         self.edge = np.zeros(len(sections) + 1, np.int64)
         np.cumsum([len(section.data) for section in sections], out=self.edge[1:])
@@ -34,6 +40,10 @@ class Code:
         same = all(section.linked is section.data for section in sections)
         self.raw = self.linked if same else np.concatenate([section.data for section in sections])
         self.table = program.global_offset_table
+        self.thunk, self.thunk_register = self._thunks()
+        """u8 and i8, by address: 32-bit functions `mov register, [esp]; ret`, with which code reads
+        its own address."""
+        self._table_loads = self._loads_of_the_table()
         self.slot, self.slot_target = self._known_slots(program)
         """u8, ascending: pointers that do not change after loading, and their targets."""
         self.data_begin = self.data_end = np.zeros(0, np.int64)
@@ -43,9 +53,8 @@ class Code:
 
     def executable(self, address: Array) -> Array:
         """Return which addresses (u8) are in code or in import stubs: bool."""
-        found = np.zeros(len(address), bool)
-        for low, size in self._executable:
-            found |= address - np.uint64(low) < np.uint64(size)
+        at = np.searchsorted(self._low, address, side="right")
+        found: Array = address < np.append(np.uint64(0), self._high)[at]
         return found
 
     def address(self, offset: Array) -> Array:
@@ -96,6 +105,54 @@ class Code:
         whole = place < np.repeat(sizes - sizes % len(NOTHING), sizes)
         rows = expand(self.data_begin, sizes)
         found[rows] = np.where(whole, NOTHING[place % len(NOTHING)], INT3)
+        return found
+
+    def _thunks(self) -> tuple[Array, Array]:
+        data = self.linked
+        at = np.flatnonzero(
+            (data[:-3] == 0x8B)
+            & (data[1:-2] & 0xC7 == 4)
+            & (data[2:-1] == 0x24)
+            & (data[3:] == 0xC3)
+        )
+        at = at[: len(at) if self.bits == 32 else 0]
+        return self.address(at), data[at + 1].astype(np.int64) >> 3
+
+    def _loads_of_the_table(self) -> tuple[Array, Array]:
+        """Return offset and register of each `call thunk; add register, distance` of the table."""
+        data, size = self.linked, self.size
+        short = data[5 : size + 5] == 0x05
+        adds = short | (data[5 : size + 5] == 0x81) & (data[6 : size + 6] & 0xF8 == 0xC0)
+        at = np.flatnonzero((data[:size] == 0xE8) & adds)
+        at = at[: len(at) if self.table and len(self.thunk) else 0]
+        short = short[at]
+        register = np.where(short, 0, data[at + 6] & 7)
+        begin = self.address(at) + np.uint64(5)
+        number = at + np.where(short, 6, 7)
+        called, added = (
+            data[place[:, None] + np.arange(4)].view("<i4")[:, 0].astype(np.int64).astype(np.uint64)
+            for place in (at + 1, number)
+        )
+        called, added = (begin + called) & MASK, (begin + added) & MASK
+        known = member(called, self.thunk) & (added == self.table)
+        known[known] = (
+            self.thunk_register[np.searchsorted(self.thunk, called[known])] == register[known]
+        )
+        return at[known], register[known]
+
+    def based(self, register: Array, offset: Array) -> Array:
+        """Return whether registers hold the address of the global offset table at offsets: bool.
+
+        By convention EBX does, in 32-bit position-independent code; others do after a load of it.
+        """
+        found: Array = (register == EBX) & (self.table > 0)
+        at, loaded = self._table_loads
+        for number in range(8) if len(at) else ():
+            mine, asked = at[loaded == number], np.flatnonzero(register == number)
+            before = np.searchsorted(mine, offset[asked]) - 1
+            near = before >= 0
+            near[near] = offset[asked[near]] - mine[before[near]] < NEAR
+            found[asked] |= near
         return found
 
     def _known_slots(self, program: Program) -> tuple[Array, Array]:

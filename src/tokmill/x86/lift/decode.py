@@ -7,6 +7,7 @@ read from the opcodes in columns (Intel SDM volume 2, appendix A).
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -84,22 +85,29 @@ class Instructions:
 
     def sweep(self) -> None:
         """Decode all code from the beginning of each section to its end."""
-        found = [self._columns(np.zeros(0, np.int32), np.zeros(0, np.uint8))]
+        found, parts, count = [self._columns(np.zeros(0, np.int32), np.zeros(0, np.uint8))], [], 0
+        for part in self._swept():
+            # Small sections are classified together: an object may have thousands.
+            parts.append(part)
+            count += len(part[0])
+            if count >= BATCH:
+                found.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
+                parts, count = [], 0
+        if parts:
+            found.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
+        self._add(found)
+
+    def _swept(self) -> Iterator[tuple[Array, Array]]:
+        """Yield offsets and marks of instructions, at most `BATCH` of a section at a time."""
         for edge, decoder in zip(self.code.edge.tolist(), self._decoders, strict=False):
             instructions = iter(decoder)
-            while True:
-                marks = bytes([i.len | i.is_invalid << 4 for i in islice(instructions, BATCH)])
-                if not marks:
-                    break
-                marked = np.frombuffer(marks, np.uint8)
+            while read := bytes([i.len | i.is_invalid << 4 for i in islice(instructions, BATCH)]):
+                marked = np.frombuffer(read, np.uint8)
                 ends = edge + np.cumsum(marked & (INVALID_BIT - 1), dtype=np.int32)
                 start = (ends - (marked & (INVALID_BIT - 1))).astype(np.int32)
                 edge = int(ends[-1])
-                if len(self.code.data_begin):
-                    code = ~self.code.in_data(start)
-                    start, marked = start[code], marked[code]
-                found.append(self._columns(start, marked))
-        self._add(found)
+                code = ~self.code.in_data(start)
+                yield start[code], marked[code]
 
     def decode(self, offsets: Array) -> Array:
         """Decode from each offset and from targets of jumps and calls, up to known instructions.
@@ -239,19 +247,23 @@ def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
     rows = np.flatnonzero(_MAYBE[code.bits][first])
     at = start[rows].astype(np.int64)
     byte = first[rows]
-    narrow, small = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
+    narrow, small, repeat = np.zeros((3, len(rows)), bool)
     for _ in range(LONGEST):
         prefix = PREFIX[code.bits][byte]
         if not prefix.any():
             break
         narrow |= prefix & (byte == 0x66)
         small |= prefix & (byte == 0x67)
+        repeat |= prefix & ((byte & 0xFE) == 0xF2)
         at = at + prefix
         byte = np.where(prefix, data[at], byte)
-    second = data[at + 1]
+    second, third = data[at + 1], data[at + 2]
     kind = _ONE_BYTE[code.bits][byte]
     wide = byte == 0x0F
     kind = np.where(wide, _TWO_BYTE[second], kind)
+    # UIRET, ERETU and ERETS: one of their prefixes is part of the code.
+    special = wide & repeat & (second == 0x01) & ((third == 0xCA) | (third == 0xEC))
+    kind = np.where(special, Flow.RETURN, kind)
     group = second >> 3 & 7
     kind = np.where(byte == 0xFF, _GROUP_FIVE[group], kind)
     kind = np.where((byte == 0xC7) & (second == 0xF8), Flow.BRANCH, kind)
@@ -293,8 +305,7 @@ def _slots(code: Code, start: Array, length: Array) -> Array:
         found[here] = (code.address(end - 1) + np.uint64(1) + value)[here]
         return found
     found[here] = value[here]
-    # In 32-bit position-independent code EBX holds the address of the global offset table.
-    here = plain & ((form & 0xC7) == 0x83) & (code.table > 0)
+    here = plain & ((form & 0xC0) == 0x80) & code.based(form & 7, start)
     found[here] = value[here] + np.uint64(code.table)
     return found & np.uint64(0xFFFFFFFF)
 
@@ -304,7 +315,7 @@ def _tables() -> tuple[dict[int, Array], dict[int, Array], dict[int, Array], Arr
     two = np.zeros(256, np.uint8)
     two[0x80:0x90] = Flow.BRANCH
     two[[0x0B, 0xB9, 0xFF]] = Flow.STOP
-    two[[0x07, 0x35]] = Flow.RETURN
+    two[[0x07, 0x35, 0xAA]] = Flow.RETURN
     five = np.zeros(8, np.uint8)
     five[[2, 3]] = Flow.CALL_INDIRECT
     five[[4, 5]] = Flow.JUMP_INDIRECT

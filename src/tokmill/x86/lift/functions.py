@@ -108,7 +108,7 @@ def _branched_to(known: Findings, blocks: Blocks, candidates: Array) -> Array:
     candidates = candidates[~padded]
     # A conditional branch can also be a tail call of a function, which then returns itself.
     number = known.ranges.number(candidates)
-    stop = known.ranges.stop[number]
+    stop = (known.ranges.stop if len(known.ranges.stop) else np.asarray([code.size]))[number]
     returns = np.sort(blocks.start[blocks.flow == Flow.RETURN])
     ends = np.searchsorted(returns, candidates) < np.searchsorted(returns, stop)
     from_ = instructions.start[ways.source].astype(np.int64)

@@ -152,6 +152,8 @@ def _tables_in(program: Program, code: Code, part: int) -> tuple[Array, Array, A
     kinds = halves[:, 0]
     at = np.flatnonzero((kinds[1:-1] - np.uint32(1)) < TYPES - 1) + 1
     at = at[_fields_fit(words, halves, at)]
+    if not len(at):
+        return at, at, at, at
     kind = kinds[at].astype(np.int64)
     offset = first + skip + (at + 1) * WORD
     address = code.address(offset)

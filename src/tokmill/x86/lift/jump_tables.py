@@ -79,7 +79,9 @@ class Tables:
         self._table = program.global_offset_table if program.bits == 32 else 0
         if self._table and not program.fixed:
             self._start = {iced.Register.RBX: Value(self._table)}
-        self._thunks = _thunks(program, instructions, iced.Register.RAX)
+        code, first = instructions.code, iced.Register.RAX
+        registers = (code.thunk_register + first).tolist()
+        self._thunks = dict(zip(code.thunk.tolist(), registers, strict=True))
         self._gates: dict[int, int] = {}
         self.computed = False
         """Whether the last jump goes to a sum with an address, so that it stays in the function."""
@@ -253,7 +255,9 @@ class Tables:
         bounded, address = rows is not None, form.address
         # Distances are mostly relative to the beginning of their table, even if a constant is added
         # to the index.
-        own = abs(address - form.base) < FAR
+        own = abs(address - form.base) < FAR and (
+            self.program.section_at(address) is self.program.section_at(form.base)
+        )
         if rows is None:
             address = form.base if own else address
             end = np.searchsorted(self._ends, np.uint64(address), side="right")
@@ -348,22 +352,6 @@ def _no_table(target: Value) -> bool:
     terms = target.terms[0][0].address.terms
     # Without terms the index is known on this path, and another path may tell more.
     return len(terms) == 1 and terms[0][1] == 1 and not isinstance(terms[0][0], Start)
-
-
-def _thunks(program: Program, instructions: Instructions, first: int) -> dict[int, int]:
-    """Return the functions `mov register, [esp]; ret`: address → register.
-
-    With these, 32-bit code reads its own address.
-    """
-    if program.bits == 64:
-        return {}
-    data = instructions.code.linked
-    at = np.flatnonzero(
-        (data[:-3] == 0x8B) & ((data[1:-2] & 0xC7) == 4) & (data[2:-1] == 0x24) & (data[3:] == 0xC3)
-    )
-    addresses = instructions.code.address(at).tolist()
-    registers = (data[at + 1].astype(int) >> 3).tolist()
-    return {address: first + number for address, number in zip(addresses, registers, strict=True)}
 
 
 def _paths(ways: Ways, row: int) -> Iterator[list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tokmill.store.schema import Array
+from tokmill.x86.image.ranges import member
 from tokmill.x86.lift.code import Code
 
 BACK = 8
@@ -37,6 +38,7 @@ def register_calls(
     for _ in range(BACK):
         joins = (before > 0) & (flow[before - 1] == 0)
         joins &= start[before - 1] + length[before - 1] == start[before]
+        joins &= ~member(start[before], code.edge)
         rows, register, before = rows[joins], register[joins], before[joins] - 1
         at = start[before].astype(np.int64)
         number = (data[at + 1] & 7) | (data[at] & 1) << 3

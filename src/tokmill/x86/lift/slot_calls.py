@@ -68,8 +68,7 @@ def _loads(instructions: Instructions, rows: Array, at: Array) -> tuple[Array, A
     form = data[at + 1 + prefix]
     plain = (data[at + prefix] == 0x8B) & (length == 6 + prefix) & (prefix | (not wide))
     here = plain & ((form & 0xC7) == 0x05)
-    # In 32-bit position-independent code EBX holds the address of the global offset table.
-    based = plain & ((form & 0xC7) == 0x83) & (not wide) & (code.table > 0)
+    based = plain & ((form & 0xC0) == 0x80) & (not wide) & code.based(form & 7, at)
     short = (data[at] == 0xA1) & (length == 5) & (not wide)
     end = at + length
     cells = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)]

@@ -7,6 +7,7 @@ is the value of a register at the beginning of the path, a value in memory, or a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tokmill import plugins
@@ -64,6 +65,22 @@ class Limits(NamedTuple):
     high: int
 
 
+class _Comparison(NamedTuple):
+    """What the flags say of a value and a signed number of some bits."""
+
+    value: Value
+    number: int
+    bits: int
+    swapped: bool
+    """Whether the number is on the left."""
+    half: str = ""
+    """The relation that says the same of these low halves, if the flags are of the high ones."""
+
+
+_NOT = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+_SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
 class Path:
     """Executes instructions and keeps the values of registers and memory."""
 
@@ -84,7 +101,7 @@ class Path:
         self.memory: dict[Value, Value] = {}
         self.limits: dict[Unknown, Limits] = {}
         """Limits of unknowns, by comparisons on the path."""
-        self._compared: tuple[Value, int] | None = None
+        self._compared: _Comparison | None = None
         self._others = 0
         self._info = iced.InstructionInfoFactory()
         m, r = iced.Mnemonic, iced.Register
@@ -92,7 +109,12 @@ class Path:
             m.MOV: self._move, m.MOVZX: self._move, m.MOVSX: self._move, m.MOVSXD: self._move,
             m.LEA: self._address, m.ADD: self._add, m.SUB: self._subtract, m.AND: self._and,
             m.CMP: self._compare, m.SHL: self._shift, m.XOR: self._xor, m.PUSH: self._push,
-            m.POP: self._pop, m.CALL: self._call,
+            m.POP: self._pop, m.CALL: self._call, m.SBB: self._borrow,
+        }  # fmt: skip
+        c = iced.ConditionCode
+        self._relations = {
+            c.B: ("<", False), c.BE: ("<=", False), c.A: (">", False), c.AE: (">=", False),
+            c.L: ("<", True), c.LE: ("<=", True), c.G: (">", True), c.GE: (">=", True),
         }  # fmt: skip
         self._quiet = {m.CDQE, m.NOP, m.ENDBR64, m.ENDBR32, m.JMP}
         self._put, self._enters, self._leaves = m.MOV, m.CALL, m.RET
@@ -103,24 +125,32 @@ class Path:
 
     def follow(self, instructions: Sequence[Any]) -> Value:
         """Execute a path that ends in an indirect jump, and return the target."""
-        for at, instruction in enumerate(instructions[:-1]):
-            action = self._known.get(instruction.mnemonic)
-            if instruction.mnemonic == self._enters and (
-                instructions[at + 1].ip == instruction.near_branch_target
-            ):
-                self._put_on_stack(Value(instruction.next_ip))
-            elif action is not None:
-                action(instruction)
-            elif instruction.condition_code:
-                taken = instructions[at + 1].ip == instruction.near_branch_target
-                self._branch(instruction.condition_code, taken)
-            elif instruction.mnemonic not in self._quiet:
-                self._forget(instruction)
+        self.run(instructions)
         last = instructions[-1]
         if last.mnemonic == self._leaves:
             return self.memory.get(self._register(self._stack)) or self._other()
         gate = self.gates.get(last.near_branch_target)
         return self.operand(last, 0) if gate is None else self._register(gate)
+
+    def run(self, instructions: Sequence[Any]) -> None:
+        """Execute a path up to its last instruction."""
+        for instruction, following in pairwise(instructions):
+            action = self._known.get(instruction.mnemonic)
+            taken = following.ip == instruction.near_branch_target
+            if instruction.mnemonic == self._enters and taken:
+                self._put_on_stack(Value(instruction.next_ip))
+            elif action is not None:
+                action(instruction)
+            elif instruction.is_jcc_short_or_near:
+                self._branch(instruction.condition_code, taken)
+            elif instruction.mnemonic not in self._quiet:
+                self._forget(instruction)
+
+    def argument(self, register: int) -> Value:
+        """Return the first argument of a call: in 64-bit code of `register`, else on the stack."""
+        if self.word == 8:
+            return self._register(register)
+        return self.memory.get(self._register(self._stack)) or self._other()
 
     def operand(self, instruction: Any, number: int) -> Value:
         """Return the value of an operand."""
@@ -176,11 +206,19 @@ class Path:
 
     def _move(self, instruction: Any) -> None:
         value = self.operand(instruction, 1)
-        if instruction.mnemonic == self.iced.Mnemonic.MOVZX and self._size(instruction, 1) == 1:
-            # A byte has at most 256 values, even if nothing else is known.
-            if not (value.terms and len(value.terms) == 1 and value.terms[0][1] == 1):
+        bits = 8 * self._size(instruction, 1)
+        if instruction.mnemonic == self.iced.Mnemonic.MOVZX:
+            known = self.limits.get(value.terms[0][0]) if len(value.terms) == 1 else None
+            if len(value.terms) != 1 or value.terms[0][1] != 1:
                 value = self._other()
-            self.limits.setdefault(value.terms[0][0], Limits(-value.number, 255 - value.number))
+            elif known is not None and known.low + value.number < 0:
+                low, high = known.low + value.number, known.high + value.number
+                value = self._other()
+                if high < 0:
+                    self.limits[value.terms[0][0]] = Limits(low + (1 << bits), high + (1 << bits))
+            if bits == 8:
+                # A byte has at most 256 values, even if nothing else is known.
+                self.limits.setdefault(value.terms[0][0], Limits(-value.number, 255 - value.number))
         self._set(instruction, value)
 
     def _size(self, instruction: Any, number: int) -> int:
@@ -200,9 +238,13 @@ class Path:
         self._set(instruction, self.operand(instruction, 0).plus(self.operand(instruction, 1), -1))
 
     def _compare(self, instruction: Any) -> None:
-        right = self.operand(instruction, 1)
-        left = self.operand(instruction, 0)
-        self._compared = None if right.terms else (left, right.number)
+        left, right = self.operand(instruction, 0), self.operand(instruction, 1)
+        self._compared = None
+        if bool(left.terms) != bool(right.terms):
+            swapped, bits = not left.terms, 8 * self._size(instruction, 0)
+            number = (left if swapped else right).number % (1 << bits)
+            number -= number >> (bits - 1) << bits
+            self._compared = _Comparison(right if swapped else left, number, bits, swapped)
 
     def _and(self, instruction: Any) -> None:
         self._compared = None
@@ -258,20 +300,39 @@ class Path:
             if access not in (kinds.READ, kinds.COND_READ, kinds.NONE, kinds.NO_MEM_ACCESS):
                 full = self.iced.RegisterExt.full_register(used.register)
                 self.registers[full] = self._other()
+        if instruction.op_count and instruction.op0_kind == self.iced.OpKind.MEMORY:
+            self.memory.pop(self._memory_address(instruction), None)
+
+    def _borrow(self, instruction: Any) -> None:
+        """Compare the high halves of two numbers, after the low ones.
+
+        Where no borrow tells that one is not less than the other, the low halves had none either:
+        the left one is 0 or the right one -1. An index of a table has no other high half.
+        """
+        low, self._compared = self._compared, None
+        left, right = self.operand(instruction, 0), self.operand(instruction, 1)
+        self._set(instruction, self._other())
+        if low is not None:
+            less = right == Value(0) or left == Value(-1)
+            self._compared = low._replace(half="<" if less else ">=")
 
     def _branch(self, condition: int, taken: bool) -> None:
         """Set limits of the compared value after a conditional branch."""
-        if self._compared is None:
+        if self._compared is None or condition not in self._relations:
             return
-        value, number = self._compared
-        codes = self.iced.ConditionCode
-        # At most: neither above nor greater. Below: not above or equal.
-        at_most = (codes.BE, codes.LE) if taken else (codes.A, codes.G)
-        below = (codes.B, codes.L) if taken else (codes.AE, codes.GE)
-        if condition not in (*at_most, *below) or len(value.terms) != 1:
+        relation, signed = self._relations[condition]
+        relation = relation if taken else _NOT[relation]
+        value, number, bits, swapped, half = self._compared
+        if len(value.terms) != 1 or value.terms[0][1] != 1 or half not in ("", relation):
             return
-        unknown, factor = value.terms[0]
-        high = number - (condition in below) - value.number
-        if factor == 1 and number >= 0:
-            # The last comparison counts: other paths may avoid the earlier ones.
-            self.limits[unknown] = Limits(-value.number, high)
+        relation = _SWAPPED[relation] if swapped else relation
+        unknown, moved = value.terms[0][0], -value.number
+        # The last comparison counts: other paths may avoid the earlier ones.
+        if relation.startswith("<"):
+            high = (number if signed else number % (1 << bits)) - (relation == "<")
+            if high >= 0:
+                self.limits[unknown] = Limits(moved, moved + high)
+        elif number < 0 and not signed:
+            # Numbers above one that is near the largest are the negative ones above it.
+            low = number + (relation == ">")
+            self.limits[unknown] = Limits(moved + low, moved - 1)

@@ -67,9 +67,9 @@ def count_programs(
 ) -> Counted:
     """Count the tokens of each column in programs, pickles and graph files; none is lifted twice.
 
-    The aligned form is counted: each column has a token for each token of `asm`. A block that
-    several functions share is counted for each, as in a store. The result does not depend on
-    `workers`.
+    `mne` and `eflag` have one token for each instruction, the other columns one for each token of
+    `asm`. A block that several functions share is counted for each, as in a store. The result does
+    not depend on `workers`.
 
     Raises:
         UsageError: the rules are unknown, or `levels` do not fit.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill import plugins
+from tokmill.formats.token_dicts_export import ONCE
 from tokmill.store.schema import Array, id_dtype
 from tokmill.x86.tokens.canonical import LONGEST, canonical
 from tokmill.x86.tokens.index import KeyIndex
@@ -225,12 +226,16 @@ class Templates:
         self.offsets.add(self.offsets.values()[-1] + ends)
 
     def counts(self, numbers: Array) -> dict[str, dict[str, int]]:
-        """Return column → token → count for the instructions with these `numbers`."""
+        """Return column → token → count for the instructions with these `numbers`.
+
+        `mne` and `eflag` are counted once for each instruction.
+        """
         offsets, columns = self.table()
         uses = np.bincount(numbers, minlength=len(offsets) - 1)
-        each = np.repeat(uses, np.diff(offsets))
         result = {}
         for column, ids in columns.items():
+            each = uses if column in ONCE else np.repeat(uses, np.diff(offsets))
+            ids = ids[offsets[:-1]] if column in ONCE else ids
             # Sums of whole numbers, which are exact in float64 up to 2^53.
             sums = np.bincount(ids, each, len(self.ids[column])).astype(np.int64)
             tokens = zip(self.ids[column], sums.tolist(), strict=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tokmill.errors import TokmillError, UsageError
+from tokmill.formats.token_dicts_export import ONCE
 from tokmill.store.stats import count
 from tokmill.store.store import Store
 from tokmill.x86.tokens.count import Counts
@@ -34,8 +35,8 @@ def vocabularies_in(store: Store) -> Vocabularies:
 
 
 def counts_in(store: Store, advance: Callable[[int], None] | None = None) -> Counts:
-    """Return the counts of each token of each x86 column in a store."""
-    ids = count(store, advance=advance).ids
+    """Return the counts of each token of each x86 column in a store, as of `count_programs`."""
+    ids = count(store, advance=advance, once=ONCE).ids
     return {
         column: {
             token: number
