@@ -202,7 +202,9 @@ def test_any_windows(played: Played, tmp_path: Path, length: int, stride: int) -
     ("old", "new"),
     [
         ("--tokenizer-path x", "--tokenizer"),
+        ("--input x", "tokmill build jsonl INPUTS"),
         ("--output x", "-o PATH"),
+        ("--max-minutes 10", "--limit-time 10m"),
         ("--max-length 512", "store export npz"),
         ("--stride 256", "store export npz"),
     ],
@@ -226,6 +228,7 @@ def test_presets_change_no_byte(played: Played) -> None:
 def test_a_part_is_kept_and_the_rest_follows(played: Played, tmp_path: Path) -> None:
     output = played.run(f"{BUILD} -o {tmp_path}/part --limit-time 0.001s")
     assert "time limit reached" in output and "The whole input would take" in output
+    assert "records/s" in output and "B/s" in output
     assert "memory" in output and "on disk" in output
     part = tokmill.Store(tmp_path / "part")
     assert 0 < part.records < len(texts(played))
@@ -459,6 +462,9 @@ def test_damaged_files_are_found_and_made_again(played: Played, tmp_path: Path) 
             played.run(f"tokmill store repair {tmp_path}/tokenized")
         assert path.read_bytes() == whole
     assert "ok" in said(played, "tokmill store validate data_tokenized")
+    # Files of the script have no note of what they were.
+    output = played.run("tokmill store validate damaged --tokenizer tokenizer", code=1)
+    assert "part001.npz, row 0, position 2: the id 50300" in output and "1 problem" in output
     flip(shard)
     played.run(f"tokmill store repair {tmp_path}/tokenized --input a.jsonl")
     assert shard.read_bytes() == whole
