@@ -68,11 +68,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+PROCESS = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+
+
 @pytest.fixture(autouse=True)
-def notes_anew() -> None:
-    """Forget which notes on settings were printed, as every command of a user begins anew."""
+def as_a_new_command() -> Iterator[None]:
+    """Forget which notes on settings were printed, and what DeepSpeed says of its process."""
     if settings_module := sys.modules.get("tokmill.training.recipe.settings"):
         settings_module.tell.cache_clear()
+    before = {name: os.environ.get(name) for name in PROCESS}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -163,7 +163,10 @@ def make_lists(folder: Path) -> Iterable[Path]:
 def read_stores(folder: Path) -> Any:
     from readers import read_source
 
-    return read_source("select", [folder / "stores.txt"])
+    from tokmill.builds.scan import with_lists
+
+    listed = with_lists(None, [str(folder / "stores.txt")])
+    return read_source("select", list(map(Path, listed)))
 
 
 def make_text_lists(folder: Path) -> Iterable[Path]:
