@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -226,6 +221,7 @@ def test_presets_change_no_byte(played: Played) -> None:
 @checks("`test_cloud_tokenization_10min.py", "`resume_tokenization.py`")
 @checks("`track_tokenization_progress`", "`implement_checkpointing`")
 def test_a_part_is_kept_and_the_rest_follows(played: Played, tmp_path: Path) -> None:
+    """At signals too: tests/crash/test_processes.py."""
     output = played.run(f"{BUILD} -o {tmp_path}/part --limit-time 0.001s")
     assert "time limit reached" in output and "The whole input would take" in output
     assert "records/s" in output and "B/s" in output
@@ -239,31 +235,6 @@ def test_a_part_is_kept_and_the_rest_follows(played: Played, tmp_path: Path) -> 
         tokmill.Store(played.folder / "tokenized").fingerprint
     )
     assert not list((tmp_path / "part").rglob("*checkpoint*"))
-
-
-@checks("`resume_tokenization.py`")
-@pytest.mark.long
-def test_what_is_done_is_kept_at_a_signal(played: Played, tmp_path: Path) -> None:
-    rows = [{"text": text} for text in texts(played)]
-    for number in range(8):
-        jsonl(tmp_path / f"many-{number}.jsonl", rows * 40)
-    inputs = [str(path) for path in sorted(tmp_path.glob("many-*.jsonl"))]
-    words = ["build", "jsonl", *inputs, "--tokenizer", str(played.folder / "tokenizer"),
-             "--engine", "tokenizers", "--workers", "2", "-q"]  # fmt: skip
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tokmill", *words, "-o", str(tmp_path / "stopped")],
-        stderr=subprocess.PIPE,
-    )
-    time.sleep(8)
-    os.kill(child.pid, signal.SIGTERM)
-    _, error = child.communicate(timeout=60)
-    assert child.returncode == 3, error.decode()
-    kept = tokmill.Store(tmp_path / "stopped").records
-    assert kept > len(rows)
-    played.run(f"tokmill {' '.join(words)} -o {tmp_path}/stopped")
-    played.run(f"tokmill {' '.join(words)} -o {tmp_path}/whole")
-    stores = [tokmill.Store(tmp_path / name) for name in ("stopped", "whole")]
-    assert stores[0].fingerprint == stores[1].fingerprint
 
 
 @checks("`fix_tokenization_single_threaded.py`", "Which script")
