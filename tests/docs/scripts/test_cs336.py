@@ -216,6 +216,8 @@ def test_unknown_keys_are_errors(played: Played, tmp_path: Path) -> None:
 
 @checks("`--batch_size 32")
 def test_options_of_a_training(played: Played) -> None:
+    said = played.run("tokmill train --batch_size 32", code=2)
+    assert "--set data.batch=VALUE" in said
     kept = recipe(played.folder / "options")
     assert (kept["data"]["batch"], kept["optim"]["lr"]) == (32, 3e-4)
     plan = played.run(f"{DRY} --json --set max_iters=10000")

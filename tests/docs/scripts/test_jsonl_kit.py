@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -202,7 +197,9 @@ def test_any_windows(played: Played, tmp_path: Path, length: int, stride: int) -
     ("old", "new"),
     [
         ("--tokenizer-path x", "--tokenizer"),
+        ("--input x", "tokmill build jsonl INPUTS"),
         ("--output x", "-o PATH"),
+        ("--max-minutes 10", "--limit-time 10m"),
         ("--max-length 512", "store export npz"),
         ("--stride 256", "store export npz"),
     ],
@@ -224,8 +221,10 @@ def test_presets_change_no_byte(played: Played) -> None:
 @checks("`test_cloud_tokenization_10min.py", "`resume_tokenization.py`")
 @checks("`track_tokenization_progress`", "`implement_checkpointing`")
 def test_a_part_is_kept_and_the_rest_follows(played: Played, tmp_path: Path) -> None:
+    """At signals too: tests/crash/test_processes.py."""
     output = played.run(f"{BUILD} -o {tmp_path}/part --limit-time 0.001s")
     assert "time limit reached" in output and "The whole input would take" in output
+    assert "records/s" in output and "B/s" in output
     assert "memory" in output and "on disk" in output
     part = tokmill.Store(tmp_path / "part")
     assert 0 < part.records < len(texts(played))
@@ -236,31 +235,6 @@ def test_a_part_is_kept_and_the_rest_follows(played: Played, tmp_path: Path) -> 
         tokmill.Store(played.folder / "tokenized").fingerprint
     )
     assert not list((tmp_path / "part").rglob("*checkpoint*"))
-
-
-@checks("`resume_tokenization.py`")
-@pytest.mark.long
-def test_what_is_done_is_kept_at_a_signal(played: Played, tmp_path: Path) -> None:
-    rows = [{"text": text} for text in texts(played)]
-    for number in range(8):
-        jsonl(tmp_path / f"many-{number}.jsonl", rows * 40)
-    inputs = [str(path) for path in sorted(tmp_path.glob("many-*.jsonl"))]
-    words = ["build", "jsonl", *inputs, "--tokenizer", str(played.folder / "tokenizer"),
-             "--engine", "tokenizers", "--workers", "2", "-q"]  # fmt: skip
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tokmill", *words, "-o", str(tmp_path / "stopped")],
-        stderr=subprocess.PIPE,
-    )
-    time.sleep(8)
-    os.kill(child.pid, signal.SIGTERM)
-    _, error = child.communicate(timeout=60)
-    assert child.returncode == 3, error.decode()
-    kept = tokmill.Store(tmp_path / "stopped").records
-    assert kept > len(rows)
-    played.run(f"tokmill {' '.join(words)} -o {tmp_path}/stopped")
-    played.run(f"tokmill {' '.join(words)} -o {tmp_path}/whole")
-    stores = [tokmill.Store(tmp_path / name) for name in ("stopped", "whole")]
-    assert stores[0].fingerprint == stores[1].fingerprint
 
 
 @checks("`fix_tokenization_single_threaded.py`", "Which script")
@@ -459,6 +433,9 @@ def test_damaged_files_are_found_and_made_again(played: Played, tmp_path: Path) 
             played.run(f"tokmill store repair {tmp_path}/tokenized")
         assert path.read_bytes() == whole
     assert "ok" in said(played, "tokmill store validate data_tokenized")
+    # Files of the script have no note of what they were.
+    output = played.run("tokmill store validate damaged --tokenizer tokenizer", code=1)
+    assert "part001.npz, row 0, position 2: the id 50300" in output and "1 problem" in output
     flip(shard)
     played.run(f"tokmill store repair {tmp_path}/tokenized --input a.jsonl")
     assert shard.read_bytes() == whole
