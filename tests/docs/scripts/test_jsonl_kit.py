@@ -453,7 +453,7 @@ def test_ids_out_of_range_become_unk(played: Played) -> None:
         ids, mask = data["input_ids"], data["attention_mask"]
     # As the document's function does.
     ids[ids >= 2000] = SPECIALS.index("<|unk|>")
-    assert arrays(played.folder / "mended") == (ids.tolist(), mask.tolist())
+    assert arrays(played.folder / "repaired") == (ids.tolist(), mask.tolist())
     assert "1 id of token replaced by unk" in said(played, "--map-oov unk")
 
 

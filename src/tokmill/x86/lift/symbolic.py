@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from tokmill import plugins
 
 MOST_TERMS = 4
+LARGEST_INDEX = 1 << 31
+"""A comparison with more says nothing of an index."""
 
 
 class Load(NamedTuple):
@@ -330,7 +332,7 @@ class Path:
         # The last comparison counts: other paths may avoid the earlier ones.
         if relation.startswith("<"):
             high = (number if signed else number % (1 << bits)) - (relation == "<")
-            if high >= 0:
+            if 0 <= high < LARGEST_INDEX:
                 self.limits[unknown] = Limits(moved, moved + high)
         elif number < 0 and not signed:
             # Numbers above one that is near the largest are the negative ones above it.
