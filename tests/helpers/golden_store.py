@@ -69,14 +69,11 @@ def anywhere(store: Path) -> dict[str, bytes]:
     for name in [name for name in found if name.endswith("inputs.jsonl")]:
         for path, short in ((store, "store"), (INPUT, "input"), (HERE, "golden")):
             found[name] = found[name].replace(str(path.absolute()).encode(), short.encode())
-            for file in ("plan.json", "plan.copy.json"):
-                said = name.replace("inputs.jsonl", file)
-                found[said] = found[said].replace(str(path.absolute()).encode(), short.encode())
-        for file in ("plan.json", "plan.copy.json"):
-            said = name.replace("inputs.jsonl", file)
-            told = msgspec.json.decode(unsealed(found[said]), type=layout.Plan)
-            digest = hashlib.sha256(found[name]).hexdigest()
-            found[said] = sealed(msgspec.structs.replace(told, inputs_sha256=digest))
+            said = name.replace("inputs.jsonl", "plan.json")
+            found[said] = found[said].replace(str(path.absolute()).encode(), short.encode())
+        told = msgspec.json.decode(unsealed(found[said]), type=layout.Plan)
+        digest = hashlib.sha256(found[name]).hexdigest()
+        found[said] = sealed(msgspec.structs.replace(told, inputs_sha256=digest))
     return found
 
 

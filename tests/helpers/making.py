@@ -140,8 +140,7 @@ def write_store(
         inputs_sha256=hashlib.sha256(listed).hexdigest(),
     )
     write_file(path / "inputs.jsonl", listed)
-    for name in ("plan.json", "plan.copy.json"):
-        write_file(path / name, sealed(plan))
+    write_file(path / "plan.json", sealed(plan))
     write_file(path / "manifest.json", sealed(make_manifest(plan, receipts, complete=True)))
     return Store(path)
 

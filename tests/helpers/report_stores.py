@@ -99,8 +99,7 @@ def write_store(
         roots=[],
         inputs_sha256=hashlib.sha256(lines).hexdigest(),
     )
-    for name in ("plan.json", "plan.copy.json"):
-        write_file(path / name, sealed(plan))
+    write_file(path / "plan.json", sealed(plan))
     write_file(path / "inputs.jsonl", lines)
     if complete:
         write_file(path / "manifest.json", sealed(make_manifest(plan, receipts, complete=True)))

@@ -451,8 +451,6 @@ BOMBS = {
     "a set of doubled tuples": b"\x8f()" + b"2\x86" * 60 + b"\x90.",
     "a frozenset of doubled tuples": b"()" + b"2\x86" * 60 + b"\x91.",
     "a key of deep tuples": b")" + b"\x85" * 50_000 + b"\x940}h\x00K\x01s.",
-    "a key of many": b"(" + b"K\x01" * 1000 + b"t\x940}h\x00K\x01s.",
-    "a key of 2^64": b"}\x8a\x09" + (1 << 64).to_bytes(9, "little") + b"Ns.",
 }  # fmt: skip
 
 
@@ -469,6 +467,11 @@ def test_bombs_are_refused_at_little_cost(
         assert tracemalloc.get_traced_memory()[1] < (4 << 20) + 100 * len(BOMBS[name])
     finally:
         tracemalloc.stop()
+
+
+def test_large_keys_are_read(tmp_path: Path) -> None:
+    value = {1 << 70: 1, tuple(range(100)): 2, (1, (2, 3)): {4, 1 << 80}}
+    assert load(tmp_path, pickle.dumps(value)) == value
 
 
 def test_a_call_for_a_large_bytearray_is_no_call(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tokmill.files import (
     write_file,
 )
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import SHARD_FILE, Manifest, Overlay, Plan, PlannedItem
+from tokmill.store.manifest import SHARD_FILE, Overlay, Plan, PlannedItem
 from tokmill.store.marks import LOCK, is_store
 from tokmill.store.probe import FILE as PROBE
 from tokmill.store.probe import probe_path
@@ -38,8 +38,7 @@ from tokmill.store.shard import SUFFIX
 from tokmill.store.vocab import LEARNED
 
 KNOWN_FILES = (
-    "manifest.json", layout.PLAN, layout.PLAN_COPY, "inputs.jsonl", "events.jsonl",
-    "projection.json",
+    "manifest.json", layout.PLAN, "inputs.jsonl", "events.jsonl", "projection.json"
 )  # fmt: skip
 KNOWN_FOLDERS = ("shards", "vocab", "overlays", "cache")
 SHARD_DIGITS = 24
@@ -212,9 +211,10 @@ def place_plan(out: Path, prepared: Prepared, how: How) -> None:
     Raises `TokmillError` for another recipe, or for changed inputs without `how.yes`.
     """
     plan, stamps = prepared.plan, stamps_of(prepared.planned)
-    if any((out / name).exists() for name in (layout.PLAN, layout.PLAN_COPY)):
-        old = _plan_before(out, plan)
-        if old.recipe_id != plan.recipe_id and any(r.records for r in read_receipts(out)):
+    shards = (path.name for path in out.glob(f"shards/*{SUFFIX}"))
+    if (out / layout.PLAN).exists() or any(map(SHARD_FILE.fullmatch, shards)):
+        old = _plan_before(out, prepared.planned)
+        if old and old.recipe_id != plan.recipe_id and any(r.records for r in read_receipts(out)):
             lines = "\n  ".join(difference(old.recipe, plan.recipe))
             is_overlay = isinstance(plan.overlay, Overlay)
             thing = "overlay was made" if is_overlay else "store was built"
@@ -225,17 +225,14 @@ def place_plan(out: Path, prepared: Prepared, how: How) -> None:
                 hint=f"{place}, or start over with --fresh",
             )
         changed = changed_shards(out, prepared.planned, stamps, prepared.source, quiet=how.quiet)
-        if old.plan_id != plan.plan_id or changed:
+        same = old is not None and old.plan_id == plan.plan_id
+        if changed or not same:
             report_changes(out, prepared.planned, how, changed)
         _forget(out, changed)
-        if old.plan_id == plan.plan_id and plan_stands(out, plan, prepared.planned):
+        if same and plan_stands(out, plan, prepared.planned):
             write_vocabularies(out, prepared.frozen)
             write_stamps(out, stamps)
             return
-    elif any(SHARD_FILE.fullmatch(path.name) for path in out.glob(f"shards/*{SUFFIX}")):
-        raise TokmillError(
-            "there are shards but no plan.json", where=str(out), hint="start over with --fresh"
-        )
     write_vocabularies(out, prepared.frozen)
     make_folder(out / "shards")
     write_plan(out, plan, prepared.planned)
@@ -249,15 +246,21 @@ def _forget(out: Path, shards: Collection[str]) -> None:
             remove(path)
 
 
-def _plan_before(out: Path, plan: Plan) -> Plan:
-    """Return the store's plan; if it is damaged and the manifest has the new recipe, the new."""
+def _plan_before(out: Path, planned: Sequence[PlannedItem]) -> Plan | None:
+    """Return the store's plan; None if it is damaged or lost, and its shards are those planned now.
+
+    A shard's name depends on the recipe and on its items.
+    """
     try:
         return layout.read_plan(out)
-    except TokmillError:
-        with contextlib.suppress(TokmillError):
-            manifest = layout.read_sealed(out / "manifest.json", Manifest)
-            if manifest.recipe_id == plan.recipe_id:
-                return plan
+    except TokmillError as error:
+        shards = {item.shard for item in planned}
+        if any(receipt.shard in shards for receipt in read_receipts(out)):
+            return None
+        error.hint = "run the build with the options that it had, or start over with --fresh"
+        if not (out / layout.PLAN).exists():
+            what = "there are shards but no plan.json"
+            raise TokmillError(what, where=str(out), hint=error.hint) from None
         raise
 
 

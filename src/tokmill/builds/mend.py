@@ -1,4 +1,4 @@
-"""Repair of the files beside the shards of a store: plan, inputs, vocabularies, log, manifest."""
+"""Repair of the files beside the shards of a store: inputs, vocabularies, manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from tokmill.builds.source import Frozen, Request
 from tokmill.errors import TokmillError
 from tokmill.files import inside, path_from_text, sha256_file, write_file
 from tokmill.store import manifest as layout
-from tokmill.store.events import EVENTS, damaged_events, good_events
 from tokmill.store.manifest import Manifest, Plan, PlannedItem
 from tokmill.store.probe import FILE as PROBE
 from tokmill.store.probe import probe_digest
@@ -30,27 +29,18 @@ AGAIN = "run the same `tokmill build` again: it writes the file anew"
 
 
 def mend_files(store: Path) -> list[str]:
-    """Repair plan, vocabularies, probe, inputs and log; return the names of files written.
+    """Repair vocabularies, probe and inputs; return the names of files written.
 
     Raises `TokmillError` for a file that cannot be made again from the inputs.
     """
-    mended = mend_plan(store)
     plan = layout.read_plan(store)
-    mended += mend_vocabularies(store, plan)
+    mended = mend_vocabularies(store, plan)
     if (store / "vocab" / LEARNED).exists():
         names = plugins.require("tokmill.text.learn").mend_beside(store / "vocab")
         mended += [f"vocab/{name}" for name in names]
     if mend_probe(store, plan, planned_work(store, plan).source):
         mended.append(f"vocab/{PROBE}")
-    mended += mend_inputs(store, plan)
-    return mended + mend_events(store)
-
-
-def mend_plan(store: Path) -> list[str]:
-    """Write `plan.json` from its copy if it is damaged or lost, and the other way round."""
-    plan = layout.read_plan(store)
-    names = (layout.PLAN, layout.PLAN_COPY)
-    return [name for name in names if write_if_different(store / name, sealed(plan))]
+    return mended + mend_inputs(store, plan)
 
 
 def mend_inputs(store: Path, plan: Plan) -> list[str]:
@@ -146,14 +136,6 @@ def _learned_again(store: Path, plan: Plan, scratch: Path) -> str:
     return str(path)
 
 
-def mend_events(store: Path) -> list[str]:
-    """Remove damaged lines from the log; their content is lost."""
-    if not damaged_events(store):
-        return []
-    write_file(store / EVENTS, good_events(store))
-    return [EVENTS]
-
-
 def mend_manifest(store: Path) -> bool:
     """Write the manifest anew if it contradicts plan and receipts; say whether it was written.
 
@@ -171,7 +153,7 @@ def mend_manifest(store: Path) -> bool:
             layout.read_sealed(path, Manifest), producer=manifest.producer
         )
         if stands == manifest:
-            # The manifest of an older program has no digest, and is right.
+            # Another version of tokmill wrote it, and it is right.
             return False
     except TokmillError:
         pass

@@ -152,10 +152,9 @@ def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
 
 
 def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
-    """Write `inputs.jsonl`, then `plan.json`, then its copy."""
+    """Write `inputs.jsonl`, then `plan.json`."""
     write_inputs(store, planned)
     write_file(store / layout.PLAN, sealed(plan))
-    write_file(store / layout.PLAN_COPY, sealed(plan))
 
 
 def write_inputs(store: Path, planned: Sequence[PlannedItem]) -> None:
@@ -177,10 +176,9 @@ def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool
     It would not if they are damaged, or if the same inputs were moved.
     """
     with machine_errors("read", store):
-        files = [store / name for name in (layout.PLAN, layout.PLAN_COPY, "inputs.jsonl")]
-        if not all(file.exists() for file in files):
+        if not all((store / name).exists() for name in (layout.PLAN, "inputs.jsonl")):
             return False
-        if any(file.read_bytes() != sealed(plan) for file in files[:2]):
+        if (store / layout.PLAN).read_bytes() != sealed(plan):
             return False
         with open(store / "inputs.jsonl", "rb") as handle:
             same = all(handle.read(len(lines)) == lines for lines in _lines(planned))

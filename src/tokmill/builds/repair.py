@@ -136,17 +136,17 @@ def shards_of_inputs(store: Path, inputs: Sequence[str]) -> list[str]:
 def repair(store: Path | str, inputs: Sequence[str] = (), *, quiet: bool = True) -> Repaired:
     """Make again what is damaged in a store, and the shards of named inputs.
 
-    First come the files that describe it (plan, vocabularies, inputs), from copies or from the
-    inputs; then shards; then the manifest. A new shard that equals neither the old one nor the
-    digest in the manifest is refused: its input has changed, and only `tokmill build` takes that.
+    First come the files beside the shards (vocabularies, inputs), then shards, then the manifest. A
+    new shard that equals neither the old one nor the digest in the manifest is refused: its input
+    has changed, and only `tokmill build` takes that.
     """
     store = Path(store)
-    if not any((store / name).exists() for name in (layout.PLAN, layout.PLAN_COPY)):
+    if not (store / layout.PLAN).exists():
         Store(store)
         raise TokmillError(
             "the store has no plan.json, so nothing says what to make again",
             where=str(store),
-            hint="build it anew: --fresh",
+            hint="run the same `tokmill build` again: it writes the plan anew",
         )
     scratch = store / AGAIN
     with locked(store / LOCK, TAKEN, "wait for it to end"):

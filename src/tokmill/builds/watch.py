@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tokmill.files import append_line
 from tokmill.progress import human_bytes
-from tokmill.store.events import EVENTS, event_line
 
 
 class Watch:
@@ -70,4 +71,4 @@ class Watch:
             **facts,
             **self.resources(),
         }
-        append_line(self.store / EVENTS, event_line(line))
+        append_line(self.store / "events.jsonl", msgspec.json.encode(line) + b"\n")

@@ -260,8 +260,6 @@ UNUSABLE = (OSError, sqlite3.Error, UnicodeDecodeError)
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes to the same cache."""
-SEALED, DIGEST = b"\xc1", 8
-"""What a row begins with, a byte that msgpack never writes; bytes of the digest behind it."""
 
 
 class Cache:
@@ -295,10 +293,9 @@ class Cache:
                 time.sleep(0.02)
 
     def get(self, key: bytes) -> Result | None:
-        """Return the result of a key; None if it has none that is whole and can be right."""
-        data = _opened(self._read("results", key))
+        """Return the result of a key; None if it has none that can be right."""
         with contextlib.suppress(msgspec.DecodeError):
-            found = msgspec.msgpack.decode(data, type=Result)
+            found = msgspec.msgpack.decode(self._read("results", key), type=Result)
             return found if _possible(found) else None
         return None
 
@@ -307,9 +304,10 @@ class Cache:
         self._write("results", key, result)
 
     def answer(self, key: bytes) -> Any:
-        """Return another answer of the child; None if it has none that is whole."""
-        data = _opened(self._read("answers", key))
-        return msgspec.msgpack.decode(data) if data else None
+        """Return another answer of the child; None if it has none that can be read."""
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.msgpack.decode(self._read("answers", key))
+        return None
 
     def keep(self, key: bytes, answer: Any) -> None:
         """Keep such an answer."""
@@ -327,7 +325,7 @@ class Cache:
         try:
             self._data.execute(
                 f"INSERT OR REPLACE INTO {table} VALUES (?, ?)",
-                (key, _sealed(msgspec.msgpack.encode(value))),
+                (key, msgspec.msgpack.encode(value)),
             )
         except UNUSABLE as error:
             raise _unusable(self.path, error) from None
@@ -335,17 +333,6 @@ class Cache:
     def close(self) -> None:
         """Close the file."""
         self._data.close()
-
-
-def _sealed(data: bytes) -> bytes:
-    """Return data behind its digest: SQLite does not notice a changed byte."""
-    return SEALED + hashlib.blake2b(data, digest_size=DIGEST).digest() + data
-
-
-def _opened(row: bytes) -> bytes:
-    """Return what `_sealed` got; nothing if the row is damaged."""
-    data = row[len(SEALED) + DIGEST :]
-    return data if row and row == _sealed(data) else b""
 
 
 def _possible(result: Result) -> bool:

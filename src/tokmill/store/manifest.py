@@ -318,23 +318,14 @@ def read_sealed(path: Path, kind: type[T]) -> T:
     return value
 
 
-PLAN, PLAN_COPY, MANIFEST = "plan.json", "plan.copy.json", "manifest.json"
-DESCRIPTIONS: dict[str, type[Plan] | type[Manifest]] = {
-    PLAN: Plan, PLAN_COPY: Plan, MANIFEST: Manifest,
-}  # fmt: skip
+PLAN, MANIFEST = "plan.json", "manifest.json"
+DESCRIPTIONS: dict[str, type[Plan] | type[Manifest]] = {PLAN: Plan, MANIFEST: Manifest}
 """Name → type of the files that describe a whole store, in the order in which they are asked."""
 
 
 def read_plan(store: Path) -> Plan:
-    """Read the plan of a store; if `plan.json` is damaged, its copy."""
-    try:
-        return read_sealed(store / PLAN, Plan)
-    except TokmillError:
-        try:
-            return read_sealed(store / PLAN_COPY, Plan)
-        except TokmillError:
-            pass
-        raise
+    """Read the plan of a store."""
+    return read_sealed(store / PLAN, Plan)
 
 
 def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
@@ -348,6 +339,6 @@ def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
         raise TokmillError(
             f"the file cannot be read: {error}",
             where=str(path),
-            hint="it is damaged, or of another version of tokmill; in a store, `tokmill store "
-            "repair STORE` or the same build makes manifest, plan and receipts again",
+            hint="it is damaged, or of another version of tokmill; in a store, the same build "
+            "makes manifest, plan and receipts again, `tokmill store repair` all but the plan",
         ) from error

@@ -23,7 +23,7 @@ STORE = re.compile(
     re.DOTALL,
 )
 """Matches the beginning of the plan or the manifest of a store."""
-STORE_FILES = ("manifest.json", "plan.json", "plan.copy.json")
+STORE_FILES = ("manifest.json", "plan.json")
 RUN_FILES = {
     "recipe.json": {"data", "model", "task", "optim"},
     "schema.json": {"columns", "schema"},
@@ -39,7 +39,7 @@ def is_store(folder: Path) -> bool:
 
 def has_store_files(folder: Path) -> bool:
     """Say, by names alone, whether a folder holds a store; its files may be damaged."""
-    return any((folder / name).exists() for name in ("manifest.json", "plan.json"))
+    return any((folder / name).exists() for name in STORE_FILES)
 
 
 def is_run(folder: Path) -> bool:

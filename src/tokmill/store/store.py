@@ -55,7 +55,7 @@ class Store:
             raise TokmillError(what, where=str(self.path), hint="`tokmill build` makes a store")
         if (self.path / layout.MANIFEST).exists():
             self.manifest: Manifest = layout.read_sealed(self.path / layout.MANIFEST, Manifest)
-        elif any((self.path / name).exists() for name in (layout.PLAN, layout.PLAN_COPY)):
+        elif (self.path / layout.PLAN).exists():
             self.manifest = gather_manifest(self.path)
         else:
             raise TokmillError(

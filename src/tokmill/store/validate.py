@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError
-from tokmill.files import inside, machine_errors, sha256_file
+from tokmill.files import inside, sha256_file
 from tokmill.progress import Progress
 from tokmill.store import manifest as layout
-from tokmill.store.events import EVENTS, damaged_events
 from tokmill.store.manifest import SHARD_FILE, ShardEntry
 from tokmill.store.overlay import (
     FOLDER,
@@ -92,7 +91,6 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
     if not any(problem.shard for problem in problems):
         problems += check_plan(store)
     problems += check_strays(store)
-    problems += check_events(store)
     problems += check_learned(store)
     problems += [
         Problem(error.where, error.what, mend=mend) for error, mend in bad_references(store)
@@ -209,20 +207,17 @@ def check_totals(store: Store) -> list[Problem]:
 
 
 def check_plan(store: Store) -> list[Problem]:
-    """Check plan, its copy and the items; and that a complete manifest agrees with them.
+    """Check plan and items, and that a complete manifest agrees with them.
 
     The receipts must have been checked before.
     """
     path = store.path / layout.PLAN
-    if not path.exists() and not (store.path / layout.PLAN_COPY).exists():
+    if not path.exists():
         return []
     try:
         plan: layout.Plan = layout.read_sealed(path, layout.Plan)
     except TokmillError as error:
         return [Problem(error.where, error.what)]
-    copy = store.path / layout.PLAN_COPY
-    if not same_files(path, copy):
-        return [Problem(str(copy), "the copy of the plan differs from plan.json")]
     try:
         if layout.canonical_digest(plan.recipe) != plan.recipe_id:
             return [Problem(str(path), "the recipe is not the one that its recipe_id names")]
@@ -245,20 +240,6 @@ def check_plan(store: Store) -> list[Problem]:
         for name in wanted.__struct_fields__
         if name not in ("producer", "records", "tokens", "bytes")
         and getattr(wanted, name) != getattr(store.manifest, name)
-    ]
-
-
-def same_files(one: Path, other: Path) -> bool:
-    """Say whether two small files exist and are equal."""
-    with machine_errors("read", one):
-        return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()
-
-
-def check_events(store: Store) -> list[Problem]:
-    """Check the lines of the log; a last line that a crash cut short is no problem."""
-    return [
-        Problem(f"{store.path / EVENTS}:{number}", "the line is damaged")
-        for number in damaged_events(store.path)
     ]
 
 

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 from tokmill.errors import TokmillError
 from tokmill.unpickle.budget import Budget
 from tokmill.unpickle.inert import (
-    FREE,
     OLD_MODULES,
     PLAIN,
     Instance,
@@ -85,7 +84,7 @@ class Operations:
             raise ValueError("a key without a value")
         if type(target) is dict:
             for key, value in zip(both, both, strict=True):
-                if type(key) not in FREE:
+                if type(key) is tuple:
                     check_key(key)
                 target[key] = value
         else:
