@@ -126,7 +126,7 @@ def our_rate(folder: Path, setting: Setting) -> float:
     """Return tokens a second after the first logged steps."""
     lines = [line for line in our_metrics(folder) if "tokens" in line]
     first, last = next(line for line in lines if line["step"] > 1), lines[-1]
-    return float((last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"]))
+    return float((last["targets"] - first["targets"]) / (last["seconds"] - first["seconds"]))
 
 
 def their_rate(folder: Path, setting: Setting) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import sys
 import threading
@@ -16,7 +17,7 @@ EVERY = 30.0
 
 def human_time(seconds: float) -> str:
     """Return a number of seconds as 4.2s, 3m10s or 2h05m."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -27,8 +28,9 @@ def human_time(seconds: float) -> str:
 def human_bytes(number: float) -> str:
     """Return a number of bytes in a readable unit (powers of 1,000)."""
     for unit in ("B", "KB", "MB", "GB", "TB"):
-        if abs(number) < 1000 or unit == "TB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        digits = 0 if unit == "B" else 1
+        if abs(round(number, digits)) < 1000 or unit == "TB":
+            return f"{number:.{digits}f} {unit}"
         number /= 1000
     raise AssertionError
 
@@ -41,10 +43,25 @@ def human_count(number: int, noun: str, nouns: str = "") -> str:
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
+def human_share(share: float, digits: int = 1) -> str:
+    """Return a share in percent; only exact shares of 0 and 1 are shown as 0% and 100%."""
+    least = 10.0**-digits
+    if 0 < share < 1 and not least <= round(100 * share, digits) <= 100 - least:
+        return f"<{least:.{digits}f}%" if share < 0.5 else f">{100 - least:.{digits}f}%"
+    return f"{share:z.{digits}%}"
+
+
+def human_metric(value: float) -> str:
+    """Return a metric: 1,234 for a count, 4 decimals for a fraction, 1.2346e+06 from there on."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4e}" if 1e6 <= abs(value) < math.inf else f"{value:.4f}"
+
+
 def human_facts(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return names in words, and their values: whole numbers with commas, shares in percent."""
     return {
-        name.replace("_", " "): f"{value:.1%}" if isinstance(value, float)
+        name.replace("_", " "): human_share(value) if isinstance(value, float)
         else f"{value:,}" if isinstance(value, int) else str(value)
         for name, value in facts.items()
     }  # fmt: skip

@@ -87,6 +87,30 @@ def test_measured_and_modelled_intervals_are_the_same(phases: str, tmp_path: Pat
     assert about["modelled"]["weights"] == found.fitted.weights
 
 
+FORKS = """
+#include <sys/wait.h>
+#include <unistd.h>
+__attribute__((noinline)) void spin(long n) { volatile long s = 0; while (n--) s += n; }
+int main(int c, char **v) {
+    spin(100000);
+    pid_t child = c > 1 ? fork() : 1;
+    if (!child) { spin(300000); _exit(0); }
+    if (c > 1) waitpid(child, 0, 0);
+    spin(50000);
+}
+"""
+
+
+def test_forked_processes_are_left_out(tmp_path: Path) -> None:
+    program = str(compiles(tmp_path, "forks", FORKS, "-O1"))
+    alone = profile([program], tmp_path / "out", Asked(every_blocks=50_000), name="alone")
+    forked = profile([program, "x"], tmp_path / "out", Asked(every_blocks=50_000), name="forked")
+    assert (alone.about["forked"], forked.about["forked"]) == (0, 1)
+    # fork, waitpid and their wrappers are some thousand instructions; the child's are 1.8 million.
+    more = forked.vectors.instructions.sum() - alone.vectors.instructions.sum()
+    assert 0 < more < 20_000
+
+
 def test_what_cannot_be_profiled(phases: str, tmp_path: Path) -> None:
     out, measured = tmp_path / "out", Asked(measured=True, intervals=10, runs=4)
     with pytest.raises(UsageError, match="no such program"):

@@ -199,7 +199,7 @@ def test_deepspeeds_own_file_is_the_training_that_it_describes(
         "run": {"steps": 6, "log_every": 1, "micro_tokens": 2 * 16},
     }  # fmt: skip
     tokmill.train(plain, tmp_path / "plain", quiet=True)
-    for name in ("loss", "lr", "grad_norm", "tokens"):
+    for name in ("loss", "lr", "grad_norm", "targets"):
         expected = losses(tmp_path / "plain", name)
         assert losses(training.out, name) == pytest.approx(expected, rel=1e-4), name
         assert len(expected) == 6

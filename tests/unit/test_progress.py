@@ -6,7 +6,15 @@ import threading
 
 import pytest
 
-from tokmill.progress import Progress, elapsed, human_count
+from tokmill.progress import (
+    Progress,
+    elapsed,
+    human_bytes,
+    human_count,
+    human_metric,
+    human_share,
+    human_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +73,36 @@ def test_what_is_running_may_change(
         assert told.wait(60)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines][:2] == ["flags", "tiles"]
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "text"),
+    [
+        (0, 1, "0.0%"),
+        (1, 1, "100.0%"),
+        (0.125, 1, "12.5%"),
+        (1 / 30_001, 2, "<0.01%"),
+        (3462 / 3463, 1, ">99.9%"),
+        (0.996, 0, ">99%"),
+        (1 - 1e-12, 4, ">99.9999%"),
+        (-1e-9, 2, "0.00%"),
+        (1.5, 0, "150%"),
+    ],
+)
+def test_a_share_is_rounded_to_none_or_all_only_if_it_is(
+    share: float, digits: int, text: str
+) -> None:
+    assert human_share(share, digits) == text
+
+
+def test_units_that_are_full_become_the_next_one() -> None:
+    assert [human_bytes(n) for n in (999, 999_949, 999_960, 1e15)] == [
+        "999 B", "999.9 KB", "1.0 MB", "1000.0 TB"
+    ]  # fmt: skip
+    assert [human_time(s) for s in (59.94, 59.96, 3599.7)] == ["59.9s", "1m00s", "1h00m"]
+
+
+def test_a_metric_of_any_size_is_short() -> None:
+    assert [human_metric(m) for m in (1234, 5.54321, 1.5e43, float("inf"))] == [
+        "1,234", "5.5432", "1.5000e+43", "inf"
+    ]  # fmt: skip

@@ -108,7 +108,7 @@ class Report(msgspec.Struct, kw_only=True):
     error: float | None = None
     """Of the estimate, as a share of the true CPI."""
     usual_error: float | None = None
-    """Of 95 of 100 samples, where the target chose the number of points."""
+    """Error that 95 % of samples stay below, where the target chose the number of points."""
     points_needed: int | None = None
     """Estimated from the points that were simulated, where they miss the target."""
 

@@ -8,6 +8,7 @@ place in its page are a vote for a move, and the right one gets nearly all of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -78,8 +79,8 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
     placed: list[Placed] = []
     chains: list[tuple[Array, Chains]] = []
     open_rows = at >= 0
-    places, missing = _by_map(at, blocks.programs, mapped) if mapped else ([], [])
-    known = {program.name for program, _ in places}
+    places, missing, equal = _by_map(at, blocks.programs, mapped)
+    known = {*equal, *(program.name for program, _ in places)}
     while True:
         if places:
             program, base = places.pop(0)
@@ -155,26 +156,40 @@ def _best(at: Array, programs: Sequence[Program]) -> tuple[Program, int] | None:
 
 def _by_map(
     at: Array, programs: Sequence[Program], mapped: Sequence[Mapped]
-) -> tuple[list[tuple[Program, int]], list[str]]:
-    """Return (program, base) of the files of a map, and the files that no program is called."""
+) -> tuple[list[tuple[Program, int]], list[str], list[str]]:
+    """Return (program, base) of the files of a map, the files that are no program's, and programs
+    of which no one is the file's.
+
+    Of several programs of a file's name the one with the longest common end of the path counts,
+    and of these the one with most of the blocks that ran. If two are equal, it may be either.
+    """
     named: dict[str, list[Program]] = {}
     for program in programs:
         named.setdefault(PurePosixPath(program.name).name, []).append(program)
-    places, missing = [], []
-    ends = [*(one.low for one in mapped[1:]), LARGEST]
+    places, missing, equal = [], [], []
+    ends = [one.low for one in mapped[1:]] + [LARGEST] * bool(mapped)
     for one, following in zip(mapped, ends, strict=True):
         ran = at[(at >= one.low) & (at < (one.high or following))]
         if not len(ran):
             continue
         # A program that is not moved is mapped where its file says.
-        choices = [
-            (int(np.isin(ran - base, program.starts).sum()), -number, program, base)
-            for number, program in enumerate(named.get(PurePosixPath(one.path).name, ()))
-            for base in (one.low, 0, one.low - int(program.starts[0]) // PAGE * PAGE)
-        ]
-        if any(choice[0] for choice in choices):
-            best = max(choices, key=lambda choice: choice[:2])
-            places.append((best[2], best[3]))
+        choices = []
+        for program in named.get(PurePosixPath(one.path).name, ()):
+            bases = (one.low, 0, one.low - int(program.starts[0]) // PAGE * PAGE)
+            begun, base = max((int(np.isin(ran - b, program.starts).sum()), b) for b in bases)
+            if begun:
+                choices.append((_common_end(program.name, one.path), begun, program, base))
+        choices.sort(key=lambda choice: choice[:2], reverse=True)
+        best = [choice for choice in choices if choice[:2] == choices[0][:2]]
+        if len(best) == 1:
+            places.append(best[0][2:])
         else:
             missing.append(one.path)
-    return places, missing
+            equal += [choice[2].name for choice in best]
+    return places, missing, equal
+
+
+def _common_end(a: str, b: str) -> int:
+    """Return the number of equal last parts of two paths."""
+    pairs = zip(reversed(PurePosixPath(a).parts), reversed(PurePosixPath(b).parts), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

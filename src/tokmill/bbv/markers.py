@@ -46,15 +46,17 @@ class Command(NamedTuple):
     stdin: str = ""
     """File that it reads as its input; "": an empty one."""
 
-    def run(
-        self, before: Sequence[str] = (), environment: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Run it to its end without address space randomisation; its output is thrown away.
+    def run(self, before: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
+        """Run it to its end without address space randomisation, and return its process id.
+
+        Its output is thrown away.
 
         `before` are words before the command; `environment` is added for the program alone, as
         programs before it would be marked too.
 
-        Raises `MachineError` if it cannot be started.
+        Raises:
+            MachineError: it cannot be started.
+            TokmillError: it ended with another exit code than 0.
         """
         added = [f"{name}={value}" for name, value in (environment or {}).items()]
         words = ["setarch", "-R", *before, *(["env", *added] if added else []), *self.words]
@@ -63,9 +65,21 @@ class Command(NamedTuple):
             open(self.stdin or os.devnull, "rb") as stdin,
             machine_errors("start", words[0]),
         ):
-            return subprocess.run(
-                words, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+            process = subprocess.Popen(
+                words, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             )
+        with process:
+            _, errors = process.communicate()
+        if process.returncode:
+            lines = errors.decode("utf-8", "replace").strip().splitlines()
+            said = [line for line in lines if not WARNING.match(line)]
+            last = "" if not said else f": {said[-1][:200]}"
+            raise TokmillError(
+                f"the program ended with exit code {process.returncode}{last}",
+                where=shlex.join(self.words),
+                hint="run it by itself first; an execution that fails is no profile",
+            )
+        return process.pid
 
 
 FINER = 3
@@ -190,7 +204,7 @@ def _stamps(
         "LD_PRELOAD": str(library), "TOKMILL_EVERY": f"{every:0{DIGITS}}",
         "TOKMILL_MARKS": str(path), "TOKMILL_FAULTS": f"{faults:d}",
     }  # fmt: skip
-    check_ended(command, command.run(pin, marking))
+    command.run(pin, marking)
     words = np.fromfile(path, np.uint64)
     passed = int(words[0])
     if passed < 2:
@@ -207,19 +221,6 @@ def _stamps(
             hint="ask for fewer intervals",
         )
     return words[1 : 1 + min(passed, room)].astype(np.int64), range(passed)
-
-
-def check_ended(command: Command, done: subprocess.CompletedProcess[bytes]) -> None:
-    """Raise `TokmillError` for a program that did not end with exit code 0."""
-    if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        said = [line for line in lines if not WARNING.match(line)]
-        last = "" if not said else f": {said[-1][:200]}"
-        raise TokmillError(
-            f"the program ended with exit code {done.returncode}{last}",
-            where=shlex.join(command.words),
-            hint="run it by itself first; an execution that fails is no profile",
-        )
 
 
 def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, int, dict[str, int]]:

@@ -23,7 +23,6 @@ from tokmill.bbv.cpi import PAGE_FAULTS
 from tokmill.bbv.markers import (
     MARKER,
     Command,
-    check_ended,
     choose,
     count_faults,
     grouped,
@@ -132,7 +131,7 @@ def profile(
             faults = count_faults(command, library, folder, every, passed, asked.processor)
             cutting = [f"--dump-before={MARKER}"]
             environment = {"LD_PRELOAD": str(library), "TOKMILL_EVERY": str(every)}
-        dumps, code = _callgrind(command, folder, cutting, environment, quiet)
+        dumps, code, about["forked"] = _callgrind(command, folder, cutting, environment, quiet)
     timed = None
     if ticks is not None and faults is not None:
         dumps, timed = _intervals(dumps, ticks, faults, asked.intervals, command)
@@ -199,17 +198,24 @@ def _callgrind(
     cutting: Sequence[str],
     environment: dict[str, str],
     quiet: bool,
-) -> tuple[list[Dump], Code]:
-    out = folder / "callgrind"
+) -> tuple[list[Dump], Code, int]:
+    """Run a command under callgrind; return its dumps and code, and how many processes it forked.
+
+    What these execute is in none of the dumps.
+    """
+    out = folder / "callgrind.%p"
     before = ["env", *(f"{name}={value}" for name, value in environment.items())]
     caches = [f"--{name}={value}" for name, value in CACHES.items()]
     valgrind = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={out}", *DUMPED,
                 *caches, *cutting]  # fmt: skip
     # LD_PRELOAD is set for valgrind, which hands it on.
     with contextlib.nullcontext() if quiet else elapsed("under callgrind"):
-        check_ended(command, command.run([*before, *valgrind]))
+        process = command.run([*before, *valgrind])
     code = Code({}, set(), {})
-    files = sorted(folder.glob("callgrind*"))
+    by_process: dict[str, list[Path]] = {}
+    for path in folder.glob("callgrind.*"):
+        by_process.setdefault(path.name.split(".")[1], []).append(path)
+    files = by_process.pop(str(process), [])
     with Progress("reading dumps", len(files), unit="dumps", quiet=quiet) as progress:
         dumps = []
         for path in files:
@@ -220,9 +226,9 @@ def _callgrind(
         raise TokmillError(
             f"callgrind left {len(dumps)} dumps with gaps between their numbers",
             where=shlex.join(command.words),
-            hint="does the program start others? One that forks cannot be profiled",
+            hint="run the same command again",
         )
-    return dumps, code
+    return dumps, code, len(by_process)
 
 
 def _intervals(

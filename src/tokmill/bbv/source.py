@@ -24,6 +24,7 @@ from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
+from tokmill.progress import human_share
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
@@ -285,7 +286,7 @@ class BbvSource(Source):
         why = max(REASONS.values(), key=lambda why: counted[f"instructions not joined: {why}"])
         missing = f" (not in the store: {', '.join(joined.missing[:5])})" if joined.missing else ""
         return TokmillError(
-            f"{share:.1%} of the instructions lie in blocks of the store: {why}{missing}",
+            f"{human_share(share)} of the instructions lie in blocks of the store: {why}{missing}",
             where=item.path,
             hint="build the store of blocks of the programs that ran, the libraries and the "
             "dynamic loader included; or lower --min-joined",

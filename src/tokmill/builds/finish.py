@@ -23,7 +23,7 @@ from tokmill.builds.source import Item
 from tokmill.builds.watch import Watch
 from tokmill.errors import Interrupted, TokmillError, plain
 from tokmill.files import locked, remove, write_file
-from tokmill.progress import Progress, human_bytes, human_count, human_time
+from tokmill.progress import Progress, human_bytes, human_count, human_share, human_time
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, Receipt
 from tokmill.store.marks import LOCK
@@ -100,7 +100,7 @@ class Rejects:
             counts = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.reasons.items()))
             raise TokmillError(
                 f"{self.rejected:,} of {self.seen:,} {self.unit} were rejected ({counts}), more "
-                f"than {most:.1%}; the first: {self.example}",
+                f"than {human_share(most)}; the first: {self.example}",
                 where=str(self.out),
                 hint=self._hint()
                 if 2 * self.rejected > self.seen
@@ -212,7 +212,7 @@ def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> S
     share, rate, took = max(bar.done, 1) / max(bar.total, 1), bar.rate, human_time(bar.seconds)
     if name:
         raise Interrupted(
-            f"stopped by {name} at {share:.1%} of the input; kept: "
+            f"stopped by {name} at {human_share(share)} of the input; kept: "
             f"{human_count(manifest.records, 'record')}",
             where=str(out),
             hint="run the same command again: it continues",
@@ -239,7 +239,7 @@ def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> S
     if not how.quiet:
         memory = human_bytes(watch.peak_memory)
         print(
-            f"time limit reached after {took}: {share:.1%} of the input at "
+            f"time limit reached after {took}: {human_share(share)} of the input at "
             f"{human_bytes(rate)}/s, {manifest.records / max(bar.done, 1) * rate:,.0f} "
             "records/s.\nThe whole input would take "
             f"{human_time(bar.total / max(rate, 1))}, "

@@ -76,6 +76,8 @@ def profile(
         f"{found.trace}: {human_count(len(found.vectors), 'interval')}, "
         f"{human_count(found.vectors.blocks, 'block')}, {instructions:,} instructions"
     )
+    if forked := found.about["forked"]:
+        say(f"note: it forked {human_count(forked, 'process', 'processes')}, which are left out")
     for kind, values in found.cpi.items():
         low, high = np.nanmin(values), np.nanmax(values)
         print(f"CPI, {kind}: {low:.3f} to {high:.3f}, mean {means[kind]:.3f}")
@@ -132,8 +134,8 @@ def check(
         return int(piece.torn)
     size = human_bytes(trace.stat().st_size)
     print(
-        f"{trace}: {human_count(rows, 'interval')}, {entries:,} entries, {totals.sum():,} "
-        f"instructions, ids {low:,} to {high:,} (from {piece.id_base}), {size}"
+        f"{trace}: {human_count(rows, 'interval')}, {human_count(entries, 'entry', 'entries')}, "
+        f"{totals.sum():,} instructions, ids {low:,} to {high:,} (from {piece.id_base}), {size}"
     )
     print(f"intervals: {facts.smallest:,} to {facts.largest:,} instructions")
     for line in facts.lines():
@@ -176,7 +178,8 @@ def convert(
     check_outputs({"--out": out}, [trace])
     vectors = read(trace, id_base=id_base, quiet=quiet)
     write(out, vectors, id_base=to_base, style=style)
-    print(f"{out}: {human_count(len(vectors), 'interval')}, {vectors.entries:,} entries")
+    count = human_count(vectors.entries, "entry", "entries")
+    print(f"{out}: {human_count(len(vectors), 'interval')}, {count}")
     if vectors.torn:
         say(f"note: {trace}: {TORN}")
     return 0

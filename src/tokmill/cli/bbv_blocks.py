@@ -14,7 +14,7 @@ from tokmill.cli.options import Json, Quiet
 from tokmill.cli.output import check_outputs, print_json, say
 from tokmill.errors import UsageError
 from tokmill.files import write_file
-from tokmill.progress import elapsed, human_count
+from tokmill.progress import elapsed, human_count, human_share
 
 TORN = "the last line does not end: the file may be cut off"
 
@@ -141,14 +141,14 @@ def rewrite(
         print_json({"trace": str(out), **vars(done), "torn": torn})
         return
     print(
-        f"{out}: {done.entries:,} entries became {done.left:,}, of "
+        f"{out}: {human_count(done.entries, 'entry', 'entries')} became {done.left:,}, of "
         f"{human_count(done.clusters, 'cluster')}"
     )
     if done.unmapped:
         share = done.unmapped_instructions / max(done.instructions, 1)
         say(
-            f"{done.unmapped:,} entries ({share:.2%} of the instructions) are of blocks without a "
-            "cluster: they are one more block, the last"
+            f"{done.unmapped:,} entries ({human_share(share, 2)} of the instructions) are of "
+            "blocks without a cluster: they are one more block, the last"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokmill.cli.facts import notes_in_words, unknown_warning
 from tokmill.cli.output import print_json, say
-from tokmill.progress import human_bytes, human_count
+from tokmill.progress import human_bytes, human_count, human_share
 from tokmill.store.store import Store
 
 
@@ -55,8 +55,9 @@ def report(store: Store, *, json: bool) -> None:
     if rejected := sum(manifest.rejected.values()):
         # A build with few records never ends because of rejects, so their share is shown.
         seen = rejected + manifest.records
+        verb = "was" if rejected == 1 else "were"
         say(
-            f"{rejected:,} of {seen:,} were rejected ({rejected / seen:.1%}): "
+            f"{rejected:,} of {seen:,} {verb} rejected ({human_share(rejected / seen)}): "
             f"`tokmill store rejects {shlex.quote(str(store.path))}` lists them"
         )
     if manifest.notes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokmill.cli.output import print_table
 from tokmill.cli.programs import MOST_LISTED, left_out_line
 from tokmill.errors import plain
-from tokmill.progress import human_count
+from tokmill.progress import human_count, human_share
 from tokmill.x86.diff.folders import FolderDiff
 from tokmill.x86.diff.programs import NOT_FOLLOWED
 from tokmill.x86.diff.result import Diff
@@ -71,12 +71,11 @@ def print_programs(
 
 
 def _in_words(counts: Counts) -> str:
-    alike = counts.similarity if counts.similarity == 1 else min(counts.similarity, 0.999)
     unlike = f" ({counts.nothing_alike:,} in all that they do)" if counts.nothing_alike else ""
     return (
         f"{counts.same:,} the same, {counts.changed:,} changed{unlike}, "
         f"{counts.deleted:,} deleted, {counts.inserted:,} inserted; "
-        f"{alike:.1%} of the instructions alike"
+        f"{human_share(counts.similarity)} of the instructions alike"
     )
 
 

@@ -63,7 +63,7 @@ def embed(
         quiet=quiet,
     )
     if found.empty:
-        say(f"{found.empty:,} records without tokens have zeros")
+        say(f"records without tokens, whose vectors are zeros: {found.empty:,}")
     if as_json:
         print_json(found)
         return

@@ -11,6 +11,7 @@ import typer
 from tokmill import plugins
 from tokmill.cli.options import AsJson, At, Device, Quiet, RunFolder
 from tokmill.cli.output import print_json, print_table, say
+from tokmill.progress import human_metric, human_share
 
 
 def evaluate(
@@ -56,11 +57,7 @@ def evaluate(
     if as_json:
         print_json(found)
         return
-    shown = {
-        k: f"{v:.4f}" if isinstance(v, float) else f"{v:,}"
-        for k, v in found.items()
-        if isinstance(v, int | float)
-    }
+    shown = {k: human_metric(v) for k, v in found.items() if isinstance(v, int | float)}
     print_table(["measure", "value"], [[name, value] for name, value in shown.items()])
     _print_columns(found)
     if "by" in found:
@@ -68,9 +65,9 @@ def evaluate(
         lines = found["by"]["values"]
         heads, cells = _losses(lines)
         print_table(
-            [found["by"]["column"], "tokens", *heads],
+            [found["by"]["column"], "targets", *heads],
             [
-                [line["value"], line["tokens"], *more]
+                [line["value"], line["targets"], *more]
                 for line, more in zip(lines, cells, strict=True)
             ],
         )
@@ -91,7 +88,7 @@ def _print_columns(found: Mapping[str, Any]) -> None:
     print_table(
         [predicted.replace("_", " "), *heads, "perplexity", "right"],
         [
-            [name, *more, values.get("perplexity", ""), f"{values['accuracy']:.1%}"]
+            [name, *more, values.get("perplexity", ""), human_share(values["accuracy"])]
             for (name, values), more in zip(columns.items(), cells, strict=True)
         ],
     )
@@ -100,7 +97,7 @@ def _print_columns(found: Mapping[str, Any]) -> None:
     if "instructions" in found:
         count, share = (found["instructions"][key] for key in ("count", "accuracy"))
         which = "next" if predicted == "next_token" else "hidden"
-        print(f"\nwhole {which} instructions: {share:.1%} of {count:,} right")
+        print(f"\nwhole {which} instructions: {human_share(share)} of {count:,} right")
 
 
 def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:

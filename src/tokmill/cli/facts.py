@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokmill.cli.output import in_words, print_table
-from tokmill.progress import human_bytes, human_count
+from tokmill.progress import human_bytes, human_count, human_share
 from tokmill.report.records import fact_in_words, input_in_words
 from tokmill.store.stats import Statistics
 
@@ -55,7 +55,7 @@ def notes_in_words(notes: Mapping[str, int], tokens: int) -> str:
     """Return the notes of a build; unknown tokens also as a share of all `tokens`."""
     return ", ".join(
         note_in_words(note, count)
-        + (f" ({count / tokens:.1%})" if REPLACED.fullmatch(note) else "")
+        + (f" ({human_share(count / tokens)})" if REPLACED.fullmatch(note) else "")
         for note, count in notes.items()
     )
 
@@ -63,7 +63,7 @@ def notes_in_words(notes: Mapping[str, int], tokens: int) -> str:
 def unknown_warning(notes: Mapping[str, int], tokens: int) -> str:
     """Return a warning if many tokens of a column were unknown, else ""."""
     shares = {m[1]: n / tokens for note, n in notes.items() if (m := REPLACED.fullmatch(note))}
-    much = [f"{share:.1%} of {column}" for column, share in shares.items() if share > MUCH]
+    much = [f"{human_share(share)} of {column}" for column, share in shares.items() if share > MUCH]
     return f"warning: unknown to the vocabulary: {', '.join(much)}" if much else ""
 
 
@@ -99,8 +99,8 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
         ["shortest, longest", f"{lengths.min:,}, {human_count(lengths.max, 'token')}"],
         ["mean, median", f"{lengths.mean:,.1f}, {lengths.median:,.1f} tokens"],
         ["90%, 99% up to", f"{lengths.p90:,}, {lengths.p99:,} tokens"],
-        [f"rows of {found.width:,}", f"{found.rows:,}, {found.padding:.2%} padding"],
-        [f"longer than {found.width:,}", f"{found.longer:.2%} of the records"],
+        [f"rows of {found.width:,}", f"{found.rows:,}, {human_share(found.padding, 2)} padding"],
+        [f"longer than {found.width:,}", f"{human_share(found.longer, 2)} of the records"],
         ["empty", human_count(found.empty, "record")],
     ]
     if found.bytes_per_token is not None:
@@ -115,10 +115,12 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
         for label, (_, _, n) in zip(labels, lengths.histogram, strict=True):
             print(f"{label.rjust(width)}  {'#' * round(BAR * n / most):<{BAR}}  {n:,}")
     for name, use in found.columns.items():
-        of = "" if use.vocabulary is None else f" of {use.vocabulary:,} ({use.used:.2%})"
+        of = (
+            "" if use.vocabulary is None else f" of {use.vocabulary:,} ({human_share(use.used, 2)})"
+        )
         print(f"\n{name}: {human_count(use.unique, 'id')}{of}")
         if use.unknown is not None:
-            print(f"unknown: {use.unknown:.4%} of the tokens")
+            print(f"unknown: {human_share(use.unknown, 4)} of the tokens")
         if use.eot is not None:
             print(f"eot: {human_count(use.eot, 'token')}")
         first = use.frequent[:10]
@@ -126,7 +128,7 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
         if known := tokens.get(name):
             columns["token"] = [known[i] if i < len(known) else "" for i in columns["id"]]
         columns["tokens"] = [count for _, count, _ in first]
-        columns["share"] = [f"{share:.2%}" for _, _, share in first]
+        columns["share"] = [human_share(share, 2) for _, _, share in first]
         print_table(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
     for name in found.not_counted:
         print(f"\n{name}: its ids are too large to be counted")

@@ -23,7 +23,7 @@ from tokmill.cli.rl_problems import (
 )
 from tokmill.errors import UsageError
 from tokmill.files import make_folder
-from tokmill.progress import Progress, human_count
+from tokmill.progress import Progress, human_count, human_share
 
 
 def train(
@@ -197,7 +197,7 @@ def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> N
                 f"{row['best']['baseline_milliseconds']:.3f}",
                 _gain(row["zero_shot"]),
                 *([_gain(row["best"])] if samples else []),
-                f"{row['best']['noise']:.1%}",
+                human_share(row["best"]["noise"]),
             ]
             for row in rows
         ],
@@ -220,8 +220,8 @@ def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> N
         found = means[key]
         say(
             f"{name}: {found['speedup']:.3f} times as fast as without a schedule (geometric mean "
-            f"of {human_count(len(rows), 'module')}), {found['regressions']:.0%} slower, "
-            f"{found['failed']:.0%} without a result"
+            f"of {human_count(len(rows), 'module')}), {human_share(found['regressions'], 0)} "
+            f"slower, {human_share(found['failed'], 0)} without a result"
         )
 
 

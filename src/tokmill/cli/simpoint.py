@@ -14,7 +14,7 @@ from tokmill.cli.output import check_outputs, print_json, print_table, say
 from tokmill.cli.simpoint_shared import share
 from tokmill.errors import UsageError
 from tokmill.files import inside, make_folder, write_file
-from tokmill.progress import elapsed, human_count
+from tokmill.progress import elapsed, human_count, human_share
 
 WITH_SIGNATURES = {
     "traces", "signatures", "points", "checks", "seed", "out", "quiet", "json", "methods",
@@ -299,11 +299,11 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
             row += [
                 _number(one.true_cpi),
                 _number(one.estimated_cpi),
-                "" if one.error is None else f"{100 * one.error:+.2f} %",
+                "" if one.error is None else f"{100 * one.error:+z.2f} %",
                 "" if one.low is None else f"{one.low:.4g} – {one.high:.4g}",
             ]
         else:
-            row.append("" if one.unexplained is None else f"{one.unexplained:.1%}")
+            row.append("" if one.unexplained is None else human_share(one.unexplained))
         rows.append(row)
     print_table(headers, rows)
     for one in reports:
@@ -318,12 +318,12 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
             say(f"note: {one.program}: {TORN}")
         if one.points > 1 and one.speed_up < LITTLE:
             say(
-                f"{one.program}: its points are {1 / one.speed_up:.0%} of what it executes; "
-                "shorter intervals (`tokmill bbv profile --every-blocks N`) or a longer execution "
-                "save more"
+                f"{one.program}: its points are {human_share(1 / one.speed_up, 0)} of what it "
+                "executes; shorter intervals (`tokmill bbv profile --every-blocks N`) or a longer "
+                "execution save more"
             )
         if one.usual_error is not None:
-            say(f"{one.program}: 95 of 100 samples are within {one.usual_error:.2%}")
+            say(f"{one.program}: 95 % of samples are within {human_share(one.usual_error, 2)}")
         if one.points_needed is not None and one.points_needed > one.points:
             say(f"{one.program}: about {one.points_needed:,} points reach {target:.3g}")
     if out is not None:

@@ -71,7 +71,7 @@ def share(
         ["program", "intervals", f"CPI, {known.kind or 'given'}", "shared", "held out",
          "SimPoint", "constant"],
         [
-            [row.program, row.intervals, f"{row.cpi:.4g}", *(f"{100 * e:+.1f} %" for e in row[3:])]
+            [row.program, row.intervals, f"{row.cpi:.4g}", *(f"{100 * e:+z.1f} %" for e in row[3:])]
             for row in found.rows
         ]
         + [

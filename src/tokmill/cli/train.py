@@ -15,7 +15,14 @@ from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.structs import PANEL, settings
 from tokmill.errors import Interrupted, UsageError
-from tokmill.progress import human_bytes, human_count, human_facts, human_time
+from tokmill.progress import (
+    human_bytes,
+    human_count,
+    human_facts,
+    human_metric,
+    human_share,
+    human_time,
+)
 from tokmill.recipe import merge
 
 
@@ -223,7 +230,7 @@ def train(
         print_json({"run": str(result.path), **result.metrics, "step": result.step})
         return
     keys = ("loss", "val_loss", "val_loss_ema", "val_perplexity", "val_bits_per_byte")
-    shown = [f"{key} {result.metrics[key]:.4f}" for key in keys if key in result.metrics]
+    shown = [f"{key} {human_metric(result.metrics[key])}" for key in keys if key in result.metrics]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
     sampling = plugins.require("tokmill.report.runs").read_run(result.path).sampling
     if sampling and not quiet:
@@ -312,9 +319,9 @@ def _print_stores(stores: list[dict[str, Any]]) -> None:
         [
             [
                 store["store"],
-                f"{store['share']:.1%}",
+                human_share(store["share"]),
                 f"{store['rows']:,}",
-                f"{store['padding']:.2%}",
+                human_share(store["padding"], 2),
                 f"{human_count(store['cut_tokens'], 'token')} of "
                 f"{human_count(store['cut_records'], 'record')}",
             ]

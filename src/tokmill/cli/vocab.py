@@ -14,7 +14,7 @@ from tokmill.cli.options import Json
 from tokmill.cli.output import print_table
 from tokmill.cli.programs import Out, Programs, end, left_out_line, reads_programs
 from tokmill.errors import UsageError
-from tokmill.progress import human_count
+from tokmill.progress import human_count, human_share
 
 app = typer.Typer(
     add_completion=False,
@@ -150,7 +150,7 @@ def _print_columns(made: Mapping[str, Any], own: list[Any], others: list[Any]) -
         if found:
             headers += [f"occurrences{title}", f"unknown{title}", "share"]
             for row, one in zip(rows, found, strict=True):
-                row += [one.tokens, one.unknown, f"{one.share:.4%}"]
+                row += [one.tokens, one.unknown, human_share(one.share, 4)]
     print_table(headers, rows)
     for one in others:
         if one.examples:

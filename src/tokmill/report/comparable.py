@@ -60,7 +60,7 @@ def doubts(
     several_vocabularies = len({tuple(sorted(run.vocabularies.items())) for run, _ in runs}) > 1
     measured_on = [on for _, on in runs if on is not None]
     several_stores = len({on.fingerprint for on in measured_on}) > 1
-    rows = list(dict.fromkeys(run.flat["run.eval_rows"] for run, on in runs if on is not None))
+    rows = list(dict.fromkeys(rows_of(run) for run, on in runs if on is not None))
     doubtful = False
     per_token = any(word in metric for word in PER_TOKEN)
     if several_vocabularies and per_token:
@@ -93,6 +93,12 @@ def doubts(
         shown = ", ".join(str(count) if count else "all" for count in rows)
         notes.append(f"the runs were validated on different numbers of rows: {shown}")
     return doubtful, notes
+
+
+def rows_of(run: RunSummary) -> int:
+    """Return on how many rows a run was validated at most; 0: on all of its validation store."""
+    limit = int(run.flat["run.eval_rows"])
+    return limit if run.latest.get("val_rows", limit) == limit else 0
 
 
 def _places(measured_on: Sequence[ValidationStore]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmill.errors import UsageError, nearest
-from tokmill.report.comparable import ValidationStore, doubts, validation
+from tokmill.report.comparable import ValidationStore, doubts, rows_of, validation
 from tokmill.report.interval import mean_interval
 from tokmill.report.recogniser import short_names
 from tokmill.report.runs import RunSummary, read_runs
@@ -28,14 +28,14 @@ HIGHER = ("accuracy", "f1", "mfu", "mrr", "per_second", "precision", "recall")
 class Measured:
     """The metric of a run: `value` is None if it has none, nan if it is not finite.
 
-    `tokens`, `seconds` and `tokens_per_second` (the median) are for the steps up to `step`.
+    `targets`, `seconds` and `tokens_per_second` (the median) are for the steps up to `step`.
     """
 
     run: RunSummary
     name: str
     value: float | None
     step: int
-    tokens: int | None
+    targets: int | None
     seconds: float | None
     tokens_per_second: float | None
 
@@ -66,7 +66,7 @@ class Group:
         return all(member.run.finished for member in self.members)
 
     def average(self, name: str) -> float | None:
-        """Return the mean of `tokens`, `seconds` or `tokens_per_second`; None: one run lacks it."""
+        """Return the mean of targets, seconds or tokens_per_second; None: one run lacks it."""
         values = [getattr(member, name) for member in self.members]
         return None if None in values else statistics.fmean(values)
 
@@ -158,14 +158,14 @@ def measure(run: RunSummary, name: str, metric: str, at: str, higher: bool) -> M
         points = [min(finite, key=lambda point: sign * point[1])] if finite else points
     step, value = points[-1] if points else (min(limit, run.step), None)
     rates = [rate for when, rate in run.points("tokens_per_second") if when <= step]
-    tokens = [count for when, count in run.points("tokens") if when <= step]
+    targets = [count for when, count in run.points("targets") if when <= step]
     seconds = [spent for when, spent in run.points("seconds") if when <= step]
     return Measured(
         run,
         name,
         value,
         step,
-        int(tokens[-1]) if tokens else None,
+        int(targets[-1]) if targets else None,
         seconds[-1] if seconds else None,
         statistics.median(rates) if rates else None,
     )
@@ -179,7 +179,9 @@ def settings_of(run: RunSummary, measured_on: ValidationStore | None = None) -> 
     kept = {k: v for k, v in run.flat.items() if not is_free(k) and k not in SEEDS}
     kept["data.train"] = run.known.fingerprint
     if measured_on is not None:
-        kept |= {"data.val": measured_on.fingerprint, "run.eval_rows": run.flat["run.eval_rows"]}
+        kept["data.val"] = measured_on.fingerprint
+        if measured_on.path:
+            kept["run.eval_rows"] = rows_of(run)
     return kept
 
 
@@ -246,7 +248,8 @@ def mark_best(groups: Sequence[Group], higher: bool, comparable: bool) -> list[G
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Return the keys that differ, in the order of the recipe.
 
-    A key that only another kind of model or task has is left out, because the kind is shown.
+    A key that only another kind of model or task has is left out, because the kind is shown;
+    so is one of a validation that other runs lack.
     """
 
     def differs(key: str) -> bool:
@@ -254,6 +257,6 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
         values = {canonical_digest(one[key]) for one in settings if key in one}
         have = {one.get(kind) for one in settings if key in one}
         lack = {one.get(kind) for one in settings if key not in one}
-        return len(values) > 1 or bool(have & lack)
+        return len(values) > 1 or bool((have & lack) - {None})
 
     return [key for key in dict.fromkeys(k for one in settings for k in one) if differs(key)]

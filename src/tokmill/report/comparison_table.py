@@ -34,9 +34,8 @@ class Column:
 
 
 def columns(found: Comparison) -> list[Column]:
-    """Return the keys that differ, the metric with its interval, and tokens, speed and time."""
+    """Return the keys that differ, the metric with its interval, and targets, speed and time."""
     groups = found.groups
-    digits = decimals([one.mean for one in groups])
 
     def numbers(header: str, value: Callable[[Group], float | None], form: str) -> Column:
         values = [value(one) for one in groups]
@@ -44,14 +43,14 @@ def columns(found: Comparison) -> list[Column]:
 
     after = [
         numbers("seeds", lambda one: len(one.members), ","),
-        numbers(found.metric, lambda one: one.mean, f",.{digits}f"),
-        numbers(INTERVAL, lambda one: one.half, f",.{digits}f"),
+        Column(found.metric, [rounded(one.mean, one.mean) for one in groups], True),
+        Column(INTERVAL, [rounded(one.half, one.mean) for one in groups], True),
     ]
     if any(m.value is not None and m.step != m.run.step for one in groups for m in one.members):
         after.append(Column("step", [_step(one) for one in groups], True))
     after += [
         Column("steps", [_steps(one) for one in groups], True),
-        numbers("tokens", lambda one: one.average("tokens"), ",.0f"),
+        numbers("targets", lambda one: one.average("targets"), ",.0f"),
         numbers("parameters", lambda one: one.first.run.parameters, ","),
         numbers("tokens/s", lambda one: one.average("tokens_per_second"), ",.0f"),
         numbers("seconds", lambda one: one.average("seconds"), ",.1f"),
@@ -118,7 +117,7 @@ def write_csv(found: Comparison) -> str:
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(
         ["run", *found.columns, "seeds", found.metric, "half_width_95", "best", "finished",
-         "step_min", "step_max", "steps", "tokens", "parameters", "tokens_per_second", "seconds"]
+         "step_min", "step_max", "steps", "targets", "parameters", "tokens_per_second", "seconds"]
     )  # fmt: skip
     for one, shown in zip(found.groups, settings(found), strict=True):
         row = as_row(one)
@@ -141,7 +140,7 @@ def as_row(one: Group) -> dict[str, Any]:
         "step_min": min(taken),
         "step_max": max(taken),
         "steps": one.first.run.steps,
-        "tokens": one.average("tokens"),
+        "targets": one.average("targets"),
         "parameters": one.first.run.parameters,
         "tokens_per_second": one.average("tokens_per_second"),
         "seconds": one.average("seconds"),
@@ -159,7 +158,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
                 "value": member.value,
                 "step": member.step,
                 "state": member.run.state,
-                "tokens": member.tokens,
+                "targets": member.targets,
                 "tokens_per_second": member.tokens_per_second,
                 "seconds": member.seconds,
                 "fingerprint": member.run.known.fingerprint,
@@ -200,11 +199,14 @@ def _place(one: Group, key: str) -> Path:
     return paths[0].parent / " + ".join(path.name for path in paths)
 
 
-def decimals(values: list[float | None]) -> int:
-    """Return the number of decimals with which the largest value has five digits, at most 6."""
-    finite = [abs(value) for value in values if value is not None and math.isfinite(value)]
-    largest = max(finite, default=0.0)
-    return min(max(4 - math.floor(math.log10(largest)), 0), 6) if largest else 4
+def rounded(value: float | None, mean: float | None) -> str:
+    """Return a value with the decimals that give its mean five digits, at most 6."""
+    if value is None or mean is None:
+        return "-"
+    if 1e6 <= abs(mean) < math.inf:
+        return f"{value:.4e}"
+    size = math.floor(math.log10(abs(mean))) if mean and math.isfinite(mean) else 0
+    return f"{value:,.{min(max(4 - size, 0), 6)}f}"
 
 
 def _step(one: Group) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.progress import human_bytes, human_count, human_time
+from tokmill.progress import human_bytes, human_count, human_share, human_time
 from tokmill.report import figures, schedules
 from tokmill.report.plot import render
 from tokmill.report.recogniser import Facts, shorten
@@ -129,8 +129,8 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
         ],
         [
             f"in rows of {found.width:,}{scope}",
-            f"{human_count(found.rows, 'row')} with {found.padding:.1%} padding; "
-            f"{found.longer:.1%} of the records are longer",
+            f"{human_count(found.rows, 'row')} with {human_share(found.padding)} padding; "
+            f"{human_share(found.longer)} of the records are longer",
         ],
         [f"empty records{scope}", f"{found.empty:,}"],
         ["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"],
@@ -142,8 +142,8 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
                 name,
                 f"{column.unique:,}",
                 "none" if column.vocabulary is None else f"{column.vocabulary:,}",
-                "" if column.used is None else f"{column.used:.1%}",
-                "" if column.unknown is None else f"{column.unknown:.3%}",
+                "" if column.used is None else human_share(column.used),
+                "" if column.unknown is None else human_share(column.unknown, 3),
                 "" if column.eot is None else f"{column.eot:,}",
             ]
             for name, column in found.columns.items()
@@ -193,7 +193,7 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
     # A policy reads no store.
     section.tables.append(Table([pair for pair in pairs if pair[1]]))
     learned = schedules.learns_schedules(run)
-    hidden = (*HIDDEN, "tokens", "tokens_per_second") if learned else HIDDEN
+    hidden = (*HIDDEN, "targets", "tokens_per_second") if learned else HIDDEN
     rows = [
         [name.replace("_", " "), metric_in_words(name, value)]
         for name, value in facts["metrics"].items()
@@ -279,7 +279,7 @@ def metric_in_words(name: str, value: float) -> str:
     if name == "seconds":
         return human_time(value)
     if name == "mfu":
-        return f"{value:.1%}"
+        return human_share(value)
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"

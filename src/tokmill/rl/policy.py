@@ -18,6 +18,7 @@ from tokmill.mlir.tokens.features import Sizes
 from tokmill.mlir.tokens.views import Spaces, Wanted
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Model, Tensors
+from tokmill.progress import human_share
 from tokmill.rl import embeddings
 from tokmill.rl.actions import Layout, Scores
 from tokmill.rl.embeddings import Embedding
@@ -124,7 +125,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 return []
             return [
                 f"sequences are cut to {length:,} tokens: {kept.kept:,} of {kept.numbers:,} "
-                f"numbers ({kept.share:.1%}) are kept"
+                f"numbers ({human_share(kept.share)}) are kept"
             ]
         if isinstance(view, views.Fields) and self.view.truncate:
             return [f"sequences that are longer are cut to {view.length:,} tokens: truncate = true"]

@@ -166,7 +166,7 @@ class Breakdown:
             lines = [
                 {
                     "value": value,
-                    "tokens": int(self.by[number, 0]),
+                    "targets": int(self.by[number, 0]),
                     **self._losses(self.by[number, 1:], self.by[number, 0]),
                 }
                 for value, number in sorted(self.groups.numbers.items())

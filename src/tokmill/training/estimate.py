@@ -11,8 +11,10 @@ import torch
 from tokmill import plugins
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
+from tokmill.tasks.task import Task
 from tokmill.training.data import make_feed, open_stores
 from tokmill.training.epochs import with_epochs
+from tokmill.training.loader import micro_batches
 from tokmill.training.memory_budget import judge, step_bytes, whole_bytes
 from tokmill.training.pace import seconds_a_step
 from tokmill.training.recipe.config import TrainConfig
@@ -21,6 +23,8 @@ from tokmill.training.runs.warm_start import start_facts
 
 SAMPLE = 1000
 """Rows of a store from which the share of padding is estimated."""
+SAMPLE_STEPS = 8
+"""Steps from which the share of positions that are computed is estimated."""
 
 
 def estimate(
@@ -60,9 +64,7 @@ def estimate(
         # A step in an environment takes as long as the environment does.
         pace = seconds_a_step(config, inputs, micro, -(-share // micro), flops * task.length)
         if pace is not None and feed and not config.run.compile:
-            # Rows are trimmed to what stands in them.
-            parts = stores_of(feed, config.data.weights)
-            pace *= sum(part["share"] * (1 - part["padding"]) for part in parts)
+            pace *= computed(feed, task, config, processes)
     return {
         "model": config.model.kind,
         "task": config.task.kind,
@@ -88,6 +90,16 @@ def estimate(
         "memory_bytes": round(one),
         "memory_warning": judge(config, needed)[1],
     }
+
+
+def computed(feed: Feed, task: Task, config: TrainConfig, processes: int) -> float:
+    """Return the share of a step's positions that are left when padding is trimmed."""
+    whole = left = 0
+    for step in range(min(config.run.steps, SAMPLE_STEPS)):
+        batch = task.prepare(feed.batch(step, 0, processes))
+        whole += batch.document.size
+        left += sum(part.document.size for part in micro_batches(batch, config.run.micro_tokens))
+    return left / whole
 
 
 def stores_of(feed: Feed, weights: tuple[float, ...]) -> list[dict[str, Any]]:

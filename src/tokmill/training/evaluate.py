@@ -57,9 +57,9 @@ def evaluate(
         quiet: show no progress.
 
     Returns:
-        run, store, fingerprint, step, rows, tokens (targets), and the task's metrics: loss in nats
-        a token, perplexity, bits_per_byte where the store knows its bytes. Where tokens are
-        predicted also columns, next_token or hidden_token, instructions and by
+        run, store, fingerprint, step, rows, targets (what is predicted), and the task's metrics:
+        loss in nats a target, perplexity, bits_per_byte where the store knows its bytes. Where
+        tokens are predicted also columns, next_token or hidden_token, instructions and by
         (`Breakdown.report`), and notes.
 
     Raises:
@@ -87,20 +87,20 @@ def evaluate(
     with bar, ShardCheck(watched):
         if task.predicts_tokens:
             apart = breakdown_of(config, task, facts, validation, by, notes)
-            found, tokens = taken_apart(config, task, validation, apart, place)
+            found, targets = taken_apart(config, task, validation, apart, place)
         else:
             refuse_by(by, config)
             # Measured as in the training loop.
             engine = Single(replace(config.run, device=str(place), compile=False))
             engine.prepare(task, OptimConfig())
-            found, tokens = validation.measure(task, engine, config.run.micro_tokens)
+            found, targets = validation.measure(task, engine, config.run.micro_tokens)
     return {
         "run": str(run),
         "store": str(store),
         "fingerprint": opened.fingerprint,
         "step": step_of(weights_at(run, at).parent),
         "rows": validation.size,
-        "tokens": tokens,
+        "targets": targets,
         **found,
         "notes": notes,
     }

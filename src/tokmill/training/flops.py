@@ -5,6 +5,8 @@ Figures are the makers' data sheets: dense products, no sparsity, at the board's
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from tokmill.training.recipe.config import RunConfig
@@ -29,8 +31,9 @@ PEAKS: dict[str, dict[str, float]] = {
 }
 """Words of a GPU's name → its peak. The first line that fits counts, so longer names come first."""
 
-OTHER_BOARDS = {"laptop", "ti", "super", "d"}
-"""A GPU with one of these words in its name is another board, of which no peak is known."""
+OTHER = re.compile(r"laptop|ti|super|d|mig|grid|\d+[abcq]")
+"""A GPU with such a word in its name is another board, a slice (A100 … MIG 1g.5gb) or a virtual GPU
+(NVIDIA A40-48Q): no peak is known of it."""
 
 
 def peak_flops(config: RunConfig, device: torch.device) -> float:
@@ -53,6 +56,8 @@ def known(name: str, precision: str) -> float:
     """
     words = name.replace("-", " ").lower().split()
     for part, figures in PEAKS.items():
-        if all(word in words for word in part.lower().split()) and not OTHER_BOARDS & {*words}:
+        if all(word in words for word in part.lower().split()) and not any(
+            map(OTHER.fullmatch, words)
+        ):
             return figures["single" if precision == "fp32" else "half"] * 1e12
     return 0.0

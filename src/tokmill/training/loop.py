@@ -112,4 +112,5 @@ class RowLoop:
         assert self.validation is not None
         with Progress("validation", self.validation.size, unit="rows", quiet=quiet) as bar:
             validation = replace(self.validation, bar=bar)
-            return validation.measure(self.task, self.engine, self.config.run.micro_tokens)[0]
+            found = validation.measure(self.task, self.engine, self.config.run.micro_tokens)[0]
+        return {**found, "rows": self.validation.size}

@@ -71,7 +71,7 @@ class Meter:
         self.reported, self.reported_read, self.elsewhere = now, self.read, 0.0
         self.state.seconds = self.seconds
         values = {
-            "tokens": self.state.tokens,
+            "targets": self.state.tokens,
             "tokens_per_second": round(self.tokens_per_second, 1),
             "seconds": round(self.state.seconds, 3),
             "seconds_left": round(self.seconds_left, 1),

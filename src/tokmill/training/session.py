@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tokmill import plugins
 from tokmill.errors import Interrupted, MachineError, TokmillError
-from tokmill.progress import Progress, human_facts, human_time
+from tokmill.progress import Progress, human_facts, human_metric, human_time
 from tokmill.stop import Stop
 from tokmill.tasks.task import Task
 from tokmill.training.data import open_stores
@@ -315,7 +315,9 @@ class Session:
             if self.engine.average:
                 with self.engine.averaged():
                     averaged = self.loop.measure(quiet)
-                report |= {f"{name}_ema": value for name, value in averaged.items()}
+                report |= {
+                    f"{name}_ema": value for name, value in averaged.items() if name != "rows"
+                }
             self.log({f"val_{name}": value for name, value in report.items()})
             best = math.inf if self.state.best_loss is None else self.state.best_loss
             if self.config.run.best and report["loss"] < best:
@@ -380,10 +382,7 @@ def say_once(engine: Engine, note: str) -> None:
 
 def in_a_line(metrics: Mapping[str, float]) -> str:
     """Return the first metrics as text, fractions to 4 places, and how many more there are."""
-    shown = [
-        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"
-        for name, value in list(metrics.items())[:MOST_SHOWN]
-    ]
+    shown = [f"{name} {human_metric(value)}" for name, value in list(metrics.items())[:MOST_SHOWN]]
     more = len(metrics) - len(shown)
     return ", ".join(shown) + (f", and {more} more in {METRICS}" if more else "")
 

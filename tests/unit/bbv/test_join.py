@@ -85,6 +85,22 @@ def test_a_map_says_where_programs_lie() -> None:
     assert fixed.placed[0].base == 0
 
 
+def test_of_programs_of_one_name_the_path_decides() -> None:
+    low = DRAWN[:4]
+    store = blocks(program("x/a.so", DRAWN), program("y/a.so", DRAWN, 1000))
+    at = addresses([x + 0x108000 for x in low] + [x + 0x900000 for x in low])
+    both = [Mapped(0x108000, 0, "/opt/y/a.so"), Mapped(0x900000, 0, "/opt/x/a.so")]
+    assert join(at, store, both).records.tolist() == [1000, 1001, 1002, 1003, 0, 1, 2, 3]
+    # If the path does not say which, it is neither.
+    other = join(addresses([x + 0x108000 for x in low]), store, [Mapped(0x108000, 0, "/z/a.so")])
+    assert other.records.tolist() == [-1] * 4
+    assert other.missing == ["/z/a.so"]
+    # The blocks that ran say it as well.
+    store = blocks(program("x/a.so", OTHER), program("y/a.so", DRAWN, 1000))
+    told = join(addresses([x + 0x108000 for x in low]), store, [Mapped(0x108000, 0, "/z/a.so")])
+    assert told.records.tolist() == [1000, 1001, 1002, 1003]
+
+
 def test_pc_files(tmp_path: Path) -> None:
     path = tmp_path / "a.pc"
     path.write_text("# a\nF:3:1000:main\nF:1:0x2000:\nF:7:7fffffffff\nG:1\nF:1:2000:\n")

@@ -19,7 +19,6 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.report import comparison_table as tables
 from tokmill.report import figures
 from tokmill.report.compare import Comparison, common_name, compare
-from tokmill.report.interval import student_t
 from tokmill.report.page import page
 from tokmill.report.runs import read_run
 
@@ -59,7 +58,7 @@ def test_seeds_are_one_line_and_what_differs_a_column(root: Path) -> None:
     for one, folder in ((fast, "lr-0.01"), (slow, "lr-0.003")):
         expected = values(root / "runs" / folder)
         assert one.mean == pytest.approx(statistics.mean(expected))
-        half = student_t(2) * statistics.stdev(expected) / math.sqrt(3)
+        half = 4.302652729911275 * statistics.stdev(expected) / math.sqrt(3)
         assert one.half == pytest.approx(half)
         assert [member.run.path.name for member in one.members] == ["seed-0", "seed-1", "seed-2"]
     assert (fast.best, slow.best) == (True, False)
@@ -81,8 +80,8 @@ def test_at_a_step_and_at_the_best(root: Path) -> None:
     found = compare([folder], at=str(EVERY + 1))
     assert found.groups[0].mean == pytest.approx(statistics.mean(values(folder, step=EVERY)))
     assert found.groups[0].first.step == EVERY
-    tokens = values(folder, "tokens", EVERY)
-    assert [member.tokens for member in found.groups[0].members] == tokens
+    tokens = values(folder, "targets", EVERY)
+    assert [member.targets for member in found.groups[0].members] == tokens
     rates = [values(folder, "tokens_per_second", step) for step in range(1, EVERY + 1)]
     medians = [statistics.median(rate) for rate in zip(*rates, strict=True)]
     assert [member.tokens_per_second for member in found.groups[0].members] == medians
@@ -179,7 +178,12 @@ def test_other_vocabularies_compare_by_bits_alone(root: Path, tmp_path: Path) ->
     # The documents have equal lengths, so the text passes for the same.
     bits = compare(runs, "val_bits_per_byte")
     assert bits.comparable and sum(one.best for one in bits.groups) == 1
-    assert "run.eval_rows=0" in bits.notes[0]
+    assert not bits.notes
+    few = [
+        train(root / name, tmp_path / f"few-{name}", run={"eval_rows": 3})
+        for name in ("lm", "other")
+    ]
+    assert "run.eval_rows=0" in compare(few, "val_bits_per_byte").notes[0]
     train(root / "other", tmp_path / "text", data={"val": str(root / "other/train")})
     text = compare([root / "runs/lr-0.01", tmp_path / "text"], "val_bits_per_byte")
     assert not text.comparable and "the same text" in text.notes[0]
@@ -196,7 +200,7 @@ def test_other_validation_stores_and_rows_are_said(root: Path, tmp_path: Path) -
     for other, word in (
         (stores, "different stores"),
         (gone, "cannot be opened"),
-        (rows, "numbers of rows: 256, 3"),
+        (rows, "numbers of rows: all, 3"),
     ):
         found = compare([base, other])
         assert len(found.groups) == 2 and not found.comparable
@@ -288,10 +292,13 @@ def test_json_has_each_seed(root: Path) -> None:
 
 
 def test_digits() -> None:
-    assert tables.decimals([2.3456, None, math.nan]) == 4
-    assert tables.decimals([12345.678]) == 0
-    assert tables.decimals([0.00012]) == 6
-    assert tables.decimals([0.0, None]) == 4
+    assert [tables.rounded(x, x) for x in (2.34564, 12345.678, 0.00012, 0.0)] == [
+        "2.3456", "12,346", "0.000120", "0.0000"
+    ]  # fmt: skip
+    assert [tables.rounded(x, x) for x in (None, math.nan, math.inf, -9.87e99)] == [
+        "-", "nan", "inf", "-9.8700e+99"
+    ]  # fmt: skip
+    assert tables.rounded(0.01, 12.5) == "0.010"
 
 
 def test_curves_of_seeds_have_a_mean_and_a_band(root: Path, tmp_path: Path) -> None:
@@ -330,3 +337,13 @@ def test_torch_is_not_loaded(root: Path) -> None:
         [sys.executable, "-c", code, str(root / "runs")], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def test_more_rows_than_the_store_has_are_the_same_measurement(root: Path, tmp_path: Path) -> None:
+    runs = [
+        train(root / "lm", tmp_path / str(rows), seed, run={"eval_rows": rows})
+        for seed, rows in enumerate((256, 2000, 0))
+    ]
+    found = compare(runs)
+    assert found.comparable and not found.notes and not found.columns
+    assert len(found.groups) == 1

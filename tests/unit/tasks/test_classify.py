@@ -210,7 +210,7 @@ def test_numbers_of_no_record_are_an_error(tmp_path: Path) -> None:
     value["data"] |= {"batch": 3, "val": str(tmp_path / "a")}
     value["run"] |= {"eval_every": 1, "eval_rows": 0}
     tokmill.train(value, tmp_path / "run", quiet=True)
-    assert losses(tmp_path / "run", "tokens") == {1: 1}
+    assert losses(tmp_path / "run", "targets") == {1: 1}
     assert losses(tmp_path / "run", "without_label") == {1: 2}
     assert losses(tmp_path / "run", "val_without_label") == {1: 2}
     lay(store, "large", {"large": np.asarray([1.0, np.inf, 2.0], np.float32)})

@@ -113,7 +113,7 @@ def test_it_is_what_loops_over_the_records_find(
     assert isinstance(task, NextToken)
     hits = by_hand(task, store)
     found = evaluate(run, store.path, device="cpu", by=by, batch=5)
-    assert found["tokens"] == len(hits) and found["notes"] == []
+    assert found["targets"] == len(hits) and found["notes"] == []
     counts = {name: Counter[int]() for name in SIZES}
     for record in Store(stores[0]):
         for name in SIZES:
@@ -132,7 +132,7 @@ def test_it_is_what_loops_over_the_records_find(
     assert list(lines) == sorted(groups) and len(lines) > 1
     for value, parts in groups.items():
         loss, unigram = np.mean(parts, 0)
-        assert lines[value]["tokens"] == len(parts)
+        assert lines[value]["targets"] == len(parts)
         assert lines[value]["loss"] == pytest.approx(loss, rel=1e-5)
         assert lines[value]["unigram"] == pytest.approx(unigram, rel=1e-9)
     every = [part for parts in groups.values() for part in parts]

@@ -67,7 +67,7 @@ def single(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 
 
 def same_training(left: Path, right: Path) -> None:
-    for name in ("loss", "grad_norm", "tokens", "first"):
+    for name in ("loss", "grad_norm", "targets", "first"):
         assert losses(left, name) == pytest.approx(losses(right, name), rel=1e-6, abs=2e-6), name
     kept = weights(right)
     for name, tensor in weights(left).items():
@@ -77,7 +77,7 @@ def same_training(left: Path, right: Path) -> None:
 def test_it_learns(single: Path) -> None:
     found = losses(single / "single")
     assert found[6] < found[1]
-    assert losses(single / "single", "tokens")[6] == 6 * 8
+    assert losses(single / "single", "targets")[6] == 6 * 8
 
 
 @pytest.mark.parametrize("micro_tokens", [1, 64])

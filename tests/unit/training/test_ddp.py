@@ -50,7 +50,7 @@ def train(value: dict[str, Any], out: Path, stop_at: int = 0, resume: bool = Fal
 def same_training(left: Path, right: Path) -> None:
     for name in ("loss", "grad_norm"):
         assert losses(left, name) == pytest.approx(losses(right, name), abs=1e-6), name
-    assert losses(left, "tokens") == losses(right, "tokens")
+    assert losses(left, "targets") == losses(right, "targets")
     for name, tensor in weights(left).items():
         torch.testing.assert_close(weights(right)[name], tensor, atol=1e-5, rtol=1e-5)
 

@@ -188,7 +188,7 @@ Runs = tuple[Path, list[dict[str, Any]]]
 def same_training(left: Path, right: Path) -> None:
     for name in ("loss", "grad_norm", "val_loss"):
         assert losses(left, name) == pytest.approx(losses(right, name), abs=1e-6), name
-    assert losses(left, "tokens") == losses(right, "tokens")
+    assert losses(left, "targets") == losses(right, "targets")
     for name, tensor in weights(left).items():
         assert weights(right)[name].dtype == tensor.dtype == torch.float32
         torch.testing.assert_close(weights(right)[name], tensor, atol=1e-5, rtol=1e-5)

@@ -16,9 +16,12 @@ import torch
 from tokmill.errors import TokmillError
 from tokmill.feed.feed import Batch
 from tokmill.models.inputs import Inputs
+from tokmill.store.store import Store
 from tokmill.tasks.task import to_tensors
+from tokmill.training.data import make_feed
 from tokmill.training.engines.single import Single
-from tokmill.training.estimate import estimate
+from tokmill.training.estimate import computed, estimate
+from tokmill.training.loader import STEP
 from tokmill.training.memory import FIXED, Peak, process_bytes, tensor_bytes
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import make_task
@@ -171,3 +174,15 @@ def grown(value: dict[str, Any]) -> tuple[int, int]:
 
 if __name__ == "__main__":
     print(*grown(json.loads(sys.argv[1])))
+
+
+def test_a_batch_is_computed_as_wide_as_its_longest_row(tmp_path: Path) -> None:
+    documents = [np.arange(60 if number % 8 == 0 else 3) % SIZE for number in range(64)]
+    store = make_store(tmp_path / "store", documents)
+    config = from_dict(recipe(store, 30, task={"rows": "whole", "length": 64}, data={"batch": 32}))
+    task = make_task(config, Inputs(SIZES))
+    feed = make_feed(config, task, [Store(store)], 1)
+    filled = [(feed.batch(step, 0, 1).document >= 0).sum(axis=1) for step in range(8)]
+    widest = np.mean([-(-rows.max() // STEP) * STEP for rows in filled]) / 64
+    assert computed(feed, task, config, 1) == pytest.approx(widest)
+    assert widest > 0.9 and np.mean(np.concatenate(filled)) < 0.2 * 64

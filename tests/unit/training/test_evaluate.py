@@ -67,7 +67,7 @@ def test_it_is_the_mean_over_all_targets(run: Path, val: Path) -> None:
                     loss = F.cross_entropy(task.logits(hidden)[0], part[1:], reduction="sum")
                 total, count = total + loss.item(), count + len(part) - 1
     found = evaluate(run, val, device="cpu")
-    assert found["tokens"] == count == len(ids) - len(documents)
+    assert found["targets"] == count == len(ids) - len(documents)
     assert found["loss"] == pytest.approx(total / count, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(total / count / math.log(2) / 2, rel=1e-5)
@@ -75,7 +75,7 @@ def test_it_is_the_mean_over_all_targets(run: Path, val: Path) -> None:
 
 def test_some_rows_and_other_weights(run: Path, val: Path) -> None:
     some = evaluate(run, val, rows=7, device="cpu")
-    assert some["rows"] == 7 and 0 < some["tokens"] <= 7 * 16
+    assert some["rows"] == 7 and 0 < some["targets"] <= 7 * 16
     best = evaluate(run, val, at="best", device="cpu")
     found = losses(run, "val_loss")
     assert best["loss"] == pytest.approx(min(found.values()), rel=1e-6)
@@ -90,7 +90,7 @@ def test_foreign_and_unfinished_stores_are_refused(run: Path, tmp_path: Path) ->
     partial = make_store(tmp_path / "partial", cycles(9), complete=False)
     with pytest.raises(TokmillError, match="not complete"):
         evaluate(run, partial)
-    assert evaluate(run, partial, partial=True, device="cpu")["tokens"] > 0
+    assert evaluate(run, partial, partial=True, device="cpu")["targets"] > 0
     with pytest.raises(TokmillError, match="holds no run"):
         evaluate(tmp_path, foreign)
 
@@ -122,4 +122,4 @@ def test_a_step_with_nothing_to_predict_has_no_loss(tmp_path: Path) -> None:
     found = losses(run.path)
     assert sorted(found) == [5, 6] and all(loss > 0 for loss in found.values())
     assert sorted(losses(run.path, "lr")) == [1, 2, 3, 4, 5, 6]
-    assert losses(run.path, "tokens") == {1: 0, 2: 0, 3: 0, 4: 0, 5: 2, 6: 4}
+    assert losses(run.path, "targets") == {1: 0, 2: 0, 3: 0, 4: 0, 5: 2, 6: 4}

@@ -30,7 +30,7 @@ def test_it_learns_and_keeps_what_a_run_is(store: Path, val: Path, tmp_path: Pat
     assert run.metrics["val_bits_per_byte"] == pytest.approx(
         run.metrics["val_loss"] / math.log(2) / 2
     )
-    needed = {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second", "seconds"}
+    needed = {"step", "loss", "lr", "grad_norm", "targets", "tokens_per_second", "seconds"}
     needed |= {"seconds_left", "mfu"}
     assert needed <= read_metrics(run.path / "metrics.jsonl")[0].keys()
     found = sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*.*"))
@@ -86,7 +86,7 @@ def test_resume_is_exact_to_the_last_bit(
     for name in ("model.safetensors", "optimizer.safetensors", "rng-00000.json"):
         left, right = (run.path / last / name for run in (whole, parts))
         assert left.read_bytes() == right.read_bytes(), name
-    for name in ("loss", "grad_norm", "lr", "tokens", "val_loss"):
+    for name in ("loss", "grad_norm", "lr", "targets", "val_loss"):
         assert losses(whole.path, name) == losses(parts.path, name)
 
 

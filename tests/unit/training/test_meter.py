@@ -35,7 +35,7 @@ def test_rates_leave_out_what_is_no_training(clock: Clock) -> None:
         clock.now += 6
     state.step, state.tokens, made.read = 14, 900, 400
     assert made.report() == {
-        "tokens": 900,
+        "targets": 900,
         "tokens_per_second": 100.0,
         "mfu": 0.25,
         "seconds": 70.0,
@@ -77,6 +77,11 @@ def test_an_error_inside_is_counted_too(clock: Clock) -> None:
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", 0),
         ("NVIDIA GeForce RTX 3090 Ti", "bf16", 0),
         ("NVIDIA L400", "bf16", 0),
+        # A slice of a board, and virtual GPUs.
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", 0),
+        ("GRID A100-10C", "bf16", 0),
+        ("NVIDIA A40-48Q", "bf16", 0),
+        ("NVIDIA H100-4-40C", "bf16", 0),
         ("Abacus", "fp32", 0),
     ],
 )

@@ -67,7 +67,7 @@ def test_it_learns_to_reach_the_last_cell(whole: Path) -> None:
     assert list(found) == [5, 10, 15, 20] and found[20] == CELLS - 1
     rewards = losses(whole, "reward")
     assert rewards[20] > rewards[1]
-    assert losses(whole, "tokens")[20] == 20 * 8 * 6
+    assert losses(whole, "targets")[20] == 20 * 8 * 6
     assert (whole / "best/model.safetensors").exists()
     task = load_task(whole)
     assert isinstance(task, Grid) and task.reads.made == {"cell": CELLS}

@@ -41,7 +41,7 @@ def test_an_evaluation_too(damaged: Path, store: Path, tmp_path: Path) -> None:
     run = tokmill.train(recipe(store, 3), tmp_path / "run", quiet=True).path
     with pytest.raises(TokmillError, match="sha256 differs"):
         evaluate(run, damaged, device="cpu")
-    assert evaluate(run, store, device="cpu")["tokens"] > 0
+    assert evaluate(run, store, device="cpu")["targets"] > 0
 
 
 def test_a_resume_does_not_hash_again(store: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_training_learns_what_the_mask_leaves(learned: Path, tmp_path: Path) -
     plain = tokmill.train(recipe(learned, 2), tmp_path / "plain", quiet=True).path
     value = recipe(learned, 2, data={"overlays": ["mask"]})
     masked = tokmill.train(value, tmp_path / "masked", quiet=True).path
-    tokens = [losses(run, "tokens")[2] for run in (plain, masked)]
+    tokens = [losses(run, "targets")[2] for run in (plain, masked)]
     assert tokens[1] < tokens[0] / 2
     # What a run remembers of its store is the fingerprint, and that of the mask.
     assert read_run(masked)[1].fingerprint == Store(learned, ["mask"]).content
@@ -98,7 +98,7 @@ def test_a_store_to_evaluate_on_may_lack_it(learned: Path, tmp_path: Path) -> No
         "read with the overlay mask: tokens whose 'loss' is 0 are left out, "
         "so there are no bits_per_byte: the bytes of the rest are not known"
     ]
-    assert 0.4 < half["tokens"] / whole["tokens"] < 0.6
+    assert 0.4 < half["targets"] / whole["targets"] < 0.6
     with pytest.raises(TokmillError, match="no overlay 'mask'"):
         open_stores(
             DataConfig(train=str(make_store(tmp_path / "x", cycles(3))), overlays=("mask",))
