@@ -1,4 +1,4 @@
-"""Dense vectors in cells of near ones, one byte a number: the nearest of a million in milliseconds.
+"""Dense vectors in cells of near ones: the nearest of a million in milliseconds.
 
 Rows are sorted into the cells of `tokmill.builds.mining.cells`, so those of a cell lie together. A
 query looks at the cells whose centres are nearest to it.
@@ -11,8 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from tokmill.builds.mining.cells import cells_of
-from tokmill.builds.mining.vectors import UNIT, rounded
+from tokmill.builds.mining.vectors import rounded
 from tokmill.errors import TokmillError
+from tokmill.similarity.rows import Rows
 from tokmill.store.schema import Array
 from tokmill.store.strings import ranges
 
@@ -21,15 +22,16 @@ CELL = 256
 PROBES = 48
 """Cells that a query looks at, if not all."""
 BLOCK = 1 << 15
-BYTE = 127
-ARRAYS = {"codes": "|i1", "scale": "<f4", "row": "<u4", "begin": "<u4", "centre": "<f4"}
+DIGITS = 9
+"""Of a cosine: products of equal rows differ in their last bits."""
+ARRAYS = {"vector": "<f4", "row": "<u4", "begin": "<u4", "centre": "<f4"}
 """Array → dtype."""
 
 
 def dense_arrays(matrix: Array) -> dict[str, Array]:
     """Return the arrays of an index of the rows of a matrix (n, d), by name.
 
-    `codes` (n, d) i1 and `scale` (n,) f4: rows in the order of cells, of length 1 when multiplied;
+    `vector` (n, d) f4: the rows in the order of cells, of length 1, or 0 if the row is zeros;
     `row` (n,) u4: which each is; `begin` (cells + 1,) u4; `centre` (cells, d) f4.
     """
     n = len(matrix)
@@ -40,21 +42,17 @@ def dense_arrays(matrix: Array) -> dict[str, Array]:
     found = cells_of(units, np.arange(n), CELL, 0)
     row = found["record"].astype(np.uint32)
     begin = np.append(np.flatnonzero(np.diff(found["cell"], prepend=-1)), n).astype(np.uint32)
-    codes = np.zeros(matrix.shape, np.int8)
-    scale = np.zeros(n, np.float32)
+    unit = Rows(matrix)
+    vector = np.zeros(matrix.shape, np.float32)
     for start in range(0, n, BLOCK):
         here = slice(start, start + BLOCK)
-        values = units(row[here].astype(np.int64)) / UNIT
-        largest = np.abs(values).max(axis=1, initial=0)
-        scale[here] = largest / BYTE
-        step = np.where(largest > 0, largest / BYTE, 1)
-        codes[here] = np.rint(values / step[:, None]).astype(np.int8)
+        vector[here] = unit.take(row[here].astype(np.int64))
     centre = np.zeros((len(begin) - 1, matrix.shape[1]), np.float32)
     for cell, (first, last) in enumerate(zip(begin[:-1], begin[1:], strict=True)):
-        mean = (codes[first:last].astype(np.float32) * scale[first:last, None]).mean(axis=0)
+        mean = vector[first:last].mean(axis=0)
         length = float(np.sqrt(mean @ mean))
         centre[cell] = mean / length if length else mean
-    return {"codes": codes, "scale": scale, "row": row, "begin": begin, "centre": centre}
+    return {"vector": vector, "row": row, "begin": begin, "centre": centre}
 
 
 class DenseIndex:
@@ -62,15 +60,15 @@ class DenseIndex:
 
     def __init__(self, arrays: Mapping[str, Array], where: str) -> None:
         """Take the arrays of `dense_arrays`, mapped. Raises `TokmillError` if they do not fit."""
-        self.codes, self.scale, self.row = (arrays[name] for name in ("codes", "scale", "row"))
+        self.vectors, self.row = arrays["vector"], arrays["row"]
         self.begin, self.centre, self.where = arrays["begin"], arrays["centre"], where
         n, cells = len(self.row), len(self.centre)
         begin = self.begin.astype(np.int64)
         fit = (
-            self.codes.ndim == self.centre.ndim == 2
-            and self.row.ndim == self.scale.ndim == self.begin.ndim == 1
-            and self.codes.shape[0] == len(self.scale) == n
-            and self.codes.shape[1] == self.centre.shape[1]
+            self.vectors.ndim == self.centre.ndim == 2
+            and self.row.ndim == self.begin.ndim == 1
+            and self.vectors.shape[0] == n
+            and self.vectors.shape[1] == self.centre.shape[1]
             and len(begin) == cells + 1
             and bool((np.diff(begin) >= 0).all())
             and begin[0] == 0
@@ -84,20 +82,22 @@ class DenseIndex:
         return len(self.row)
 
     def vector(self, row: int) -> Array:
-        """Return the vector of a row, (d,) f4, as it is kept."""
+        """Return the vector of a row, (d,) f4, of length 1 or 0."""
         if self._place is None:
             self._place = np.argsort(self.row, kind="stable")
-        place = int(self._place[row])
-        found: Array = self.codes[place].astype(np.float32) * self.scale[place]
+        found: Array = self.vectors[int(self._place[row])]
         return found
 
     def nearest(self, query: Array, most: int, *, exact: bool = False) -> tuple[Array, Array]:
         """Return the rows nearest to a vector and their cosines, at most `most`, the nearest first.
 
-        `exact`: look at all cells. Rows that tie come in their order.
+        `exact`: look at all cells. Rows that tie come in their order. Zeros are near to nothing.
         """
+        query = query.astype(np.float64)
         length = float(np.sqrt(query @ query))
-        query = (query / length if length else query).astype(np.float32)
+        if not length:
+            return np.zeros(0, np.int64), np.zeros(0)
+        query = query / length
         near = self.centre @ query
         cells = np.arange(len(near))
         if not exact and len(cells) > PROBES:
@@ -107,10 +107,10 @@ class DenseIndex:
         for start in range(0, len(cells), max(1, BLOCK // CELL)):
             here = slice(start, start + max(1, BLOCK // CELL))
             place = ranges(begin[here], end[here] - begin[here])
-            score = self.codes[place].astype(np.float32) @ query * self.scale[place]
+            score = (self.vectors[place].astype(np.float64) @ query).round(DIGITS)
             best.append(best_of(self.row[place].astype(np.int64), score, most))
         row = np.concatenate([np.zeros(0, np.int64), *(one for one, _ in best)])
-        score = np.concatenate([np.zeros(0, np.float32), *(one for _, one in best)])
+        score = np.concatenate([np.zeros(0), *(one for _, one in best)])
         row, score = best_of(row, score, most)
         if len(row) and (int(row.max()) >= len(self) or not np.isfinite(score).all()):
             raise damaged(self.where)

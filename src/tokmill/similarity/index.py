@@ -6,10 +6,10 @@ reader sees the old index or the new one. Arrays are mapped.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,7 @@ from tokmill.store.store import Store
 
 FILE = "index.json"
 FORMAT = "tokmill.similarity-index"
-VERSION = 1
+VERSION = 2
 ARRAYS = {"dense": dense_index.ARRAYS, "sparse": sparse_index.ARRAYS}
 
 
@@ -49,7 +49,7 @@ LOCK = ".index.lock"
 OWN = {*ARRAYS["dense"].items(), *ARRAYS["sparse"].items(), *sparse_index.KEYED.items()}
 """Name and dtype of each array."""
 NAMED = re.compile(r"\w+-[0-9a-f]{8}\.npy")
-"""How the file of an array is called: the array, and a mark of its index."""
+"""How the file of an array is called: the array, and the first digits of its digest."""
 
 
 class IndexFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -259,12 +259,13 @@ def _write(
     arrays = sparse_arrays(matrix) if kind == "sparse" else dense_arrays(matrix)
     if keys is not None:
         arrays |= dict(zip(sparse_index.KEYED, keys, strict=True))
-    mark = secrets.token_hex(4)
-    files = {name: f"{name}-{mark}.npy" for name in arrays}
+    files = {}
     for name, values in arrays.items():
-        write_file(
-            path / files[name], _npy(values, (ARRAYS[kind] | sparse_index.KEYED)[name]), sync=False
-        )
+        data = _npy(values, (ARRAYS[kind] | sparse_index.KEYED)[name])
+        digest = hashlib.sha256(data[0])
+        digest.update(data[1])
+        files[name] = f"{name}-{digest.hexdigest()[:8]}.npy"
+        write_file(path / files[name], data, sync=False)
     facts = IndexFacts(
         format=FORMAT,
         version=VERSION,

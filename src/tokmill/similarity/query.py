@@ -167,14 +167,16 @@ def nearest_rows(matrix: Any, record: int, most: int, *, unit: bool) -> tuple[Ar
     """Return the rows of a matrix that are nearest to one of them, and their scores.
 
     `matrix`: one, or two side by side. A score is a product, as a share of that of the row with
-    itself: 1 for an equal one.
+    itself: 1 for an equal one. Nothing is near to a row of zeros.
     """
     first, beside = matrix if isinstance(matrix, tuple) else (matrix, None)
     rows = Rows(first, unit=unit, beside=beside)
     everything = np.arange(len(rows))
     ((_, block),) = products(rows, np.asarray([record]), rows, everything)
     own = float(block[0, record])
-    return best_of(everything, block[0] / (own if own > 0 else 1), most)
+    if own <= 0:
+        return everything[:0], block[0, :0]
+    return best_of(everything, block[0] / own, most)
 
 
 def hits_of(

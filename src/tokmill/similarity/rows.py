@@ -76,11 +76,14 @@ class Rows:
         if not self.unit:
             return self.matrix[rows] if self.sparse else np.asarray(self.matrix[rows], np.float64)
         lengths = self.lengths[rows]
-        scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
         if self.sparse:
+            scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
             sparse = plugins.require("scipy.sparse")
             return (sparse.diags_array(scale) @ self.matrix[rows]).tocsr()
-        return np.asarray(self.matrix[rows], np.float64) * scale[:, None]
+        # The reciprocal of a length below 1e-308 would be infinite.
+        return (
+            np.asarray(self.matrix[rows], np.float64) / np.where(lengths > 0, lengths, 1)[:, None]
+        )
 
 
 def products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Iterator[tuple[int, Array]]:
