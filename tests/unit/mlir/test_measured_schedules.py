@@ -74,6 +74,47 @@ def test_every_action_keeps_the_results(name: str, measurements: Measurements) -
     assert trial.result.nanoseconds > 0
 
 
+SHARED = """
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#turned = affine_map<(d0, d1) -> (d1, d0)>
+func.func @main(%a: tensor<32x32xf32>) -> (tensor<32x32xf32>, tensor<32x32xf32>) {
+  %c = arith.constant 1.0 : f32
+  %e = tensor.empty() : tensor<32x32xf32>
+  %f = linalg.fill ins(%c : f32) outs(%e : tensor<32x32xf32>) -> tensor<32x32xf32>
+  %0 = linalg.matmul ins(%a, %a : tensor<32x32xf32>, tensor<32x32xf32>)
+      outs(%f : tensor<32x32xf32>) -> tensor<32x32xf32>
+  %1 = linalg.matmul ins(%0, %a : tensor<32x32xf32>, tensor<32x32xf32>)
+      outs(%f : tensor<32x32xf32>) -> tensor<32x32xf32>
+  %2 = linalg.generic {indexing_maps = [#turned, #id, #id],
+                       iterator_types = ["parallel", "parallel"]}
+      ins(%1, %a : tensor<32x32xf32>, tensor<32x32xf32>) outs(%e : tensor<32x32xf32>) {
+  ^bb0(%x: f32, %w: f32, %y: f32):
+    %s = arith.addf %x, %w : f32
+    linalg.yield %s : f32
+  } -> tensor<32x32xf32>
+  return %2, %2 : tensor<32x32xf32>, tensor<32x32xf32>
+}
+"""
+"""Operations that share a `tensor.empty` and a `linalg.fill`; a result that is returned twice."""
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        (),
+        (F("op_2", (8, 16), "op_1"), actions.Vectorize("op_2")),
+        (F("op_1", (4, 2, 0), "op_0"),),
+        (actions.Interchange("op_1", (2, 0, 1)), F("op_1", (0, 4, 2), "op_0")),
+        (actions.Interchange("op_2", (1, 0)), F("op_2", (4, 8), "op_1"), P("op_1", (2, 1, 0))),
+    ],
+)
+def test_operations_that_share_a_buffer_keep_their_results(
+    taken: actions.Schedule, measurements: Measurements
+) -> None:
+    given = problem.of_text(SHARED, "shared")
+    assert measurements(given, taken).status == "ok"
+
+
 def test_a_schedule_is_read_from_its_own_file() -> None:
     given, taken = CASES["fuse"]
     states = legal.replay(given.operations, taken)

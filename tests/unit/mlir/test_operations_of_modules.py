@@ -54,6 +54,26 @@ def test_a_convolution_by_its_loops_and_accesses() -> None:
     assert conv.arithmetic == (1, 0, 1, 0, 0)
 
 
+def test_loops_are_parallel_if_the_module_says_so() -> None:
+    """A convolution of all places, `d0 + d1`: several iterations add to one element."""
+    text = """
+    func.func @main(%a: tensor<9xf32>, %b: tensor<4xf32>, %c: tensor<12xf32>) -> tensor<12xf32> {
+      %0 = linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0)>,
+          affine_map<(d0, d1) -> (d1)>, affine_map<(d0, d1) -> (d0 + d1)>],
+          iterator_types = ["reduction", "reduction"]}
+          ins(%a, %b : tensor<9xf32>, tensor<4xf32>) outs(%c : tensor<12xf32>) {
+      ^bb0(%x: f32, %w: f32, %y: f32):
+        %v = arith.mulf %x, %w : f32
+        %r = arith.addf %y, %v : f32
+        linalg.yield %r : f32
+      } -> tensor<12xf32>
+      return %0 : tensor<12xf32>
+    }
+    """
+    (found,) = problem.of_text(text, "scatter").operations
+    assert (found.bounds, found.parallel) == ((9, 4), (False, False))
+
+
 def test_who_feeds_whom() -> None:
     found = problem.of_line("matmul 8 8 8, softmax").operations
     assert [each.producers for each in found] == [(), ((0, 0),), ((0, 1),), ((0, 1), (1, 2))]

@@ -109,11 +109,33 @@ def lower(module: Any, threads: int = 1) -> None:
     On several threads parallel loops become OpenMP's.
     """
     transform(module, _patterns(BEFORE_BUFFERS))
+    _copy_results_given_twice(module)
     _passes(module, BUFFERS)
     _copies(module)
     transform(module, _patterns(VECTORS))
     _copies(module)
     _passes(module, machine_passes(threads))
+
+
+def _copy_results_given_twice(module: Any) -> None:
+    """Copy each value that a function returns again: two results would get one buffer."""
+    bindings = toolkit.ir()
+    for function in module.body.operations:
+        if function.operation.name != "func.func" or not function.regions[0].blocks:
+            continue
+        (end,) = [one.operation for one in function.regions[0].blocks[0].operations][-1:]
+        values = list(end.operands)
+        for place, value in enumerate(values):
+            if value in values[:place]:
+                copy = bindings.Operation.create(
+                    "bufferization.alloc_tensor",
+                    results=[value.type],
+                    operands=[value],
+                    attributes={"operandSegmentSizes": bindings.DenseI32ArrayAttr.get([0, 1, 0])},
+                    ip=bindings.InsertionPoint(end),
+                    loc=end.location,
+                )
+                end.operands[place] = copy.results[0]
 
 
 ROUND_TO_BF16 = """

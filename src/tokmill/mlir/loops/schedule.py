@@ -226,10 +226,11 @@ def _contraction(op: str, number: int, tag: str) -> list[str]:
 
 
 def _clean(number: int) -> list[str]:
+    # No CSE: of two operations that share a `tensor.empty` or `linalg.fill`, fusing one into the
+    # other would let both write into one buffer.
     name = f"%z{number}"
     return [
         f'{name} = transform.structured.match ops{{["func.func"]}} in %module : ({_ANY}) -> {_ANY}',
         f"transform.apply_patterns to {name} {{ transform.apply_patterns.canonicalization "
         f"}} : {_ANY}",
-        f"transform.apply_cse to {name} : {_ANY}",
     ]

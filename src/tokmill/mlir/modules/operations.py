@@ -132,6 +132,23 @@ def find(module: Any, where: str) -> list[Operation]:
     return found
 
 
+def give_own_buffers(module: Any, where: str) -> bool:
+    """Give each use of a `tensor.empty` or `linalg.fill` one of its own; return if one was shared.
+
+    If two operations share one and one is fused into the other, MLIR lets both write one buffer.
+    """
+    shared = False
+    for name in ("linalg.fill", "tensor.empty"):
+        for operation in list(body(module, where).operations):
+            if operation.operation.name != name:
+                continue
+            for use in list(operation.operation.results[0].uses)[1:]:
+                copy = operation.operation.clone(toolkit.ir().InsertionPoint(operation))
+                use.owner.operands[use.operand_number] = copy.results[0]
+                shared = True
+    return shared
+
+
 def entry(module: Any, where: str) -> Any:
     """Return the one function with a body; raises `TokmillError` for none or several."""
     functions = [
@@ -200,15 +217,18 @@ def _describe(operation: Any, tag: str, number: dict[Any, int], where: str) -> O
     loads, stores = accesses[:-outputs], accesses[-outputs:]
     inner = [each.operation.name for each in view.regions[0].blocks[0].operations]
     bounds = _bounds(accesses, loops, f"{where}: {tag} ({view.name})")
-    written = np.zeros(loops, bool)
+    parallel = np.zeros(loops, bool)
     for store in stores:
-        written |= store.matrix[:, :loops].any(axis=0)
+        parallel |= store.matrix[:, :loops].any(axis=0)
+    if "iterator_types" in view.attributes:
+        # Several iterations of a reduction may write one element: d0 + d1.
+        parallel &= ["parallel" in str(one) for one in view.attributes["iterator_types"]]
     return Operation(
         tag,
         view.name,
         _kind(view.name, operation),
         bounds,
-        tuple(map(bool, written)),
+        tuple(map(bool, parallel)),
         tuple(loads),
         tuple(stores),
         arithmetic_of(inner),

@@ -62,6 +62,8 @@ def of_text(text: str, name: str) -> Problem:
     inside = toolkit.context()
     module = toolkit.parse(text, inside, name)
     with inside:
+        if operations.give_own_buffers(module, name):
+            text = str(module)
         found = operations.find(module, name)
         _check_computes(module, name)
         kind = operations.entry(module, name).function_type.value
