@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tokmill.errors import TokmillError
 from tokmill.mlir import draws, search
 from tokmill.mlir.iree.tiles import Distribute, IreeSpace, Vector
 from tokmill.mlir.loops import legal, lower
@@ -145,9 +146,37 @@ def test_random_schedules_of_truth_values(loops: Measurements) -> None:
         assert trial.result.status == "ok", trial
 
 
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        ("arith.addi", {-4, -3, -2, -1, 0, 1, 2, 3, 4}),
+        ("%y = tensor.extract %t[%i, %j] : tensor<3x64xf32>", {0, 1, 2}),
+        (
+            '"tensor.extract"(%t, %i, %j) : (tensor<90x64xf32>, index, index) -> f32',
+            {0, 1, 2, 3, 4},
+        ),
+        ("tensor.extract_slice %t[0] [1] [1] : tensor<1xf32>", {-4, -3, -2, -1, 0, 1, 2, 3, 4}),
+        ("%y = tensor.gather %t[%i] : tensor<2x64xf32>, tensor<7x1xi32>", {0}),
+        ("%y = arith.remsi %x, %w : i32", {1, 2, 3, 4}),
+        ("%y = arith.shli %x, %w : i32", {0, 1, 2, 3, 4}),
+        ("arith.divui %x, %w\ntensor.extract %t[%i] : tensor<3xf32>", {1, 2}),
+    ],
+)
+def test_whole_numbers_are_those_that_the_module_allows(text: str, drawn: set[int]) -> None:
+    buffer = np.zeros(1000, np.int32)
+    dtypes.fill([buffer], 0, text)
+    assert {*buffer.tolist()} == drawn
+
+
+def test_a_module_that_allows_no_whole_number_is_refused() -> None:
+    text = "arith.divsi %x, %w : i32\ntensor.extract %t[%i] : tensor<1xf32>"
+    with pytest.raises(TokmillError, match="indexes a tensor of one row"):
+        dtypes.fill([np.zeros(3, np.int32)], 0, text)
+
+
 def test_truth_values_are_drawn_and_compared() -> None:
     drawn = [np.zeros(1000, np.bool_), np.zeros(1000, dtypes.of("bf16"))]
-    dtypes.fill(drawn, 3)
+    dtypes.fill(drawn, 3, "")
     assert 400 < drawn[0].sum() < 600
     assert set(drawn[1].astype(np.float32).tolist()) == {-1.0, 0.0, 1.0}
     assert dtypes.difference([drawn[0]], [~drawn[0]], 1) == (1.0, 0.0)

@@ -167,7 +167,7 @@ def _drawn(function: Any, seed: int, text: str) -> list[np.ndarray[Any, Any]]:
             )
         shape = tuple(map(int, parts[1].split("x")[:-1]))
         made.append(np.empty(shape, dtypes.of(parts[2])))
-    dtypes.fill(made, seed)
+    dtypes.fill(made, seed, text)
     # Whole numbers are mostly indices, such as tokens of a text.
     return [abs(one) if one.dtype.kind == "i" else one for one in made]
 
@@ -344,5 +344,5 @@ def inputs(module: str, seed: int) -> tuple[str, list[np.ndarray[Any, Any]]]:
         shapes = [operations.type_of(one, "module") for one in function.function_type.value.inputs]
         name = function.name.value
     made = [np.empty(shape, dtypes.of(element)) for shape, element in shapes]
-    dtypes.fill(made, seed)
+    dtypes.fill(made, seed, module)
     return name, made

@@ -66,7 +66,7 @@ class Kernel:
             self.engine = lower.compiled(module, libraries)
         self.seconds = time.thread_time() - since
         self.buffers = [_aligned(shape, dtypes.of(element)) for shape, element in shapes]
-        dtypes.fill(self.buffers[: self.inputs], seed)
+        dtypes.fill(self.buffers[: self.inputs], seed, text)
         descriptor = plugins.require("torch_mlir.runtime").get_ranked_memref_descriptor
         self._descriptors = [descriptor(buffer) for buffer in self.buffers]
         # The engine's calling convention: an array of pointers to arguments, which are themselves

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
 from tokmill import plugins
+from tokmill.errors import TokmillError
 
 TYPES = ("f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "i1")
 """The element types that arguments and results may have."""
+EXTRACT = re.compile(r"\btensor\.extract\b")
+GATHER = re.compile(r"\b\w+\.(?:gather|scatter)\b")
+TENSOR = re.compile(r"tensor<(\d+(?:x\d+)*)x")
+DIVISION = re.compile(r"\barith\.(?:ceil|floor)?(?:div|rem)[su]i\b")
+SHIFT = re.compile(r"\barith\.sh(?:li|rsi|rui)\b")
 _SLACK = {2: (1.0, 4.0)}
 """By bytes of a float: how many times eps · √n results may differ, and how many eps at least."""
 _USUAL_SLACK = (16.0, 8.0)
@@ -26,21 +33,50 @@ def of(element: str) -> np.dtype[Any]:
     return np.dtype(f"{'float' if element[0] == 'f' else 'int'}{element[1:]}")
 
 
-def fill(buffers: list[np.ndarray[Any, Any]], seed: int) -> None:
-    """Fill input buffers with random numbers, the same for the same seed.
+def fill(buffers: list[np.ndarray[Any, Any]], seed: int, text: str) -> None:
+    """Fill the input buffers of a module with random numbers, the same for the same seed.
 
-    Floats of 16 bits are -1, 0 or 1: sums of their products are whole numbers, which mostly are
-    exact in any order. With others the allowed difference would hide what is wrong.
+    `text`: the module, which says which whole numbers it allows (`whole_numbers`). Floats of 16
+    bits are -1, 0 or 1: sums of their products are whole numbers, which mostly are exact in any
+    order. With others the allowed difference would hide what is wrong.
     """
     random = np.random.default_rng(seed)
+    least, above = whole_numbers(text)
     for buffer in buffers:
         if not is_float(buffer.dtype):
-            low, high = (0, 2) if buffer.dtype.kind == "b" else (-4, 5)
+            low, high = (0, 2) if buffer.dtype.kind == "b" else (least, above)
             buffer[...] = random.integers(low, high, buffer.shape)
         elif buffer.dtype.itemsize == 2:
             buffer[...] = random.integers(-1, 2, buffer.shape)
         else:
             buffer[...] = random.standard_normal(buffer.shape, np.float32)
+
+
+def whole_numbers(text: str) -> tuple[int, int]:
+    """Return the least whole number that is drawn for a module, and the first one above them.
+
+    If the module indexes tensors by numbers that it computes, these are 0 to the least size of
+    such a tensor; if it divides whole numbers, they are above 0; if it shifts any, not below.
+
+    Raises `TokmillError` if no number is left.
+    """
+    low, high = -4, 5
+    tables = [line for line in text.splitlines() if EXTRACT.search(line)]
+    if GATHER.search(text):
+        tables = [text]
+    if tables:
+        shapes = TENSOR.findall("\n".join(tables))
+        low, high = 0, min([high, *(int(size) for shape in shapes for size in shape.split("x"))])
+    if DIVISION.search(text):
+        low = 1
+    elif SHIFT.search(text):
+        low = 0
+    if low >= high:
+        raise TokmillError(
+            "the module divides whole numbers and indexes a tensor of one row by such",
+            hint="no input is allowed by both",
+        )
+    return low, high
 
 
 def poison(buffers: list[np.ndarray[Any, Any]]) -> None:
