@@ -219,10 +219,15 @@ def test_many_fetches_of_one_object(tmp_path: Path) -> None:
     assert load(tmp_path, pickle.dumps(value)) == value
 
 
-def test_what_follows_a_pickle_is_left(tmp_path: Path) -> None:
-    first = pickle.dumps([1])
-    pickled = Pickle(put(tmp_path, first + pickle.dumps("b")))
-    assert pickled.load() == [1] and pickled.stop == len(first)
+def test_a_second_pickle_of_a_file_is_refused(tmp_path: Path) -> None:
+    first, second = pickle.dumps([1]), pickle.dumps("b")
+    path = put(tmp_path, first + second)
+    with pytest.raises(TokmillError, match=f"{len(second)} bytes follow the pickle"):
+        Pickle(path).load()
+    with pytest.raises(TokmillError, match="perhaps another one"):
+        next(Pickle(path).entries())
+    inspected = Pickle(path, None)
+    assert inspected.load() == [1] and inspected.stop == len(first)
 
 
 def test_position_grows_with_the_entries(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ class MegatronIndex(Index):
             )
         if size != expected or documents < 1:
             raise self._damaged(
-                f"{sequences} sequences and {documents} document indices take {expected} bytes, "
-                f"it has {size}"
+                f"{sequences} sequences and {documents} document indices, of at least 1, take "
+                f"{expected} bytes, it has {size}"
             )
         self._sequences = sequences
         place = HEADER.size

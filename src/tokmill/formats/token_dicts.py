@@ -26,10 +26,9 @@ from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resourc
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.formats.token_dicts_export import COLUMNS, ONCE, TokenDictsExport, tokens_of
-from tokmill.formats.triplets import check_end
 from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, id_dtype
 from tokmill.store.strings import Strings
-from tokmill.unpickle import Pickle
+from tokmill.unpickle import Pickle, type_name
 
 MOST_PHRASES = 1 << 18
 """Different instructions after which a new table begins."""
@@ -203,16 +202,13 @@ def _sequences(path: Path) -> Iterator[tuple[_Place, list[Any], int]]:
     number = 0
     for key, value in pickle.entries():
         if isinstance(key, str) and not (isinstance(value, list) or _is_by_level(value)):
-            held = f"{key!r} holds a {type(value).__name__}, not a list"
-            raise _unfit(path, number, None, held)
+            raise _unfit(path, number, None, f"{key!r} holds {_kind(value)}, not a list")
         for place, row in _rows(key, value, levels):
             if not isinstance(row, list):
                 raise _unfit(path, number, None, f"it is {_kind(row)}, not a list of token dicts")
             budget.take(INSTRUCTION * (1 + len(row)))
             yield place, row, pickle.position
             number += 1
-    with machine_errors("read", path):
-        check_end(pickle, path.stat().st_size)
 
 
 def _rows(key: Any, value: Any, known: Sequence[str]) -> Iterator[tuple[_Place, Any]]:
@@ -242,7 +238,7 @@ def _kind(value: Any) -> str:
     if _is_token_dict(value):
         return "one token dict"
     ids = isinstance(value, dict) and isinstance(value.get("mne"), list)
-    return "a dict of ids" if ids else f"a {type(value).__name__}"
+    return "a dict of ids" if ids else f"a {type_name(value)}"
 
 
 def _is_by_level(value: Any) -> bool:

@@ -158,7 +158,6 @@ class TripletsSource(Source):
                         yield made
                     part += ends_part
                     entries, empty = [], []
-            check_end(pickle, item.size)
             if part >= item.parts_done:
                 _digest(raw, item.stop, digest)
                 made = self._records(entries, empty, ends_part=False)
@@ -306,16 +305,6 @@ class Entry:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise self.unfit("a vector that is not finite")
         return array if array.ndim > 1 else array.astype(np.uint64)
-
-
-def check_end(pickle: Pickle, size: int) -> None:
-    """Refuse bytes after a pickle, which would be lost."""
-    if pickle.stop != size:
-        raise TokmillError(
-            f"{size - pickle.stop:,} bytes follow the pickle, perhaps another one",
-            where=f"{pickle.path}, byte {pickle.stop:,}",
-            hint="write each into a file of its own",
-        )
 
 
 def _digest(raw: BinaryIO, stop: int, digest: Hash) -> None:

@@ -16,7 +16,7 @@ from tokmill.files import machine_errors
 from tokmill.progress import Progress, human_count
 from tokmill.report.recogniser import Facts, Look
 from tokmill.store.schema import Array
-from tokmill.unpickle import Budget, Instance, Name, Pickle, array_of
+from tokmill.unpickle import Budget, Instance, Name, Pickle, array_of, type_name
 
 PICKLES = (".pkl", ".pickle")
 MOST_BYTES = 1 << 30
@@ -91,6 +91,7 @@ def lengths_of_pickle(path: Path) -> tuple[str, Array]:
         for key, value in pickle.entries():
             found.add(key, value, 0, budget)
             bar.reach(pickle.position)
+    pickle.check_end(size)
     if not found.lengths:
         raise TokmillError(
             "the pickle holds no sequences",
@@ -299,8 +300,8 @@ def is_instruction(value: Any) -> bool:
 
 
 def type_of(value: Any) -> str:
-    """Return the name of a value's type; for an instance, of its class."""
-    return printable(value.kind) if isinstance(value, Instance) else type(value).__name__
+    """Return the name of a value's type, printable; for an instance, of its class."""
+    return printable(type_name(value))
 
 
 def short(value: Any) -> str:

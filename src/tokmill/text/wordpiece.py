@@ -37,13 +37,8 @@ CLEANED = {
 """Replacements of a decoder with `cleanup`."""
 
 
-def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
-    """Return the content of a tokenizer.json for a `vocab.txt`: a token per line, the line its id.
-
-    The file does not state whether text is converted to lower case. A `tokenizer_config.json`
-    beside it does; without it, capital letters are kept if the vocabulary has some. If a token
-    occurs twice, its last line is its id, as in BERT's own reader.
-    """
+def vocab_lines(raw: bytes, path: Path) -> list[str]:
+    """Return the lines of a `vocab.txt`, stripped of white space as in BERT's own reader."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -52,8 +47,17 @@ def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
             where=f"{path}: byte {error.start}",
             hint="copy the file again",
         ) from None
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    vocab = {token: number for number, token in enumerate(lines) if token}
+    return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+
+
+def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
+    """Return the content of a tokenizer.json for a `vocab.txt`: a token per line, the line its id.
+
+    The file does not state whether text is converted to lower case. A `tokenizer_config.json`
+    beside it does; without it, capital letters are kept if the vocabulary has some. If a token
+    occurs twice, its last line is its id, as in BERT's own reader.
+    """
+    vocab = {token: number for number, token in enumerate(vocab_lines(raw, path)) if token}
     if "[UNK]" not in vocab:
         raise TokmillError(
             "the file has no token [UNK], which stands for words that have no tokens",

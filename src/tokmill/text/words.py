@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
-from tokmill.text.wordpiece import INSIDE, SPECIALS
+from tokmill.text.wordpiece import INSIDE, SPECIALS, vocab_lines
 
 MOST_WORDS = 1 << 20
 """Words of a vocabulary; each has a vector in a model."""
@@ -34,24 +34,16 @@ def read_words(path: Path) -> WordList:
     """Read a `vocab.txt`; raises `TokmillError` for one that is no text, or holds no word."""
     with machine_errors("read", path):
         raw = path.read_bytes()
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TokmillError(
-            f"a list of words is text in UTF-8: {error.reason}",
-            where=f"{path}: byte {error.start}",
-            hint="copy the file again",
-        ) from None
-    lines = text.replace("\r\n", "\n").split("\n")
-    ids = {word: number for number, word in enumerate(lines) if word.strip()}
+    lines = vocab_lines(raw, path)
+    ids = {word: number for number, word in enumerate(lines) if word}
     if not ids:
         raise TokmillError("the file lists no word", where=str(path), hint="a word per line")
-    held = sum(1 for word in lines if word.strip())
+    held = len(lines) - lines.count("")
     missing = [token for token in SPECIALS if token not in ids]
     first = max(ids.values()) + 1
     ids |= {token: first + number for number, token in enumerate(missing)}
     # What stands after the last word are ends of lines.
-    empty = sum(1 for word in text.rstrip().replace("\r\n", "\n").split("\n") if not word.strip())
+    empty = lines[:first].count("")
     return WordList(ids, held - (len(ids) - len(missing)), missing, empty)
 
 

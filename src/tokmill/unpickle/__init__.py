@@ -10,7 +10,7 @@ Source of the format: CPython, `Lib/pickletools.py`.
 """
 
 from tokmill.unpickle.budget import Budget
-from tokmill.unpickle.inert import Instance, Name, array_of
+from tokmill.unpickle.inert import Instance, Name, array_of, type_name
 from tokmill.unpickle.reader import Pickle
 
-__all__ = ["Instance", "Name", "Pickle", "Budget", "array_of"]
+__all__ = ["Instance", "Name", "Pickle", "Budget", "array_of", "type_name"]

@@ -39,6 +39,11 @@ class Instance:
     """Entries of a container: values, or (key, value)."""
 
 
+def type_name(value: Any) -> str:
+    """Return the name of a value's type; for an instance, of its class."""
+    return value.kind if isinstance(value, Instance) else type(value).__name__
+
+
 def check_key(key: Any, deep: int = 2) -> None:
     """Refuse a deep tuple as a key of a dict or set: its hash recurses, and may take 2^n steps.
 

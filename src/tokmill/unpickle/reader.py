@@ -19,7 +19,7 @@ from typing import Any
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.unpickle.budget import Budget
-from tokmill.unpickle.inert import Instance
+from tokmill.unpickle.inert import type_name
 from tokmill.unpickle.operations import CLOSING, OTHER, SIGNED, UNSIGNED, Operations
 from tokmill.unpickle.survey import Survey
 
@@ -39,8 +39,8 @@ class Pickle:
     modules with a dot at the end, for all names in and below them. None: any name, to inspect it.
 
     `load` and `entries` raise `TokmillError` if the file is damaged, cut off, or has a name that is
-    not allowed, and `MachineError` if it cannot be read. Afterwards `stop` is the byte after the
-    pickle; other data may follow.
+    not allowed, and `MachineError` if it cannot be read. `stop` is the byte after the pickle. Bytes
+    that follow are refused too; with `names` None only by `check_end`.
     """
 
     def __init__(self, path: Path | str, names: Sequence[str] | None = ()) -> None:
@@ -58,6 +58,15 @@ class Pickle:
         """Return the budget of the file, for code that copies or counts its content."""
         with machine_errors("read", self.path):
             return Budget(self.path, self.path.stat().st_size)
+
+    def check_end(self, size: int) -> None:
+        """Refuse bytes after the pickle, such as another one, which would be lost."""
+        if self.stop != size:
+            raise TokmillError(
+                f"{size - self.stop:,} bytes follow the pickle, perhaps another one",
+                where=f"{self.path}, byte {self.stop:,}",
+                hint="write each into a file of its own",
+            )
 
     def load(self) -> Any:
         """Return the whole value."""
@@ -107,6 +116,8 @@ class Machine(Operations):
         data, place, number = self.data, 0, 0
         survey = Survey(self, levels=streaming)
         self.pickle.stop = survey.stop
+        if self.pickle.names is not None:
+            self.pickle.check_end(len(data))
         uses, shared = survey.uses, len(survey.uses)
         memo: dict[int, Any] = {}
         stack: list[Any] = []
@@ -228,9 +239,8 @@ class Machine(Operations):
                 # Entries that were added before it was known to be the outermost container.
                 yield from value.items() if type(value) is dict else enumerate(value)
             else:
-                kind = value.kind if isinstance(value, Instance) else type(value).__name__
                 raise TokmillError(
-                    f"the pickle holds a {kind}, not a dict or a list",
+                    f"the pickle holds a {type_name(value)}, not a dict or a list",
                     where=str(self.path),
                     hint="`tokmill inspect` shows what it holds",
                 )

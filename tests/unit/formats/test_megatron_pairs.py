@@ -200,7 +200,7 @@ D = [[1, 2], [3]]
         (golden(D, documents=[0, 2, 1]), "out of order"),
         (golden(D, documents=[0, 1, 1]), "cover the sequences 0 to 1 of 2"),
         (golden(D, documents=[1, 1, 2]), "cover the sequences 1 to 2 of 2"),
-        (golden(D, documents=[]), "damaged"),
+        (golden(D, documents=[]), "0 document indices, of at least 1"),
         (golden([[1, -2]], 4), "byte 4: the id -2 is none of"),
         (golden([[1, 1 << 33]], 5), "byte 8: the id 8589934592 is none of 0 to 4294967295"),
         (golden([]), "not one record|nothing"),

@@ -114,6 +114,9 @@ def test_lengths_of_pickles(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(TokmillError, match="holds no sequences"):
         figures.lengths([tmp_path / "x.pkl"])
+    (tmp_path / "x.pkl").write_bytes(2 * pickle.dumps(ids))
+    with pytest.raises(TokmillError, match="bytes follow the pickle"):
+        figures.lengths([tmp_path / "x.pkl"])
 
 
 def test_a_loss_has_the_unit_that_its_run_records(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tokmill.text.encoders import make_encoder
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.train_wordpiece import train_wordpiece
 from tokmill.text.wordpiece import SPECIALS
+from tokmill.text.words import read_words
 
 TEXTS = ["The unaffable cat, the affable dog: able, unable!", "Un été à Paris 日本", "the cat"] * 3
 WORDS = ["un", "##aff", "##able", "the", "cat", ",", "!", "日", "本"]
@@ -75,6 +76,17 @@ def test_what_is_no_vocabulary(raw: bytes, said: str, tmp_path: Path) -> None:
 def test_a_token_that_stands_twice_has_its_last_line(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(write(tmp_path / "vocab.txt", ["the", *SPECIALS, "the"]))
     assert tokenizer.encode("the") == [6] and tokenizer.size == 7
+
+
+def test_white_space_around_a_token_is_none_of_it(tmp_path: Path) -> None:
+    """BERT's own reader strips lines: one that holds white space alone only counts as a line."""
+    lines = [*SPECIALS, "the ", "\u2028", " cat\t", "##s\u00a0"]
+    path = write(tmp_path / "vocab.txt", lines)
+    ids = {line.strip(): number for number, line in enumerate(lines)}
+    expected = [ids["the"], ids["cat"], ids["##s"]]
+    assert Tokenizer.from_file(path).encode("the cats") == expected
+    assert read_words(path).ids == {token: number for token, number in ids.items() if token}
+    assert read_words(path).empty == 1
 
 
 def test_training_is_repeatable_and_covers_the_text() -> None:

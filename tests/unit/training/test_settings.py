@@ -258,7 +258,8 @@ DEEPSPEED: dict[str, Any] = {
                    "total_num_steps": 90, "warmup_type": "linear", "last_batch_iteration": -1},
     },
     "logging": {"level": "warning"},
-    "fp16": {"enabled": False}, "bf16": {"enabled": True},
+    "fp16": {"enabled": False, "loss_scale": 0},
+    "bf16": {"enabled": True, "check_grad_overflow": True},
     "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": "auto",
                           "offload_optimizer": {"device": "cpu"}},
     "activation_checkpointing": {"partition_activations": True}, "wall_clock_breakdown": False,
@@ -298,6 +299,7 @@ def test_deepspeeds_own_file_is_read(
     assert "run.engine = deepspeed" in said and "data.batch = 24" in said
     assert "has zero_optimization, wall_clock_breakdown" in said
     unused = "logging (run.log_every has one), activation_checkpointing (run.recompute has one)"
+    unused += ", bf16.check_grad_overflow"
     assert f"without effect here: {unused}" in said
     # As the recipe it is the same; an engine that is named, and options, win.
     file, data = tmp_path / "ds_config.json", {"data": {"train": str(store)}}
@@ -384,6 +386,10 @@ def test_what_deepspeeds_file_leaves_out_is_its_default_or_the_recipes(
     ("changes", "what"),
     [
         ({"zero_optimisation": {}}, "zero_optimisation: DeepSpeed 0.19 has no such key"),
+        ({"bf16": {"enable": True}}, "bf16.enable: DeepSpeed 0.19 has no such key"),
+        ({"fp16": {"enabled": False, "loss_scal": 0}}, "fp16.loss_scal: DeepSpeed"),
+        ({"optimizer": {"type": "AdamW", "param": {"lr": 1e-5}}}, "optimizer.param: DeepSpeed"),
+        ({"scheduler": {"type": "WarmupLR", "parms": {}}}, "scheduler.parms: DeepSpeed"),
         ({"fp16": {"enabled": True}, "bf16": None}, "computes in fp32 or bf16"),
         ({"torch_autocast": {"enabled": True}}, "run.precision decides this"),
         ({"optimizer": {"type": "Lamb"}}, "optimizer: Lamb cannot be read"),

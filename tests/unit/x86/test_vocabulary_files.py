@@ -161,6 +161,9 @@ def test_texts_that_are_no_list(tmp_path: Path, content: bytes, message: str) ->
 def test_ends_of_lines_and_marks_of_other_systems(tmp_path: Path) -> None:
     (tmp_path / "asm_tokens.txt").write_bytes(b"\xef\xbb\xbf[PAD]\r\nb\r\na")
     assert read_list(tmp_path / "asm_tokens.txt").ids == [0, 6, 5]
+    # White space around a token is none of it: no token that was cut from code holds any.
+    (tmp_path / "asm_tokens.txt").write_bytes(b"[PAD]\nb \n\ta\n")
+    assert read_list(tmp_path / "asm_tokens.txt").tokens.tokens[5:] == ["a", "b"]
 
 
 def test_ids_of_the_text_and_counts_of_the_pickle(tmp_path: Path) -> None:

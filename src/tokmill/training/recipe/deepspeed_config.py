@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokmill import plugins
@@ -47,6 +47,19 @@ UNUSED = {
     "logging": "run.log_every",
 }
 """Names of DeepSpeed's file, or of scripts in it, without effect here → what has one."""
+NAMES = {
+    "bf16": (
+        "enabled", "immediate_grad_update", "check_grad_overflow", "bf16_master_weights_and_grads",
+        "bf16_optimizer_states",
+    ),
+    "fp16": (
+        "enabled", "auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window",
+        "hysteresis", "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads",
+    ),
+    "optimizer": ("type", "params", "legacy_fusion"),
+    "scheduler": ("type", "params"),
+}  # fmt: skip
+"""Objects of DeepSpeed's file that it never sees here → their keys."""
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 AUTO = "auto"
 """A value that is decided elsewhere, as by the Trainer of transformers."""
@@ -150,13 +163,7 @@ def as_recipe(
     Raises `UsageError` for names that DeepSpeed does not have, and for what tokmill cannot do.
     """
     known = (*HANDED, *UNUSED, *DECIDED, "bf16", "steps_per_print")
-    for name in found:
-        if name not in known:
-            raise UsageError(
-                f"{name}: DeepSpeed 0.19 has no such key",
-                where=where,
-                hint=nearest(name, known, f"--set engine.deepspeed.{name}=… hands on any key"),
-            )
+    _check_names(found, known, where, "--set engine.deepspeed.NAME=… hands on any key")
     said: dict[str, Any] = _decided(found)
     optim, run = _rates(found, where)
     data, micro = _batch(said, whole, world, where)
@@ -169,14 +176,17 @@ def as_recipe(
         run["log_every"] = said["steps_per_print"]
     # DeepSpeed's default is stage 0, and that of a recipe is not.
     said["zero_optimization"] = {"stage": 0} | _object(said, "zero_optimization", where)
+    unused = [f"{name} ({UNUSED[name]} has one)" for name in said if name in UNUSED]
     for name in ("bf16", "fp16"):
-        if _object(said, name, where).get("enabled"):
+        precision = _decided(_object(found, name, where))
+        if precision.pop("enabled", False):
             run["precision"] = name
+            unused += [f"{name}.{key}" for key in precision]
     table = {name: value for name, value in said.items() if name in HANDED}
     made = {"run": run, "data": data, "optim": optim}
     keys = ", ".join(f"{key} = {value}" for key, value in flatten(made).items())
     tell(f"{where} is DeepSpeed's: {keys}; engine.deepspeed has {', '.join(table)}")
-    if unused := [f"{name} ({UNUSED[name]} has one)" for name in said if name in UNUSED]:
+    if unused:
         tell(f"{where}: without effect here: {', '.join(unused)}")
     return {**made, "engine": {"deepspeed": table}}
 
@@ -200,7 +210,22 @@ def _object(found: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     value = found.get(name, AUTO)
     if value != AUTO and not isinstance(value, dict):
         raise UsageError(f"{name}: {value!r} is no object", where=where, hint=f'"{name}": {{…}}')
+    if value != AUTO and name in NAMES:
+        _check_names(value, NAMES[name], where, before=f"{name}.")
     return {} if value == AUTO else value
+
+
+def _check_names(
+    found: Mapping[str, Any], known: Sequence[str], where: str, hint: str = "", before: str = ""
+) -> None:
+    """Refuse names that DeepSpeed does not have."""
+    for name in found:
+        if name not in known:
+            raise UsageError(
+                f"{before}{name}: DeepSpeed 0.19 has no such key",
+                where=where,
+                hint=nearest(name, known, hint),
+            )
 
 
 def _batch(

@@ -17,7 +17,7 @@ from typing import Any
 
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.progress import human_count
-from tokmill.unpickle import Budget, Instance, Pickle
+from tokmill.unpickle import Budget, Instance, Pickle, type_name
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.image.keys import LEVELS, UNKNOWN
@@ -188,7 +188,7 @@ def _kind(value: Any) -> str:
         return "None"
     if type(value) is int and not _is_address(value):
         return "a negative int" if value < 0 else f"an int of {value.bit_length():,} bits"
-    name = value.kind if isinstance(value, Instance) else type(value).__name__
+    name = type_name(value)
     return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
 
 

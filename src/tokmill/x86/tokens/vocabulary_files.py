@@ -274,11 +274,11 @@ def _lines(path: Path) -> list[str]:
             where=f"{path}, byte {error.start:,}",
             hint="a list is text in UTF-8, a token per line",
         ) from None
-    lines = [line.rstrip("\r") for line in text.split("\n")]
+    lines = [line.strip() for line in text.split("\n")]
     if lines[-1] == "":
         lines.pop()
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        if not line:
             raise TokmillError(
                 "the line is empty", where=f"{path}:{number}", hint="a list has a token per line"
             )
