@@ -11,8 +11,8 @@ set -u
 # strace ends builds at any system call, mount makes small disks, setpriv gives up root's rights;
 # the compilers make the programs that are lifted; git compares their sources; chromium shows pages;
 # the readers of BinExport files that tests compare with need libmagic; valgrind runs the programs
-# whose executions are profiled, which are the compressors and sqlite3; libomp runs parallel loops
-# of MLIR modules.
+# whose executions are profiled, which are the compressors and sqlite3; dwz moves debug information
+# into a file of its own; libomp runs parallel loops of MLIR modules.
 WANTED="
 strace:strace
 mount:mount
@@ -22,6 +22,7 @@ gcc:gcc,libc6-dev
 g++:g++
 objcopy:binutils
 git:git
+dwz:dwz
 valgrind:valgrind
 bzip2:bzip2
 xz:xz-utils

@@ -107,6 +107,16 @@ def test_a_file_of_debug_information_alone(built: Path) -> None:
     assert (one.row_line == other.row_line).all() and (one.row_start == other.row_start).all()
 
 
+def test_names_that_dwz_moved_are_those_of_the_symbols(built: Path) -> None:
+    paths = [
+        compiles(built, f"debug-dwz-{place}", f"{C_SOURCE}int n{place};\n", "-g", "-O1")
+        for place in "ab"
+    ]
+    before = [named(read_debug_info(path)) for path in paths]
+    run(compiler("dwz"), "-m", str(built / "debug-dwz-common"), *map(str, paths))
+    assert [named(read_debug_info(path)) for path in paths] == before
+
+
 def test_inlined_functions_are_described_without_code(built: Path) -> None:
     info = read_debug_info(compiles(built, "debug-inlined", C_SOURCE, "-g", "-O3"))
     assert {"give_up", "die"} <= set(info.name)

@@ -38,6 +38,13 @@ def name_functions(graph: Graph, path: Path) -> None:
     """
     info = read_debug_info(path)
     names = names_of(info)
+    if not names:
+        why = ", ".join(f"{count:,} {what}" for what, count in info.left_out.items())
+        raise TokmillError(
+            f"its debug information names no function{': ' * bool(why)}{why}",
+            where=str(path),
+            hint="name the file with all debug information, as the compiler made it",
+        )
     found = [names.get(address, "") for address in graph.function_address.tolist()]
     named = sum(map(bool, found))
     if len(names) > 1 and named * 2 < len(names):

@@ -230,6 +230,9 @@ class _Reading:
             linkage = next((link.linkage for link in chain if link.linkage), "")
             name = STRUCTOR.sub("2", CLONE.sub("", linkage))
             name = name or next((link.name for link in chain if link.name), "")
+            if not name and one.ranges:
+                # dwz moves names into another file; the symbols may still be there.
+                name = CLONE.sub("", min(self.symbols.get(self._begin(one), [""])))
             if not name:
                 if one.ranges:
                     self._count("functions without a name")
