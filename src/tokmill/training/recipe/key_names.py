@@ -64,6 +64,8 @@ OTHER_NAMES = {
 OTHER_WAYS = {
     "min_lr": "it is a share here: --set optim.floor=0.1 ends at a tenth of optim.lr",
     "min_learning_rate": "it is a share here: --set optim.floor=0.1 ends at a tenth of optim.lr",
+    "cosine_cycle_iters": "schedules end with the run: set run.steps",
+    "lr_decay_iters": "schedules end with the run: set run.steps",
     "vocab_size": "the store's vocabulary says it",
     "beta1": "--set 'optim.betas=[0.9, 0.95]'",
     "beta2": "--set 'optim.betas=[0.9, 0.95]'",
