@@ -243,8 +243,14 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
         (["train", "STORE", "-o", "STORE"], 1, "no run"),
         (["train", "STORE", "-o", "RUN", "--set", "data.batch=0"], 2, "data.batch"),
         (["train", "STORE", "-o", "RUN", "--set", "kind=gpt"], 2, "model.kind or task.kind"),
-        (["train", "STORE", "-o", "RUN", "--set", "min_lr=1"], 2, "optim.floor"),
-        (["train", "STORE", "-o", "RUN", "--set", "cosine_cycle_iters=9"], 2, "set run.steps"),
+        (
+            ["train", "STORE", "-o", "RUN", "--set", "min_lr=1"],
+            2,
+            "leave it out: --set optim.floor",
+        ),
+        (["train", "STORE", "-o", "RUN", "--set", "checkpoint_dir=x"], 2, "leave it out: -o names"),
+        (["train", "STORE", "-o", "RUN", "--set", "use_wandb=true"], 2, "'run.track=[\"wandb\"]'"),
+        (["train", "STORE", "-o", "RUN", "--set", "cosine_cycle_iters=9"], 2, "end at run.steps"),
         (["train", "STORE", "-o", "RUN", "--set", "track=['tb']"], 2, "tensorboard"),
         (
             ["train", "STORE", "-o", "RUN", "--set", "track=tensorboard"],
