@@ -106,3 +106,9 @@ def test_a_limit_on_the_size_of_files_is_told(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *build], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 5 and "ulimit -f" in done.stderr
+
+
+def test_the_hint_for_utf_16_makes_a_file_that_is_built(tmp_path: Path, here: Any) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"text": "Größe"}\n'.encode("utf-16") * 2)
+    build = ("build", "jsonl", "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
+    assert "`iconv -f LATIN1 -t UTF-8`, or -f UTF-16" in here(*build, code=1)[1]

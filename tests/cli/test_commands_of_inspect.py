@@ -92,9 +92,26 @@ def program(folder: Path) -> Path:
     return folder / "a program"
 
 
+def wide_tokens(folder: Path) -> Path:
+    np.arange(90_000, dtype="<u4").tofile(folder / "wide.bin")
+    return folder / "wide.bin"
+
+
+def module(folder: Path) -> Path:
+    (folder / "a module.mlir").write_text(
+        """func.func @mm(%a: tensor<8x4xf32>, %b: tensor<4x2xf32>, %c: tensor<8x2xf32>) -> tensor<8x2xf32> {
+  %0 = linalg.matmul ins(%a, %b : tensor<8x4xf32>, tensor<4x2xf32>)
+    outs(%c : tensor<8x2xf32>) -> tensor<8x2xf32>
+  return %0 : tensor<8x2xf32>
+}
+"""  # noqa: E501
+    )
+    return folder / "a module.mlir"
+
+
 MADE = [
     text, lines, chats, compressed_lines, compressed_text, parquet, parquet_tokens, bare_tokens,
-    windows, token_dicts, blame, program,
+    wide_tokens, windows, token_dicts, blame, program, module,
 ]  # fmt: skip
 
 

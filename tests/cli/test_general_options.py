@@ -40,11 +40,12 @@ def test_completion(words: str, wanted: str) -> None:
     "option, key",
     [("--lr", "optim.lr"), ("--batch-size", "data.batch"), ("--learning_rate", "optim.lr")],
 )
+@pytest.mark.parametrize("command", ["train", "rl train"])
 def test_a_key_that_is_taken_for_an_option(
-    tokmill: Callable[..., Any], option: str, key: str
+    here: Callable[..., tuple[str, str]], command: str, option: str, key: str
 ) -> None:
-    done = tokmill("train", "store", option, "1", code=2)
-    assert f"hint: it is a key of the recipe: --set {key}=VALUE" in done.stderr
+    _, err = here(*command.split(), "store", option, "1", code=2)
+    assert f"hint: it is a key of the recipe: --set {key}=VALUE" in err
 
 
 def test_an_option_that_is_no_key(tokmill: Callable[..., Any]) -> None:
@@ -97,7 +98,19 @@ def test_paragraphs_of_help_break_where_the_terminal_ends(
         ("build x86", "--max-length", "here it is --max-tokens N"),
         ("build select", "--sample-ratio", "here it is --ratio 0.2"),
         ("build token-dicts", "--sample-ratio", "`tokmill build select STORE"),
+        ("build jsonl", "--save-frequency", "`tokmill store export npz STORE --max-length 1024"),
+        ("build token-dicts", "--merge-type", "`tokmill store export token-dicts STORE --key"),
+        ("build bbv", "--semi-hard", "`tokmill build mine STORE --what bbv --negatives semi-hard"),
+        ("build bbv", "--margin", "`tokmill build mine STORE --what bbv --negatives semi-hard"),
+        ("build mine", "--semi-hard", "here it is --negatives semi-hard"),
+        ("store export token-dicts", "--merge-type", "here it is --key function,level"),
+        ("store export token-dicts", "--sample-ratio", "`tokmill build select STORE"),
         ("store export npz", "--save_frequency", "here it is --windows-per-file N"),
+        ("tokenizer train", "--special-tokens", "here it is --special TOKEN"),
+        ("train", "--use_params", "here it is --config FILE"),
+        ("train", "--train_cfg", "here it is --config FILE"),
+        ("train", "--deepspeed", "here it is --engine deepspeed"),
+        ("train", "--save_dir", "here it is -o PATH"),
         ("tokenizer train", "--output-dir", "here it is -o PATH"),
         ("vocab build x86", "--binary-dir", "it needs no option: tokmill vocab build x86 "),
     ],

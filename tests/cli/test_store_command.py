@@ -80,6 +80,15 @@ def test_repair_of_an_input(tokmill: Any, store: Path) -> None:
     assert "no input 'e.jsonl'" in done.stderr
 
 
+def test_repair_hints_at_the_input_in_a_folder(tmp_path: Path, tokmill: Any) -> None:
+    (tmp_path / "in/sub").mkdir(parents=True)
+    for name in ("b.jsonl", "sub/c.jsonl"):
+        jsonl(tmp_path / "in" / name, [{"text": "one"}])
+    quick_build("jsonl", tmp_path / "in", tmp_path / "s")
+    done = tokmill("store", "repair", "s", "--input", "c.jsonl", code=2)
+    assert "did you mean 'sub/c.jsonl'?" in done.stderr
+
+
 def test_repair_refuses_a_changed_input(tmp_path: Path, tokmill: Any) -> None:
     path = jsonl(tmp_path / "x.jsonl", [{"text": "one"}])
     quick_build("jsonl", path, tmp_path / "s")

@@ -37,7 +37,7 @@ def hint(kind: type[Source], config: Any, paths: Sequence[str], why: Mapping[str
 def _for_any(why: Mapping[str, int], options: Mapping[str, Any]) -> str:
     if "utf8" in why and max(why.values()) == why["utf8"]:
         other = ", or --invalid-utf8 replace" * ("invalid_utf8" in options)
-        return f"it is not UTF-8: convert it, as with `iconv -f LATIN1 -t UTF-8`{other}"
+        return f"it is not UTF-8: convert it: `iconv -f LATIN1 -t UTF-8`, or -f UTF-16{other}"
     if "missing" in why:
         fields = ", ".join(map(repr, options.get("fields", ())))
         return f"no record has one of the fields {fields}: name yours with --field"

@@ -127,8 +127,9 @@ def shards_of_inputs(store: Path, inputs: Sequence[str]) -> list[str]:
             shards.append(item.shard)
     for name in inputs:
         if name not in found:
+            under = [known for known in found if known.endswith(f"/{name}")] or found
             raise UsageError(
-                f"the store has no input {name!r}", where=str(store), hint=nearest(name, found)
+                f"the store has no input {name!r}", where=str(store), hint=nearest(name, under)
             )
     return list(dict.fromkeys(shard for name in inputs for shard in found[name]))
 

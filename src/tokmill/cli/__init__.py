@@ -197,7 +197,7 @@ def _usage(error: Any) -> str:
     option = getattr(error, "option_name", "")
     if type(error).__name__ == "NoSuchOption" and error.ctx:
         hint = hint_of_option(option, error.ctx)
-        if not hint and command == "tokmill train":
+        if not hint and command in ("tokmill train", "tokmill rl train"):
             # Users of other trainers may try keys of the recipe as options.
             name = option.lstrip("-").replace("-", "_")
             key = importlib.import_module("tokmill.training.recipe.key_names").plain_key(name)

@@ -25,14 +25,19 @@ FilesFrom = Annotated[
 ]
 
 OTHER_NAMES = {
-    **dict.fromkeys(["output", "output-dir", "output-file"], "-o PATH"),
+    **dict.fromkeys(["output", "output-dir", "output-file", "save-dir"], "-o PATH"),
+    **dict.fromkeys(["use-params", "train-cfg", "model-cfg", "deepspeed-config"], "--config FILE"),
     "batch-size": "--preset memory|balanced|speed, which sets the size of blocks",
+    "deepspeed": "--engine deepspeed",
     "max-length": "--max-tokens N",
     "max-minutes": "--limit-time 10m",
+    "merge-type": "--key function,level, which makes a dict; without it the file is a list",
     "min-length": "--min-tokens N",
     "num-workers": "--workers N",
     "sample-ratio": "--ratio 0.2",
     "save-frequency": "--windows-per-file N",
+    "semi-hard": "--negatives semi-hard",
+    "special-tokens": "--special TOKEN",
     "tokenizer-path": "--tokenizer PATH",
     "train-file": "--train FILE",
     "val-file": "--val FILE",
@@ -41,14 +46,21 @@ OTHER_NAMES = {
 """An option of other programs → that of a command which has it."""
 INPUTS = ("input", "input-dir", "input-file", "directory", "binary-dir", "cfg-dir", "data-dir")
 """Their options for what a command takes without an option."""
-WINDOWS = "`tokmill store export npz STORE --max-length 1024 --stride 512 -o DIR` cuts windows"
+WINDOWS = (
+    "`tokmill store export npz STORE --max-length 1024 --stride 512 --windows-per-file 10000 "
+    "-o DIR` cuts windows"
+)
 SELECT = "`tokmill build select STORE --min-length 50 --max-length 2048 --ratio 0.2 -o NEW` chooses"
+MINE = "`tokmill build mine STORE --what bbv --negatives semi-hard --margin 0.25 -o TRIPLETS` draws"
+DICT = "`tokmill store export token-dicts STORE --key function,level -o FILE` writes a dict"
 ELSEWHERE = {
     **dict.fromkeys(["stride", "padding", "save-frequency", "windows-per-file"], WINDOWS),
+    **dict.fromkeys(["margin", "negatives", "semi-hard"], f"{MINE} triplets"),
     "max-length": f"{WINDOWS}; {SELECT} records",
+    "merge-type": f"{DICT}, without --key a list",
     **dict.fromkeys(["min-length", "ratio", "sample-ratio", "unique"], f"{SELECT} records"),
 }
-"""An option that `tokmill build KIND` does not have → the command that does."""
+"""An option that a command of data does not have → the command that does."""
 
 
 def hint_of_option(option: str, context: Any) -> str:
@@ -62,4 +74,5 @@ def hint_of_option(option: str, context: Any) -> str:
             return f"here it is {form}"
     if name in INPUTS and arguments:
         return f"it needs no option: {context.command_path} {' '.join(arguments)}"
-    return ELSEWHERE.get(name, "") if context.command_path.startswith("tokmill build") else ""
+    of_data = context.command_path.startswith(("tokmill build", "tokmill store export"))
+    return ELSEWHERE.get(name, "") if of_data else ""

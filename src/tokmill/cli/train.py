@@ -173,17 +173,20 @@ def train(
         options["settings"] = [str(file) for file in config_]
     resolving = plugins.require("tokmill.training.recipe.resolve")
     launching = plugins.require("tokmill.training.launch")
+    if recipe is None and not (data or config_ or set_ or resume):
+        wanted = context.command.params[0].metavar or ""
+        raise UsageError(
+            "there is neither a recipe nor a store",
+            hint=f"name one: {context.command_path} {wanted.rpartition('|')[2]} -o RUN",
+        )
     if out is None and not dry_run:
-        if recipe is None and not data and not config_:
-            raise UsageError(
-                "there is neither a recipe nor a store, and the run needs a folder",
-                hint="tokmill train STORE -o RUN",
-            )
         names = (f"run{number or ''}" for number in itertools.count())
         free = next(name for name in names if not Path(name).exists())
         hint = f"name it: {shlex.join(['tokmill', *context.obj, '-o', free])}"
         if recipe and (recipe / resolving.RECIPE).exists():
             hint = f"`{launching.resume_command(recipe)}` continues the run {recipe}"
+        elif recipe and not resolving.is_settings(recipe):
+            resolving.read_given(recipe, bool(data))
         raise UsageError("the run needs a folder", hint=hint)
     launching.begin_worker()
     gpus = launching.gpus_of(devices)

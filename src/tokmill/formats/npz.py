@@ -125,7 +125,8 @@ class NpzSource(TokenSource):
             return f"{path}, row {row + places[i] // width}, position {places[i] % width}"
 
         token = self.checked(ids.reshape(-1)[places], place)
-        drops = [Drops(np.flatnonzero(lengths == 0) + row, "empty", False)]
+        empty = np.flatnonzero(lengths == 0) + row
+        drops = [Drops(empty, "empty", False)] if len(empty) else ()
         return Records(offsets, {"token": token}, rows + row, drops)
 
 

@@ -211,6 +211,7 @@ def _manifest_facts(found: Manifest) -> Facts:
         "input_bytes": found.input_bytes,
         "skipped": found.skipped,
         "rejected": found.rejected,
+        "notes": found.notes,
         "columns": [
             {
                 "name": name,

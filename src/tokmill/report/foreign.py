@@ -286,7 +286,9 @@ def text(look: Look) -> Facts | None:
         "bytes": look.size,
         "separators": "<|endoftext|>" if len(documents) > 1 else "none seen",
         "first_record": shorten(documents[0]),
-        "next": f"tokmill build text {look.quoted} {LEARN} -o STORE",
+        "next": f"tokmill build mlir {look.quoted} -o STORE"
+        if look.suffix == ".mlir"
+        else f"tokmill build text {look.quoted} {LEARN} -o STORE",
     }
 
 
@@ -313,7 +315,7 @@ def raw_tokens(look: Look) -> Facts | None:
         "guess": f"{dtype}, {look.size // (4 if wide else 2):,} tokens",
         "largest_seen": int(ids.max()) if len(ids) else 0,
         "first_ids": ids[:16].tolist(),
-        "next": f"tokmill build bin {look.quoted} -o STORE",
+        "next": f"tokmill build bin {look.quoted}{' --dtype u4' * bool(wide)} -o STORE",
     }
 
 

@@ -52,7 +52,8 @@ class Store:
         self.path = Path(path)
         if not self.path.is_dir():
             what = "is a file, not a store" if self.path.exists() else "there is no such store"
-            raise TokmillError(what, where=str(self.path), hint="`tokmill build` makes a store")
+            hint = "`tokmill build` makes a store, `tokmill inspect FILE` says how"
+            raise TokmillError(what, where=str(self.path), hint=hint)
         if (self.path / layout.MANIFEST).exists():
             self.manifest: Manifest = layout.read_sealed(self.path / layout.MANIFEST, Manifest)
         elif (self.path / layout.PLAN).exists():

@@ -53,7 +53,7 @@ def layout_of(item: Item, config: Any) -> Layout:
         raise TokmillError(
             "the first line is no text in UTF-8",
             where=item.path,
-            hint="convert it, as with `iconv -f LATIN1 -t UTF-8`",
+            hint="convert it, as with `iconv -f LATIN1 -t UTF-8`, or -f UTF-16",
         ) from None
     sentences, label = tuple(config.sentences), config.label_column
     if not sentences or not (label or config.unlabelled):

@@ -271,7 +271,7 @@ def test_files_of_others_are_read(tmp_path, dtype, compressed):
         labels=np.zeros(3),
     )
     store = quick_build("npz", tmp_path / "a.npz", tmp_path / "s")
-    assert ids_of(store) == [[1, 2], [3]]
+    assert ids_of(store) == [[1, 2], [3]] and store.manifest.skipped == {}
     expected = {"u1": "u1", "u2": "u2"}.get(dtype, "u4")
     assert store.schema["token"].dtype == expected
 

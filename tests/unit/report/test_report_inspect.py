@@ -165,6 +165,7 @@ def test_the_parts_of_a_store(tmp_path: Path) -> None:
     found = describe(store.path)
     assert (found["kind"], found["records"], found["tokens"]) == ("store", 3, 5)
     assert found["vocabularies"]["token"]["roles"] == {"eot": 0, "unk": 1}
+    assert found["notes"] == store.manifest.notes
     assert {column["name"] for column in found["columns"]} == {"token", "name", "level"}
     name = store.shards[0].name
     shard = describe(store.path / f"shards/{name}.safetensors")

@@ -136,6 +136,7 @@ def test_the_command_reads_them(
     ("text", "said"),
     [
         ("{", "is no JSON"),
+        ('{"lr": 1e-4, // a comment\n}', "no comments"),
         ("[1]", "holds no settings"),
         ('{"model": {"dim": 3}}', "holds no settings"),
         ('{"text": "once"}', "text: there is no such key"),

@@ -53,7 +53,8 @@ OTHER_NAMES = {
     "num_train_epochs": "run.epochs",
     "eval_interval": "run.eval_every", "eval_steps": "run.eval_every",
     "log_interval": "run.log_every", "logging_steps": "run.log_every",
-    "save_interval": "run.checkpoint_every", "save_steps": "run.checkpoint_every",
+    "save_interval": "run.checkpoint_every", "checkpoint_interval": "run.checkpoint_every",
+    "save_steps": "run.checkpoint_every",
     "save_total_limit": "run.keep",
     "nb_iterations": "run.steps", "clip_epsilon": "task.clip",
     "max_num_loops": "model.loops", "max_num_stores_loads": "model.accesses",
@@ -62,16 +63,22 @@ OTHER_NAMES = {
 """A name that nanoGPT, transformers, CS336, torchtitan or MLIR-RL has for a key → our key."""
 
 OTHER_WAYS = {
-    "min_lr": "it is a share here: --set optim.floor=0.1 ends at a tenth of optim.lr",
-    "min_learning_rate": "it is a share here: --set optim.floor=0.1 ends at a tenth of optim.lr",
+    **dict.fromkeys(
+        ["min_lr", "min_learning_rate"], "--set optim.floor=0.1 is a tenth of optim.lr"
+    ),
+    **dict.fromkeys(["cosine_cycle_iters", "lr_decay_iters"], "schedules end at run.steps"),
     "vocab_size": "the store's vocabulary says it",
-    "beta1": "--set 'optim.betas=[0.9, 0.95]'",
-    "beta2": "--set 'optim.betas=[0.9, 0.95]'",
+    **dict.fromkeys(["train_data_path", "data_dir", "data_path", "dataset"], "--data names stores"),
+    **dict.fromkeys(["checkpoint_dir", "out_dir", "output_dir"], "-o names the folder of the run"),
+    **dict.fromkeys(["use_wandb", "wandb_log", "wandb_project"], "--set 'run.track=[\"wandb\"]'"),
+    **dict.fromkeys(["beta1", "beta2"], "--set 'optim.betas=[0.9, 0.95]'"),
     "gradient_accumulation_steps": "data.batch is the whole batch; run.micro_tokens is the most "
     "that one forward takes, and the rest follows",
     "dtype": "--set run.precision=bf16",
-    "warmup_ratio": "optim.warmup counts steps; bert_adam takes a share, optim.warmup_share",
-    "warmup_proportion": "optim.warmup counts steps; bert_adam takes a share, optim.warmup_share",
+    **dict.fromkeys(
+        ["warmup_ratio", "warmup_proportion"],
+        "optim.warmup counts steps; bert_adam takes a share, optim.warmup_share",
+    ),
 }
 """A name for what is said in another way here → how."""
 
@@ -174,7 +181,8 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
     if name in OTHER_NAMES:
         return OTHER_NAMES[name]
     if name in OTHER_WAYS:
-        raise UsageError(f"{name}: there is no such key", where=where, hint=OTHER_WAYS[name])
+        hint = f"leave it out: {OTHER_WAYS[name]}"
+        raise UsageError(f"{name}: there is no such key", where=where, hint=hint)
     keys = plain_keys(name)
     known = {
         *OTHER_NAMES,

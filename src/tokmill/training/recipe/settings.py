@@ -97,7 +97,7 @@ def read_settings(path: Path) -> dict[str, Any]:
                 found = _flat(found)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"the file is no JSON: {error}", where=str(path), hint="names need quotation marks"
+            f"the file is no JSON: {error}", where=str(path), hint="names need quotes, no comments"
         ) from None
     if not isinstance(found, dict) or any(
         isinstance(value, dict) and name not in OF_POLICIES for name, value in found.items()
