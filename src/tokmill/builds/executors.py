@@ -17,7 +17,6 @@ from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_work
 from tokmill.builds.processes import in_processes, signals_wait
 from tokmill.builds.resources import Amount
 from tokmill.errors import UsageError
-from tokmill.stop import SIGNALS
 from tokmill.store.manifest import Receipt
 
 Made = Generator[tuple[ShardJob, list[Receipt]], None, None]
@@ -154,7 +153,7 @@ def _start(given: tuple[Work, Synchronized[int], c_double]) -> None:
         # A signal to the whole group may reach this process before its parent.
         deadline.value = min(deadline.value, time.monotonic())
 
-    for number in SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
 
     def count(size: int) -> None:
