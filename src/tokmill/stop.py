@@ -12,7 +12,7 @@ from multiprocessing.sharedctypes import RawValue
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AT_ONCE = 0.5
 """Seconds within which signals are one: `timeout` sends SIGTERM twice."""
 
@@ -43,7 +43,9 @@ class Stop:
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._take)
+                # `nohup` has SIGHUP ignored.
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(

@@ -120,8 +120,13 @@ def test_a_second_build_into_the_folder_is_refused_at_once(builds: Builds, forke
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("number", "send"),
-    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg)],
-    ids=["Ctrl-C", "SIGTERM", "SIGTERM to the group"],
+    [
+        (signal.SIGINT, os.killpg),
+        (signal.SIGTERM, os.kill),
+        (signal.SIGTERM, os.killpg),
+        (signal.SIGHUP, os.killpg),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "SIGTERM to the group", "SIGHUP to the group"],
 )
 def test_an_interrupted_build_keeps_what_is_made(
     workers: int,

@@ -455,6 +455,11 @@ BOMBS = {
     "a key of doubled tuples": b")" + b"2\x86" * 60 + b"\x940}h\x00K\x01s.",
     "a set of doubled tuples": b"\x8f()" + b"2\x86" * 60 + b"\x90.",
     "a frozenset of doubled tuples": b"()" + b"2\x86" * 60 + b"\x91.",
+    "one tuple, a key many times": b"(" + b"K\x01" * 2000 + b"t\x940}(" + b"h\x00N" * 2000 + b"u.",
+    "integers with one hash": b"}(" + b"".join(
+        b"\x8a\x0b" + (((1 << 61) - 1) * n).to_bytes(11, "little") + b"N" for n in range(1, 50)
+    ) + b"u.",
+    "an integer that Python does not write out": b"\x8b\xdc\x05\0\0" + bytes(1499) + b"\x01.",
     "a key of deep tuples": b")" + b"\x85" * 50_000 + b"\x940}h\x00K\x01s.",
 }  # fmt: skip
 
@@ -475,7 +480,7 @@ def test_bombs_are_refused_at_little_cost(
 
 
 def test_large_keys_are_read(tmp_path: Path) -> None:
-    value = {1 << 70: 1, tuple(range(100)): 2, (1, (2, 3)): {4, 1 << 80}}
+    value = {(1 << 64) - 1: 1, tuple(range(100)): 2, (1, (2, 3)): {4, -(1 << 63)}}
     assert load(tmp_path, pickle.dumps(value)) == value
 
 

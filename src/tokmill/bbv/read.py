@@ -32,6 +32,7 @@ CHUNK = 1 << 20
 PIECE = 1 << 20
 """Entries of a piece of `pieces`, about."""
 ID_LIMIT = 1 << 63
+BOM = b"\xef\xbb\xbf"
 BLANK, COLON, NEWLINE, T = (ord(one) for one in " :\nT")
 WHITE = np.isin(np.arange(256), [*range(9, 14), BLANK])
 VALID = re.compile(rb"(?:\s*:[0-9]+:[0-9]+(?=\s))*\s*")
@@ -146,8 +147,8 @@ class _Parser:
     def run(self, progress: Progress) -> Iterator[BlockVectors]:
         """Yield the rows that end in each chunk."""
         carry = b""
-        for data in self._content(progress):
-            text = carry + data
+        for number, data in enumerate(self._content(progress)):
+            text = carry + (data if number else data.removeprefix(BOM))
             cut = 1 + max(text.rfind(white) for white in (b" ", b"\n", b"\t", b"\r"))
             if not cut and (self.inside is False or (self.inside is None and text[:1] != b"T")):
                 # Inside of a comment without white space, which need not be kept.

@@ -73,7 +73,7 @@ class BbvSource(Source):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = BbvConfig
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     has_tokenizer: ClassVar[bool] = False
     places = "row"
     config: BbvConfig

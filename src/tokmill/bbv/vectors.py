@@ -134,7 +134,7 @@ class BlockVectors:
 def row_sums(counts: Array, indptr: Array) -> Array:
     """Return the sum of each row of a CSR matrix (int64).
 
-    Raises `TokmillError` if one has more than 63 bits.
+    Raises `TokmillError` if all together have more than 63 bits.
     """
     lengths = np.diff(indptr)
     sums = np.zeros(len(lengths), np.uint64)
@@ -142,10 +142,10 @@ def row_sums(counts: Array, indptr: Array) -> Array:
     if len(filled):
         begins = indptr[:-1][filled]
         sums[filled] = np.add.reduceat(counts, begins)
-        about = np.add.reduceat(counts.astype(np.float64), begins)
+        about = np.cumsum(np.add.reduceat(counts.astype(np.float64), begins))
         if (wrong := about >= 2.0**63).any():
             raise TokmillError(
-                f"the counts of interval {filled[wrong.argmax()]} add up to more than 63 bits",
+                f"the counts up to interval {filled[wrong.argmax()]} add up to more than 63 bits",
                 hint="no program executes so many instructions: the file is damaged",
             )
     return sums.astype(np.int64)

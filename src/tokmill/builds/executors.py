@@ -14,10 +14,9 @@ from typing import NamedTuple, Protocol
 
 from tokmill import plugins
 from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_worker
-from tokmill.builds.processes import in_processes
+from tokmill.builds.processes import in_processes, signals_wait
 from tokmill.builds.resources import Amount
 from tokmill.errors import UsageError
-from tokmill.stop import SIGNALS
 from tokmill.store.manifest import Receipt
 
 Made = Generator[tuple[ShardJob, list[Receipt]], None, None]
@@ -118,7 +117,8 @@ class Pool:
         At the deadline each worker commits its whole records. A worker that is still in a long
         step when the grace is over is killed.
         """
-        read = multiprocessing.get_context("spawn").Value("q")
+        with signals_wait():
+            read = multiprocessing.get_context("spawn").Value("q")
         report, deadline = self.terms.report, self.terms.deadline
         yield from in_processes(
             make_in_worker,
@@ -153,7 +153,7 @@ def _start(given: tuple[Work, Synchronized[int], c_double]) -> None:
         # A signal to the whole group may reach this process before its parent.
         deadline.value = min(deadline.value, time.monotonic())
 
-    for number in SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
 
     def count(size: int) -> None:

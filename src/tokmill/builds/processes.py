@@ -45,12 +45,13 @@ def in_processes(
     `hint` is raised.
     """
     waiting = iter(tasks)
-    pool = ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin,
-        initargs=(start, argument),
-    )
+    with signals_wait():
+        pool = ProcessPoolExecutor(
+            workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(start, argument),
+        )
     running: dict[Future[R], T] = {}
     done: set[Future[R]] = set()
     try:
@@ -60,7 +61,7 @@ def in_processes(
                     task = next(waiting)
                 except StopIteration:
                     break
-                with _signals_wait():
+                with signals_wait():
                     running[pool.submit(function, task)] = task
             if not running:
                 break
@@ -78,7 +79,7 @@ def in_processes(
     finally:
         # Finished tasks are committed, so workers can simply be killed. A signal meanwhile would
         # leave their semaphores.
-        with _signals_wait():
+        with signals_wait():
             _kill(pool)
             pool.shutdown(wait=True, cancel_futures=True)
             # A future holds its error, and the error this frame with all semaphores.
@@ -95,8 +96,12 @@ def _taken(running: dict[Future[R], T], done: set[Future[R]]) -> tuple[T, R]:
 
 
 @contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    # A new process inherits the blocked signals, so Ctrl-C cannot hit it before it is ready.
+def signals_wait() -> Iterator[None]:
+    """Let signals wait for the end of the `with` block.
+
+    A new process inherits that they are blocked: Ctrl-C cannot hit it before it is ready, and
+    Python's resource tracker, which the first semaphore starts, outlives a terminal that closes.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -105,8 +110,9 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _begin(start: Callable[[Any], None] | None, argument: Any) -> None:
-    # The terminal sends Ctrl-C to the whole group, but only the parent handles it.
+    # The terminal sends Ctrl-C to the whole group, as when it closes; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.set_threshold(200_000, 50, 50)
     threading.Thread(target=_end_with_parent, daemon=True).start()

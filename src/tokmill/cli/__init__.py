@@ -126,6 +126,8 @@ def main(arguments: list[str] | None = None) -> int:
     For a bug the exit code is 70; the traceback is written to a file and its path is printed.
     """
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _terminated)
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         # `obj`: `train` passes its arguments on to the processes that it starts.

@@ -39,6 +39,8 @@ INSTRUCTION = 16
 NO_REGISTER = {"tokmill": "-", "semanticbbv": "[PAD]"}
 """Rules → their token in `reg` for no register, which the other rules never use."""
 HINT = "`tokmill inspect` shows what the file holds"
+LISTS = {list, tuple}
+"""Types of what is in an order; sets are in another one in each process."""
 
 
 class TokenDictsOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -201,6 +203,8 @@ def _sequences(path: Path) -> Iterator[tuple[_Place, list[Any], int]]:
     levels = plugins.require("tokmill.x86.image.keys").LEVELS
     number = 0
     for key, value in pickle.entries():
+        if pickle.holds is dict and not isinstance(key, str):
+            raise _unfit(path, number, None, f"a {type(key).__name__} is a key")
         if isinstance(key, str) and not (isinstance(value, list) or _is_by_level(value)):
             raise _unfit(path, number, None, f"{key!r} holds {_kind(value)}, not a list")
         for place, row in _rows(key, value, levels):
@@ -226,7 +230,7 @@ def _rows(key: Any, value: Any, known: Sequence[str]) -> Iterator[tuple[_Place, 
     # In a list, the number of the function is its name.
     for level, rows in levels.items():
         for variant, row in enumerate([rows] if any(map(_is_token_dict, rows)) else rows):
-            yield _Place(function, str(level), variant), row
+            yield _Place(function, level, variant), row
 
 
 def _is_token_dict(value: Any) -> bool:
@@ -247,6 +251,7 @@ def _is_by_level(value: Any) -> bool:
         isinstance(value, dict)
         and "asm" not in value
         and all(isinstance(rows, list) for rows in value.values())
+        and all(isinstance(level, str) for level in value)
     )
 
 
@@ -276,9 +281,11 @@ def _key(instruction: Any) -> Key:
 
     Raises `TypeError`, `ValueError` or `KeyError` if it is no token dict.
     """
-    asm, reg = instruction["asm"], instruction["reg"]
-    kinds, kind_runs = zip(*instruction["type"], strict=True)
-    accesses, access_runs = zip(*instruction["rw"], strict=True)
+    asm, reg, types, rw = [instruction[name] for name in ("asm", "reg", "type", "rw")]
+    if not {type(asm), type(reg), type(types), type(rw)} <= LISTS:
+        raise TypeError("asm, reg, type and rw are not all lists")
+    kinds, kind_runs = zip(*types, strict=True)
+    accesses, access_runs = zip(*rw, strict=True)
     mne, eflag = instruction["mne"], instruction["eflag"]
     # `join` is the fastest way to check that all are strings.
     "".join(asm), "".join(reg), "".join(kinds), "".join(accesses), "".join((mne, eflag))

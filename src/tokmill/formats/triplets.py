@@ -91,7 +91,8 @@ class TripletsSource(Source):
         """Return the options with what the first entry has whose members have blocks."""
         found = {"width": 0, "cpi": False, "vectors": "f4", "weights": "f8"}
         for file in find_files(request.inputs, cls.suffixes, choice=config).files:
-            entries = (Entry(file.path, *one) for one in Pickle(file.path).entries())
+            pickle = Pickle(file.path)
+            entries = (Entry(pickle, *one) for one in pickle.entries())
             if first := next((one for one in entries if one.filled), None):
                 found = first.kinds
                 break
@@ -140,7 +141,7 @@ class TripletsSource(Source):
         empty: list[int] = []
         with machine_errors("read", path), open(path, "rb") as raw:
             for number, value in pickle.entries():
-                entry = Entry(path, number, value)
+                entry = Entry(pickle, number, value)
                 entry.check(self.config, self.blocks.records if self.blocks else 1 << 64)
                 budget.take(16 + sum(8 * len(weights) for weights in entry.weights))
                 if entry.filled:
@@ -196,13 +197,13 @@ class Entry:
     Raises `TokmillError` for anything else.
     """
 
-    def __init__(self, path: Path, number: Any, value: Any) -> None:
-        self.path, self.number = path, number
-        if not isinstance(number, int):
+    def __init__(self, pickle: Pickle, number: Any, value: Any) -> None:
+        self.path, self.number = pickle.path, 0 if pickle.holds is dict else number
+        if pickle.holds is dict:
             raise self.unfit("the file is a dict, not a list")
         if not isinstance(value, tuple | list) or len(value) not in SIZES:
-            held = f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else value
-            raise self.unfit(f"{str(held)[:60]} is no tuple of 6 or 9")
+            many = f" of {len(value)}" if hasattr(value, "__len__") else ""
+            raise self.unfit(f"{type(value).__name__}{many} is no tuple of 6 or 9")
         has_cpi = SIZES[len(value)]
         self.blocks = [self._blocks(value[2 * i]) for i in range(MEMBERS)]
         self.weights = [self._numbers(value[2 * i + 1]) for i in range(MEMBERS)]

@@ -44,16 +44,21 @@ def type_name(value: Any) -> str:
     return value.kind if isinstance(value, Instance) else type(value).__name__
 
 
-def check_key(key: Any, deep: int = 2) -> None:
-    """Refuse a deep tuple as a key of a dict or set: its hash recurses, and may take 2^n steps.
+def check_key(key: Any, budget: Budget, deep: int = 2) -> None:
+    """Refuse a key of a dict or set whose hash costs far more than reading it, or equals others.
 
-    Raises `ValueError`. Keys without a hash are refused by Python.
+    The hash of a tuple recurses, and reads all of it for each time that it is a key; integers that
+    differ by a multiple of 2^61 - 1 share a hash. Raises `ValueError`, and `TokmillError` if the
+    budget is used up. Keys without a hash are refused by Python.
     """
     if type(key) is tuple:
         if not deep:
             raise ValueError("a deep tuple is a key")
+        budget.take(16 * len(key))
         for inner in key:
-            check_key(inner, deep - 1)
+            check_key(inner, budget, deep - 1)
+    elif type(key) is int and not -(1 << 64) < key < 1 << 64:
+        raise ValueError("an integer of more than 64 bits is a key")
 
 
 def array_of(value: Any) -> Array | None:
@@ -94,7 +99,7 @@ def _set(args: tuple[Any, ...], budget: Budget) -> Any:
     (items,) = args or ((),)
     budget.take(72 * len(items))
     for item in items:
-        check_key(item)
+        check_key(item, budget)
     return set(items)
 
 
@@ -128,7 +133,7 @@ def _dict(args: tuple[Any, ...], budget: Budget) -> Any:
         return held
     budget.take(72 * len(held))
     for key, _ in held:
-        check_key(key)
+        check_key(key, budget)
     return dict(held)
 
 

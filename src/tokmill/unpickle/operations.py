@@ -25,8 +25,8 @@ from tokmill.unpickle.inert import (
 EMPTY_SET = 240
 """Bytes of memory of a set, for one byte of a file."""
 MAX_NAME = 512
-MAX_INTEGER = 2048
-"""Bytes of an integer, or digits where it stands as text."""
+MAX_INTEGER = 1024
+"""Bytes of an integer, or digits of its text: Python writes out no more than 4,300 digits."""
 
 CODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
 """Name of an operation → its byte."""
@@ -84,8 +84,8 @@ class Operations:
             raise ValueError("a key without a value")
         if type(target) is dict:
             for key, value in zip(both, both, strict=True):
-                if type(key) is tuple:
-                    check_key(key)
+                if type(key) is not str:
+                    check_key(key, self.budget)
                 target[key] = value
         else:
             _only(target, Instance).items.extend(zip(both, both, strict=True))
@@ -163,14 +163,14 @@ class Operations:
 
     def _frozenset(self, place: int, items: list[Any], stack: list[Any]) -> int:
         for item in items:
-            check_key(item)
+            check_key(item, self.budget)
         self.budget.take(EMPTY_SET)
         stack.append(frozenset(items))
         return place + 1
 
     def _additems(self, place: int, items: list[Any], stack: list[Any]) -> int:
         for item in items:
-            check_key(item)
+            check_key(item, self.budget)
         _only(stack[-1], set).update(items)
         return place + 1
 

@@ -70,6 +70,12 @@ def test_every_producer_is_read(name: str, packing: str, tmp_path: Path) -> None
     assert found.columns.min() >= 0
 
 
+def test_a_byte_order_mark_costs_no_interval(tmp_path: Path) -> None:
+    text = "\ufeffT:1:2 :3:4\nT:5:6\n".encode()
+    for data in (text, gzip.compress(text)):
+        assert rows_of(read(file_of(tmp_path, data))) == slow(text[3:])
+
+
 def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
     found = read(file_of(tmp_path, PRODUCERS["valgrind"][0]))
     assert found.declared == (6, 2, 13, 3, 1)
@@ -187,8 +193,10 @@ def test_intervals_are_compared_with_their_size() -> None:
 
 
 def test_sums_of_more_than_63_bits_are_refused() -> None:
-    with pytest.raises(TokmillError, match="interval 1 add up"):
+    with pytest.raises(TokmillError, match="up to interval 1 add up"):
         _ = from_rows([{}, {1: 1 << 63, 2: 1 << 63}]).instructions
+    with pytest.raises(TokmillError, match="up to interval 1 add up"):
+        _ = from_rows([{1: 1 << 62}, {1: 1 << 62}]).instructions
     assert from_rows([{}, {1: 3}, {}]).instructions.tolist() == [0, 3, 0]
 
 

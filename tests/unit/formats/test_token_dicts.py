@@ -381,6 +381,9 @@ def changed(**values: Any) -> list[Any]:
         (changed(rw=["READ", "READ"]), "is longer|too many|unpack"),
         ([[PUSH], [RET, {"asm": ["A"]}]], "'reg' is missing"),
         ([[PUSH], [RET, 5]], "not subscriptable"),
+        (changed(asm={"PUSH", "RBP"}), "not all lists"),
+        (changed(reg="ab"), "not all lists"),
+        (changed(type={("A", 2): 1}), "not all lists"),
     ],
 )
 def test_instructions_that_do_not_fit(tmp_path: Path, value: Any, message: str) -> None:
@@ -401,6 +404,9 @@ def test_instructions_that_do_not_fit(tmp_path: Path, value: Any, message: str) 
         ([{"asm": ["A"]}], "it is a dict, not a list of token dicts"),
         ({"f": {"asm": []}}, "'f' holds a dict, not a list"),
         ({"f": [5]}, "it is a int, not a list of token dicts"),
+        ({5: [PUSH]}, "a int is a key"),
+        ({b"f": [PUSH]}, "a bytes is a key"),
+        ({"f": {2: [PUSH]}}, "'f' holds a dict, not a list"),
         ((1, 2), "holds a tuple, not a dict or a list"),
     ],
 )

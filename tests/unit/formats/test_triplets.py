@@ -151,6 +151,8 @@ def test_all_that_the_script_may_have_written(tmp_path: Path, protocol: int) -> 
     [
         ([(1, 2)], "entry 0: no triplet|tuple of 2"),
         ({"a": 1}, "the file is a dict"),
+        ({3: ([1], [1], [1], [1], [1], [1])}, "the file is a dict"),
+        ([1 << 8000], "int is no tuple of 6 or 9"),
         ([([1], [1, 2], [1], [1], [1], [1])], "1 blocks and 2 weights"),
         ([([-1], [1], [1], [1], [1], [1])], "from 0 on"),
         ([([1.5], [1], [1], [1], [1], [1])], "in place of a list of numbers"),

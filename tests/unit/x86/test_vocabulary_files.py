@@ -134,7 +134,19 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [{"a": -1}, {"a": "1"}, {1: 1}, {"a": True}, {}, [1], 7, {"\ud800": 1}]
+    "value",
+    [
+        {"a": -1},
+        {"a": "1"},
+        {1: 1},
+        {"a": True},
+        {},
+        [1],
+        7,
+        {"\ud800": 1},
+        {"a": 1 << 63},
+        {1, "a"},
+    ],
 )
 def test_pickles_of_something_else(tmp_path: Path, value: Any) -> None:
     path = pickled(tmp_path / "asm_tokens_dict.pkl", value)

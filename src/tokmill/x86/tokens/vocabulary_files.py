@@ -288,9 +288,7 @@ def _lines(path: Path) -> list[str]:
 def _of_pickle(path: Path, column: str, rules: str) -> Found:
     # The factory of a defaultdict(int), under its name in Python 2.
     value = Pickle(path, ["builtins.long"]).load()
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=str)
-    names: Iterable[Any] = value if isinstance(value, dict | list) else ()
+    names: Iterable[Any] = value if isinstance(value, dict | list | set | frozenset) else ()
     if not names or not all(isinstance(name, str) for name in names):
         raise _no_list(path, f"it is of type {type(value).__name__}")
     for name in names:
@@ -298,9 +296,10 @@ def _of_pickle(path: Path, column: str, rules: str) -> Found:
             name.encode()
         except UnicodeEncodeError:
             raise _no_list(path, f"{name!r} is not text") from None
-    if isinstance(value, list):
-        return _arranged(path, column, rules, value)
-    if not all(type(count) is int and count >= 0 for count in value.values()):
+    if not isinstance(value, dict):
+        names = value if isinstance(value, list) else sorted(value)
+        return _arranged(path, column, rules, names)
+    if not all(type(count) is int and 0 <= count < 1 << 63 for count in value.values()):
         raise _no_list(path, "its values are not counts")
     if sorted(value.values()) == list(range(len(value))) and len(value) > 1:
         return _arranged(path, column, rules, sorted(value, key=value.__getitem__))
