@@ -91,7 +91,6 @@ class ChatSource(JsonlSource):
     """Chats in JSON Lines."""
 
     Config: ClassVar[type[msgspec.Struct]] = ChatConfig
-    version = 1
     hints: ClassVar[dict[str, str]] = {
         **JsonlSource.hints,
         "no mask": "put {% generation %} and {% endgeneration %} around the answer in a copy of "
@@ -299,7 +298,12 @@ class EncodeChats:
             reasons = ["special token" if BREAK in text else "" for text in documents.marked]
             documents = select(documents, reasons, rejected=True)
         last = self.config.learn == "last"
-        ids, offsets, learned, sizes = self.chats(documents.marked, last)
+        encoded = self.chats(documents.marked, last)
+        if (odd := self.chats.odd(documents.marked, encoded)).any():
+            reasons = ["special token" if one else "" for one in odd]
+            documents = select(documents, reasons, rejected=True)
+            encoded = self.chats(documents.marked, last)
+        ids, offsets, learned, sizes = encoded
         lengths = np.diff(offsets)
         ids, offsets = surround(ids, lengths, [], self.suffix, self.dtype)
         more = [int(self.config.learn == "all")] * len(self.suffix)

@@ -38,7 +38,7 @@ class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     min_count: int = 1
     """Words of the corpus that stand less often than this are [UNK]."""
     specials_in_text: Literal["plain", "special", "reject"] = "plain"
-    """What `[SEP]` as a word of a walk means: a word of the vocabulary, the special token, a
+    """What `[SEP]` as a word of a walk means: a word that is not known, the special token, a
     reject."""
     end_of_record: Literal["eot", "none"] = "none"
     """Whether a walk ends with the `eot` token."""

@@ -66,7 +66,8 @@ class DocumentSource(Source):
     """A source whose records are documents of text."""
 
     Config: ClassVar[type[msgspec.Struct]] = TextOptions
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 3
+    """2: fields are not stripped by default. 3: no model makes special tokens of plain text."""
     suffixes: ClassVar[tuple[str, ...]]
     """Suffixes of the files that are read in folders; none: all that `fits` accepts."""
     lines: bool = True

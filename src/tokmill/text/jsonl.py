@@ -35,8 +35,6 @@ class JsonlSource(DocumentSource):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = JsonlConfig
-    version = 2
-    """Since 2, fields are not stripped by default."""
     stdin_suffix = ".jsonl"
     suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst")
     hints: ClassVar[dict[str, str]] = {

@@ -41,8 +41,6 @@ class ParquetSource(DocumentSource):
 
     Config: ClassVar[type[msgspec.Struct]] = ParquetConfig
     places = "row"
-    version = 2
-    """2: fields are not stripped unless it is asked for."""
     suffixes = (".parquet", ".arrow", ".feather", ".ipc")
     config: ParquetConfig
 

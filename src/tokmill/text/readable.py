@@ -42,8 +42,8 @@ class ReadableEncoder:
         self.ignore_merges = bool(model.get("ignore_merges"))
         self.ranks: dict[tuple[int, int], tuple[int, int]] = {}
         for rank, (left, right) in enumerate(model["merges"]):
-            pair = self._merge(left, right)
-            self.ranks.setdefault(pair, (rank, self.vocab[left + right]))
+            # Of a pair that stands twice, `tokenizers` takes the last place.
+            self.ranks[self._merge(left, right)] = (rank, self.vocab[left + right])
         self.normalizers = [
             self._normalizer(step) for step in files.flatten(data.get("normalizer"), "normalizers")
         ]
@@ -121,11 +121,7 @@ class ReadableEncoder:
                 units.extend(number for number in fallback if number is not None)
                 after_unknown = False
             elif self.unknown is None:
-                raise TokmillError(
-                    f"the vocabulary has no token for {unit!r} and no unknown token",
-                    where=self.where,
-                    hint="train with all 256 bytes in the vocabulary",
-                )
+                raise no_token(unit, self.where)
             else:
                 if not (after_unknown and self.fuse_unknown):
                     units.append(self.unknown)
@@ -218,6 +214,15 @@ class ReadableEncoder:
             where=self.where,
             hint="the engine 'tokenizers' may run it: --engine tokenizers",
         )
+
+
+def no_token(text: str, where: str) -> TokmillError:
+    """Return the error for a character that would be lost."""
+    return TokmillError(
+        f"the vocabulary has no token for {text!r} and no unknown token",
+        where=where,
+        hint="train with all 256 bytes in the vocabulary, or name a token as the model's unk_token",
+    )
 
 
 def utf8(text: str) -> bytes:

@@ -303,23 +303,35 @@ def added_tokens(data: Mapping[str, Any], *, special_only: bool = False) -> dict
 def without_specials(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file with which text never becomes a special token; all other ids stay the same.
 
-    If the model takes whole words as tokens (`ignore_merges`), special tokens are removed from its
-    vocabulary too.
+    No merge, whole word or piece of the model makes a special token. The unknown token stays, for
+    text that the model has no token for.
     """
     special = added_tokens(data, special_only=True)
     data = dict(data)
     data["added_tokens"] = [t for t in data.get("added_tokens") or [] if not t.get("special")]
     data["post_processor"] = None
-    model = data["model"]
-    if model.get("ignore_merges"):
-        used = {part for merge in model["merges"] for part in (*merge, "".join(merge))}
-        vocab = {
-            token: number
-            for token, number in model["vocab"].items()
-            if special.get(token) != number or token in used
-        }
-        data["model"] = {**model, "vocab": vocab}
-    return data
+    model = dict(data["model"])
+    if isinstance(model["vocab"], list):
+        # Scores keep their places, which are the ids; no text has a piece of no characters.
+        model["vocab"] = [
+            ["" if special.get(token) == number else token, score]
+            for number, (token, score) in enumerate(model["vocab"])
+        ]
+        return {**data, "model": model}
+    hidden = {token for token, number in special.items() if model["vocab"].get(token) == number}
+    model["vocab"] = {t: number for t, number in model["vocab"].items() if t not in hidden}
+    if (unknown := model.get("unk_token")) in hidden:
+        model["vocab"][""], model["unk_token"] = special[unknown], ""
+    if merges := model.get("merges"):
+        inside = len(model.get("continuing_subword_prefix") or "")
+        model["merges"] = [
+            pair
+            for pair in merges
+            if pair[0] not in hidden
+            and pair[1] not in hidden
+            and pair[0] + pair[1][inside:] not in hidden
+        ]
+    return {**data, "model": model}
 
 
 def template_tokens(tokenizer_json: bytes | str | Mapping[str, Any]) -> tuple[list[int], list[int]]:

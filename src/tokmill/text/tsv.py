@@ -54,7 +54,6 @@ class TsvSource(DocumentSource):
     """Tables of sentences; a text of `documents` is its sentences with a newline between them."""
 
     Config: ClassVar[type[msgspec.Struct]] = TsvConfig
-    version = 1
     stdin_suffix = ".tsv"
     suffixes = (".tsv", ".tsv.gz", ".tsv.zst")
     hints: ClassVar[dict[str, str]] = {

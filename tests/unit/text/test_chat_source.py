@@ -234,6 +234,24 @@ def test_tokenizers_without_the_tokens_of_a_template_are_refused(tmp_path: Path)
     assert shown(store, TOKENIZER) == [(text, " hello<|endoftext|>")]
 
 
+def test_special_tokens_that_a_normalizer_makes_of_messages_are_rejects(tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    words = {w: n for n, w in enumerate(["[UNK]", "[SEP]", "User:", "Assistant:", "hi", "hello"])}
+    made = library.Tokenizer(library.models.WordLevel(words, unk_token="[UNK]"))
+    made.normalizer = library.normalizers.NFKC()
+    made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["[UNK]", "[SEP]"])
+    made.save(str(tmp_path / "t.json"))
+    rows = [
+        {"messages": [{"role": "user", "content": text}, HELLO]}
+        for text in ("hi", "［SEP］ hi", "[SEP]", "hi there [UNK]")
+    ]
+    options = {"chat_template": "plain", "roles": {"eot": "[SEP]"}}
+    store = build(tmp_path, tmp_path / "t.json", rows, **options)
+    assert store.manifest.rejected == {"special token": 3}
+    assert [record["token"].tolist() for record in store] == [[2, 4, 3, 5, 1]]
+
+
 def test_where_templates_are_found(tmp_path: Path, tokenizer: Path) -> None:
     rows = [{"messages": [USER, HELLO]}]
     template = (
