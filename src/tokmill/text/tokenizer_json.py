@@ -408,32 +408,35 @@ def spelling_bytes(spelled: str, *, byte_level: bool) -> bytes:
     return spelled.encode() if read is None else read
 
 
+def spelled_tokens(data: Mapping[str, Any]) -> dict[int, str]:
+    """Return id → the token as the file spells it, including added tokens."""
+    entries = data["model"]["vocab"]
+    if isinstance(entries, dict):
+        spelled = {number: token for token, number in entries.items()}
+    else:
+        spelled = {number: entry[0] for number, entry in enumerate(entries)}
+    return spelled | {number: token for token, number in added_tokens(data).items()}
+
+
 def token_bytes(data: Mapping[str, Any]) -> dict[int, bytes]:
     """Return id → the bytes of the token, including added tokens.
 
     Byte-level spellings are converted to bytes; with byte fallback `<0x0A>` is one byte and U+2581
     a space; in other models a token stands for its UTF-8.
     """
-    model = data["model"]
-    entries = model["vocab"]
-    numbered = (
-        [(number, token) for token, number in entries.items()]
-        if isinstance(entries, dict)
-        else [(number, entry[0]) for number, entry in enumerate(entries)]
-    )
     spelled_as_bytes = is_byte_level(data)
+    fallback = data["model"].get("byte_fallback")
+    added = set(added_tokens(data).values())
     result: dict[int, bytes] = {}
-    for number, token in numbered:
-        if spelled_as_bytes:
+    for number, token in spelled_tokens(data).items():
+        if spelled_as_bytes and number not in added:
             read = unalias(token)
             result[number] = token.encode() if read is None else read
-        elif model.get("byte_fallback"):
+        elif fallback and not spelled_as_bytes:
             byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
             result[number] = (
                 bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
             )
         else:
             result[number] = token.encode()
-    for token, number in added_tokens(data).items():
-        result[number] = token.encode()
     return dict(sorted(result.items()))

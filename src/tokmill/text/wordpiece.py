@@ -10,7 +10,7 @@ google-research/bert; format of tokenizer.json: Hugging Face `tokenizers`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tokmill.files import machine_errors
 from tokmill.headers import loads_json
 from tokmill.text import tokenizer_json as files
 from tokmill.text.panics import no_panic
-from tokmill.text.readable import ReadableEncoder, utf8
+from tokmill.text.readable import ReadableEncoder
 
 INSIDE = "##"
 """Prefix of tokens inside of a word."""
@@ -30,11 +30,6 @@ SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The special tokens of BERT, in the order of their ids in a vocabulary that is trained."""
 BEFORE_SPACE = re.compile(r"(?=[ \n])")
 """Matches places where a text may be cut: no word holds white space."""
-CLEANED = {
-    " .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m",
-    " do not": " don't", " 's": "'s", " 've": "'ve", " 're": "'re",
-}  # fmt: skip
-"""Replacements of a decoder with `cleanup`."""
 
 
 def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
@@ -200,19 +195,15 @@ class ReadableWordPiece(ReadableEncoder):
         self._normalizer_step, self._words_step = loaded.normalizer, loaded.pre_tokenizer
         kinds = [(data.get(key) or {}).get("type") for key in ("normalizer", "pre_tokenizer")]
         known = kinds == ["BertNormalizer", "BertPreTokenizer"]
-        self.safe_places = BEFORE_SPACE if known else None
         if self._normalizer_step is not None:
             self.normalizers = [lambda text, first, last: self._normalizer_step.normalize_str(text)]
-        self.added = self._added(data)
+        self.added, self.later = self._added(data)
+        self.safe_places = BEFORE_SPACE if known and not self.later else None
 
-    def _stretch(self, text: str, first: bool, last: bool) -> list[int]:
-        utf8(text)
-        for normalize in self.normalizers:
-            text = normalize(text, first, last)
-        words = [text] if text else []
-        if self._words_step is not None:
-            words = [word for word, _ in self._words_step.pre_tokenize_str(text)]
-        return [number for word in words for number in self._word(word)]
+    def _cut(self, text: str, first: bool) -> Iterable[str]:
+        if self._words_step is None or not text:
+            return [text] if text else []
+        return [word for word, _ in self._words_step.pre_tokenize_str(text)]
 
     def _merged(self, word: str) -> list[int]:
         """Return the ids of one word: the longest tokens that fit, from the left."""
@@ -243,27 +234,12 @@ class ReadableWords(ReadableWordPiece):
 
 
 WORDS = {"WordPiece": ReadableWordPiece, "WordLevel": ReadableWords}
-"""Models whose text is cut into words by steps of its own, and written with blanks between."""
+"""Models whose text is cut into words by steps of its own."""
 
 
 def readable_encoder(data: Mapping[str, Any], where: str) -> ReadableEncoder:
     """Return the readable encoder for the model of a tokenizer.json."""
     return WORDS.get(data["model"]["type"], ReadableEncoder)(data, where)
-
-
-def joined(tokens: Iterable[bytes], decoder: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the text of tokens, as the decoder of a tokenizer.json for WordPiece writes it."""
-    step = next((step for step in decoder if step.get("type") == "WordPiece"), {})
-    inside, cleans = str(step.get("prefix", INSIDE)).encode(), bool(step.get("cleanup", True))
-    parts: list[bytes] = []
-    for token in tokens:
-        if parts:
-            token = token.removeprefix(inside) if token.startswith(inside) else b" " + token
-        if cleans:
-            for long, short in CLEANED.items():
-                token = token.replace(long.encode(), short.encode())
-        parts.append(token)
-    return b"".join(parts)
 
 
 def _as_text(data: Mapping[str, Any]) -> str:

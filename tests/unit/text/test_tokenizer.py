@@ -269,3 +269,57 @@ def test_files_of_others_beside_a_tokenizer_are_not_replaced(tmp_path: Path) -> 
             tokenizer.save(folder)
         assert [path.name for path in folder.iterdir()] == [name]
         assert (folder / name).read_text() == text
+
+
+DECODERS: list[dict[str, Any] | None] = [
+    None,
+    {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+    {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": True},
+    {"type": "BPEDecoder", "suffix": "</w>"},
+    {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    {"type": "WordPiece", "prefix": "##", "cleanup": False},
+    {"type": "CTC", "pad_token": "d", "word_delimiter_token": "c", "cleanup": False},
+    {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    },
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("kind", ["BPE", "WordLevel", "WordPiece", "Unigram"])
+def test_ids_become_the_text_of_the_decoder(decoder: dict[str, Any] | None, kind: str) -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    tokens = ["[UNK]", "\u2581a", "b</w>", "##c", "c", "d", ".", "n't", "\u2581", "</s>"]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    model = {
+        "BPE": lambda: library.models.BPE(vocab, []),
+        "WordLevel": lambda: library.models.WordLevel(vocab, unk_token="[UNK]"),
+        "WordPiece": lambda: library.models.WordPiece(vocab, unk_token="[UNK]"),
+        "Unigram": lambda: library.models.Unigram([(t, -1.0) for t in tokens], 0),
+    }[kind]()
+    made = library.Tokenizer(model)
+    made.add_special_tokens(["</s>", "<new>"])
+    raw = json.dumps({**json.loads(made.to_str()), "decoder": decoder})
+    reference, tokenizer = library.Tokenizer.from_str(raw), Tokenizer.from_json(raw)
+    for ids in ([1, 3, 2, 9], [8, 1, 1, 5, 5, 4, 10], [2, 7, 6], [6], []):
+        assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=False)
+
+
+def test_added_tokens_are_found_before_and_after_the_normalizer() -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    data = json.loads(TOKENIZER.read_text())
+    first = max(token["id"] for token in data["added_tokens"]) + 1000
+    data["normalizer"] = {"type": "Replace", "pattern": {"String": "x"}, "content": "yo"}
+    for place, (name, normalized) in enumerate([("ax", True), ("xx", False), ("yo yo", True)]):
+        token = {**data["added_tokens"][0], "content": name, "normalized": normalized}
+        data["added_tokens"].append({**token, "id": first + place, "special": False})
+        data["model"]["vocab"][name] = first + place
+    tokenizer = Tokenizer.from_json(raw := json.dumps(data))
+    reference = library.Tokenizer.from_str(raw)
+    for text in ("axx", "ax x", "ayo xx x", "the ax", "x yo", "xxx", "yox", " x x x ax"):
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False).ids
