@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.text import tokenizer_json as files
 from tokmill.text.bpe import merge_ids
@@ -183,6 +184,9 @@ class ReadableEncoder:
             return lambda text, first, last: step["prepend"] + text if first and text else text
         if kind == "Replace":
             return _replacer(step["pattern"], step["content"])
+        if kind in ("NFC", "NFD", "NFKC", "NFKD"):
+            form = getattr(plugins.require("tokenizers").normalizers, kind)()
+            return lambda text, first, last: str(form.normalize_str(text))
         raise self._unknown(f"the normalizer {kind!r}")
 
     def _splitter(self, step: Mapping[str, Any]) -> Splitter:

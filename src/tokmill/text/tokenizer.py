@@ -93,9 +93,10 @@ class Tokenizer:
 
         `pattern` and `specials` are for rank files with unknown names; see `tokenizer_files.read`.
         """
-        return cls.from_data(
-            tokenizer_files.read(path, pattern=pattern, specials=specials), str(path)
-        )
+        data, named = tokenizer_files.read(path, pattern=pattern, specials=specials)
+        tokenizer = cls.from_data(data, str(path))
+        tokenizer.named = named
+        return tokenizer
 
     @classmethod
     def from_json(cls, raw: bytes | str, where: str = "tokenizer.json") -> Self:
@@ -112,6 +113,8 @@ class Tokenizer:
     def _set(self, data: dict[str, Any], where: str) -> None:
         self.data = data
         self.where = where
+        self.named: dict[str, str] = {}
+        """Role → token, as a tokenizer_config.json beside the file says."""
 
     @cached_property
     def vocab(self) -> dict[int, bytes]:
@@ -269,7 +272,11 @@ class Tokenizer:
             role_overrides: role → token; they replace roles that follow from names.
         """
         raw = self.to_json()
-        roles = find_roles(tokenizer_json.added_tokens(self.data), role_overrides, where=self.where)
+        roles = find_roles(
+            tokenizer_json.added_tokens(self.data),
+            {**self.named, **(role_overrides or {})},
+            where=self.where,
+        )
         return (
             Vocabulary(
                 file="tokenizer.json",
@@ -315,17 +322,9 @@ class Tokenizer:
         self, roles: Mapping[str, int] | None = None, *, segments: bool = False
     ) -> dict[str, bytes]:
         """Return name → content of the files that `save` writes; tokenizer.json comes last."""
-        names = {
-            "eot": "eos_token",
-            "bos": "bos_token",
-            "pad": "pad_token",
-            "unk": "unk_token",
-            "mask": "mask_token",
-            "cls": "cls_token",
-            "sep": "sep_token",
-        }
+        names = {role: key for key, role in tokenizer_files.NAMED.items()}
         tokens = {number: token for token, number in self.specials.items()}
-        roles = find_roles(self.specials) if roles is None else roles
+        roles = find_roles(self.specials, self.named) if roles is None else roles
         named = {names[role]: tokens[number] for role, number in roles.items() if number in tokens}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",

@@ -16,8 +16,6 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors
-from tokmill.headers import loads_json
 from tokmill.text import tokenizer_json as files
 from tokmill.text.panics import no_panic
 from tokmill.text.readable import ReadableEncoder
@@ -32,12 +30,12 @@ BEFORE_SPACE = re.compile(r"(?=[ \n])")
 """Matches places where a text may be cut: no word holds white space."""
 
 
-def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
+def read_vocab_txt(raw: bytes, path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a tokenizer.json for a `vocab.txt`: a token per line, the line its id.
 
     The file does not state whether text is converted to lower case. A `tokenizer_config.json`
-    beside it does; without it, capital letters are kept if the vocabulary has some. If a token
-    occurs twice, its last line is its id, as in BERT's own reader.
+    beside it does (`said`); without it, capital letters are kept if the vocabulary has some. If a
+    token occurs twice, its last line is its id, as in BERT's own reader.
     """
     try:
         text = raw.decode("utf-8-sig")
@@ -55,7 +53,6 @@ def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
             where=str(path),
             hint="a vocab.txt of WordPiece has a token per line, [UNK] among them",
         )
-    said = _beside(path)
     capital = any(t != t.lower() for t in vocab if not re.fullmatch(r"\[.*\]", t))
     lower = said.get("do_lower_case")
     return tokenizer_data(
@@ -136,26 +133,6 @@ def _template(vocab: Mapping[str, int]) -> dict[str, Any] | None:
             for token in ("[CLS]", "[SEP]")
         },
     }
-
-
-def _beside(path: Path) -> dict[str, Any]:
-    """Return what the tokenizer_config.json beside a vocab.txt says; {} where there is none."""
-    beside = path.with_name("tokenizer_config.json")
-    if not beside.is_file():
-        return {}
-    with machine_errors("read", beside):
-        raw = beside.read_bytes()
-    try:
-        found = loads_json(raw)
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-    except ValueError as error:
-        raise TokmillError(
-            f"the file beside the vocab.txt cannot be read: {error}",
-            where=str(beside),
-            hint='it says whether text is put into lower case: {"do_lower_case": true}',
-        ) from None
-    return found
 
 
 class ReadableWordPiece(ReadableEncoder):
