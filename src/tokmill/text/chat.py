@@ -45,6 +45,8 @@ USUAL = ("messages", "conversations")
 """Default keys of the list of messages."""
 BESIDE = ("system", "tools")
 """Other keys that are read."""
+PROMPT = "add_generation_prompt"
+"""Variable by which a template writes what stands before an answer, which is not learned."""
 
 
 class ChatConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -261,6 +263,8 @@ class ChatSource(JsonlSource):
             raise Refused("no mask") from None
         except TooMany:
             raise Refused("too many turns") from None
+        if self._learns_headers(text, messages):
+            self.reader.note(f"chats in which headers of answers are learned: no {PROMPT}")
         if not all(learned):
             text = _unlearned(text, messages, learned)
         if OPEN not in text:
@@ -268,6 +272,15 @@ class ChatSource(JsonlSource):
         if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:
             raise Refused("too long")
         return text
+
+    def _learns_headers(self, text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Say whether something stands before an answer that no generation prompt has written."""
+        if self.config.learn == "all" or self.template.marks or PROMPT in self.template.text:
+            return False
+        said = next((m.get("content") for m in messages if m["role"] == "assistant"), None)
+        return isinstance(said, str) and not text.partition(OPEN)[2].strip().startswith(
+            said.strip()
+        )
 
     def encoder(self, resources: Resources) -> EncodeChats:
         """Return the encoder of chats."""

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from tokmill.builds.source import Frozen, Hash, Item, Resources
+from tokmill.inflate import MAGIC
 from tokmill.store.schema import Array, Drop, Drops, drops_of
 from tokmill.text.blocks import Block, blank_lines, record_blocks
 from tokmill.text.documents import DocumentSource
@@ -36,7 +37,7 @@ class JsonlSource(DocumentSource):
 
     Config: ClassVar[type[msgspec.Struct]] = JsonlConfig
     stdin_suffix = ".jsonl"
-    suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst")
+    suffixes = tuple(f"{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in ("", *MAGIC))
     hints: ClassVar[dict[str, str]] = {
         "too long": "a record is one line of at most 64 MiB, and the line does not end: write each "
         "record on a line of its own (`jq -c`)"

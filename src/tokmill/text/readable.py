@@ -191,6 +191,9 @@ class ReadableEncoder:
 
     def _splitter(self, step: Mapping[str, Any]) -> Splitter:
         kind = step["type"]
+        if self.is_byte_level:
+            # It would see the spelling of bytes, not the text.
+            raise self._unknown(f"the pre-tokenizer {kind!r} after ByteLevel")
         if kind == "ByteLevel":
             self.is_byte_level = True
             pattern = GPT2 if step.get("use_regex", True) else None

@@ -360,25 +360,35 @@ def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     suffix: list[int] = []
     for step in flatten(data.get("post_processor"), "processors"):
         kind = step.get("type")
+        before: list[int] = []
+        after: list[int] = []
         if kind == "ByteLevel":
             continue
         if kind == "TemplateProcessing":
-            known = step.get("special_tokens") or {}
-            side = prefix
+            known, texts = step.get("special_tokens") or {}, []
             for piece in step.get("single") or []:
                 if "Sequence" in piece:
-                    side = suffix
+                    texts.append(piece["Sequence"]["id"])
                 else:
-                    side.extend(known[piece["SpecialToken"]["id"]]["ids"])
+                    ids = known[piece["SpecialToken"]["id"]]["ids"]
+                    (after if texts else before).extend(ids)
+            if texts != ["A"]:
+                raise TokmillError(
+                    f"the template writes a text as {' '.join(f'${t}' for t in texts) or 'nothing'}"
+                    ", not once",
+                    where="tokenizer.json",
+                    hint='set "post_processor" to null to encode without it',
+                )
         elif kind in ("RobertaProcessing", "BertProcessing"):
-            prefix.append(step["cls"][1])
-            suffix.insert(0, step["sep"][1])
+            before, after = [step["cls"][1]], [step["sep"][1]]
         else:
             raise TokmillError(
                 f"the post-processor {kind!r} is not known",
                 where="tokenizer.json",
                 hint='set "post_processor" to null to encode without it',
             )
+        # A later step puts its tokens around those of the steps before.
+        prefix, suffix = before + prefix, suffix + after
     return prefix, suffix
 
 

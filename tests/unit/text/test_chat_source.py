@@ -234,6 +234,21 @@ def test_tokenizers_without_the_tokens_of_a_template_are_refused(tmp_path: Path)
     assert shown(store, TOKENIZER) == [(text, " hello<|endoftext|>")]
 
 
+def test_headers_that_no_generation_prompt_writes_are_told(tmp_path: Path, tokenizer: Path) -> None:
+    turn = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    rows = [{"messages": [USER, HELLO]}]
+    said = "chats in which headers of answers are learned: no add_generation_prompt"
+    whole = "{% for m in messages %}" + turn + "{% endfor %}"
+    store = build(tmp_path, tokenizer, rows, chat_template=whole)
+    assert store.manifest.notes[said] == 1
+    assert shown(store, tokenizer)[0][1] == "<|im_start|>assistant\nhello<|im_end|>"
+    prompt = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    bare = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"  # it writes no header
+    for template in (whole + prompt, bare):
+        store = build(tmp_path, tokenizer, rows, chat_template=template)
+        assert said not in store.manifest.notes
+
+
 def test_special_tokens_that_a_normalizer_makes_of_messages_are_rejects(tmp_path: Path) -> None:
     library = pytest.importorskip("tokenizers", reason="needs the extra text")
     words = {w: n for n, w in enumerate(["[UNK]", "[SEP]", "User:", "Assistant:", "hi", "hello"])}

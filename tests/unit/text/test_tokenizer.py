@@ -17,6 +17,7 @@ from tokmill.text import tokenizer_json
 from tokmill.text.encoders import make_encoder
 from tokmill.text.patterns import QWEN2, compile_pattern, resolve_pattern, split_words
 from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.tokenizer_json import template_tokens
 
 SPECIALS = ["<|endoftext|>", "<|pad|>", "<|endoftext|><|endoftext|>"]
 
@@ -439,3 +440,58 @@ def test_added_tokens_are_found_before_and_after_the_normalizer() -> None:
     reference = library.Tokenizer.from_str(raw)
     for text in ("axx", "ax x", "ayo xx x", "the ax", "x yo", "xxx", "yox", " x x x ax"):
         assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False).ids
+
+
+def template(*single: str, **ids: int) -> dict[str, Any]:
+    pieces = [
+        {"Sequence": {"id": piece[1:], "type_id": 0}}
+        if piece[0] == "$"
+        else {"SpecialToken": {"id": piece, "type_id": 0}}
+        for piece in single
+    ]
+    known = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ids.items()}
+    pair = [*pieces, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {
+        "type": "TemplateProcessing",
+        "single": pieces,
+        "pair": pair,
+        "special_tokens": known,
+    }
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [template("x", "y", "$A", "z", x=1, y=2, z=3)],
+        [template("x", "$A", x=1), template("z", "w", "$A", z=3, w=5)],
+        [{"type": "BertProcessing", "sep": ["s", 7], "cls": ["c", 8]}, template("x", "$A", x=1)],
+    ],
+)
+def test_tokens_around_a_text_are_those_of_tokenizers(steps: list[dict[str, Any]]) -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    data = json.loads(TOKENIZER.read_text())
+    data["post_processor"] = {"type": "Sequence", "processors": steps}
+    reference = library.Tokenizer.from_str(json.dumps(data))
+    before, after = template_tokens(data)
+    inner = reference.encode("a b", add_special_tokens=False).ids
+    assert before + inner + after == reference.encode("a b").ids
+
+
+@pytest.mark.parametrize("single", [("$A", "$A"), ("x",), ("$A", "x", "$B"), ("$B",)])
+def test_a_template_that_writes_a_text_twice_is_refused(single: tuple[str, ...]) -> None:
+    data = json.loads(TOKENIZER.read_text()) | {"post_processor": template(*single, x=1)}
+    with pytest.raises(TokmillError, match="not once"):
+        template_tokens(data)
+
+
+def test_a_step_after_byte_level_sees_bytes_and_is_left_to_tokenizers() -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    data = json.loads(TOKENIZER.read_text())
+    whole = {**data["pre_tokenizer"], "type": "ByteLevel", "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": " "}, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [whole, split]}
+    raw = json.dumps(data)
+    right = library.Tokenizer.from_str(raw).encode("the of and", add_special_tokens=False).ids
+    assert make_encoder(raw.encode())(["the of and"])[0].tolist() == right
+    with pytest.raises(TokmillError, match="'Split' after ByteLevel"):
+        Tokenizer.from_json(raw).encode("the of and")
