@@ -68,6 +68,10 @@ class DocumentSource(Source):
     Config: ClassVar[type[msgspec.Struct]] = TextOptions
     version: ClassVar[int] = 3
     """2: fields are not stripped by default. 3: no model makes special tokens of plain text."""
+    without_tokenizer: ClassVar[str] = (
+        "--tokenizer tokenizer.json, or --vocab-size 8192 to train one on the input"
+    )
+    """Hint where no tokenizer was named."""
     suffixes: ClassVar[tuple[str, ...]]
     """Suffixes of the files that are read in folders; none: all that `fits` accepts."""
     lines: bool = True
@@ -90,7 +94,7 @@ class DocumentSource(Source):
         if request.tokenizer is None:
             raise UsageError(
                 "no tokenizer was named",
-                hint="--tokenizer tokenizer.json, or --vocab-size 8192 to train one on the input",
+                hint=cls.without_tokenizer,
             )
         from tokmill.text.tokenizer import Tokenizer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from tokmill.store.schema import Array, each_drop
 from tokmill.text.blocks import MAX_RECORD
 from tokmill.text.documents import DocumentSource
 from tokmill.text.encoders import Utf8Texts, utf8_buffer
+from tokmill.text.jsonl import as_text
 from tokmill.text.prepare import Documents, FieldOptions, join_fields, select
 
 BATCH = 2 << 20
@@ -202,22 +202,9 @@ def _kept(name: str, column: Any) -> list[str]:
         elif types.is_temporal(column.type) or types.is_decimal(column.type):
             # Python's own types hold neither nanoseconds nor years after 9999.
             column = column.cast(pyarrow.string())
-        return [_as_text(value) for value in column.to_pylist()]
+        return [as_text(value) for value in column.to_pylist()]
     except (ValueError, OverflowError, NotImplementedError, UnicodeDecodeError) as error:
         raise UsageError(
             f"values of the column {name!r} ({column.type}) cannot be kept as text: {error}",
             hint="leave it out of --keep, or write it in another type",
         ) from None
-
-
-def _as_text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    raw = msgspec.json.encode(value, enc_hook=str)
-    if b"null" not in raw:
-        return raw.decode()
-    # It writes null for NaN and the infinite too.
-    plain = msgspec.to_builtins(value, enc_hook=str)
-    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))

@@ -236,7 +236,7 @@ class ReadableEncoder:
         return TokmillError(
             f"the readable encoder does not know {what}",
             where=self.where,
-            hint="the engine 'tokenizers' may run it: --engine tokenizers",
+            hint="builds run it, by the package tokenizers",
         )
 
 

@@ -42,6 +42,8 @@ RANK_FILES = {
 """Known by file name (openai/tiktoken, `tiktoken_ext/openai_public.py`)."""
 
 
+RANKS = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
+"""The first line of a rank file; Llama 3's is called tokenizer.model."""
 SENTENCEPIECE = re.compile(r"\.model(?:\.v[0-9]\w*)?$")
 """What names of SentencePiece files end in; Mistral's say a version, as `tokenizer.model.v3`."""
 
@@ -111,7 +113,7 @@ def read(
         raw = path.read_bytes()
     if not raw:
         raise TokmillError("the file is empty", where=str(path), hint="give a tokenizer.json")
-    if path.suffix == ".tiktoken":
+    if path.suffix == ".tiktoken" or RANKS.match(raw[:1000]):
         return read_ranks(raw, path, pattern, specials), {}
     said = _beside(path)
     if SENTENCEPIECE.search(path.name):
@@ -341,7 +343,9 @@ def read_ranks(
         raise TokmillError(
             "a rank file does not say how words are cut, and this name is not known",
             where=str(path),
-            hint=f"name the pattern: --pattern {'|'.join(PATTERNS)} (known file names: "
+            hint=f"take the tokenizer.json of the same model, or name the pattern: "
+            f"`tokmill tokenizer encode --pattern {'|'.join(PATTERNS)}`, "
+            "`Tokenizer.from_file(FILE, pattern=…).save(FOLDER)` in Python (known file names: "
             f"{', '.join(RANK_FILES)})",
         )
     ranks: dict[bytes, int] = {}

@@ -56,6 +56,10 @@ class TsvSource(DocumentSource):
 
     Config: ClassVar[type[msgspec.Struct]] = TsvConfig
     stdin_suffix = ".tsv"
+    without_tokenizer = (
+        "--tokenizer TOKENIZER; `tokmill tokenizer train FILE.tsv --model wordpiece "
+        "--vocab-size 8192 -o TOKENIZER` trains one"
+    )
     suffixes = tuple(f".tsv{packed}" for packed in ("", *MAGIC))
     hints: ClassVar[dict[str, str]] = {
         "columns": "lines have other numbers of columns than the first one: is it a TSV file?",

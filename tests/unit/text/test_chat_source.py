@@ -107,7 +107,7 @@ REFUSED = [
     ({"messages": [USER, {**HELLO, "weight": "0"}]}, "weight"),
     ({"messages": [USER, {**HELLO, "content": "a\ufdd1b"}]}, "noncharacter"),
     ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
-    ('{"messages": [{"role": "user", "content": NaN}]}', "nan"),
+    ('{"messages": [{"role": "assistant", "content": NaN}]}', "content"),
     ('{"messages": [', "json"),
     (DEEP, "depth"),
 ]
