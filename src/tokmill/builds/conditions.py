@@ -106,9 +106,11 @@ def parse_condition(
 
     def holds(batch: Records, lengths: Array) -> tuple[Array, Array | None]:
         values = lengths if name == "length" else batch.columns[name]
-        if not is_text and sign != "~":
-            nan = values != values if sign in ORDERS and values.dtype.kind == "f" else None
-            return COMPARE[sign](values, number), nan
+        if isinstance(values, np.ndarray) and sign != "~":
+            missing: Array | None = None
+            if sign in ORDERS and values.dtype.kind == "f":
+                missing = np.isnan(values)
+            return COMPARE[sign](values, number), missing
         if name == "length":
             found = [one_holds(length) for length in lengths]
         else:
