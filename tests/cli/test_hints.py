@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from making import TOKENIZER
 from tokmill.cli import application
+from tokmill.errors import UsageError
 
 SOURCES = Path(__file__).parents[2] / "src/tokmill"
 HELPFUL = {"-h", "--help", "--version", "--install-completion"}
@@ -44,8 +44,12 @@ def found(*words: str) -> Any:
     if not words:
         return application()
     group = found(*words[:-1])
-    here: Any = SimpleNamespace(meta={})  # all that the lazy groups ask of a context
-    return group.get_command(here, words[-1]) if hasattr(group, "get_command") else None
+    if not hasattr(group, "get_command"):
+        return None
+    try:
+        return group.get_command(group.context_class(group), words[-1])
+    except UsageError:
+        return None
 
 
 def wrong(command: str) -> str:

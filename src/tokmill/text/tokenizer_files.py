@@ -234,34 +234,11 @@ def _around(
     data: Mapping[str, Any], said: Mapping[str, Any], named: Mapping[str, str]
 ) -> dict[str, Any] | None:
     """Return the step that puts Llama's tokens around texts: the first one unless said not to."""
-    ends = (
-        ("bos_token", "<s>", "add_bos_token", True),
-        ("eos_token", "</s>", "add_eos_token", False),
-    )
-    before, after = (
-        [name]
-        if said.get(key, default) and (name := named.get(token, usual)) in data["model"]["vocab"]
-        else []
-        for token, usual, key, default in ends
-    )
-    if not before + after:
-        return None
-
-    def text(letter: str, kind: int) -> list[dict[str, Any]]:
-        special = [
-            [{"SpecialToken": {"id": n, "type_id": kind}} for n in p] for p in (before, after)
-        ]
-        return [*special[0], {"Sequence": {"id": letter, "type_id": kind}}, *special[1]]
-
-    return {
-        "type": "TemplateProcessing",
-        "single": text("A", 0),
-        "pair": text("A", 0) + text("B", 1),
-        "special_tokens": {
-            name: {"id": name, "ids": [data["model"]["vocab"][name]], "tokens": [name]}
-            for name in before + after
-        },
-    }
+    bos, eos = named.get("bos_token", "<s>"), named.get("eos_token", "</s>")
+    vocab = data["model"]["vocab"]
+    before = [bos] if said.get("add_bos_token", True) and bos in vocab else []
+    after = [eos] if said.get("add_eos_token") and eos in vocab else []
+    return tokenizer_json.template(before, after, vocab, again=True) if before + after else None
 
 
 def _unlike(path: Path, what: str) -> TokmillError:

@@ -142,6 +142,30 @@ def added_token(number: int, content: str, *, special: bool = True) -> dict[str,
     }
 
 
+def template(
+    before: Sequence[str], after: Sequence[str], vocab: Mapping[str, int], *, again: bool = False
+) -> dict[str, Any]:
+    """Return the post-processor that puts tokens around texts, such as [CLS] and [SEP].
+
+    `again`: the second text of a pair has tokens before it too.
+    """
+
+    def around(letter: str, kind: int, front: Sequence[str]) -> list[dict[str, Any]]:
+        text = {"Sequence": {"id": letter, "type_id": kind}}
+        one = {name: {"SpecialToken": {"id": name, "type_id": kind}} for name in (*front, *after)}
+        return [*(one[name] for name in front), text, *(one[name] for name in after)]
+
+    first = around("A", 0, before)
+    return {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": first + around("B", 1, before if again else ()),
+        "special_tokens": {
+            name: {"id": name, "ids": [vocab[name]], "tokens": [name]} for name in (*before, *after)
+        },
+    }
+
+
 def pattern_of(data: Mapping[str, Any]) -> str:
     """Return the pattern of a file that `byte_level` made."""
     split = next(

@@ -98,7 +98,9 @@ def tokenizer_data(
             "lowercase": lower,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": _template(vocab),
+        "post_processor": files.template(["[CLS]"], ["[SEP]"], vocab)
+        if "[CLS]" in vocab and "[SEP]" in vocab
+        else None,
         "decoder": {"type": "WordPiece", "prefix": INSIDE, "cleanup": True},
         "model": {
             "type": "WordPiece",
@@ -106,31 +108,6 @@ def tokenizer_data(
             "continuing_subword_prefix": INSIDE,
             "max_input_chars_per_word": LONGEST,
             "vocab": dict(vocab),
-        },
-    }
-
-
-def _template(vocab: Mapping[str, int]) -> dict[str, Any] | None:
-    """Return the step that puts [CLS] and [SEP] around texts, as BERT's tokenizer does."""
-    if "[CLS]" not in vocab or "[SEP]" not in vocab:
-        return None
-
-    def special(token: str, kind: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": token, "type_id": kind}}
-
-    first: list[dict[str, Any]] = [
-        special("[CLS]", 0),
-        {"Sequence": {"id": "A", "type_id": 0}},
-        special("[SEP]", 0),
-    ]
-    second = [{"Sequence": {"id": "B", "type_id": 1}}, special("[SEP]", 1)]
-    return {
-        "type": "TemplateProcessing",
-        "single": first,
-        "pair": first + second,
-        "special_tokens": {
-            token: {"id": token, "ids": [vocab[token]], "tokens": [token]}
-            for token in ("[CLS]", "[SEP]")
         },
     }
 
