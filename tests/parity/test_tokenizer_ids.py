@@ -159,6 +159,23 @@ SENTENCEPIECE = [
         "add_dummy_prefix": False,
         "user_defined_symbols": ["<tool>", "ab"],
     },
+    # Gemma's kind: runs of spaces, newlines; symbols around a space; one of raw spaces, never used.
+    *(
+        {
+            "remove_extra_whitespaces": False,
+            "add_dummy_prefix": False,
+            "user_defined_symbols": symbols,
+        }
+        for symbols in (
+            ["\u2581\u2581", "\u2581\u2581\u2581", "\n", "\n\n", "\t", "<b>"],
+            ["the\u2581", "\u2581<b>", "e\u2581a", "   ", "<b>\u2581<b>"],
+        )
+    ),
+    {
+        "remove_extra_whitespaces": True,
+        "add_dummy_prefix": False,
+        "user_defined_symbols": ["<b>", "\u2581<b>", "e\u2581a", "\n"],
+    },
 ]
 
 
@@ -283,6 +300,7 @@ def test_sentencepiece(corpus: Any, tmp_path: Path, options: dict[str, Any]) -> 
     documents = [
         *adversarial(600),
         *corpus.texts[:5],
+        *["def f:\n    return x", "the   <b> a\n\n\n b", "<b> <b> <b>", "the a  e a\t\t"],
         *["<s>a", "<unk>", "\u2581 \u2581a", "  a  b ", "<0x41>", "ab<tool>", " "],
     ]
     expected = [reference.encode(text) for text in documents]
@@ -306,6 +324,7 @@ def test_sentencepiece(corpus: Any, tmp_path: Path, options: dict[str, Any]) -> 
         ({"byte_fallback": False}, "without byte_fallback"),
         ({"normalization_rule_name": "nmt_nfkc"}, "nmt_nfkc"),
         ({"user_defined_symbols": ["<tool>"]}, "user-defined"),
+        ({"user_defined_symbols": ["\u2581\u2581"], "add_dummy_prefix": False}, "which spaces"),
     ],
 )
 def test_other_sentencepiece_models_are_refused(

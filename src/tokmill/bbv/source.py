@@ -24,6 +24,7 @@ from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
+from tokmill.inflate import MAGIC
 from tokmill.progress import human_share
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
@@ -33,7 +34,7 @@ from tokmill.store.strings import Strings, ranges
 PART = 64 << 20
 """Bytes of token columns after which a shard is cut."""
 EXPANDS = 2
-SUFFIXES = tuple(f".bb{packing}" for packing in ("", ".gz", ".xz", ".zst"))
+SUFFIXES = tuple(f".bb{packing}" for packing in ("", *MAGIC))
 REFERENCE = "blocks"
 BLOCKS_HINT = "--blocks STORE; tokmill build x86 PROGRAM LIBRARY… --unit block -o STORE makes one"
 

@@ -47,8 +47,22 @@ def each_value(
         ) from None
 
 
-def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Array]:
-    """Return the function (batch, lengths) → bool array of a `where` text."""
+NUMBER = re.compile(
+    r"([-+]?)(?:0x([0-9a-f]+)|((?:0|[1-9][0-9]*|(?=\.[0-9]))(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?|inf(?:inity)?))",
+    re.IGNORECASE,
+)
+"""A number as JSON writes it, or without a digit before its point, or hexadecimal."""
+ORDERS = (">=", "<=", ">", "<")
+
+
+def parse_condition(
+    text: str, schema: Schema
+) -> Callable[[Records, Array], tuple[Array, Array | None]]:
+    """Return the function of a `where` text: (batch, lengths) → (holds, holds no number).
+
+    Both are bool (n,). A number is compared with numbers, also those that a column of strings
+    holds; a value that is no number is not above or below one. In quotes it is compared as text.
+    """
     match = re.fullmatch(r"\s*(\w+)\s*(==|!=|>=|<=|=|>|<|~)\s*(.*?)\s*", text)
     if not match:
         raise UsageError(f"where: {text!r} is not COLUMN OP VALUE", hint="such as 'length >= 64'")
@@ -64,46 +78,57 @@ def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Arr
             hint=f"these do: {', '.join([*known, 'length'])}",
         )
     is_text = name != "length" and schema[name].dtype == "utf8"
-    raw = raw.strip("'\"") if is_text else raw
-    try:
-        wanted: Any = raw if is_text or sign == "~" else _number(raw)
-    except ValueError:
+    bare = raw.strip("'\"") if is_text else raw
+    number = number_of(raw) if sign != "~" else None
+    if not is_text and number is None and sign != "~":
         raise UsageError(
             f"where: {raw!r} is no number, but {name!r} holds numbers",
             hint=f"compare with a number: --where '{name} > 10'",
-        ) from None
-
+        )
     if sign == "~":
         try:
-            re.compile(raw)
+            re.compile(bare)
         except re.error as error:
             raise UsageError(
-                f"where: {raw!r} is no regular expression: {error}",
+                f"where: {bare!r} is no regular expression: {error}",
                 hint="after ~ comes a regular expression of Python's `re`",
             ) from None
 
-    def one_holds(value: Any) -> bool:
+    def one_holds(value: Any) -> bool | None:
+        """Say whether a value fits; None: it is no number, and neither above nor below one."""
         if sign == "~":
-            return bool(re.search(raw, str(value)))
-        return bool(COMPARE[sign](value, wanted))
+            return bool(re.search(bare, str(value)))
+        if number is None:
+            return bool(COMPARE[sign](value, bare))
+        if (found := number_of(value)) is None:
+            return None if sign in ORDERS else sign == "!="
+        return bool(COMPARE[sign](found, number))
 
-    def holds(batch: Records, lengths: Array) -> Array:
-        if is_text or sign == "~":
-            if name == "length":
-                return np.asarray([one_holds(length) for length in lengths], bool)
-            return np.asarray(each_value(batch, name, schema, one_holds), bool)
+    def holds(batch: Records, lengths: Array) -> tuple[Array, Array | None]:
         values = lengths if name == "length" else batch.columns[name]
-        result: Array = COMPARE[sign](values, wanted)
-        return result
+        if isinstance(values, np.ndarray) and sign != "~":
+            missing: Array | None = None
+            if sign in ORDERS and values.dtype.kind == "f":
+                missing = np.isnan(values)
+            return COMPARE[sign](values, number), missing
+        if name == "length":
+            found = [one_holds(length) for length in lengths]
+        else:
+            found = each_value(batch, name, schema, one_holds)
+        unknown = np.asarray([one is None for one in found], bool) if number is not None else None
+        return np.asarray(found, bool), unknown
 
     return holds
 
 
-def _number(text: str) -> int | float:
-    try:
-        return int(text, 16) if text.lower().startswith("0x") else int(text)
-    except ValueError:
-        return float(text)
+def number_of(text: str) -> int | float | None:
+    """Return the number that a text is; None for one that is none (nan too)."""
+    if not (match := NUMBER.fullmatch(text)):
+        return None
+    sign, digits, decimal = match.groups()
+    if digits:
+        return int(sign + digits, 16)
+    return int(sign + decimal) if decimal.isdigit() and len(decimal) < 4000 else float(text)
 
 
 def take(batch: Records, chosen: Array, schema: Schema) -> Records:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from tokmill.builds.source import Source
+from tokmill.files import machine_errors
+from tokmill.inflate import CAT, inflate, packing
+
+BYTE_ORDER = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+HEAD = 1 << 12
+"""Bytes of a file by which its encoding is told."""
 
 
 def hint_of_source(
@@ -31,13 +42,43 @@ def hint_of_source(
 
 def hint(kind: type[Source], config: Any, paths: Sequence[str], why: Mapping[str, int]) -> str:
     """Return the hint if no record was found: that of the source, or one for the reason."""
-    return hint_of_source(kind, config, paths, why) or _for_any(why, msgspec.to_builtins(config))
+    return hint_of_source(kind, config, paths, why) or _for_any(
+        why, msgspec.to_builtins(config), paths
+    )
 
 
-def _for_any(why: Mapping[str, int], options: Mapping[str, Any]) -> str:
+def encoding_of(head: bytes) -> str:
+    """Return the name of UTF-16 or UTF-32 as iconv has it if text begins so, else "".
+
+    Without a byte order mark the zero bytes of ASCII characters tell.
+    """
+    for name in ("UTF-32", "UTF-16"):
+        if head.startswith(BYTE_ORDER[name]):
+            return name
+    for width in (4, 2) if len(head) >= 8 else ():
+        zeros = [head[place::width].count(0) > len(head) // (2 * width) for place in range(width)]
+        if sum(zeros) == width - 1 and not (zeros[0] and zeros[-1]):
+            return f"UTF-{8 * width}{'BE' if zeros[0] else 'LE'}"
+    return ""
+
+
+def conversion(path: str) -> str:
+    """Return how to convert a file that is not UTF-8: the command, where its encoding is known."""
+    with machine_errors("read", path), open(path, "rb") as file:
+        head = file.read(HEAD)
+    packed = packing(head)
+    found = encoding_of(next(inflate(path, kind=packed), b"")[:HEAD] if packed else head)
+    name = f"iconv -f {found or 'LATIN1'} -t UTF-8"
+    quoted = shlex.quote(path)
+    command = f"{CAT[packed]} {quoted} | {name} > NEW" if packed else f"{name} {quoted} > NEW"
+    unsure = "" if found else " (or another encoding: `iconv -l` lists them)"
+    return f"convert it, as with `{command}`{unsure}"
+
+
+def _for_any(why: Mapping[str, int], options: Mapping[str, Any], paths: Sequence[str]) -> str:
     if "utf8" in why and max(why.values()) == why["utf8"]:
         other = ", or --invalid-utf8 replace" * ("invalid_utf8" in options)
-        return f"it is not UTF-8: convert it: `iconv -f LATIN1 -t UTF-8`, or -f UTF-16{other}"
+        return f"it is not UTF-8: {conversion(paths[0])}{other}"
     if "missing" in why:
         fields = ", ".join(map(repr, options.get("fields", ())))
         return f"no record has one of the fields {fields}: name yours with --field"

@@ -25,7 +25,7 @@ from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_pl
 from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.prepare import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.builds.resources import choose
-from tokmill.builds.scan import how_to_read, in_words
+from tokmill.builds.scan import PACKED, how_to_read, in_words
 from tokmill.builds.watch import Watch
 from tokmill.errors import Interrupted, MachineError, TokmillError, plain
 from tokmill.files import locked, machine_errors, new_folder, remove
@@ -269,7 +269,7 @@ def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
     found = 0
     for planned in task.items:
         if (planned.name, planned.start) in read:
-            packed = planned.path.endswith((".gz", ".zst"))
+            packed = planned.path.lower().endswith(PACKED)
             content = read[planned.name, planned.start] // (EXPANDED if packed else 1)
             found += min(planned.size, content)
     return found

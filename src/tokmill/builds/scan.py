@@ -17,6 +17,7 @@ import msgspec
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_error, machine_errors, sampled
+from tokmill.inflate import MAGIC
 from tokmill.progress import human_count
 from tokmill.store.marks import kind_of
 
@@ -27,7 +28,7 @@ NO_SUFFIX = "no suffix"
 NOT_CHOSEN = "file that --glob does not name"
 NO_PROGRAM = "file that is no program"
 DEBUG_ALONE = "file of debug information alone"
-PACKED = (".gz", ".zst")
+PACKED = tuple(MAGIC)
 PLURALS = {
     NOT_CHOSEN: "files that --glob does not name",
     NO_PROGRAM: "files that are no program",

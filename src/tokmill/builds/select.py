@@ -48,7 +48,8 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_length: int | None = None
     """Most tokens of a record."""
     where: tuple[str, ...] = ()
-    """COLUMN OP VALUE with == != < <= > >= or ~ (a regular expression found in a string)."""
+    """COLUMN OP VALUE with == != < <= > >= or ~ (a regular expression found in a string). A number
+    is compared as a number, in quotes as text."""
     ratio: float = 1.0
     """Share to keep, drawn by hash: equal on every machine, stable when records are added. About N
     of M records: N / M."""
@@ -80,7 +81,8 @@ class SelectSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = SelectConfig
     places = "record"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
+    """3: `where` compares the numbers that strings hold as numbers."""
 
     schema: Schema = {}
 
@@ -274,7 +276,10 @@ class SelectSource(Source):
         if config.max_length is not None:
             demand(lengths <= config.max_length, "too many tokens")
         for text, condition in zip(config.where, self.conditions, strict=True):
-            demand(condition(batch, lengths), f"not {text}")
+            holds, unknown = condition(batch, lengths)
+            if unknown is not None:
+                demand(~unknown, f"no number: {text}")
+            demand(holds, f"not {text}")
         needs_digest = config.ratio < 1 and not self.by or config.not_in
         digests = row_digests(entries, schema) if needs_digest else None
         if config.ratio < 1:

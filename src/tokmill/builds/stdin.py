@@ -24,6 +24,7 @@ from tokmill.builds.folder import check_folder, claimed
 from tokmill.builds.prepare import BuildRecipe
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors, make_folder, remove, write_file
+from tokmill.inflate import packing
 from tokmill.store import manifest as layout
 from tokmill.store.marks import LOCK
 from tokmill.store.receipts import read_planned
@@ -33,7 +34,6 @@ STDIN = "-"
 NAME, SPELLED = "stdin-", "spelled-"
 LONGEST = 100
 """Characters of a name that says what a file was made of; a longer one is cut, with a digest."""
-MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ def _kept(cache: Path, suffix: str) -> Path:
         nonlocal head
         with machine_errors("read", "stdin"):
             while chunk := sys.stdin.buffer.read(1 << 20):
-                head = head or chunk[:4]
+                head = head or chunk[:16]
                 digest.update(chunk)
                 yield chunk
 
@@ -111,7 +111,7 @@ def _kept(cache: Path, suffix: str) -> Path:
             where="stdin",
             hint="did the command in front of it fail?",
         )
-    packed = next((end for magic, end in MAGIC.items() if head.startswith(magic)), "")
+    packed = packing(head)
     final = cache / f"{NAME}{digest.hexdigest()[:24]}{suffix}{packed}"
     with machine_errors("write", final):
         os.replace(path, final)

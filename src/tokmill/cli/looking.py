@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -201,10 +202,13 @@ def _records(
     reader = Reader(store)
     if reader.talk:
         say(reader.talk)
-    numbers = matching(store, where)
+    unknown: Counter[str] = Counter()
+    numbers = matching(store, where, unknown)
     shown = [reader.show(n, None if whole else 400) for n in itertools.islice(numbers, most)]
     # Without a condition all records match, and need not be read.
     matches = len(shown) + sum(1 for _ in numbers) if where else len(store)
+    for condition, count in (+unknown).items():
+        say(f"{condition}: {count:,} of {len(store):,} values are no numbers")
     return shown, matches
 
 

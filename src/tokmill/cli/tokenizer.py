@@ -18,6 +18,7 @@ from tokmill.cli.output import print_json, print_table, print_text, say, say_not
 from tokmill.cli.structs import settings
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, make_folder, write_file
+from tokmill.inflate import MAGIC
 from tokmill.progress import human_bytes, human_count, human_time
 
 app = typer.Typer(
@@ -279,7 +280,8 @@ def _kind(inputs: list[str]) -> str:
         path = Path(name)
         names = [p.name for p in path.rglob("*") if p.is_file()][:1000] if path.is_dir() else [name]
         for each in names:
-            last = each.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+            stem, _, last = each.lower().rpartition(".")
+            last = stem.rpartition(".")[2] if f".{last}" in MAGIC else last
             kinds.add(suffixes.get(last, "text"))
     if len(kinds) > 1:
         raise UsageError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.builds.source import MAX_ITEM
-from tokmill.errors import TokmillError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.headers import arrow_errors
 
@@ -49,6 +49,16 @@ class TableFile:
             self.names: list[str] = list(self.schema.names)
         except arrow_errors(self._arrow) as error:
             raise damaged(path, error) from None
+
+    def kind(self, name: str) -> Any:
+        """Return the type of a column; raises `UsageError` if several have this name."""
+        if (count := self.names.count(name)) > 1:
+            raise UsageError(
+                f"the file has {count} columns {name!r}",
+                where=self.path,
+                hint="give each a name of its own",
+            )
+        return self.schema.field(name).type
 
     def rows_before(self, group: int) -> int:
         """Return the number of rows in the groups before one."""

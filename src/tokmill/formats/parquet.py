@@ -135,7 +135,7 @@ class _Rows:
         self.arrow = plugins.require("pyarrow")
         self.path, self.config = path, config
         self.table = open_table(str(path))
-        schema, names = self.table.schema, self.table.names
+        names = self.table.names
         for name in (config.column, *config.keep):
             if name not in names:
                 raise UsageError(
@@ -144,7 +144,7 @@ class _Rows:
                     hint=f"{nearest(name, names)}; --column names the ids, text is read by "
                     "`tokmill build parquet`",
                 )
-        kind = schema.field(config.column).type
+        kind = self.table.kind(config.column)
         types = self.arrow.types
         is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
         inner = str(kind.value_type) if is_list else ""
@@ -155,7 +155,7 @@ class _Rows:
                 hint="--column names another one; for text use `tokmill build parquet`",
             )
         self.dtype = np.dtype(inner)
-        self.kinds = {name: self._kind(schema.field(name).type, name) for name in config.keep}
+        self.kinds = {name: self._kind(self.table.kind(name), name) for name in config.keep}
 
     def _kind(self, kind: Any, name: str) -> str:
         types = self.arrow.types

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,18 +21,24 @@ SOME = 4096
 """Records whose strings are read at a time."""
 
 
-def matching(store: Store, conditions: Sequence[str] = ()) -> Iterator[int]:
+def matching(
+    store: Store, conditions: Sequence[str] = (), unknown: Counter[str] | None = None
+) -> Iterator[int]:
     """Yield the numbers of the records for which every condition, COLUMN OP VALUE, holds.
 
-    Conditions are those of `build select`. Raises `UsageError` for one of another form, and for a
+    Conditions are those of `build select`. In `unknown`, by condition, values that are no numbers
+    are counted. Raises `UsageError` for one of another form, and for a
     column that does not hold one value per record.
     """
     wanted = [parse_condition(condition, store.schema) for condition in conditions]
     base = 0
     for _, _, batch in store.batches(SOME):
         keep, lengths = np.ones(len(batch), bool), np.diff(batch.offsets)
-        for holds in wanted:
-            keep &= holds(batch, lengths)
+        for text, condition in zip(conditions, wanted, strict=True):
+            holds, no_number = condition(batch, lengths)
+            if unknown is not None and no_number is not None:
+                unknown[text] += int(no_number.sum())
+            keep &= holds
         yield from (base + np.flatnonzero(keep)).tolist()
         base += len(batch)
 

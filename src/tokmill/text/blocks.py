@@ -14,7 +14,9 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from tokmill.builds.hints import HEAD, conversion, encoding_of
 from tokmill.builds.source import MAX_ITEM, Hash, Item
+from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.inflate import inflate
 from tokmill.store.schema import Array
@@ -50,7 +52,15 @@ def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) 
     A block has at most 65,536 records.
     """
     read = _Read(item)
+    check_encoding = item.start == 0
     for block in _large_blocks(item, delimiter, digest, block_bytes, read):
+        if check_encoding and (name := encoding_of(block.data[:HEAD])):
+            raise TokmillError(
+                f"the file is text in {name}, not in UTF-8",
+                where=item.path,
+                hint=conversion(item.path),
+            )
+        check_encoding = False
         before, after = read.done, read.after(block)
         share = (after - before) / max(1, len(block.data))
         for piece in _few_records(block, delimiter):

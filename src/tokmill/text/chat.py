@@ -45,6 +45,8 @@ USUAL = ("messages", "conversations")
 """Default keys of the list of messages."""
 BESIDE = ("system", "tools")
 """Other keys that are read."""
+PROMPT = "add_generation_prompt"
+"""Variable by which a template writes what stands before an answer, which is not learned."""
 
 
 class ChatConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,7 +93,6 @@ class ChatSource(JsonlSource):
     """Chats in JSON Lines."""
 
     Config: ClassVar[type[msgspec.Struct]] = ChatConfig
-    version = 1
     hints: ClassVar[dict[str, str]] = {
         **JsonlSource.hints,
         "no mask": "put {% generation %} and {% endgeneration %} around the answer in a copy of "
@@ -262,6 +263,8 @@ class ChatSource(JsonlSource):
             raise Refused("no mask") from None
         except TooMany:
             raise Refused("too many turns") from None
+        if self._learns_headers(text, messages):
+            self.reader.note(f"chats in which headers of answers are learned: no {PROMPT}")
         if not all(learned):
             text = _unlearned(text, messages, learned)
         if OPEN not in text:
@@ -269,6 +272,15 @@ class ChatSource(JsonlSource):
         if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:
             raise Refused("too long")
         return text
+
+    def _learns_headers(self, text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Say whether something stands before an answer that no generation prompt has written."""
+        if self.config.learn == "all" or self.template.marks or PROMPT in self.template.text:
+            return False
+        said = next((m.get("content") for m in messages if m["role"] == "assistant"), None)
+        return isinstance(said, str) and not text.partition(OPEN)[2].strip().startswith(
+            said.strip()
+        )
 
     def encoder(self, resources: Resources) -> EncodeChats:
         """Return the encoder of chats."""
@@ -299,7 +311,12 @@ class EncodeChats:
             reasons = ["special token" if BREAK in text else "" for text in documents.marked]
             documents = select(documents, reasons, rejected=True)
         last = self.config.learn == "last"
-        ids, offsets, learned, sizes = self.chats(documents.marked, last)
+        encoded = self.chats(documents.marked, last)
+        if (odd := self.chats.odd(documents.marked, encoded)).any():
+            reasons = ["special token" if one else "" for one in odd]
+            documents = select(documents, reasons, rejected=True)
+            encoded = self.chats(documents.marked, last)
+        ids, offsets, learned, sizes = encoded
         lengths = np.diff(offsets)
         ids, offsets = surround(ids, lengths, [], self.suffix, self.dtype)
         more = [int(self.config.learn == "all")] * len(self.suffix)

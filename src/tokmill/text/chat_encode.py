@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokmill import plugins
 from tokmill.builds.source import Resources
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
@@ -17,7 +16,7 @@ from tokmill.store.strings import ranges
 from tokmill.text import tokenizer_json as files
 from tokmill.text.chat_sandbox import CLOSE, OPEN
 from tokmill.text.chat_templates import BREAK, END, MARKS
-from tokmill.text.encoders import make_encoder
+from tokmill.text.encoders import TokenizersEncoder, make_encoder
 
 Encoded = tuple[Array, Array, Array, Array]
 """ids (uint32), offsets (int64, chats + 1), learned (uint8, one per token), bytes of each chat."""
@@ -62,8 +61,13 @@ class ChatEncoder:
             self._lengths = np.zeros(max(lengths) + 1, np.int64)
             self._lengths[list(lengths)] = list(lengths.values())
         else:
-            self._whole = _tokenizer({**data, "post_processor": None, "truncation": None,
-                                      "padding": None}, resources)  # fmt: skip
+            bare = {**data, "post_processor": None, "truncation": None, "padding": None}
+            self._whole = TokenizersEncoder(bare, resources.threads)
+            unknown = data["model"].get("unk_token")
+            known = {name: n for name, n in self.control.items() if name != unknown}
+            self._known_ids = list(known.values())
+            longest = sorted(known, key=len, reverse=True)
+            self._known_names = re.compile("|".join(map(re.escape, longest)) or r"(?!)")
 
     def __call__(self, marked: Sequence[str], last: bool = False) -> Encoded:
         """Encode chats.
@@ -83,10 +87,21 @@ class ChatEncoder:
         if self.in_segments:
             ids, lengths = self._encoder(texts)
         else:
-            found = [self._whole.encode(text, add_special_tokens=False).ids for text in texts]
-            ids = np.asarray([number for one in found for number in one], np.uint32)
-            lengths = np.asarray([len(one) for one in found], np.int64)
+            ids, lengths = self._whole(texts)
         return ids, np.concatenate([[0], np.cumsum(lengths)])
+
+    def odd(self, marked: Sequence[str], encoded: Encoded) -> Array:
+        """Return which chats hold a special token that their text does not name, bool.
+
+        A normalizer makes such a token of other text (`＜/s＞`, or `[sep]` in lower case).
+        """
+        if self.in_segments:
+            return np.zeros(len(marked), bool)
+        ids, offsets, *_ = encoded
+        before = np.concatenate([[0], np.cumsum(np.isin(ids, self._known_ids))])
+        named = [len(self._known_names.findall(MARKS.sub("", text))) for text in marked]
+        odd: Array = np.diff(before[offsets]) > named
+        return odd
 
     def _segments(self, marked: Sequence[str], last: bool) -> Encoded:
         """Encode the text between special tokens in one batch, and insert the special tokens.
@@ -140,7 +155,7 @@ class ChatEncoder:
     def _texts(self, marked: Sequence[str], last: bool) -> Encoded:
         """Encode whole texts with `tokenizers`, whose encodings have the place of each token."""
         plain = [MARKS.sub("", text) for text in marked]
-        encodings = self._whole.encode_batch(plain, add_special_tokens=False)
+        encodings = self._whole.encodings(plain, places=True)
         ids = [np.array(encoding.ids, np.uint32) for encoding in encodings]
         learned = []
         for text, encoding in zip(marked, encodings, strict=True):
@@ -217,15 +232,3 @@ def _in_segments(data: Mapping[str, Any], control: Mapping[str, int]) -> bool:
             for flag in flags
         )
     )
-
-
-def _tokenizer(data: Mapping[str, Any], resources: Resources) -> Any:
-    library = plugins.require("tokenizers")
-    try:
-        return library.Tokenizer.from_str(msgspec.json.encode(data).decode())
-    except Exception as error:
-        raise TokmillError(
-            f"this tokenizer.json cannot be loaded: {error}",
-            where="tokenizer.json",
-            hint="make the tokenizer again, or take the one of the model's own folder",
-        ) from None

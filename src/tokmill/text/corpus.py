@@ -5,6 +5,7 @@ It is what `gendata.py` and `dataprocess.py` of a BERT on walks write, beside a 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,13 +16,14 @@ import numpy as np
 from tokmill.builds.scan import InputFile
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources
 from tokmill.errors import UsageError
+from tokmill.inflate import CAT
 from tokmill.progress import human_count
 from tokmill.store.schema import Column, Drop, Drops, Records, Schema, drops_of
 from tokmill.text.blocks import Block, record_blocks
 from tokmill.text.documents import DocumentSource, Encode, NoHash
 from tokmill.text.prepare import Documents, TextOptions, select
 from tokmill.text.source import BOM
-from tokmill.text.streams import is_stream
+from tokmill.text.streams import is_stream, suffix
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.words import count_words, read_words, tokenizer_of_words
 
@@ -38,7 +40,7 @@ class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     min_count: int = 1
     """Words of the corpus that stand less often than this are [UNK]."""
     specials_in_text: Literal["plain", "special", "reject"] = "plain"
-    """What `[SEP]` as a word of a walk means: a word of the vocabulary, the special token, a
+    """What `[SEP]` as a word of a walk means: a word that is not known, the special token, a
     reject."""
     end_of_record: Literal["eot", "none"] = "none"
     """Whether a walk ends with the `eot` token."""
@@ -123,7 +125,9 @@ class CorpusSource(DocumentSource):
         path = str(file.path.absolute())
         if is_stream(path):
             raise UsageError(
-                "a compressed corpus is not read", where=path, hint="unpack it: gzip -dk, zstd -d"
+                "a compressed corpus is not read",
+                where=path,
+                hint=f"unpack it: {CAT[suffix(path)]} {shlex.quote(path)} > NEW",
             )
         yield Item(file.name, path, 0, file.size, file.digest)
 

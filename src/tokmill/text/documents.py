@@ -66,7 +66,12 @@ class DocumentSource(Source):
     """A source whose records are documents of text."""
 
     Config: ClassVar[type[msgspec.Struct]] = TextOptions
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 3
+    """2: fields are not stripped by default. 3: no model makes special tokens of plain text."""
+    without_tokenizer: ClassVar[str] = (
+        "--tokenizer tokenizer.json, or --vocab-size 8192 to train one on the input"
+    )
+    """Hint where no tokenizer was named."""
     suffixes: ClassVar[tuple[str, ...]]
     """Suffixes of the files that are read in folders; none: all that `fits` accepts."""
     lines: bool = True
@@ -89,7 +94,7 @@ class DocumentSource(Source):
         if request.tokenizer is None:
             raise UsageError(
                 "no tokenizer was named",
-                hint="--tokenizer tokenizer.json, or --vocab-size 8192 to train one on the input",
+                hint=cls.without_tokenizer,
             )
         from tokmill.text.tokenizer import Tokenizer
 

@@ -24,7 +24,7 @@ from tokmill.text import tokenizer_json as files
 from tokmill.text.cutting import segments
 from tokmill.text.panics import no_panic
 from tokmill.text.patterns import GPT2, WELL_KNOWN
-from tokmill.text.readable import ReadableEncoder
+from tokmill.text.readable import ReadableEncoder, no_token
 from tokmill.text.recycling import Growth, give_back_memory
 from tokmill.text.tokenizer_json import template_tokens
 from tokmill.text.wordpiece import readable_encoder
@@ -41,6 +41,8 @@ with smaller batches."""
 _AT_ONCE = 1 << 19
 """Characters that `tokenizers` encodes at a time: its Encodings need about 100 bytes a token."""
 
+NO_TOKEN = "\ufdd0no token"
+"""Unknown token of models that have none: it is in no vocabulary."""
 SPECIALS_IN_TEXT = ("plain", "special", "reject")
 
 
@@ -148,6 +150,9 @@ class TokenizersEncoder:
         self.threads = threads
         self._data = data
         self._own_pattern = _has_own_pattern(data)
+        if data["model"]["type"] == "BPE" and data["model"].get("unk_token") is None:
+            # Characters without a token would be left out in silence; this is an error then.
+            data = {**data, "model": {**data["model"], "unk_token": NO_TOKEN}}
         try:
             with no_panic():
                 self.tokenizer = library.Tokenizer.from_str(_as_json(data))
@@ -215,25 +220,43 @@ class TokenizersEncoder:
         return flat, np.array(lengths, np.int64)
 
     def _encode(self, texts: list[str]) -> tuple[Array, Array]:
+        parts = [np.array(encoding.ids, np.uint32) for encoding in self.encodings(texts)]
+        lengths = np.array([len(part) for part in parts], np.int64)
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint32), lengths
+
+    def encodings(self, texts: Sequence[str], *, places: bool = False) -> Sequence[Any]:
+        """Return the `Encoding` of each text; its offsets are only right with `places`.
+
+        Raises:
+            TokmillError: a text cannot be encoded, or holds a character that no token has.
+        """
         try:
             with no_panic(hide=self._own_pattern):
-                if self.threads:
-                    found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-                else:
-                    found = [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
+                if not self.threads:
+                    return [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
+                batch = self.tokenizer.encode_batch if places else self.tokenizer.encode_batch_fast
+                found: Sequence[Any] = batch(texts, add_special_tokens=False)
+                return found
         except (TypeError, UnicodeEncodeError):
             _utf8(texts)
             raise
         except Exception as error:
+            if NO_TOKEN in str(error):
+                lost = next(filter(self._has_no_token, {*"".join(texts)}), "a character")
+                raise no_token(lost, "tokenizer.json") from None
             raise TokmillError(
                 f"this tokenizer.json cannot encode a text: {error}",
                 where="tokenizer.json",
                 hint="a pattern that takes endless time, or a model that lacks its `unk` token, "
                 "ends so: mend the file",
             ) from None
-        parts = [np.array(encoding.ids, np.uint32) for encoding in found]
-        lengths = np.array([len(part) for part in parts], np.int64)
-        return np.concatenate(parts) if parts else np.zeros(0, np.uint32), lengths
+
+    def _has_no_token(self, character: str) -> bool:
+        try:
+            self.tokenizer.encode(character, add_special_tokens=False)
+        except Exception:
+            return True
+        return False
 
     def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
         """Encode texts in one buffer; see `BatchEncoder`. Makes a string for each."""

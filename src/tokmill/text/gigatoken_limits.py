@@ -39,6 +39,8 @@ def why_not_gigatoken(data: Mapping[str, Any]) -> str:
     model = data["model"]
     if model["type"] != "BPE":
         return f"its model is {model['type']}"
+    if len({*map(tuple, model["merges"])}) < len(model["merges"]):
+        return "a merge stands twice"
     if model.get("byte_fallback"):
         return _why_not_sentencepiece(data)
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "unk_token"):

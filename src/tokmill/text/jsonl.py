@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from tokmill.builds.source import Frozen, Hash, Item, Resources
+from tokmill.inflate import MAGIC
 from tokmill.store.schema import Array, Drop, Drops, drops_of
 from tokmill.text.blocks import Block, blank_lines, record_blocks
 from tokmill.text.documents import DocumentSource
@@ -35,13 +36,12 @@ class JsonlSource(DocumentSource):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = JsonlConfig
-    version = 2
-    """Since 2, fields are not stripped by default."""
     stdin_suffix = ".jsonl"
-    suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst")
+    suffixes = tuple(f"{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in ("", *MAGIC))
     hints: ClassVar[dict[str, str]] = {
         "too long": "a record is one line of at most 64 MiB, and the line does not end: write each "
-        "record on a line of its own (`jq -c`)"
+        "record on a line of its own (`jq -c`)",
+        "nan": "NaN stands where text is to stand, as pandas writes a missing value: write null",
     }
     config: JsonlConfig
 
@@ -149,12 +149,30 @@ class JsonlSource(DocumentSource):
                     kept.append(True)
                     continue
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    if (record := self._with_nan(line)) is not None:
+                        records.append(record)
+                        kept.append(True)
+                        continue
                     reason = refusal(line.strip(), error)
                 if len(line) < SHORT:
                     known[line] = reason
             refused.append(reason)
             kept.append(False)
         return records, np.array(kept, bool), refused
+
+    def _with_nan(self, line: bytes) -> Any:
+        """Return the record of a line with NaN or Infinity, which are no JSON; None: it has none.
+
+        Python and pandas write them. Where a text is to stand the line is refused.
+        """
+        if b"NaN" not in line and b"Infinity" not in line:
+            return None
+        try:
+            value = json.loads(line.decode())
+            json.dumps(value, ensure_ascii=False).encode()
+            return msgspec.convert(value, self.paths.struct)
+        except (ValueError, RecursionError, msgspec.ValidationError):
+            return None
 
 
 def _line_starts(data: bytes) -> Array:
@@ -195,7 +213,14 @@ def refusal(line: bytes, error: Exception) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a kept value as text: a string unchanged, other values as JSON."""
+    """Return a kept value as text: a string unchanged, others as JSON (with NaN and Infinity)."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if isinstance(value, str):
+        return value
+    raw = msgspec.json.encode(value, enc_hook=str)
+    if b"null" not in raw:
+        return raw.decode()
+    # It writes null for NaN and the infinite too.
+    plain = msgspec.to_builtins(value, enc_hook=str)
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))

@@ -19,6 +19,7 @@ from tokmill.store.schema import Array, each_drop
 from tokmill.text.blocks import MAX_RECORD
 from tokmill.text.documents import DocumentSource
 from tokmill.text.encoders import Utf8Texts, utf8_buffer
+from tokmill.text.jsonl import as_text
 from tokmill.text.prepare import Documents, FieldOptions, join_fields, select
 
 BATCH = 2 << 20
@@ -41,8 +42,6 @@ class ParquetSource(DocumentSource):
 
     Config: ClassVar[type[msgspec.Struct]] = ParquetConfig
     places = "row"
-    version = 2
-    """2: fields are not stripped unless it is asked for."""
     suffixes = (".parquet", ".arrow", ".feather", ".ipc")
     config: ParquetConfig
 
@@ -73,10 +72,11 @@ class ParquetSource(DocumentSource):
                 + "; token ids are read by `tokmill build parquet-tokens`"
                 * ("input_ids" in table.names),
             )
+        kinds = {name: table.kind(name) for name in present}
         for name in self.config.fields:
-            if name in present and not _is_text(pyarrow, table.schema.field(name).type):
+            if name in present and not _is_text(pyarrow, kinds[name]):
                 raise UsageError(
-                    f"the column {name!r} holds {table.schema.field(name).type}, not text",
+                    f"the column {name!r} holds {kinds[name]}, not text",
                     where=item.path,
                     hint=nearest(name, [n for n in table.names if n != name]),
                 )
@@ -103,9 +103,7 @@ class ParquetSource(DocumentSource):
     def _prepared(self, columns: Mapping[str, Any], starts: Array) -> Documents:
         """Return the documents of one batch of columns."""
         kept = {
-            name: [_as_text(value) for value in columns[name].to_pylist()]
-            if name in columns
-            else [""] * len(starts)
+            name: _kept(name, columns[name]) if name in columns else [""] * len(starts)
             for name in self.config.keep
         }
         if len(self.config.fields) == 1:
@@ -190,9 +188,23 @@ def _is_text(pyarrow: Any, kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _as_text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return msgspec.json.encode(value, enc_hook=str).decode()
+def _kept(name: str, column: Any) -> list[str]:
+    """Return the values of a column as text: strings and times as they are, others as JSON.
+
+    A duration is the number of its units.
+    """
+    pyarrow = plugins.require("pyarrow")
+    types = pyarrow.types
+    try:
+        column = column.dictionary_decode() if types.is_dictionary(column.type) else column
+        if types.is_duration(column.type):
+            column = column.cast(pyarrow.int64())
+        elif types.is_temporal(column.type) or types.is_decimal(column.type):
+            # Python's own types hold neither nanoseconds nor years after 9999.
+            column = column.cast(pyarrow.string())
+        return [as_text(value) for value in column.to_pylist()]
+    except (ValueError, OverflowError, NotImplementedError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"values of the column {name!r} ({column.type}) cannot be kept as text: {error}",
+            hint="leave it out of --keep, or write it in another type",
+        ) from None

@@ -26,6 +26,9 @@ CL100K = (
 )
 """GPT-4's words as tokenizer.json files have them (Llama 3 too)."""
 
+QWEN2 = CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
+"""Qwen2's words: digits one by one."""
+
 CL100K_TIKTOKEN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!.|\n)|\s*[\r\n]|\s+(?!\S)|\s"
@@ -54,7 +57,7 @@ O200K = "|".join(
 PATTERNS = {"gpt2": GPT2, "cl100k": CL100K, "o200k": O200K}
 """Names for `--pattern`; any other value is a regular expression."""
 
-WELL_KNOWN = {GPT2, CL100K, CL100K_TIKTOKEN, O200K}
+WELL_KNOWN = {GPT2, CL100K, QWEN2, CL100K_TIKTOKEN, O200K}
 LIMIT = 5.0
 """CPU seconds for `AT_ONCE` matches of a pattern that is not well known."""
 AT_ONCE = 256

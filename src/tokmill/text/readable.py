@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.text import tokenizer_json as files
 from tokmill.text.bpe import merge_ids
-from tokmill.text.cutting import segments
+from tokmill.text.cutting import pieces, segments
 from tokmill.text.patterns import GPT2, compile_pattern, matches, safe_cut, split_words
 
 Normalizer = Callable[[str, bool, bool], str]
@@ -42,8 +43,8 @@ class ReadableEncoder:
         self.ignore_merges = bool(model.get("ignore_merges"))
         self.ranks: dict[tuple[int, int], tuple[int, int]] = {}
         for rank, (left, right) in enumerate(model["merges"]):
-            pair = self._merge(left, right)
-            self.ranks.setdefault(pair, (rank, self.vocab[left + right]))
+            # Of a pair that stands twice, `tokenizers` takes the last place.
+            self.ranks[self._merge(left, right)] = (rank, self.vocab[left + right])
         self.normalizers = [
             self._normalizer(step) for step in files.flatten(data.get("normalizer"), "normalizers")
         ]
@@ -54,8 +55,8 @@ class ReadableEncoder:
         ]
         if not (self.is_byte_level or self.byte_fallback):
             raise self._unknown("a model that is neither byte-level nor has byte fallback")
-        self.safe_places = self._safe_places(data)
-        self.added = self._added(data)
+        self.added, self.later = self._added(data)
+        self.safe_places = None if self.later else self._safe_places(data)
         self._words: dict[str, list[int]] = {}
 
     def encode(self, chunks: Iterable[str]) -> Iterator[list[int]]:
@@ -81,8 +82,21 @@ class ReadableEncoder:
             yield self._stretch(held, before_special, True)
 
     def _stretch(self, text: str, first: bool, last: bool) -> list[int]:
+        utf8(text)
         for normalize in self.normalizers:
             text = normalize(text, first, last)
+        ids: list[int] = []
+        for piece, is_added in pieces(text, self.later):
+            if is_added:
+                ids.append(self.later[piece])
+            else:
+                for word in self._cut(piece, first):
+                    ids.extend(self._word(word))
+            first = True
+        return ids
+
+    def _cut(self, text: str, first: bool) -> Iterable[str]:
+        """Return the words of normalized text without added tokens."""
         words: Iterable[str] = [text] if text else []
         for place, split in enumerate(self.splitters):
             words = [
@@ -90,10 +104,7 @@ class ReadableEncoder:
                 for number, word in enumerate(words)
                 for piece in split(word, first or place > 0 or number > 0)
             ]
-        ids: list[int] = []
-        for word in words:
-            ids.extend(self._word(word))
-        return ids
+        return words
 
     def _word(self, word: str) -> list[int]:
         known = self._words.get(word)
@@ -121,11 +132,7 @@ class ReadableEncoder:
                 units.extend(number for number in fallback if number is not None)
                 after_unknown = False
             elif self.unknown is None:
-                raise TokmillError(
-                    f"the vocabulary has no token for {unit!r} and no unknown token",
-                    where=self.where,
-                    hint="train with all 256 bytes in the vocabulary",
-                )
+                raise no_token(unit, self.where)
             else:
                 if not (after_unknown and self.fuse_unknown):
                     units.append(self.unknown)
@@ -177,10 +184,16 @@ class ReadableEncoder:
             return lambda text, first, last: step["prepend"] + text if first and text else text
         if kind == "Replace":
             return _replacer(step["pattern"], step["content"])
+        if kind in ("NFC", "NFD", "NFKC", "NFKD"):
+            form = getattr(plugins.require("tokenizers").normalizers, kind)()
+            return lambda text, first, last: str(form.normalize_str(text))
         raise self._unknown(f"the normalizer {kind!r}")
 
     def _splitter(self, step: Mapping[str, Any]) -> Splitter:
         kind = step["type"]
+        if self.is_byte_level:
+            # It would see the spelling of bytes, not the text.
+            raise self._unknown(f"the pre-tokenizer {kind!r} after ByteLevel")
         if kind == "ByteLevel":
             self.is_byte_level = True
             pattern = GPT2 if step.get("use_regex", True) else None
@@ -200,24 +213,40 @@ class ReadableEncoder:
             return lambda text, first: split_words(pattern, text)
         raise self._unknown(f"the pre-tokenizer {kind!r}")
 
-    def _added(self, data: Mapping[str, Any]) -> dict[str, int]:
+    def _added(self, data: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the added tokens that are found in the text, and those of the normalized text."""
+        found: tuple[dict[str, int], dict[str, int]] = ({}, {})
         for token in data.get("added_tokens") or []:
             flags = [k for k in ("lstrip", "rstrip", "single_word") if token.get(k)]
             if flags:
                 raise self._unknown(f"the added token {token['content']!r} with {flags[0]}")
-            if token.get("normalized") and self.normalizers and not token.get("special"):
-                raise self._unknown(f"the added token {token['content']!r} with a normalizer")
-        if len({bool(t.get("normalized")) for t in data.get("added_tokens") or []}) > 1:
-            # Hugging Face looks for the two sorts one after the other.
-            raise self._unknown("added tokens of which some are `normalized` and some are not")
-        return files.added_tokens(data)
+            text = token["content"]
+            if later := bool(token.get("normalized")):
+                for normalize in self.normalizers:
+                    text = normalize(text, True, True)
+            if token["content"] and not text:
+                raise self._unknown(
+                    f"the added token {token['content']!r}, of which nothing is left"
+                )
+            found[later][text] = token["id"]
+        # Without a normalizer a text may be cut while it is read, if all are of one sort.
+        return found if self.normalizers or found[0] else (found[1], {})
 
     def _unknown(self, what: str) -> TokmillError:
         return TokmillError(
             f"the readable encoder does not know {what}",
             where=self.where,
-            hint="the engine 'tokenizers' may run it: --engine tokenizers",
+            hint="builds run it, by the package tokenizers",
         )
+
+
+def no_token(text: str, where: str) -> TokmillError:
+    """Return the error for a character that would be lost."""
+    return TokmillError(
+        f"the vocabulary has no token for {text!r} and no unknown token",
+        where=where,
+        hint="train with all 256 bytes in the vocabulary, or name a token as the model's unk_token",
+    )
 
 
 def utf8(text: str) -> bytes:

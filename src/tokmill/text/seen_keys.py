@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError
 from tokmill.headers import loads_json
-from tokmill.inflate import inflate
+from tokmill.inflate import CAT, inflate
 from tokmill.text.paths import quoted
 from tokmill.text.streams import is_stream
 
@@ -141,8 +141,8 @@ def is_list(path: str) -> bool:
 
 def how_to_split(path: str) -> str:
     """Return the command that converts a file with one JSON list to JSON Lines."""
-    read = {".gz": "zcat", ".zst": "zstdcat"}.get(Path(path).suffix, "")
-    name = path.removesuffix(".gz").removesuffix(".zst").removesuffix(".json")
+    read = CAT.get(Path(path).suffix, "")
+    name = (path.removesuffix(Path(path).suffix) if read else path).removesuffix(".json")
     made = shlex.quote(f"{name}.jsonl" if f"{name}.jsonl" != path else f"{name}.lines.jsonl")
     given = f"{read} {shlex.quote(path)} | " if read else ""
     taken = "" if read else f" < {shlex.quote(path)}"

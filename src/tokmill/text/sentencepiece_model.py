@@ -89,6 +89,16 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
             where=where,
             hint="train it with --add_dummy_prefix=false",
         )
+    if normalizer.remove_extra_whitespaces and any(
+        piece.kind == _USER and (" " in piece.text or piece.text.endswith(SPACE))
+        for piece in pieces
+    ):
+        raise TokmillError(
+            "user-defined symbols with spaces together with remove_extra_whitespaces cannot be "
+            "read: a tokenizer.json cannot say which spaces are left",
+            where=where,
+            hint="train it with --remove_extra_whitespaces=false, as Gemma is",
+        )
     if any(piece.kind == _UNUSED for piece in pieces):
         raise TokmillError(
             "a SentencePiece model with unused pieces cannot be read",
@@ -119,10 +129,12 @@ def _tokenizer_json(pieces: list[Piece], trainer: Any, normalizer: Any) -> dict[
         "version": "1.0",
         "truncation": None,
         "padding": None,
+        # User-defined symbols are found in the normalized text, in which no space is left.
         "added_tokens": [
             added_token(number, piece.text, special=piece.kind != _USER)
+            | {"normalized": piece.kind == _USER}
             for number, piece in enumerate(pieces)
-            if piece.kind in (_CONTROL, _UNKNOWN, _USER)
+            if piece.kind in (_CONTROL, _UNKNOWN) or (piece.kind == _USER and " " not in piece.text)
         ],
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,

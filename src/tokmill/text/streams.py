@@ -1,4 +1,4 @@
-"""Compressed text: .gz and .zst as streams, cut at members or frames.
+"""Compressed text: .gz, .xz, .bz2 and .zst as streams; .gz and .zst are cut at members or frames.
 
 A member or frame can only be read from its beginning. Files with many of them (bgzip,
 `cat a.gz b.gz`, seekable zstd, pzstd) are cut into items: after each 16 MiB, the next member or
@@ -14,7 +14,7 @@ from typing import BinaryIO
 from tokmill.files import machine_errors
 from tokmill.inflate import MAGIC, OUTPUT, decompressor, is_damage
 
-SUFFIXES = (".gz", ".zst")
+SUFFIXES = tuple(MAGIC)
 STEP = 16 << 20
 """Compressed bytes of an item, about."""
 SEARCH = 64 << 20
@@ -36,7 +36,7 @@ def suffix(path: str) -> str:
 def members(path: str, size: int) -> list[int]:
     """Return the bytes at which a compressed file is cut: 0, and the beginnings of some members."""
     edges = [0]
-    if size <= STEP:
+    if size <= STEP or suffix(path) not in (".gz", ".zst"):
         return edges
     with machine_errors("read", path), open(path, "rb") as file:
         first = _next_member(file, 1, min(size, SEARCH), suffix(path))

@@ -9,18 +9,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, make_folder, write_file
 from tokmill.store.vocab import Vocabulary, find_roles
 from tokmill.text import tokenizer_files, tokenizer_json
 from tokmill.text.patterns import resolve_pattern
 from tokmill.text.readable import ReadableEncoder
-from tokmill.text.wordpiece import WORDS, joined, readable_encoder
+from tokmill.text.wordpiece import readable_encoder
 
 Specials = Literal["special", "plain"]
 
 
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
+BYTE_STEPS = (
+    {"type": "Replace", "pattern": {"String": tokenizer_json.SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+)
+"""Steps of decoders of models with byte fallback; the bytes of their tokens are known."""
 LONGEST_TEXT = 10**30
 """`model_max_length` in a tokenizer_config.json if texts may have any length."""
 
@@ -85,9 +93,10 @@ class Tokenizer:
 
         `pattern` and `specials` are for rank files with unknown names; see `tokenizer_files.read`.
         """
-        return cls.from_data(
-            tokenizer_files.read(path, pattern=pattern, specials=specials), str(path)
-        )
+        data, named = tokenizer_files.read(path, pattern=pattern, specials=specials)
+        tokenizer = cls.from_data(data, str(path))
+        tokenizer.named = named
+        return tokenizer
 
     @classmethod
     def from_json(cls, raw: bytes | str, where: str = "tokenizer.json") -> Self:
@@ -104,6 +113,8 @@ class Tokenizer:
     def _set(self, data: dict[str, Any], where: str) -> None:
         self.data = data
         self.where = where
+        self.named: dict[str, str] = {}
+        """Role → token, as a tokenizer_config.json beside the file says."""
 
     @cached_property
     def vocab(self) -> dict[int, bytes]:
@@ -206,14 +217,7 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Return the bytes of ids, as they are; of models of words with a space between them."""
-        kind = self.data["model"]["type"]
-        if kind != "BPE" and kind not in WORDS:
-            raise TokmillError(
-                f"decoding is not known for the model {kind!r}",
-                where=self.where,
-                hint="use the package tokenizers for it",
-            )
+        """Return the bytes of ids as they are, or the text that the file's decoder writes."""
         vocab = self.vocab
         numbers = [int(i) for i in ids]
         try:
@@ -225,12 +229,35 @@ class Tokenizer:
                 hint="the ids are of another tokenizer",
             ) from None
         decoders = tokenizer_json.flatten(self.data.get("decoder"), "decoders")
-        if kind in WORDS:
-            return joined(tokens, decoders)
+        if not tokenizer_json.is_byte_level(self.data) and not (
+            self.data["model"].get("byte_fallback") and all(step in BYTE_STEPS for step in decoders)
+        ):
+            spelled = [self._spelled[number] for number in numbers]
+            # `tokenizers` writes spaces between the tokens of a file without a decoder.
+            text = self._decoder.decode(spelled) if decoders else " ".join(spelled)
+            return str(text).encode()
         raw = b"".join(tokens)
         if any(step.get("type") == "Strip" and step.get("start") == 1 for step in decoders):
             raw = raw.removeprefix(b" ")
         return raw
+
+    @cached_property
+    def _spelled(self) -> dict[int, str]:
+        return tokenizer_json.spelled_tokens(self.data)
+
+    @cached_property
+    def _decoder(self) -> Any:
+        library = plugins.require("tokenizers")
+        empty = json.loads(library.Tokenizer(library.models.BPE()).to_str())
+        bare = {**empty, "decoder": self.data["decoder"]}
+        try:
+            return library.Tokenizer.from_str(json.dumps(bare)).decoder
+        except Exception as error:
+            raise TokmillError(
+                f"the decoder cannot be loaded: {error}",
+                where=self.where,
+                hint="is it written by a newer version of tokenizers?",
+            ) from None
 
     def to_json(self) -> bytes:
         """Return the canonical tokenizer.json: equal tokenizers give equal bytes."""
@@ -245,7 +272,11 @@ class Tokenizer:
             role_overrides: role → token; they replace roles that follow from names.
         """
         raw = self.to_json()
-        roles = find_roles(tokenizer_json.added_tokens(self.data), role_overrides, where=self.where)
+        roles = find_roles(
+            tokenizer_json.added_tokens(self.data),
+            {**self.named, **(role_overrides or {})},
+            where=self.where,
+        )
         return (
             Vocabulary(
                 file="tokenizer.json",
@@ -291,17 +322,9 @@ class Tokenizer:
         self, roles: Mapping[str, int] | None = None, *, segments: bool = False
     ) -> dict[str, bytes]:
         """Return name → content of the files that `save` writes; tokenizer.json comes last."""
-        names = {
-            "eot": "eos_token",
-            "bos": "bos_token",
-            "pad": "pad_token",
-            "unk": "unk_token",
-            "mask": "mask_token",
-            "cls": "cls_token",
-            "sep": "sep_token",
-        }
+        names = {role: key for key, role in tokenizer_files.NAMED.items()}
         tokens = {number: token for token, number in self.specials.items()}
-        roles = find_roles(self.specials) if roles is None else roles
+        roles = find_roles(self.specials, self.named) if roles is None else roles
         named = {names[role]: tokens[number] for role, number in roles.items() if number in tokens}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",

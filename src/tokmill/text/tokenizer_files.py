@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.headers import loads_json
 from tokmill.text import sentencepiece_model, tekken, tokenizer_json, wordpiece
-from tokmill.text.patterns import CL100K_TIKTOKEN, GPT2, O200K, PATTERNS, resolve_pattern
+from tokmill.text.patterns import CL100K_TIKTOKEN, GPT2, O200K, PATTERNS, QWEN2, resolve_pattern
 
 
 class RankFile(NamedTuple):
@@ -41,14 +42,45 @@ RANK_FILES = {
 """Known by file name (openai/tiktoken, `tiktoken_ext/openai_public.py`)."""
 
 
+RANKS = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
+"""The first line of a rank file; Llama 3's is called tokenizer.model."""
 SENTENCEPIECE = re.compile(r"\.model(?:\.v[0-9]\w*)?$")
 """What names of SentencePiece files end in; Mistral's say a version, as `tokenizer.model.v3`."""
 
 
+PAIRS = {"": GPT2, "GPT2Tokenizer": GPT2, "CodeGenTokenizer": GPT2, "Qwen2Tokenizer": QWEN2}
+"""Class in a tokenizer_config.json → how vocab.json and merges.txt cut words; "": it says none."""
+MODELS = {
+    **dict.fromkeys(("gpt2", "gpt_neo", "gptj"), "GPT2Tokenizer"),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
+    "codegen": "CodeGenTokenizer",
+}
+"""`model_type` in a config.json → the class, where no tokenizer_config.json says it."""
+CLASSES = {
+    "merges.txt": tuple(PAIRS),
+    "vocab.txt": ("", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
+    "tokenizer.model": ("", "LlamaTokenizer", "GemmaTokenizer"),
+}
+"""File of an older layout → the classes of transformers that read it as it is read here."""
+NAMED = {
+    "eos_token": "eot",
+    "bos_token": "bos",
+    "pad_token": "pad",
+    "unk_token": "unk",
+    "mask_token": "mask",
+    "cls_token": "cls",
+    "sep_token": "sep",
+}
+"""Key of a tokenizer_config.json → role."""
+
+
 def read(
     path: Path | str, *, pattern: str | None = None, specials: dict[str, int] | None = None
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a tokenizer; the file name determines its format, and its content is checked.
+
+    What lies beside it is read too: tokenizer_config.json, special_tokens_map.json and
+    added_tokens.json of transformers.
 
     Args:
         path: a tokenizer.json or vocab.json beside merges.txt, or a folder with one of them, or
@@ -58,8 +90,12 @@ def read(
             known.
         specials: special token → id, for a rank file.
 
+    Returns:
+        The content of a tokenizer.json, and role → special token as the files beside it say.
+
     Raises:
-        TokmillError: there is no such file, or its content is invalid.
+        TokmillError: there is no such file, its content is invalid, or what lies beside it says
+            that it is of another kind.
         MachineError: it cannot be read.
     """
     path = Path(path)
@@ -77,21 +113,148 @@ def read(
         raw = path.read_bytes()
     if not raw:
         raise TokmillError("the file is empty", where=str(path), hint="give a tokenizer.json")
-    if path.suffix == ".tiktoken":
-        return read_ranks(raw, path, pattern, specials)
+    if path.suffix == ".tiktoken" or RANKS.match(raw[:1000]):
+        return read_ranks(raw, path, pattern, specials), {}
+    said = _beside(path)
     if SENTENCEPIECE.search(path.name):
-        return sentencepiece_model.to_tokenizer_json(raw, str(path))
-    if path.name.endswith(("vocab.json", "merges.txt")):
-        return read_pair(path)
-    if path.name.endswith("vocab.txt"):
-        return wordpiece.read_vocab_txt(raw, path)
-    if tekken.is_tekken(raw):
-        return tekken.to_tokenizer_json(raw, str(path))
-    return tokenizer_json.parse(raw, str(path))
+        data = sentencepiece_model.to_tokenizer_json(raw, str(path))
+        _add_tokens(data, said, path, "tokenizer.model")
+    elif path.name.endswith(("vocab.json", "merges.txt")):
+        data = read_pair(path, _class(said, "merges.txt"))
+        _add_tokens(data, said, path, "merges.txt")
+    elif path.name.endswith("vocab.txt"):
+        data = wordpiece.read_vocab_txt(raw, path, said)
+        _add_tokens(data, said, path, "vocab.txt")
+    elif tekken.is_tekken(raw):
+        return tekken.to_tokenizer_json(raw, str(path)), {}
+    else:
+        data = tokenizer_json.parse(raw, str(path))
+    return data, _roles(data, said)
 
 
-def read_pair(path: Path) -> dict[str, Any]:
-    """Read GPT-2's two files, `[PREFIX]vocab.json` and `[PREFIX]merges.txt` beside it."""
+def _beside(path: Path) -> dict[str, Any]:
+    """Return what the files of transformers beside a tokenizer say, as one object."""
+    said: dict[str, Any] = {}
+    for name in (
+        "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json", "config.json",
+    ):  # fmt: skip
+        file = path.with_name(name)
+        if not file.is_file():
+            continue
+        with machine_errors("read", file):
+            raw = file.read_bytes()
+        try:
+            found = loads_json(raw)
+            if not isinstance(found, dict):
+                raise ValueError("it is no JSON object")
+        except ValueError as error:
+            raise TokmillError(
+                f"the file beside the {path.name} cannot be read: {error}",
+                where=str(file),
+                hint="fetch it again, or take it away: it names classes and special tokens",
+            ) from None
+        if name == "added_tokens.json":
+            said["added_tokens"] = found
+        elif name == "config.json":
+            said["model_type"] = found.get("model_type")
+        else:
+            said |= found
+    return said
+
+
+def _class(said: Mapping[str, Any], layout: str) -> str:
+    found = str(said.get("tokenizer_class") or "").removesuffix("Fast")
+    if found in ("", "PreTrainedTokenizer", "TokenizersBackend"):
+        model = said.get("model_type") if layout == "merges.txt" else ""
+        return MODELS.get(model, f"of {model}") if model else ""
+    return found
+
+
+def _names(said: Mapping[str, Any]) -> dict[str, str]:
+    """Return key of a special token → its name."""
+    values = {key: said.get(key) for key in NAMED}
+    named = {k: v.get("content") if isinstance(v, dict) else v for k, v in values.items()}
+    return {key: name for key, name in named.items() if name and isinstance(name, str)}
+
+
+def _roles(data: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, str]:
+    there, named = tokenizer_json.added_tokens(data), _names(said)
+    end = named.get("eos_token")
+    # A token that ends records is not padding or unknown text too, as GPT-2's file says.
+    return {
+        NAMED[key]: name
+        for key, name in named.items()
+        if name in there and (key == "eos_token" or name != end)
+    }
+
+
+def _add_tokens(data: dict[str, Any], said: Mapping[str, Any], path: Path, layout: str) -> None:
+    """Put the tokens that only the files beside a tokenizer name into its tokenizer.json."""
+    named = _names(said)
+    odd = [key for key in ("add_prefix_space", "add_bos_token", "add_eos_token") if said.get(key)]
+    if (kind := _class(said, layout)) not in CLASSES[layout] or (odd and layout == "merges.txt"):
+        raise _unlike(path, f"{odd[0]}: true" if odd else f"the tokenizer_class {kind}")
+    tokens: dict[int, dict[str, Any]] = {}
+    vocab, decoder = data["model"]["vocab"], said.get("added_tokens_decoder") or {}
+    try:
+        for number, token in decoder.items():
+            made = tokenizer_json.added_token(int(number), str(token["content"]))
+            tokens[int(number)] = {key: token.get(key, value) for key, value in made.items()}
+        for name, number in (said.get("added_tokens") or {}).items():
+            special = name in named.values()
+            tokens.setdefault(
+                int(number), tokenizer_json.added_token(number, name, special=special)
+            )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise _unlike(path, "added tokens without ids") from None
+    there = {token["content"]: token["id"] for token in [*tokens.values(), *data["added_tokens"]]}
+    for key, name in named.items():
+        if name not in there and name not in vocab:
+            raise _unlike(path, f"{key} {name!r}, which has no id")
+        number = there.setdefault(name, vocab.get(name))
+        tokens.setdefault(number, tokenizer_json.added_token(number, name))
+    ids = {number: name for name, number in vocab.items()}
+    for number, token in sorted(tokens.items()):
+        name = token["content"]
+        if number > max(ids) + 1:
+            raise _unlike(path, f"{name!r} with the id {number}, with a gap before it")
+        if vocab.setdefault(name, number) != number or ids.setdefault(number, name) != name:
+            raise _unlike(path, f"{name!r} with the id {number}, which is of another token")
+    kept = {token["id"] for token in data["added_tokens"]} if layout == "tokenizer.model" else set()
+    new = {number: token for number, token in tokens.items() if number not in kept}
+    if layout == "tokenizer.model" and any(not token["special"] for token in new.values()):
+        raise _unlike(path, "added tokens that are not special")
+    if layout == "tokenizer.model" and kind:
+        data["post_processor"] = _around(data, said, named)
+    old = [token for token in data["added_tokens"] if token["id"] not in new]
+    data["added_tokens"] = sorted([*old, *new.values()], key=lambda token: token["id"])
+
+
+def _around(
+    data: Mapping[str, Any], said: Mapping[str, Any], named: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """Return the step that puts Llama's tokens around texts: the first one unless said not to."""
+    bos, eos = named.get("bos_token", "<s>"), named.get("eos_token", "</s>")
+    vocab = data["model"]["vocab"]
+    before = [bos] if said.get("add_bos_token", True) and bos in vocab else []
+    after = [eos] if said.get("add_eos_token") and eos in vocab else []
+    return tokenizer_json.template(before, after, vocab, again=True) if before + after else None
+
+
+def _unlike(path: Path, what: str) -> TokmillError:
+    return TokmillError(
+        f"the files beside the {path.name} say {what}: its ids are not known here",
+        where=str(path.parent),
+        hint="let transformers write a tokenizer.json: "
+        "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW)",
+    )
+
+
+def read_pair(path: Path, kind: str) -> dict[str, Any]:
+    """Read the two files of a byte-level BPE, `[PREFIX]vocab.json` and `[PREFIX]merges.txt`.
+
+    `kind`: the class of transformers, which says how words are cut.
+    """
     stem = path.name.removesuffix("vocab.json").removesuffix("merges.txt")
     vocab_path, merges_path = (path.with_name(stem + name) for name in ("vocab.json", "merges.txt"))
     for part in (vocab_path, merges_path):
@@ -138,7 +301,11 @@ def read_pair(path: Path) -> dict[str, Any]:
                 hint="a line of merges.txt is two tokens with a space between them",
             )
         merges.append((parts[0], parts[1]))
-    return tokenizer_json.byte_level(vocab, merges, specials)
+    for token in (token for pair in merges[:100] for token in pair):
+        if token.endswith((b"</w>", b"@@")) and len(token) > 4:
+            raise _unlike(path, f"{token.decode(errors='replace')!r}, a mark of words in merges")
+    data = tokenizer_json.byte_level(vocab, merges, specials, pattern=PAIRS.get(kind, GPT2))
+    return {**data, "normalizer": {"type": "NFC"}} if kind == "Qwen2Tokenizer" else data
 
 
 def read_ranks(
@@ -153,7 +320,9 @@ def read_ranks(
         raise TokmillError(
             "a rank file does not say how words are cut, and this name is not known",
             where=str(path),
-            hint=f"name the pattern: --pattern {'|'.join(PATTERNS)} (known file names: "
+            hint=f"take the tokenizer.json of the same model, or name the pattern: "
+            f"`tokmill tokenizer encode --pattern {'|'.join(PATTERNS)}`, "
+            "`Tokenizer.from_file(FILE, pattern=…).save(FOLDER)` in Python (known file names: "
             f"{', '.join(RANK_FILES)})",
         )
     ranks: dict[bytes, int] = {}

@@ -142,6 +142,30 @@ def added_token(number: int, content: str, *, special: bool = True) -> dict[str,
     }
 
 
+def template(
+    before: Sequence[str], after: Sequence[str], vocab: Mapping[str, int], *, again: bool = False
+) -> dict[str, Any]:
+    """Return the post-processor that puts tokens around texts, such as [CLS] and [SEP].
+
+    `again`: the second text of a pair has tokens before it too.
+    """
+
+    def around(letter: str, kind: int, front: Sequence[str]) -> list[dict[str, Any]]:
+        text = {"Sequence": {"id": letter, "type_id": kind}}
+        one = {name: {"SpecialToken": {"id": name, "type_id": kind}} for name in (*front, *after)}
+        return [*(one[name] for name in front), text, *(one[name] for name in after)]
+
+    first = around("A", 0, before)
+    return {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": first + around("B", 1, before if again else ()),
+        "special_tokens": {
+            name: {"id": name, "ids": [vocab[name]], "tokens": [name]} for name in (*before, *after)
+        },
+    }
+
+
 def pattern_of(data: Mapping[str, Any]) -> str:
     """Return the pattern of a file that `byte_level` made."""
     split = next(
@@ -303,23 +327,35 @@ def added_tokens(data: Mapping[str, Any], *, special_only: bool = False) -> dict
 def without_specials(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file with which text never becomes a special token; all other ids stay the same.
 
-    If the model takes whole words as tokens (`ignore_merges`), special tokens are removed from its
-    vocabulary too.
+    No merge, whole word or piece of the model makes a special token. The unknown token stays, for
+    text that the model has no token for.
     """
     special = added_tokens(data, special_only=True)
     data = dict(data)
     data["added_tokens"] = [t for t in data.get("added_tokens") or [] if not t.get("special")]
     data["post_processor"] = None
-    model = data["model"]
-    if model.get("ignore_merges"):
-        used = {part for merge in model["merges"] for part in (*merge, "".join(merge))}
-        vocab = {
-            token: number
-            for token, number in model["vocab"].items()
-            if special.get(token) != number or token in used
-        }
-        data["model"] = {**model, "vocab": vocab}
-    return data
+    model = dict(data["model"])
+    if isinstance(model["vocab"], list):
+        # Scores keep their places, which are the ids; no text has a piece of no characters.
+        model["vocab"] = [
+            ["" if special.get(token) == number else token, score]
+            for number, (token, score) in enumerate(model["vocab"])
+        ]
+        return {**data, "model": model}
+    hidden = {token for token, number in special.items() if model["vocab"].get(token) == number}
+    model["vocab"] = {t: number for t, number in model["vocab"].items() if t not in hidden}
+    if (unknown := model.get("unk_token")) in hidden:
+        model["vocab"][""], model["unk_token"] = special[unknown], ""
+    if merges := model.get("merges"):
+        inside = len(model.get("continuing_subword_prefix") or "")
+        model["merges"] = [
+            pair
+            for pair in merges
+            if pair[0] not in hidden
+            and pair[1] not in hidden
+            and pair[0] + pair[1][inside:] not in hidden
+        ]
+    return {**data, "model": model}
 
 
 def template_tokens(tokenizer_json: bytes | str | Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -348,25 +384,35 @@ def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     suffix: list[int] = []
     for step in flatten(data.get("post_processor"), "processors"):
         kind = step.get("type")
+        before: list[int] = []
+        after: list[int] = []
         if kind == "ByteLevel":
             continue
         if kind == "TemplateProcessing":
-            known = step.get("special_tokens") or {}
-            side = prefix
+            known, texts = step.get("special_tokens") or {}, []
             for piece in step.get("single") or []:
                 if "Sequence" in piece:
-                    side = suffix
+                    texts.append(piece["Sequence"]["id"])
                 else:
-                    side.extend(known[piece["SpecialToken"]["id"]]["ids"])
+                    ids = known[piece["SpecialToken"]["id"]]["ids"]
+                    (after if texts else before).extend(ids)
+            if texts != ["A"]:
+                raise TokmillError(
+                    f"the template writes a text as {' '.join(f'${t}' for t in texts) or 'nothing'}"
+                    ", not once",
+                    where="tokenizer.json",
+                    hint='set "post_processor" to null to encode without it',
+                )
         elif kind in ("RobertaProcessing", "BertProcessing"):
-            prefix.append(step["cls"][1])
-            suffix.insert(0, step["sep"][1])
+            before, after = [step["cls"][1]], [step["sep"][1]]
         else:
             raise TokmillError(
                 f"the post-processor {kind!r} is not known",
                 where="tokenizer.json",
                 hint='set "post_processor" to null to encode without it',
             )
+        # A later step puts its tokens around those of the steps before.
+        prefix, suffix = before + prefix, suffix + after
     return prefix, suffix
 
 
@@ -396,32 +442,35 @@ def spelling_bytes(spelled: str, *, byte_level: bool) -> bytes:
     return spelled.encode() if read is None else read
 
 
+def spelled_tokens(data: Mapping[str, Any]) -> dict[int, str]:
+    """Return id → the token as the file spells it, including added tokens."""
+    entries = data["model"]["vocab"]
+    if isinstance(entries, dict):
+        spelled = {number: token for token, number in entries.items()}
+    else:
+        spelled = {number: entry[0] for number, entry in enumerate(entries)}
+    return spelled | {number: token for token, number in added_tokens(data).items()}
+
+
 def token_bytes(data: Mapping[str, Any]) -> dict[int, bytes]:
     """Return id → the bytes of the token, including added tokens.
 
     Byte-level spellings are converted to bytes; with byte fallback `<0x0A>` is one byte and U+2581
     a space; in other models a token stands for its UTF-8.
     """
-    model = data["model"]
-    entries = model["vocab"]
-    numbered = (
-        [(number, token) for token, number in entries.items()]
-        if isinstance(entries, dict)
-        else [(number, entry[0]) for number, entry in enumerate(entries)]
-    )
     spelled_as_bytes = is_byte_level(data)
+    fallback = data["model"].get("byte_fallback")
+    added = set(added_tokens(data).values())
     result: dict[int, bytes] = {}
-    for number, token in numbered:
-        if spelled_as_bytes:
+    for number, token in spelled_tokens(data).items():
+        if spelled_as_bytes and number not in added:
             read = unalias(token)
             result[number] = token.encode() if read is None else read
-        elif model.get("byte_fallback"):
+        elif fallback and not spelled_as_bytes:
             byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
             result[number] = (
                 bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
             )
         else:
             result[number] = token.encode()
-    for token, number in added_tokens(data).items():
-        result[number] = token.encode()
     return dict(sorted(result.items()))

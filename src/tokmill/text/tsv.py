@@ -17,6 +17,7 @@ import numpy as np
 from tokmill.builds.scan import FolderOptions
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
+from tokmill.inflate import MAGIC
 from tokmill.store.schema import Array, Column, Drop, Drops, Schema, drops_of
 from tokmill.text.blocks import Block, record_blocks
 from tokmill.text.documents import DocumentSource, NoHash
@@ -54,9 +55,12 @@ class TsvSource(DocumentSource):
     """Tables of sentences; a text of `documents` is its sentences with a newline between them."""
 
     Config: ClassVar[type[msgspec.Struct]] = TsvConfig
-    version = 1
     stdin_suffix = ".tsv"
-    suffixes = (".tsv", ".tsv.gz", ".tsv.zst")
+    without_tokenizer = (
+        "--tokenizer TOKENIZER; `tokmill tokenizer train FILE.tsv --model wordpiece "
+        "--vocab-size 8192 -o TOKENIZER` trains one"
+    )
+    suffixes = tuple(f".tsv{packed}" for packed in ("", *MAGIC))
     hints: ClassVar[dict[str, str]] = {
         "columns": "lines have other numbers of columns than the first one: is it a TSV file?",
         "missing label": "--unlabelled builds files without classes",

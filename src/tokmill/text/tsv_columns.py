@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from tokmill.builds.hints import conversion
 from tokmill.builds.source import Frozen, Item
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
@@ -53,7 +54,7 @@ def layout_of(item: Item, config: Any) -> Layout:
         raise TokmillError(
             "the first line is no text in UTF-8",
             where=item.path,
-            hint="convert it, as with `iconv -f LATIN1 -t UTF-8`, or -f UTF-16",
+            hint=conversion(item.path),
         ) from None
     sentences, label = tuple(config.sentences), config.label_column
     if not sentences or not (label or config.unlabelled):

@@ -10,17 +10,15 @@ google-research/bert; format of tokenizer.json: Hugging Face `tokenizers`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors
-from tokmill.headers import loads_json
 from tokmill.text import tokenizer_json as files
 from tokmill.text.panics import no_panic
-from tokmill.text.readable import ReadableEncoder, utf8
+from tokmill.text.readable import ReadableEncoder
 
 INSIDE = "##"
 """Prefix of tokens inside of a word."""
@@ -30,11 +28,6 @@ SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The special tokens of BERT, in the order of their ids in a vocabulary that is trained."""
 BEFORE_SPACE = re.compile(r"(?=[ \n])")
 """Matches places where a text may be cut: no word holds white space."""
-CLEANED = {
-    " .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m",
-    " do not": " don't", " 's": "'s", " 've": "'ve", " 're": "'re",
-}  # fmt: skip
-"""Replacements of a decoder with `cleanup`."""
 
 
 def vocab_lines(raw: bytes, path: Path) -> list[str]:
@@ -50,12 +43,12 @@ def vocab_lines(raw: bytes, path: Path) -> list[str]:
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 
-def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
+def read_vocab_txt(raw: bytes, path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a tokenizer.json for a `vocab.txt`: a token per line, the line its id.
 
     The file does not state whether text is converted to lower case. A `tokenizer_config.json`
-    beside it does; without it, capital letters are kept if the vocabulary has some. If a token
-    occurs twice, its last line is its id, as in BERT's own reader.
+    beside it does (`said`); without it, capital letters are kept if the vocabulary has some. If a
+    token occurs twice, its last line is its id, as in BERT's own reader.
     """
     vocab = {token: number for number, token in enumerate(vocab_lines(raw, path)) if token}
     if "[UNK]" not in vocab:
@@ -64,7 +57,6 @@ def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
             where=str(path),
             hint="a vocab.txt of WordPiece has a token per line, [UNK] among them",
         )
-    said = _beside(path)
     capital = any(t != t.lower() for t in vocab if not re.fullmatch(r"\[.*\]", t))
     lower = said.get("do_lower_case")
     return tokenizer_data(
@@ -110,7 +102,9 @@ def tokenizer_data(
             "lowercase": lower,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": _template(vocab),
+        "post_processor": files.template(["[CLS]"], ["[SEP]"], vocab)
+        if "[CLS]" in vocab and "[SEP]" in vocab
+        else None,
         "decoder": {"type": "WordPiece", "prefix": INSIDE, "cleanup": True},
         "model": {
             "type": "WordPiece",
@@ -120,51 +114,6 @@ def tokenizer_data(
             "vocab": dict(vocab),
         },
     }
-
-
-def _template(vocab: Mapping[str, int]) -> dict[str, Any] | None:
-    """Return the step that puts [CLS] and [SEP] around texts, as BERT's tokenizer does."""
-    if "[CLS]" not in vocab or "[SEP]" not in vocab:
-        return None
-
-    def special(token: str, kind: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": token, "type_id": kind}}
-
-    first: list[dict[str, Any]] = [
-        special("[CLS]", 0),
-        {"Sequence": {"id": "A", "type_id": 0}},
-        special("[SEP]", 0),
-    ]
-    second = [{"Sequence": {"id": "B", "type_id": 1}}, special("[SEP]", 1)]
-    return {
-        "type": "TemplateProcessing",
-        "single": first,
-        "pair": first + second,
-        "special_tokens": {
-            token: {"id": token, "ids": [vocab[token]], "tokens": [token]}
-            for token in ("[CLS]", "[SEP]")
-        },
-    }
-
-
-def _beside(path: Path) -> dict[str, Any]:
-    """Return what the tokenizer_config.json beside a vocab.txt says; {} where there is none."""
-    beside = path.with_name("tokenizer_config.json")
-    if not beside.is_file():
-        return {}
-    with machine_errors("read", beside):
-        raw = beside.read_bytes()
-    try:
-        found = loads_json(raw)
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-    except ValueError as error:
-        raise TokmillError(
-            f"the file beside the vocab.txt cannot be read: {error}",
-            where=str(beside),
-            hint='it says whether text is put into lower case: {"do_lower_case": true}',
-        ) from None
-    return found
 
 
 class ReadableWordPiece(ReadableEncoder):
@@ -204,19 +153,15 @@ class ReadableWordPiece(ReadableEncoder):
         self._normalizer_step, self._words_step = loaded.normalizer, loaded.pre_tokenizer
         kinds = [(data.get(key) or {}).get("type") for key in ("normalizer", "pre_tokenizer")]
         known = kinds == ["BertNormalizer", "BertPreTokenizer"]
-        self.safe_places = BEFORE_SPACE if known else None
         if self._normalizer_step is not None:
             self.normalizers = [lambda text, first, last: self._normalizer_step.normalize_str(text)]
-        self.added = self._added(data)
+        self.added, self.later = self._added(data)
+        self.safe_places = BEFORE_SPACE if known and not self.later else None
 
-    def _stretch(self, text: str, first: bool, last: bool) -> list[int]:
-        utf8(text)
-        for normalize in self.normalizers:
-            text = normalize(text, first, last)
-        words = [text] if text else []
-        if self._words_step is not None:
-            words = [word for word, _ in self._words_step.pre_tokenize_str(text)]
-        return [number for word in words for number in self._word(word)]
+    def _cut(self, text: str, first: bool) -> Iterable[str]:
+        if self._words_step is None or not text:
+            return [text] if text else []
+        return [word for word, _ in self._words_step.pre_tokenize_str(text)]
 
     def _merged(self, word: str) -> list[int]:
         """Return the ids of one word: the longest tokens that fit, from the left."""
@@ -247,27 +192,12 @@ class ReadableWords(ReadableWordPiece):
 
 
 WORDS = {"WordPiece": ReadableWordPiece, "WordLevel": ReadableWords}
-"""Models whose text is cut into words by steps of its own, and written with blanks between."""
+"""Models whose text is cut into words by steps of its own."""
 
 
 def readable_encoder(data: Mapping[str, Any], where: str) -> ReadableEncoder:
     """Return the readable encoder for the model of a tokenizer.json."""
     return WORDS.get(data["model"]["type"], ReadableEncoder)(data, where)
-
-
-def joined(tokens: Iterable[bytes], decoder: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the text of tokens, as the decoder of a tokenizer.json for WordPiece writes it."""
-    step = next((step for step in decoder if step.get("type") == "WordPiece"), {})
-    inside, cleans = str(step.get("prefix", INSIDE)).encode(), bool(step.get("cleanup", True))
-    parts: list[bytes] = []
-    for token in tokens:
-        if parts:
-            token = token.removeprefix(inside) if token.startswith(inside) else b" " + token
-        if cleans:
-            for long, short in CLEANED.items():
-                token = token.replace(long.encode(), short.encode())
-        parts.append(token)
-    return b"".join(parts)
 
 
 def _as_text(data: Mapping[str, Any]) -> str:

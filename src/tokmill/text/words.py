@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
+from tokmill.text.tokenizer_json import added_token
 from tokmill.text.wordpiece import INSIDE, SPECIALS, vocab_lines
 
 MOST_WORDS = 1 << 20
@@ -75,23 +76,12 @@ def _too_many(count: int) -> UsageError:
 
 def tokenizer_of_words(ids: Mapping[str, int]) -> dict[str, Any]:
     """Return the content of a tokenizer.json for words; `[UNK]` stands for all others."""
-    added = [
-        {
-            "id": ids[token],
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for token in sorted(SPECIALS, key=lambda token: ids[token])
-    ]
+    added = [added_token(number, token) for token, number in ids.items() if token in SPECIALS]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added,
+        "added_tokens": sorted(added, key=lambda token: token["id"]),
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from decimal import Decimal
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,59 @@ def make(path: Path, *shards: list[dict[str, Any]], roles: dict[str, int] | None
     store = write_store(path, SCHEMA, shards, vocabularies={"token": vocabulary})
     (path / "vocab/tokenizer.json").write_bytes(b"{}")
     return store
+
+
+KEPT = ["5", "10", "100", "9", "9.5", "-1", "1000.0", "", "x", "nan", "1e400", "9007199254740993"]
+"""Values that `--keep` writes for numbers, a string, NaN and none at all."""
+
+
+def strings(store: Store) -> list[str]:
+    return [store.record(i)["n"] for i in range(store.records)]
+
+
+@pytest.mark.parametrize("text", ["n > 9", "n >= 10", "n < 9", "n <= 9.5", "n == 10", "n != 10"])
+def test_numbers_in_strings_are_compared_as_numbers(tmp_path: Path, text: str) -> None:
+    _, sign, number = text.split()
+    schema: Schema = {"token": Column("u2"), "n": Column("utf8", per="record")}
+    write_store(tmp_path / "a", schema, [[rec([1], n=value) for value in KEPT]])
+    found = quick_build("select", tmp_path / "a", tmp_path / "b", where=[text])
+
+    compare = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}[sign]
+    missing = Decimal("nan")
+    values = [missing if v in ("", "x") else Decimal(v) for v in KEPT]
+    ordered = sign not in ("==", "!=")
+    right = [
+        text
+        for text, value in zip(KEPT, values, strict=True)
+        if not (ordered and value.is_nan()) and compare(value, Decimal(number))
+    ]
+    assert strings(found) == right
+    no_number = 3 if sign not in ("==", "!=") else 0
+    assert found.manifest.skipped.get(f"no number: {text}", 0) == no_number
+
+
+def test_numbers_in_quotes_are_text_and_large_ones_exact(tmp_path: Path) -> None:
+    schema: Schema = {
+        "token": Column("u2"),
+        "n": Column("utf8", per="record"),
+        "f": Column("f4", per="record"),
+    }
+    rows = [rec([1], n=n, f=f) for n, f in [("10", 0.1), ("10.0", float("nan")), ("007", 2)]]
+    rows.append(rec([1], n="9007199254740993", f=1))
+    write_store(tmp_path / "a", schema, [rows])
+
+    def build(text: str) -> Store:
+        name = hashlib.sha256(text.encode()).hexdigest()
+        return quick_build("select", tmp_path / "a", tmp_path / name, where=[text])
+
+    assert strings(build("n == 10")) == ["10", "10.0"]
+    assert strings(build("n == '10'")) == ["10"]
+    assert strings(build("n > 9007199254740992")) == ["9007199254740993"]
+    assert strings(build("n < 11")) == ["10", "10.0"]  # 007 is a name
+    assert strings(build("f == .1")) == ["10"]
+    missing = build("f > .5")
+    assert strings(missing) == ["007", "9007199254740993"]
+    assert missing.manifest.skipped["no number: f > .5"] == 1
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ def test_matching_counts_through_shards(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(matching(store, ["level=-1"])) == []
     assert list(matching(store, ["level=70000"])) == []
     assert list(matching(store, ["level = 0x1", "name ~ -1-1$"])) == [6]
+    unknown: Counter[str] = Counter()
+    assert list(matching(store, ["name > 1"], unknown)) == []
+    assert unknown == {"name > 1": 9}
     assert list(matching(store, ["level != 1", "length >= 2", "name < doc-0-3"])) == [0, 2]
 
 

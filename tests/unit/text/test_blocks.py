@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,20 @@ PLACES = st.integers(1, 30)
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("blocks")
+
+
+PACK = {
+    ".gz": gzip.compress,
+    ".zst": zstandard.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+
+
+def test_the_first_bytes_tell_the_compression() -> None:
+    for suffix, pack in PACK.items():
+        assert inflate.packing(pack(b"text")[:16]) == inflate.packing(pack(b"")[:16]) == suffix
+    assert inflate.packing(b"BZh9 is text") == inflate.packing(b"") == ""
 
 
 def plain_split(content: bytes, delimiter: bytes, limit: int) -> tuple[list[Any], list[int]]:
@@ -159,7 +175,7 @@ def test_parts_of_a_stream(
         assert data.endswith(delimiter)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", PACK)
 @pytest.mark.parametrize(
     "contents",
     [
@@ -172,8 +188,7 @@ def test_parts_of_a_stream(
 )
 def test_several_members_are_one_text(tmp_path: Path, suffix: str, contents: list[bytes]) -> None:
     """As one item, and with an item for each member."""
-    pack = gzip.compress if suffix == ".gz" else zstandard.compress
-    packed = [pack(content) for content in contents]
+    packed = [PACK[suffix](content) for content in contents]
     path = tmp_path / f"x{suffix}"
     path.write_bytes(b"".join(packed))
     whole = b"".join(contents)
@@ -213,13 +228,13 @@ def test_streams_are_cut_only_where_a_member_begins(tmp_path: Path) -> None:
         assert data == b"".join(contents)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", PACK)
 @pytest.mark.parametrize("keep", [0.5, 0.99])
 def test_a_cut_off_stream_is_refused(tmp_path: Path, suffix: str, keep: float) -> None:
     import random
 
     content = random.Random(0).randbytes(200_000)
-    data = gzip.compress(content) if suffix == ".gz" else zstandard.compress(content)
+    data = PACK[suffix](content)
     path = tmp_path / f"x{suffix}"
     path.write_bytes(data[: int(len(data) * keep)])
     with pytest.raises(TokmillError, match="damaged or cut off") as caught:
@@ -227,12 +242,12 @@ def test_a_cut_off_stream_is_refused(tmp_path: Path, suffix: str, keep: float) -
     assert caught.value.where == str(path)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", PACK)
 def test_a_damaged_stream_is_refused(tmp_path: Path, suffix: str) -> None:
-    data = bytearray(gzip.compress(b"abc\n" * 10_000))
+    data = bytearray(PACK[suffix](b"abc\n" * 10_000))
     if suffix == ".zst":
         data = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(b"abc\n" * 10_000))
-    data[len(data) // 2] ^= 0xFF
+    data[len(data) // 2 + (suffix == ".bz2")] ^= 0xFF  # byte 26 of this .bz2 means nothing
     path = tmp_path / f"x{suffix}"
     path.write_bytes(data)
     with pytest.raises(TokmillError, match="damaged or cut off"):
@@ -243,6 +258,9 @@ def test_skippable_frames_and_padding_are_passed_over(tmp_path: Path) -> None:
     skippable = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
     frames = [zstandard.compress(b"one\n"), zstandard.compress(b"two\n")]
     (tmp_path / "x.zst").write_bytes(skippable + frames[0] + skippable + frames[1])
-    (tmp_path / "x.gz").write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n") + b"\0" * 9)
-    for path in (tmp_path / "x.zst", tmp_path / "x.gz"):
+    padded = (".gz", ".xz", ".bz2")
+    for suffix in padded:
+        pack, path = PACK[suffix], tmp_path / f"x{suffix}"
+        path.write_bytes(pack(b"one\n") + pack(b"two\n") + b"\0" * 8)
+    for path in (tmp_path / f"x{suffix}" for suffix in (".zst", *padded)):
         assert b"".join(inflate.inflate(str(path))) == b"one\ntwo\n"

@@ -107,7 +107,7 @@ REFUSED = [
     ({"messages": [USER, {**HELLO, "weight": "0"}]}, "weight"),
     ({"messages": [USER, {**HELLO, "content": "a\ufdd1b"}]}, "noncharacter"),
     ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
-    ('{"messages": [{"role": "user", "content": NaN}]}', "nan"),
+    ('{"messages": [{"role": "assistant", "content": NaN}]}', "content"),
     ('{"messages": [', "json"),
     (DEEP, "depth"),
 ]
@@ -232,6 +232,39 @@ def test_tokenizers_without_the_tokens_of_a_template_are_refused(tmp_path: Path)
     store = build(tmp_path, TOKENIZER, rows, chat_template="plain")
     text = "User: hi\n\nAssistant: hello<|endoftext|>\n\n"
     assert shown(store, TOKENIZER) == [(text, " hello<|endoftext|>")]
+
+
+def test_headers_that_no_generation_prompt_writes_are_told(tmp_path: Path, tokenizer: Path) -> None:
+    turn = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    rows = [{"messages": [USER, HELLO]}]
+    said = "chats in which headers of answers are learned: no add_generation_prompt"
+    whole = "{% for m in messages %}" + turn + "{% endfor %}"
+    store = build(tmp_path, tokenizer, rows, chat_template=whole)
+    assert store.manifest.notes[said] == 1
+    assert shown(store, tokenizer)[0][1] == "<|im_start|>assistant\nhello<|im_end|>"
+    prompt = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    bare = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"  # it writes no header
+    for template in (whole + prompt, bare):
+        store = build(tmp_path, tokenizer, rows, chat_template=template)
+        assert said not in store.manifest.notes
+
+
+def test_special_tokens_that_a_normalizer_makes_of_messages_are_rejects(tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    words = {w: n for n, w in enumerate(["[UNK]", "[SEP]", "User:", "Assistant:", "hi", "hello"])}
+    made = library.Tokenizer(library.models.WordLevel(words, unk_token="[UNK]"))
+    made.normalizer = library.normalizers.NFKC()
+    made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["[UNK]", "[SEP]"])
+    made.save(str(tmp_path / "t.json"))
+    rows = [
+        {"messages": [{"role": "user", "content": text}, HELLO]}
+        for text in ("hi", "［SEP］ hi", "[SEP]", "hi there [UNK]")
+    ]
+    options = {"chat_template": "plain", "roles": {"eot": "[SEP]"}}
+    store = build(tmp_path, tmp_path / "t.json", rows, **options)
+    assert store.manifest.rejected == {"special token": 3}
+    assert [record["token"].tolist() for record in store] == [[2, 4, 3, 5, 1]]
 
 
 def test_where_templates_are_found(tmp_path: Path, tokenizer: Path) -> None:

@@ -24,6 +24,7 @@ from tokmill.text.words import MOST_WORDS, count_words, read_words
 
 WALKS = "push rbp mov rbp rsp\nmov eax [rip+0x1f7a]\n\nret\npush rbp ret\n"
 """Two pairs of two walks."""
+FRESH = How(quiet=True, amount=here(), fresh=True)
 
 
 def build(folder: Path, text: str | bytes = WALKS, **options: Any) -> Store:
@@ -73,6 +74,14 @@ def test_rare_words_are_unknown_and_counted(tmp_path: Path) -> None:
     store = build(tmp_path, min_count=2)
     assert walks(store)[0] == ("corpus.txt:0", "push rbp mov rbp [UNK]")
     assert store.manifest.notes == {UNKNOWN: 3}
+
+
+def test_special_tokens_as_words_are_unknown_words(tmp_path: Path) -> None:
+    store = build(tmp_path, "push [SEP] rbp [MASK]\n")
+    assert walks(store) == [("corpus.txt:0", "push [UNK] rbp [UNK]")]
+    assert store.manifest.notes == {UNKNOWN: 2}
+    meant = build(tmp_path, "push [SEP] rbp [MASK]\n", how=FRESH, specials_in_text="special")
+    assert walks(meant) == [("corpus.txt:0", "push [SEP] rbp [MASK]")]
 
 
 def test_a_list_of_words_keeps_its_ids(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

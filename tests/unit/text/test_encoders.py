@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.train import train_tokenizer
 
 pytest.importorskip("gigatoken", reason="needs the extra text")
-pytest.importorskip("tokenizers", reason="needs the extra text")
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra text")
+models, pre_tokenizers = tokenizers.models, tokenizers.pre_tokenizers
 
 NEWER = "\u088f"  # a letter of Unicode 17.0
 TEXTS = ["hello world", "", "<|endoftext|>x", "\u00e9t\u00e9", f"{NEWER}a{NEWER}", "end"]
@@ -141,6 +143,92 @@ def test_whole_word_specials_stay_text_in_plain_mode(tokenizer: Tokenizer) -> No
     assert Tokenizer.from_json(raw).encode("zebra") == [800]
     for engine in ("gigatoken", "tokenizers"):
         assert make_encoder(raw, engine=engine)(["zebra"])[0].tolist() == expected
+
+
+def special_file(model: Any, pre: Any, *specials: str) -> bytes:
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = pre
+    made.add_special_tokens(list(specials))
+    return made.to_str().encode()
+
+
+LETTERS = {c: n for n, c in enumerate("</s>abcd")}
+MERGED = {**LETTERS, "</": 8, "s>": 9, "</s>": 10, "<unk>": 11}
+BPE = models.BPE(MERGED, [("<", "/"), ("s", ">"), ("</", "s>")], unk_token="<unk>")
+SUFFIXED = models.BPE(
+    {"[": 0, "##S": 1, "##]": 2, "[S": 3, "[S]": 4},
+    [("[", "##S"), ("[S", "##]")],
+    continuing_subword_prefix="##",
+)
+WORDPIECE = models.WordPiece({"[UNK]": 0, "[SEP]": 1, "a": 2, "##b": 3}, unk_token="[UNK]")
+WORDLEVEL = models.WordLevel({"[UNK]": 0, "[SEP]": 1, "a": 2}, unk_token="[UNK]")
+
+
+@pytest.mark.parametrize(
+    ("model", "special", "text", "right"),
+    [
+        (BPE, "</s>", "a </s> b", [4, 8, 9, 5]),
+        (BPE, "</s>", "a</s>b", [4, 8, 9, 5]),
+        (models.BPE({**LETTERS, "</": 8}, [("<", "/")]), "</", "</s", [0, 1, 2]),
+        (SUFFIXED, "[S]", "[S]", [3, 2]),
+        (WORDPIECE, "[SEP]", "a [SEP] ab [UNK]", [2, 0, 2, 3, 0]),
+        (WORDLEVEL, "[SEP]", "a [SEP] [UNK] a", [2, 0, 0, 2]),
+    ],
+)
+def test_no_model_makes_special_tokens_of_plain_text(
+    model: Any, special: str, text: str, right: list[int]
+) -> None:
+    raw = special_file(model, pre_tokenizers.WhitespaceSplit(), special, "[UNK]", "<unk>")
+    assert make_encoder(raw)([text])[0].tolist() == right
+    if model in (WORDPIECE, WORDLEVEL):
+        assert Tokenizer.from_json(raw).encode(text, "plain") == right
+    meant = make_encoder(raw, specials_in_text="special")([text])[0].tolist()
+    assert json.loads(raw)["model"]["vocab"][special] in meant
+
+
+def test_unigram_makes_no_control_token_of_text(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra text")
+    words = tmp_path / "c.txt"
+    words.write_text("the cat sat\nhello world s x < > / |\n" * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(words), model_prefix=str(tmp_path / "u"), vocab_size=40, model_type="unigram",
+        hard_vocab_limit=False, minloglevel=2, normalization_rule_name="identity",
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "u.model"))
+    pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
+    pre = pre_tokenizers.Metaspace(prepend_scheme="always")
+    raw = special_file(models.Unigram(pieces, unk_id=0), pre, "<unk>", "<s>", "</s>")
+    texts = ["hello </s> world <s>", "</s>", "the <unk> cat ?", "</s></s>"]
+    encode = make_encoder(raw)
+    for text in texts:
+        assert encode([text])[0].tolist() == model.encode(text)
+
+
+def test_a_merge_that_stands_twice_has_its_last_place(tokenizer: Tokenizer) -> None:
+    data = json.loads(tokenizer.to_json())
+    data["model"]["merges"].append(data["model"]["merges"][0])
+    raw = json.dumps(data).encode()
+    right = tokenizers.Tokenizer.from_str(raw.decode())
+    for text in TEXTS:
+        ids = right.encode(text, add_special_tokens=False).ids
+        assert Tokenizer.from_json(raw).encode(text) == ids
+        assert make_encoder(raw, specials_in_text="special")([text])[0].tolist() == ids
+    with pytest.raises(TokmillError, match="a merge stands twice"):
+        make_encoder(raw, engine="gigatoken")
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_character_without_a_token_is_an_error(threads: bool, tokenizer: Tokenizer) -> None:
+    raw = special_file(models.BPE({"a": 0, "b": 1}, []), pre_tokenizers.Whitespace())
+    encode = make_encoder(raw, threads=threads)
+    assert encode(["ab a"])[0].tolist() == [0, 1, 0]
+    with pytest.raises(TokmillError, match="no token for 'z' and no unknown token"):
+        encode(["ab", "az"])
+    data = json.loads(tokenizer.to_json())
+    lost = data["model"]["vocab"].pop("Z")
+    assert [m for m in data["model"]["merges"] if "Z" in "".join(m)] == [] and lost
+    with pytest.raises(TokmillError, match="no token for 'Z'"):
+        make_encoder(json.dumps(data).encode(), threads=threads)(["Z"])
 
 
 def test_odd_texts_are_found() -> None:

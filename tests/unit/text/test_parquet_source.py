@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,50 @@ def test_a_file_of_another_kind_is_told_from_a_damaged_one(tmp_path: Path, cut: 
         quick_build("parquet", path, tmp_path / "s")
     assert ("make or fetch it again" in str(found.value)) == cut
     assert (f"tokmill inspect '{path}'" in str(found.value)) == (not cut)
+
+
+KEPT: list[tuple[Any, list[Any], list[str]]] = [
+    (pa.int64(), [9007199254740993, None], ["9007199254740993", ""]),
+    (pa.float64(), [float("nan"), float("-inf")], ["NaN", "-Infinity"]),
+    (pa.list_(pa.float64()), [[float("nan"), None], [1.5]], ["[NaN,null]", "[1.5]"]),
+    (
+        pa.timestamp("ns"),
+        [1_700_000_000_123_456_789, None],
+        ["2023-11-14 22:13:20.123456789", ""],
+    ),
+    (pa.timestamp("ns", "UTC"), [0, 1], [f"1970-01-01 00:00:00.{n:09d}Z" for n in (0, 1)]),
+    (pa.timestamp("s"), [300_000_000_000, 0], ["11476-08-15 05:20:00", "1970-01-01 00:00:00"]),
+    (pa.time64("ns"), [1, None], ["00:00:00.000000001", ""]),
+    (pa.date32(), [19_724, None], ["2024-01-02", ""]),
+    (pa.duration("ns"), [1, 10**15], ["1", "1000000000000000"]),
+    (pa.decimal128(20, 2), [Decimal("1.10"), None], ["1.10", ""]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "right"), KEPT, ids=lambda v: str(v)[:20])
+def test_kept_values_are_those_of_the_file(
+    tmp_path: Path, kind: Any, values: list[Any], right: list[str]
+) -> None:
+    table = pa.table({"text": ["a", "b"], "k": pa.array(values, kind)})
+    path = write(tmp_path / "x.arrow", table, "arrow")  # Parquet has no seconds
+    store = quick_build("parquet", path, tmp_path / "s", keep=["k"])
+    assert [record["k"] for record in store] == right
+
+
+def test_columns_that_cannot_be_kept_or_told_apart_are_refused(tmp_path: Path) -> None:
+    inner = pa.array([{"t": 1}], pa.struct([("t", pa.timestamp("ns"))]))
+    path = write(tmp_path / "x.parquet", pa.table({"text": ["a"], "k": inner}), "parquet")
+    with pytest.raises(UsageError, match="'k' .* cannot be kept as text"):
+        quick_build("parquet", path, tmp_path / "s", keep=["k"])
+    for names, of in ((["text", "text"], "text"), (["text", "k", "k"], "k")):
+        table = pa.Table.from_arrays([pa.array(["a"])] * len(names), names=names)
+        path = write(tmp_path / "x.parquet", table, "parquet")
+        keep = ["k"] if "k" in names else []
+        with pytest.raises(UsageError, match=f"2 columns '{of}'"):
+            quick_build("parquet", path, tmp_path / "s", keep=keep)
+    # Of columns that nobody reads names may be equal.
+    assert quick_build("parquet", path, tmp_path / "s").records == 1
+    ids = pa.Table.from_arrays([pa.array([[1]])] * 2, names=["input_ids"] * 2)
+    path = write(tmp_path / "ids.parquet", ids, "parquet")
+    with pytest.raises(UsageError, match="2 columns 'input_ids'"):
+        quick_build("parquet-tokens", path, tmp_path / "i")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +202,28 @@ def test_training_sees_the_documents_of_the_build(tmp_path: Path) -> None:
     assert [t for batch in stripped for t in batch] == ["a", "t"]
     with pytest.raises(UsageError, match="no such key"):
         list(iter_documents([str(path)], "jsonl", {"strpi": 1}))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_text_in_another_encoding_is_refused_with_the_command_that_converts_it(
+    tmp_path: Path, encoding: str
+) -> None:
+    text = "hello world\nsecond lin\u00e9\n"
+    (tmp_path / "a b.txt").write_bytes(text.encode(encoding))
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(text.encode(encoding)))
+    (tmp_path / "right.txt").write_text(text)
+    right = quick_build("text", tmp_path / "right.txt", tmp_path / "r", tokenizer=TOKENIZER)
+    for place, name in enumerate(("a b.txt", "c.txt.gz")):
+        with pytest.raises(TokmillError, match="text in UTF-") as caught:
+            quick_build("text", tmp_path / name, tmp_path / "s", tokenizer=TOKENIZER)
+        command = caught.value.hint.split("`")[1].replace("NEW", f"new{place}.txt")
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+        new = tmp_path / f"new{place}.txt"
+        made = quick_build("text", new, tmp_path / f"s{place}", tokenizer=TOKENIZER)
+        assert ids_of(made) == ids_of(right)
+
+
+def test_text_with_some_zero_bytes_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\0b " * 40)
+    store = quick_build("text", tmp_path / "a.txt", tmp_path / "s", tokenizer=TOKENIZER)
+    assert Tokenizer.from_file(TOKENIZER).decode(ids_of(store)[0]).startswith("a\0b a\0b ")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from making import TOKENIZER
 from readable_bpe import train_bpe
 from tokmill.errors import TokmillError, UsageError
 from tokmill.text import tokenizer_json
-from tokmill.text.patterns import compile_pattern, resolve_pattern, split_words
+from tokmill.text.encoders import make_encoder
+from tokmill.text.patterns import QWEN2, compile_pattern, resolve_pattern, split_words
 from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.tokenizer_json import template_tokens
 
 SPECIALS = ["<|endoftext|>", "<|pad|>", "<|endoftext|><|endoftext|>"]
 
@@ -142,6 +145,120 @@ def test_gpt2_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
         Tokenizer.from_file(tmp_path / "vocab.json")
 
 
+def older_layout(folder: Path, files: dict[str, Any], pattern: str | None = None) -> Any:
+    """Write vocab.json, merges.txt and JSON files beside them; return the tokenizer."""
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    steps, regex = library.pre_tokenizers, library.Regex
+    made = library.Tokenizer(library.models.BPE())
+    whole = steps.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    made.pre_tokenizer = (
+        whole
+        if pattern is None
+        else steps.Sequence([steps.Split(regex(pattern), "isolated"), whole])
+    )
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=steps.ByteLevel.alphabet(), show_progress=False
+    )
+    made.train_from_iterator(["def f(x):\n\n  2024 2023 it''s\n", "the year 2024"] * 9, trainer)
+    folder.mkdir(exist_ok=True)
+    made.model.save(str(folder))
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return made
+
+
+LAYOUT = "def f(x):\n\n\n  2024 it''S <|im_end|><think> caf\u00e9 cafe\u0301 20"
+
+
+def test_files_of_qwen_in_their_older_layout(tmp_path: Path) -> None:
+    made = older_layout(tmp_path, {}, QWEN2)
+    size = made.get_vocab_size()
+    names = {"<|endoftext|>": size, "<|im_end|>": size + 1, "<think>": size + 2}
+    plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    decoder = {
+        str(n): {"content": name, "special": name != "<think>", **plain}
+        for name, n in names.items()
+    }
+    config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}
+    config |= {"pad_token": {"content": "<|endoftext|>"}, "added_tokens_decoder": decoder}
+    older_layout(tmp_path, {"tokenizer_config.json": config}, QWEN2)
+    made.normalizer = (
+        type(made)
+        .from_str(json.dumps(json.loads(made.to_str()) | {"normalizer": {"type": "NFC"}}))
+        .normalizer
+    )
+    made.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
+    made.add_tokens(["<think>"])
+    tokenizer = Tokenizer.from_file(tmp_path)
+    assert tokenizer.encode(LAYOUT) == made.encode(LAYOUT).ids
+    assert (
+        make_encoder(tokenizer.to_json(), specials_in_text="special")([LAYOUT])[0].tolist()
+        == made.encode(LAYOUT).ids
+    )
+    assert tokenizer.specials == {"<|endoftext|>": size, "<|im_end|>": size + 1}
+    assert tokenizer.vocabulary()[0].roles == {"eot": size + 1, "pad": size}
+    # A role that is given wins; GPT-2's own words are others.
+    assert tokenizer.vocabulary({"eot": "<|endoftext|>"})[0].roles["eot"] == size
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert Tokenizer.from_file(tmp_path).encode(LAYOUT) != made.encode(LAYOUT).ids
+
+
+def test_added_tokens_of_gpt2_in_their_older_layout(tmp_path: Path) -> None:
+    size = older_layout(tmp_path, {}).get_vocab_size()
+    files = {
+        "added_tokens.json": {"<pad>": size, "<think>": size + 1, "<|im_end|>": size + 2},
+        "special_tokens_map.json": {"pad_token": "<pad>", "eos_token": {"content": "<|im_end|>"}},
+        "config.json": {"model_type": "gpt2"},
+    }
+    made = older_layout(tmp_path, files)
+    made.add_special_tokens(["<pad>"])
+    made.add_tokens(["<think>"])
+    made.add_special_tokens(["<|im_end|>"])
+    tokenizer = Tokenizer.from_file(tmp_path / "vocab.json")
+    assert tokenizer.encode(LAYOUT) == made.encode(LAYOUT).ids
+    assert tokenizer.vocabulary()[0].roles == {"eot": size + 2, "pad": size}
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        ({"tokenizer_config.json": {"tokenizer_class": "CLIPTokenizer"}}, "CLIPTokenizer"),
+        ({"tokenizer_config.json": {"tokenizer_class": "RobertaTokenizerFast"}}, "RobertaTok"),
+        ({"config.json": {"model_type": "roberta"}}, "of roberta"),
+        ({"tokenizer_config.json": {"add_prefix_space": True}}, "add_prefix_space: true"),
+        ({"tokenizer_config.json": {"add_bos_token": True}}, "add_bos_token: true"),
+        ({"tokenizer_config.json": {"pad_token": "<pad>"}}, "pad_token '<pad>', which has no id"),
+        ({"added_tokens.json": {"<pad>": 5000}}, "with a gap"),
+        ({"added_tokens.json": {"<pad>": 7}}, "is of another token"),
+        ({"added_tokens.json": {"<pad>": "x"}}, "without ids"),
+        ({"added_tokens.json": []}, "no JSON object"),
+        ({"tokenizer_config.json": {"added_tokens_decoder": {"x": {}}}}, "without ids"),
+    ],
+)
+def test_layouts_that_are_not_known_are_refused(
+    tmp_path: Path, files: dict[str, Any], what: str
+) -> None:
+    older_layout(tmp_path, files)
+    with pytest.raises(TokmillError, match=re.escape(what)) as caught:
+        Tokenizer.from_file(tmp_path)
+    assert "save_pretrained" in caught.value.hint or "fetch it again" in caught.value.hint
+
+
+def test_merges_with_marks_of_words_are_not_those_of_gpt2(tmp_path: Path) -> None:
+    older_layout(tmp_path, {})
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e</w>\n")
+    with pytest.raises(TokmillError, match="a mark of words"):
+        Tokenizer.from_file(tmp_path)
+
+
+def test_the_end_token_of_a_tokenizer_config(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    assert Tokenizer.from_file(tmp_path).named == {"eot": "<|endoftext|>", "pad": "<|pad|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIALS[1]}))
+    found = Tokenizer.from_file(tmp_path).vocabulary()[0].roles
+    assert found["eot"] == tokenizer.specials[SPECIALS[1]]
+
+
 def test_rank_files_need_a_pattern(tokenizer: Tokenizer, tmp_path: Path) -> None:
     ordinary = [t for n, t in tokenizer.vocab.items() if n >= 3]
     lines = [base64.b64encode(t) + b" %d" % rank for rank, t in enumerate(ordinary)]
@@ -190,7 +307,7 @@ def test_missing_files_and_empty_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"normalizer": {"type": "NFC"}}, "normalizer 'NFC'"),
+        ({"normalizer": {"type": "Lowercase"}}, "normalizer 'Lowercase'"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "pre-tokenizer 'Whitespace'"),
         ({"pre_tokenizer": None}, "neither byte-level"),
     ],
@@ -269,3 +386,112 @@ def test_files_of_others_beside_a_tokenizer_are_not_replaced(tmp_path: Path) -> 
             tokenizer.save(folder)
         assert [path.name for path in folder.iterdir()] == [name]
         assert (folder / name).read_text() == text
+
+
+DECODERS: list[dict[str, Any] | None] = [
+    None,
+    {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+    {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": True},
+    {"type": "BPEDecoder", "suffix": "</w>"},
+    {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    {"type": "WordPiece", "prefix": "##", "cleanup": False},
+    {"type": "CTC", "pad_token": "d", "word_delimiter_token": "c", "cleanup": False},
+    {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    },
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("kind", ["BPE", "WordLevel", "WordPiece", "Unigram"])
+def test_ids_become_the_text_of_the_decoder(decoder: dict[str, Any] | None, kind: str) -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    tokens = ["[UNK]", "\u2581a", "b</w>", "##c", "c", "d", ".", "n't", "\u2581", "</s>"]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    model = {
+        "BPE": lambda: library.models.BPE(vocab, []),
+        "WordLevel": lambda: library.models.WordLevel(vocab, unk_token="[UNK]"),
+        "WordPiece": lambda: library.models.WordPiece(vocab, unk_token="[UNK]"),
+        "Unigram": lambda: library.models.Unigram([(t, -1.0) for t in tokens], 0),
+    }[kind]()
+    made = library.Tokenizer(model)
+    made.add_special_tokens(["</s>", "<new>"])
+    raw = json.dumps({**json.loads(made.to_str()), "decoder": decoder})
+    reference, tokenizer = library.Tokenizer.from_str(raw), Tokenizer.from_json(raw)
+    for ids in ([1, 3, 2, 9], [8, 1, 1, 5, 5, 4, 10], [2, 7, 6], [6], []):
+        assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=False)
+
+
+def test_added_tokens_are_found_before_and_after_the_normalizer() -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    data = json.loads(TOKENIZER.read_text())
+    first = max(token["id"] for token in data["added_tokens"]) + 1000
+    data["normalizer"] = {"type": "Replace", "pattern": {"String": "x"}, "content": "yo"}
+    for place, (name, normalized) in enumerate([("ax", True), ("xx", False), ("yo yo", True)]):
+        token = {**data["added_tokens"][0], "content": name, "normalized": normalized}
+        data["added_tokens"].append({**token, "id": first + place, "special": False})
+        data["model"]["vocab"][name] = first + place
+    tokenizer = Tokenizer.from_json(raw := json.dumps(data))
+    reference = library.Tokenizer.from_str(raw)
+    for text in ("axx", "ax x", "ayo xx x", "the ax", "x yo", "xxx", "yox", " x x x ax"):
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False).ids
+
+
+def template(*single: str, **ids: int) -> dict[str, Any]:
+    pieces = [
+        {"Sequence": {"id": piece[1:], "type_id": 0}}
+        if piece[0] == "$"
+        else {"SpecialToken": {"id": piece, "type_id": 0}}
+        for piece in single
+    ]
+    known = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ids.items()}
+    pair = [*pieces, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {
+        "type": "TemplateProcessing",
+        "single": pieces,
+        "pair": pair,
+        "special_tokens": known,
+    }
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [template("x", "y", "$A", "z", x=1, y=2, z=3)],
+        [template("x", "$A", x=1), template("z", "w", "$A", z=3, w=5)],
+        [{"type": "BertProcessing", "sep": ["s", 7], "cls": ["c", 8]}, template("x", "$A", x=1)],
+    ],
+)
+def test_tokens_around_a_text_are_those_of_tokenizers(steps: list[dict[str, Any]]) -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    data = json.loads(TOKENIZER.read_text())
+    data["post_processor"] = {"type": "Sequence", "processors": steps}
+    reference = library.Tokenizer.from_str(json.dumps(data))
+    before, after = template_tokens(data)
+    inner = reference.encode("a b", add_special_tokens=False).ids
+    assert before + inner + after == reference.encode("a b").ids
+
+
+@pytest.mark.parametrize("single", [("$A", "$A"), ("x",), ("$A", "x", "$B"), ("$B",)])
+def test_a_template_that_writes_a_text_twice_is_refused(single: tuple[str, ...]) -> None:
+    data = json.loads(TOKENIZER.read_text()) | {"post_processor": template(*single, x=1)}
+    with pytest.raises(TokmillError, match="not once"):
+        template_tokens(data)
+
+
+def test_a_step_after_byte_level_sees_bytes_and_is_left_to_tokenizers() -> None:
+    library = pytest.importorskip("tokenizers", reason="needs the extra text")
+    data = json.loads(TOKENIZER.read_text())
+    whole = {**data["pre_tokenizer"], "type": "ByteLevel", "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": " "}, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [whole, split]}
+    raw = json.dumps(data)
+    right = library.Tokenizer.from_str(raw).encode("the of and", add_special_tokens=False).ids
+    assert make_encoder(raw.encode())(["the of and"])[0].tolist() == right
+    with pytest.raises(TokmillError, match="'Split' after ByteLevel"):
+        Tokenizer.from_json(raw).encode("the of and")

@@ -15,6 +15,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.store.store import Store
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.tsv_encode import fitted
+from tokmill.text.words import tokenizer_of_words
 
 TOKENS = ["[UNK]", "[PAD]", "[SEP]", "[MASK]", "[CLS]", "a", "b", "c", "d", '"', "the", "##s"]
 LENIENT = How(quiet=True, amount=here(), max_rejects=1)
@@ -138,6 +139,17 @@ def test_names_of_special_tokens_are_text(tmp_path: Path, vocab: Path) -> None:
     assert build(path, vocab, "r", specials_in_text="reject", how=LENIENT).manifest.rejected == {
         "special token": 1
     }
+
+
+def test_special_tokens_as_whole_words_are_unknown(tmp_path: Path) -> None:
+    words = {word: number for number, word in enumerate(TOKENS)}
+    made = Tokenizer.from_data(tokenizer_of_words(words)).save(tmp_path / "t.json")
+    path = table(tmp_path / "t.tsv", "sentence\tlabel", "a [SEP] b\t0", "[MASK] d\t1")
+    store = build(path, made)
+    assert [tokens for tokens, _, _ in records(store)] == [
+        "[CLS] a [UNK] b [SEP]",
+        "[CLS] [UNK] d [SEP]",
+    ]
 
 
 def test_ids_and_segments_are_those_of_transformers(tmp_path: Path, vocab: Path) -> None:

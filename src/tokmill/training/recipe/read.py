@@ -10,13 +10,14 @@ from typing import Any
 from tokmill import recipe as recipes
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
+from tokmill.inflate import MAGIC
 from tokmill.store.manifest import read_json
 from tokmill.store.marks import has_store_files
 from tokmill.training.recipe.key_names import in_tables, merged
 
 RECIPE = "recipe.json"
 """The resolved recipe in the folder of a run."""
-DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".gz", ".zst", ".parquet", ".bin")
+DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", *MAGIC, ".parquet", ".bin")
 """Endings of data files, which are no recipes."""
 BUILT_FROM = {
     b"\x7fELF": ("programs", "tokmill build x86 FOLDER -o STORE"),
