@@ -47,6 +47,7 @@ class ScheduleLoop:
 
     reads_stores = False
     unit = "evaluations"
+    notes: Sequence[str] = ()
 
     def __init__(
         self,
