@@ -43,7 +43,7 @@ def export(
 
     if form not in FORMATS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
-    found = _lists(path)
+    found, _ = _lists(path)
     if form == "pkl" and has_store_files(path):
         found = with_counts(found, counts_in(Store(path)))
     write = {

@@ -38,9 +38,10 @@ def architecture(config: Mapping[str, Any], where: str) -> tuple[type[Public], H
         return named
     if family and name is None:
         return family, next(iter(family.heads.values()))
-    for head in family.heads.values() if family and named else ():
-        if head == named[1] or head.task == named[1].task and name not in family.heads:
-            return family, head
+    if family and named:
+        for theirs, head in family.heads.items():
+            if theirs == name or (name not in family.heads and head.task == named[1].task):
+                return family, head
     raise TokmillError(
         f"the architecture {name!r} of the model {kind!r} is not known",
         where=where,
