@@ -147,7 +147,8 @@ def run_of(
         prefix={COLUMN: tuple(before)} if vocabulary else {},
         suffix={COLUMN: tuple(after)} if vocabulary else {},
         ends=end_ids(said, generation, family.roles),
-        public={PROBLEM: said.get(PROBLEM)} if head.task == "classify" else {},
+        # Without a word transformers shows a number as the sigmoid of it.
+        public={PROBLEM: said.get(PROBLEM)} if keys.get("target") == "number" else {},
     )
     with torch.device("meta"):
         task = make_task(config, inputs_of(config, facts))
