@@ -103,6 +103,37 @@ def test_import_of_older_lists(here: Here) -> None:
     assert json.loads(Path("x/rw.json").read_text())["column"] == "rw"
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["[PAD]", "mov", "dword [rax+0x10]", "add", "dword [rbx+0x20]", "[UNK]", "xor"],
+        ["[PAD]", "[SEP]", "[CLS]", "[UNK]", "[MASK]", "mov", "0x1", "mov", "0x2", "add"],
+    ],
+)
+def test_maps_begin_with_the_ids_of_the_file(here: Here, lines: list[str]) -> None:
+    """`[PAD]` alone in front, and a repeated line: the list is arranged anew, then mapped."""
+    Path("old").mkdir()
+    Path("old/asm_tokens.txt").write_text("\n".join(lines) + "\n")
+    here("vocab", "compress", "old", "-o", "small")
+    became = json.loads(Path("small/tokens.json").read_text())["asm"]
+    Path("keep.txt").write_text("mov\nadd\n")
+    Path("keep.txt").rename("asm_tokens.txt")
+    here("vocab", "prune", "old", "--keep", "asm_tokens.txt", "-o", "pruned")
+    here("vocab", "merge", "old", "small", "-o", "all")
+    for folder, file, wanted in (
+        ("small", "ids.json", [became.get(token, token) for token in lines]),
+        ("pruned", "ids.json", [t if t[0] == "[" or t in "mov add" else "[UNK]" for t in lines]),
+        ("all", "ids-1.json", lines),
+    ):
+        new = json.loads(Path(folder, "asm.json").read_text())["tokens"]
+        ids = json.loads(Path(folder, file).read_text())["asm"]
+        assert [new[number] for number in ids] == wanted, folder
+    small = json.loads(Path("small/asm.json").read_text())["tokens"]
+    new = json.loads(Path("all/asm.json").read_text())["tokens"]
+    ids = json.loads(Path("all/ids-2.json").read_text())["asm"]
+    assert [new[number] for number in ids] == small
+
+
 def test_prune_and_merge(here: Here, program: Path) -> None:
     here("vocab", "build", "x86", program, "-o", "v", "--workers", 0)
     shown, _ = here("vocab", "prune", "v", "--min-count", 20, "-o", "w")

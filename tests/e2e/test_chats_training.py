@@ -62,7 +62,7 @@ def test_targets_are_the_tokens_that_are_learned(tmp_path: Path, tokmill: Any) -
     feed = Feed(rows_of, 1, shuffle=False, columns=["token", "loss"])
     for step in range(len(rows_of)):
         batch = feed.batch(step)
-        targets = targets_of(batch, ["token"], nothing_to_learn(batch))["token"]
+        targets = targets_of(batch, ["token"], nothing_to_learn(batch, {}))["token"]
         learned += targets[targets >= 0].tolist()
     wanted = [int(i) for r in store for i in r["token"][r["loss"] == 1]]
     assert sorted(learned) == sorted(wanted)

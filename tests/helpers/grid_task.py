@@ -94,6 +94,7 @@ class GridLoop:
     """A step is some moves of each walker, and an update from what they brought."""
 
     reads_stores = False
+    notes = ()
     unit = "moves"
     evaluates = True
     environment: Mapping[str, Any] = {}

@@ -43,7 +43,7 @@ def export(
 
     if form not in FORMATS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
-    found = _lists(path)
+    found, _ = _lists(path)
     if form == "pkl" and has_store_files(path):
         found = with_counts(found, counts_in(Store(path)))
     write = {
@@ -164,7 +164,7 @@ def prune(
     from tokmill.x86.tokens import vocabulary_changes as changes
     from tokmill.x86.tokens.vocabulary_files import write_vocabularies
 
-    old = _lists(path)
+    old, ids = _lists(path)
     notes: dict[str, int] = {}
     if has_store_files(path):
         new_store = _recode(
@@ -186,8 +186,7 @@ def prune(
         )
         write_vocabularies(out, new)
     place = map_ or (out.with_name(f"{out.name}-{MAP}") if has_store_files(path) else out / MAP)
-    maps = {column: changes.id_map(old[column], new[column]) for column in new}
-    _write_map(place, maps)
+    _write_map(place, {name: changes.id_map(old[name], new[name]) for name in new}, ids)
     rows = [[name, len(old[name]), len(new[name])] for name in new]
     if json:
         columns = {name: {"before": before, "after": after} for name, before, after in rows}
@@ -231,17 +230,17 @@ def compress(
 
     patterns = parse_patterns(pattern or [])
     if path.is_dir():
-        old = _lists(path)
+        old, ids = _lists(path)
     else:
-        tokens = read_list(path, column=column).tokens
-        old = {tokens.column: tokens}
+        one = read_list(path, column=column)
+        old, ids = {one.tokens.column: one.tokens}, {one.tokens.column: one.ids}
     made = compressed(old, patterns)
     write_vocabularies(out, made.lists)
     maps = {
         name: [made.lists[name].ids[made.became[name].get(token, token)] for token in one.tokens]
         for name, one in old.items()
     }
-    _write_map(out / MAP, maps)
+    _write_map(out / MAP, maps, ids)
     write_file(out / BECAME, msgspec.json.encode(made.became) + b"\n")
     rows = [[name, len(old[name]), len(made.lists[name]), len(made.became[name])] for name in old]
     if json:
@@ -263,18 +262,24 @@ def merge(
     out: Out,
     json: Json = False,
 ) -> None:
-    """Write the union of vocabularies; counts are added."""
-    from tokmill.x86.tokens.vocabulary_changes import merged
+    """Write the union of vocabularies; counts are added.
+
+    OUT/ids-1.json has the new id of each old one of the first, ids-2.json of the second, and so on.
+    """
+    from tokmill.x86.tokens.vocabulary_changes import id_map, merged
     from tokmill.x86.tokens.vocabulary_files import write_vocabularies
 
     if len(paths) < 2:
         raise UsageError("only one vocabulary is named", hint="merge A B … -o VOCAB")
-    parts = [_lists(path) for path in paths]
+    parts, ids = zip(*map(_lists, paths), strict=True)
     made = merged(parts)
     write_vocabularies(out, made)
+    maps = [out / f"{Path(MAP).stem}-{number}.json" for number in range(1, len(paths) + 1)]
+    for place, part, own in zip(maps, parts, ids, strict=True):
+        _write_map(place, {name: id_map(part[name], made[name]) for name in part}, own)
     if json:
         sizes = {column: len(tokens) for column, tokens in made.items()}
-        print_json({"vocabulary": str(out), "columns": sizes})
+        print_json({"vocabulary": str(out), "columns": sizes, "maps": [*map(str, maps)]})
         return
     names = [path.name for path in paths]
     rows = [
@@ -282,17 +287,20 @@ def merge(
         for column, tokens in made.items()
     ]
     print_table(["column", *names, "all"], rows)
+    print(f"{maps[0]}, …: old id → new id of each")
 
 
-def _lists(path: Path) -> Any:
-    """Return the vocabularies of a folder or of a store."""
+def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
+    """Return the vocabularies of a folder or of a store, and the ids of the file as `Found`."""
     from tokmill.store.store import Store
     from tokmill.x86.tokens.vocabulary_changes import vocabularies_in
     from tokmill.x86.tokens.vocabulary_files import find_lists
 
     if has_store_files(path):
-        return vocabularies_in(Store(path))
-    return {column: found.tokens for column, found in find_lists(path).items()}
+        stored = vocabularies_in(Store(path))
+        return stored, {column: [*range(len(tokens))] for column, tokens in stored.items()}
+    lists = find_lists(path)
+    return {n: one.tokens for n, one in lists.items()}, {n: one.ids for n, one in lists.items()}
 
 
 def _recode(path: Path, out: Path, options: dict[str, Any], workers: int, quiet: bool) -> Any:
@@ -314,7 +322,15 @@ def _check_rules(asked: str, found: set[str]) -> None:
         )
 
 
-def _write_map(path: Path, maps: Mapping[str, list[int] | None]) -> None:
+def _write_map(
+    path: Path,
+    maps: Mapping[str, list[int] | None],
+    ids: Mapping[str, list[int] | None] | None = None,
+) -> None:
+    """Write old id → new id; `ids`: id in the file → id that `maps` begin with (`Found.ids`)."""
+    for name, own in (ids or {}).items():
+        step = maps[name]
+        maps = {**maps, name: step and own and [step[number] for number in own]}
     make_folder(path.parent)
     write_file(path, msgspec.json.encode(maps) + b"\n")
 

@@ -10,6 +10,7 @@ from tokmill.errors import UsageError
 from tokmill.feed.halves import codes
 from tokmill.feed.order import key, shard_groups
 from tokmill.feed.rows import Numbering, Rows
+from tokmill.store.hashes import first_of_equals, linked, store_digests
 from tokmill.store.schema import Array
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
@@ -114,6 +115,13 @@ class Alike(Rows):
         record = self.members[self._begin[entry][place] + within]
         order = np.lexsort((key(self.seed, epoch, record.astype(np.uint64)), place))
         return (record[order][within < self.size],)
+
+    def families(self) -> Array:
+        """Return families of records with equal keys or equal tokens."""
+        first = np.repeat(self.members[self._begin[:-1]], np.diff(self._begin))
+        equal = first_of_equals(store_digests(self.store))
+        count = len(self.store)
+        return linked(count, (self.members, first), (np.arange(count), equal))
 
     def shared(self, rows: Array) -> Array:
         """Return 0 for each entry: rows count all their tokens."""

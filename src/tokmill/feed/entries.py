@@ -15,7 +15,8 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.order import shard_groups
 from tokmill.feed.rows import Numbering, Rows
 from tokmill.feed.values import values_of
-from tokmill.store.schema import Array
+from tokmill.store.hashes import first_of_equals, linked, store_digests
+from tokmill.store.schema import Array, has_entries
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
 
@@ -39,6 +40,8 @@ class Entries(Rows):
         seed: seed of this draw.
         of_rows: columns with a value a record that are read of each row's own record, also if the
             store of the entries has them.
+        unlike: places within an entry whose records are not like the others (`families`).
+        group: record column of numbers; entries, or records, with equal numbers are alike.
 
     The attribute `store` is then the store of the tokens, `listed` the store of the entries.
 
@@ -57,6 +60,8 @@ class Entries(Rows):
         shards: int = 0,
         seed: int = 0,
         of_rows: Sequence[str] = (),
+        unlike: Sequence[int] = (),
+        group: str = "",
     ) -> None:
         if length < 1 or size < 1:
             raise UsageError(
@@ -64,7 +69,7 @@ class Entries(Rows):
                 hint="both are at least 1",
             )
         self.listed, self.length, self.columns = store, length, tuple(columns)
-        self.of_rows = frozenset(of_rows)
+        self.of_rows, self.unlike, self.group = frozenset(of_rows), tuple(unlike), group
         self.size, self.of_tokens, self.store = size, False, store
         if columns:
             found = [store.reference(name) for name in columns]
@@ -162,6 +167,29 @@ class Entries(Rows):
     def shared(self, rows: Array) -> Array:
         """Return 0 for each entry: rows count all their tokens."""
         return np.zeros(len(rows), np.int64)
+
+    def families(self) -> Array:
+        """Return families of records that one entry says are alike, or its group; without groups
+        also those with equal tokens.
+        """
+        count, entries = len(self.store), np.arange(len(self))
+        sizes, records = self.records(entries)
+        begins = np.cumsum(sizes) - sizes
+        heads, alike = (
+            records[begins],
+            ~np.isin(np.arange(len(records)) - np.repeat(begins, sizes), self.unlike),
+        )
+        links = [(np.repeat(heads, sizes)[alike], records[alike])]
+        if self.group in self.listed.schema:
+            numbers = self.listed.column(self.group)[self._numbering.in_store_order(entries)]
+            links.append((heads, heads[first_of_equals(numbers)]))
+        elif self.group in self.store.schema:
+            links.append((np.arange(count), first_of_equals(self.store.column(self.group))))
+        elif has_entries(self.store.schema):
+            links.append((np.arange(count), first_of_equals(self.store.column("content"))))
+        else:
+            links.append((np.arange(count), first_of_equals(store_digests(self.store))))
+        return linked(count, *links)
 
     def _kept(self, sizes: Array, lengths: Array) -> Array:
         """Return how many tokens of each record are kept in its row."""

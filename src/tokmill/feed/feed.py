@@ -14,7 +14,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.mix import Mix, column_dtypes, row_shares
 from tokmill.feed.order import Order, key
 from tokmill.feed.rows import Rows
-from tokmill.feed.values import Values, Vectors
+from tokmill.feed.values import FAMILY, Values, Vectors
 from tokmill.store.gather import Gather
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -169,7 +169,7 @@ class Feed:
 
     def _is_value(self, name: str) -> bool:
         """Say whether a column has a value per record in some source (and no value per token)."""
-        return any(
+        return name == FAMILY or any(
             name not in source.store.token_columns
             and any(name in store.schema for store in (source.store, *source.value_stores))
             for source in self.sources

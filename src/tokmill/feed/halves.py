@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from tokmill.errors import UsageError, nearest
 from tokmill.feed.order import key, shard_groups
 from tokmill.feed.rows import Numbering, Rows
+from tokmill.store.hashes import token_names
 from tokmill.store.schema import Array
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
@@ -35,8 +37,9 @@ class Halves(Rows):
 
     In half of the rows the second half is its own (document `OWN`), in the others that of another
     record (`OTHER`): of the same value of `group`, of about the same length, and mostly of another
-    value of `apart`. Seed and epoch decide which rows these are, so any process can
-    make any row. A half begins with an instruction where the store has borders.
+    value of `apart`. A row whose other half would have the tokens of the own one keeps its own.
+    Seed and epoch decide which rows these are, so any process can make any row. A half begins with
+    an instruction where the store has borders.
 
     Records meet in pairs, new ones each epoch: each might get the other's second half. So second
     halves are the same ones in both kinds of rows, but for one record of a group of odd size.
@@ -71,6 +74,8 @@ class Halves(Rows):
     ) -> None:
         self.store, self.length, self.seed = store, length, seed
         self.offsets = store.offsets()
+        compared = [name for name in token_names(store.schema) if not store.schema[name].width]
+        self._tokens = [n for n in compared if store.schema[n].vocab] or compared
         lengths = np.diff(self.offsets)
         of_group = codes(store, group) if group else np.zeros(len(lengths), np.int64)
         self._second = second_blocks(store, length) if blocks else None
@@ -117,10 +122,8 @@ class Halves(Rows):
         return np.zeros(len(rows), np.int64)
 
     def own(self, rows: Array, epoch: int) -> Array:
-        """Return which rows have a second half that is their own, (n,) bool; of two rows one."""
-        rows = np.asarray(rows, np.int64)
-        drawn = key(self.seed, epoch, (rows >> 1).astype(np.uint64), 0) & np.uint64(1)
-        found: Array = (rows & 1) == drawn.astype(np.int64)
+        """Return which rows have a second half that is their own, (n,) bool."""
+        found: Array = self.spans(rows, epoch).document[1::2] == OWN
         return found
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
@@ -131,10 +134,24 @@ class Halves(Rows):
         other = self._partners(epoch)[here]
         record, partner = self.records[here], self.records[other]
         cut, cut_other = self._cuts(record, keys), self._cuts(partner, key(keys, 2))
-        lengths, own = np.diff(self.offsets), self.own(rows, epoch)
+        lengths = np.diff(self.offsets)
         behind = np.minimum(lengths[record] - cut, lengths[partner] - cut_other)
         first = np.minimum(cut, np.maximum(self.length - behind, -(-self.length // 2)))
         second = np.minimum(behind, self.length - first)
+        # Of two rows one, and where the other's second half has the same tokens.
+        drawn = key(self.seed, epoch, (rows >> 1).astype(np.uint64), 0) & np.uint64(1)
+        own = (rows & 1) == drawn.astype(np.int64)
+        some = np.flatnonzero(~own)
+        for size in (LEAST, self.length):
+            ends = np.minimum(second[some], size)
+            left, right = (
+                read(self.store, of[some], at[some], at[some] + ends, size, self._tokens)[0]
+                for of, at in ((record, cut), (partner, cut_other))
+            )
+            for name in self._tokens:
+                left[name] = (left[name] == right[name]).all(1)
+            some = some[np.all([left[name] for name in self._tokens], axis=0)]
+        own[some] = True
         begin = np.where(own, cut, cut_other)
         row = np.arange(len(rows))
         return Spans(
@@ -181,12 +198,8 @@ class Halves(Rows):
         if BORDER not in self.store.token_columns:
             cut: Array = middle
             return cut
-        count = len(records)
         start, stop = (middle - AROUND).clip(min=0), np.minimum(middle + AROUND, lengths)
-        spans = Spans(np.arange(count), records, np.zeros(count, np.int64), start, stop)
-        columns: dict[str, Array] = {}
-        inside = np.full((count, 2 * AROUND), -1, np.int32)
-        self.store.fill(spans, 2 * AROUND, columns, inside, count, [BORDER])
+        columns, inside = read(self.store, records, start, stop, 2 * AROUND, [BORDER])
         place = start[:, None] + np.arange(2 * AROUND)
         good = (columns[BORDER] & 1 > 0) & (inside >= 0)
         good &= (place >= LEAST) & (place <= (lengths - LEAST)[:, None])
@@ -212,15 +225,23 @@ def second_blocks(store: Store, most: int) -> Array:
     count = max(1, AT_ONCE // max(most, 1))
     for first in range(0, len(lengths), count):
         records = np.arange(first, min(first + count, len(lengths)))
-        rows, zeros = records - first, np.zeros(len(records), np.int64)
-        columns: dict[str, Array] = {}
-        inside = np.full((len(records), most), -1, np.int32)
-        spans = Spans(rows, records, zeros, zeros, lengths[records])
-        store.fill(spans, most, columns, inside, len(records), [BORDER])
+        columns, inside = read(store, records, records * 0, lengths[records], most, [BORDER])
         begins = (columns[BORDER] & BLOCK > 0) & (inside >= 0)
         begins[:, 0] = False
         found[records] = begins.argmax(1)
     return found
+
+
+def read(
+    store: Store, records: Array, start: Array, stop: Array, width: int, names: Sequence[str]
+) -> tuple[dict[str, Array], Array]:
+    """Return tokens of records in rows of `width`, by column, and -1 where there is none (n, T)."""
+    count = len(records)
+    columns: dict[str, Array] = {}
+    inside = np.full((count, width), -1, np.int32)
+    spans = Spans(np.arange(count), records, np.zeros(count, np.int64), start, stop)
+    store.fill(spans, width, columns, inside, count, names)
+    return columns, inside
 
 
 def codes(store: Store, name: str) -> Array:

@@ -67,6 +67,13 @@ class Rows(Protocol):
         """Return for each of `value_stores` the record of each row of some entries (int64)."""
         return ()
 
+    def families(self) -> Array:
+        """Return the family of each record of `store`; int64. By default each has its own.
+
+        Records of one family are known to be alike: the number is that of the first of them.
+        """
+        return np.arange(len(self.store))
+
 
 class Windows(Rows):
     """Windows of `length` tokens, each beginning `step` after the last.

@@ -13,6 +13,8 @@ from tokmill.store.manifest import Overlay
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
+FAMILY = "(family)"
+
 
 def values_of(store: Store, name: str, records: Array) -> Array:
     """Return a column with numbers per record at some records, (n,) or (n, width), in its dtype.
@@ -37,11 +39,19 @@ class Values:
     """Columns with a value per record, for the rows of several sources.
 
     `dtypes`: name → dtype, with the width as its shape. Raises `UsageError` for a column that a
-    source does not have, that holds strings, or if rows may have several records.
+    source does not have, that holds strings, or if rows may have several records. `FAMILY` is no
+    column, but the family of each row's own record (`Rows.families`).
     """
 
     def __init__(self, sources: Sequence[Rows], names: Sequence[str]) -> None:
         self.dtypes: dict[str, np.dtype[Any]] = {}
+        self._families: list[Array] = []
+        if FAMILY in names:
+            # No record of another source has the same number.
+            first = np.cumsum([0, *(len(rows.store) for rows in sources)]).tolist()
+            self._families = [rows.families() + n for n, rows in zip(first, sources, strict=False)]
+            self.dtypes[FAMILY] = np.dtype(np.int64)
+        names = [name for name in names if name != FAMILY]
         self._from: list[dict[str, int]] = []
         """Of each source: name → number of the store among its `value_stores`."""
         for rows in sources:
@@ -63,10 +73,13 @@ class Values:
 
     def read(self, source: int, rows: Rows, records: Sequence[Array]) -> dict[str, Array]:
         """Return name → values of rows of a source, from `records` of each of its value stores."""
-        return {
+        found = {
             name: values_of(rows.value_stores[number], name, records[number])
             for name, number in self._from[source].items()
         }
+        if self._families:
+            found[FAMILY] = self._families[source][records[-1]]
+        return found
 
 
 def _store_of(rows: Rows, name: str) -> int:

@@ -116,12 +116,14 @@ def prompt_ids(
     coder: Coder | None,
     vocabularies: Mapping[str, Vocabulary],
     sizes: Mapping[str, int],
+    facts: Facts,
     where: str,
 ) -> dict[str, list[int]]:
     """Return column → ids of a prompt that is text, ids of the one column, or ids of each.
 
-    An empty text becomes the token that begins a text. Raises `TokmillError` for text without a
-    coder, and `UsageError` for unknown ids.
+    A text begins with the special tokens that the run has learned before a record; an empty one is
+    these alone, or the token that begins a text. Raises `TokmillError` for text without a coder,
+    and `UsageError` for unknown ids.
     """
     if isinstance(prompt, str) and prompt:
         if coder is None:
@@ -130,9 +132,11 @@ def prompt_ids(
                 where=where,
                 hint="give ids in place of text: --ids 1,2,3; the result is ids too",
             )
-        prompt = coder.encode(prompt)
+        prompt = {
+            name: [*facts.prefix.get(name, ()), *ids] for name, ids in coder.encode(prompt).items()
+        }
     if isinstance(prompt, str) or (not isinstance(prompt, Mapping) and not len(prompt)):
-        return first_ids(vocabularies, sizes, where)
+        return first_ids(vocabularies, sizes, facts, where)
     if not isinstance(prompt, Mapping):
         if len(sizes) > 1:
             raise UsageError(
@@ -161,17 +165,26 @@ def prompt_ids(
 
 
 def first_ids(
-    vocabularies: Mapping[str, Vocabulary], sizes: Mapping[str, int], where: str
+    vocabularies: Mapping[str, Vocabulary], sizes: Mapping[str, int], facts: Facts, where: str
 ) -> dict[str, list[int]]:
-    """Return the ids that begin a text, else those that end one; `UsageError` if there are none."""
-    starts = {
-        name: vocabulary.roles.get("bos", vocabulary.roles.get("eot"))
-        for name, vocabulary in vocabularies.items()
-    }
-    known = {name: [start] for name, start in starts.items() if start is not None}
+    """Return the ids after which the first token of a text is predicted.
+
+    These are the special tokens before a record, else those that ended the record before it; of an
+    imported run the token that begins a text, else the one that ends it. Raises `UsageError` if
+    the run has learned nothing after such ones.
+    """
+    known: dict[str, list[int]] = {}
+    for name, vocabulary in vocabularies.items():
+        roles = [
+            number for role in ("bos", "eot") if (number := vocabulary.roles.get(role)) is not None
+        ]
+        learned = facts.suffix.get(name, ())[-1:] if facts.fingerprint else roles[:1]
+        if start := facts.prefix.get(name) or learned:
+            known[name] = [*start]
     if known.keys() != sizes.keys():
         raise UsageError(
-            "the vocabulary has no token that begins a text, so a prompt is needed",
+            "the run has not learned how a text begins: its vocabulary or the records of its store "
+            "have no token before the first one, so a prompt is needed",
             where=where,
             hint="give a --prompt" if len(vocabularies) == len(sizes) else "give --ids 1,2,3",
         )

@@ -13,6 +13,9 @@ from torch import Tensor
 from tokmill.errors import TokmillError
 from tokmill.inference.drawing import Drawing, Numbers
 
+ROUNDING = 1e-9
+"""Sums of shares that differ by less are equal: .8 of ten equal shares are eight."""
+
 
 def choose(logits: Tensor, how: Drawing, numbers: Sequence[Numbers], seen: Tensor | None) -> Tensor:
     """Return an id for each row, int64 (B,), from logits (B, V).
@@ -39,7 +42,8 @@ def choose(logits: Tensor, how: Drawing, numbers: Sequence[Numbers], seen: Tenso
     weights = values.double().sub_(highest.double().cpu()).div_(float(how.temperature)).exp_()
     if how.top_p < 1:
         shares = weights / weights.sum(-1, keepdim=True)
-        weights[shares.cumsum(-1) - shares >= how.top_p] = 0
+        before = shares.cumsum(-1) - shares
+        weights[before >= max(how.top_p - ROUNDING, ROUNDING)] = 0
     if how.min_p:
         weights[weights < how.min_p] = 0
     sums = weights.cumsum(-1)

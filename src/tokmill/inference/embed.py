@@ -39,6 +39,7 @@ from tokmill.training.engines.device import pick_device
 from tokmill.training.engines.precision import Precision
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import (
+    affix_notes,
     check_store,
     check_vectors,
     inputs_of,
@@ -119,6 +120,10 @@ def embed(
     )
     source = EmbedSource(config, [str(store)], {}, Resources())
     folder = source.folder(config, [str(store)])
+    facts = source.model.facts
+    asked = facts.measures.continues and not quiet
+    for note in affix_notes(facts, source.base) if asked else ():
+        print(f"note: {note}", file=sys.stderr)
     done = 0 if npy is not None or fresh else source.tokens_done(folder)
     total = source.base.tokens
     with Progress("embed", total, unit="tokens", done=done, quiet=quiet) as bar:

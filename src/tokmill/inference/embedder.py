@@ -57,6 +57,7 @@ class Embedder:
         precision = Precision(known.precision, pick_device(device))
         self.vectors = Vectors(task, precision, known.pool, batch_tokens)
         self.vectors.frame = task.frame
+        self.affixes = ({}, {}) if task.frame else (known.facts.prefix, known.facts.suffix)
         self.width = known.width
 
     def encode(self, data: bytes) -> Ids:
@@ -65,10 +66,14 @@ class Embedder:
         For a run on x86 code they are 64-bit instructions, for one on text UTF-8.
         """
         ids = self.coder.encode_bytes(data)
-        found = {name: np.asarray(values, np.int64) for name, values in ids.items()}
-        if not all(map(len, found.values())):
+        if not all(map(len, ids.values())):
             raise UsageError("the bytes have no tokens", hint="send an instruction or a word")
-        return found
+        # As records of the training store; a frame is put around each segment later.
+        prefix, suffix = self.affixes
+        return {
+            name: np.asarray([*prefix.get(name, ()), *values, *suffix.get(name, ())], np.int64)
+            for name, values in ids.items()
+        }
 
     def embed(self, sequences: Sequence[Ids]) -> Array:
         """Return the vectors of sequences of ids, float32 (n, width)."""

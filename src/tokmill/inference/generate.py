@@ -51,7 +51,7 @@ def continue_rows(
     how: Drawing,
     *,
     sizes: Mapping[str, int | None],
-    ends: Mapping[str, Collection[int] | None],
+    ends: Mapping[str, Collection[int]],
     stopped: Callable[[Mapping[str, Sequence[int]]], bool] | None = None,
 ) -> None:
     """Fill `made`, `end` and `out_of_sight` of rows, with at most `tokens` ids of each column.
@@ -100,7 +100,7 @@ def continue_rows(
             values = {name: ids.tolist() for name, ids in chosen.items()}
             kept = []
             for number, row in enumerate(alive):
-                if any(values[name][number] in (ends[name] or ()) for name in names):
+                if any(values[name][number] in ends[name] for name in names):
                     row.end = "eot"
                     continue
                 for name in names:

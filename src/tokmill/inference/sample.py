@@ -14,6 +14,7 @@ from tokmill.inference.coders import Stops, load_coder, prompt_ids
 from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import End, Row, continue_rows
 from tokmill.inference.reading import Ids
+from tokmill.tasks.next_token import ends_of
 from tokmill.training.engines.device import pick_device
 from tokmill.training.runs.run import load_task, read_run
 
@@ -81,7 +82,8 @@ def generate(
         run: folder of a run of the task `next_token`, on text, on x86 code or on bare ids.
         prompts: texts, lists of ids, or for several columns dicts of column → ids. Names of special
             tokens in a text are plain text; a text of x86 code is 64-bit instructions in
-            hexadecimal; an empty text is the token that begins a text. An iterator is read lazily.
+            hexadecimal; before a text stand the special tokens with which the run has learned
+            records; an empty text is what begins a record. An iterator is read lazily.
         tokens: largest number of new ids of each; the end of a document ends it earlier.
         samples: continuations of each prompt.
         temperature, top_k, top_p, min_p, repetition_penalty, seed: how an id is drawn (`Drawing`).
@@ -126,18 +128,20 @@ def generate(
             hint=HINTS.get(task.config.kind, OTHERWISE),
         )
     task.to(pick_device(device))
-    vocabularies, coder = load_coder(run, read_run(run)[1], list(task.sizes))
+    facts = read_run(run)[1]
+    vocabularies, coder = load_coder(run, facts, list(task.sizes))
     stops = Stops(stop, coder)
     known = {name: vocabulary.size for name, vocabulary in vocabularies.items()}
     sizes = {name: min(size, known.get(name, size)) for name, size in task.sizes.items()}
+    roles = {name: found.roles for name, found in vocabularies.items()}
     ends = {
-        name: {*end_ids, *(found.roles[role] for role in ("eot",) if role in found.roles)}
-        for name, found in vocabularies.items()
+        name: {*end_ids, *facts.ends.get(name, [*ends_of({name: roles.get(name, {})}).values()])}
+        for name in sizes
     }
 
     def rows() -> Iterator[Row]:
         for number, prompt in enumerate(prompts):
-            ids = prompt_ids(prompt, coder, vocabularies, sizes, f"prompt {number + 1}")
+            ids = prompt_ids(prompt, coder, vocabularies, sizes, facts, f"prompt {number + 1}")
             yield from (Row(number, sample, ids) for sample in range(samples))
 
     def made() -> Iterator[Continuation]:
@@ -150,7 +154,7 @@ def generate(
                     tokens,
                     how,
                     sizes=sizes,
-                    ends={name: ends.get(name) for name in sizes},
+                    ends=ends,
                     stopped=stops.reached if stop else None,
                 )
             for row in block:

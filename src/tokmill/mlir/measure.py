@@ -86,8 +86,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reward(result: Result) -> float:
-    """Return log10 of the gain of a result, or `PENALTY`."""
-    return float(np.log10(result.gain)) if result.status == "ok" else PENALTY
+    """Return log10 of the gain of a result, or `PENALTY`.
+
+    A right schedule is worth more than none, however slow: with a gain near 0 it approaches the
+    penalty from above.
+    """
+    if result.status != "ok":
+        return PENALTY
+    return float(max(np.log10(result.gain), PENALTY + min(result.gain, 1) / 2))
 
 
 class Measurements:

@@ -24,19 +24,26 @@ WRITTEN: tuple[type[Public], ...] = (GPT2, Llama, Qwen3, Bert, DistilBert, Moder
 
 
 def architecture(config: Mapping[str, Any], where: str) -> tuple[type[Public], Head]:
-    """Return the family of a config.json, and the head that it names.
+    """Return the family of a config.json, and its head of the task that the file names.
 
+    As in transformers `model_type` decides, and where there is none the name of the architecture.
     Raises `TokmillError` for an architecture that is not known.
     """
-    names = config.get("architectures")
-    name: Any = names[0] if isinstance(names, list) and names else config.get("model_type")
-    for family in READ:
-        if isinstance(name, str) and name in family.heads:
-            return family, family.heads[name]
-        if name == family.model_type:
-            return family, next(iter(family.heads.values()))
+    names, kind = config.get("architectures"), config.get("model_type")
+    name: Any = names[0] if isinstance(names, list) and names else None
+    heads = {name: (family, head) for family in READ for name, head in family.heads.items()}
+    named = heads.get(name) if isinstance(name, str) else None
+    family = next((one for one in READ if one.model_type == kind), None)
+    if kind is None and named:
+        return named
+    if family and name is None:
+        return family, next(iter(family.heads.values()))
+    if family and named:
+        for theirs, head in family.heads.items():
+            if theirs == name or (name not in family.heads and head.task == named[1].task):
+                return family, head
     raise TokmillError(
-        f"the architecture {name!r} is not known",
+        f"the architecture {name!r} of the model {kind!r} is not known",
         where=where,
         hint=f"known: {', '.join(name for family in READ for name in family.heads)}",
     )

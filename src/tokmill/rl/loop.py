@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from tokmill.rl import actions, embeddings, plan, ppo
 from tokmill.rl.modules import held_out, to_learn
 from tokmill.rl.rollout import Episode, again, play, play_new
 from tokmill.rl.task import Schedules, SchedulesConfig, batch_of
-from tokmill.store.manifest import encode
+from tokmill.store.manifest import encode, read_json
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import Facts
 from tokmill.training.engines.engine import Engine
@@ -32,6 +33,8 @@ from tokmill.training.not_finite import PartLoss
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.session import Session
 
+MODULES = "modules.json"
+"""File of a run: the name of each module → the sha256 of its text."""
 CACHE = "measurements.sqlite"
 """File of a run: what was measured, if the recipe names no other."""
 BEST = "schedules.json"
@@ -47,6 +50,7 @@ class ScheduleLoop:
 
     reads_stores = False
     unit = "evaluations"
+    notes: Sequence[str] = ()
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class ScheduleLoop:
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:
         """Keep a child that measures, and the cache, for these steps."""
+        self._check_modules()
         place = Path(self.mine.cache) if self.mine.cache else self.out / CACHE
         if steps.start and not place.exists():
             _say(
@@ -238,6 +243,25 @@ class ScheduleLoop:
             for problem in self.problems
         ]
         return float(np.exp(np.mean(np.log(gains))))
+
+    def _check_modules(self) -> None:
+        """Write the digests of all modules, or compare them with those that the run began with."""
+        place = self.out / MODULES
+        every = [*self.problems, *self.others]
+        now = {one.name: hashlib.sha256(one.text.encode()).hexdigest() for one in every}
+        before = read_json(place, dict[str, str]) if place.exists() else now
+        for name in [*before, *now]:
+            if before.get(name) != now.get(name):
+                what = (
+                    "is new" if name not in before else "has changed" if name in now else "is gone"
+                )
+                raise TokmillError(
+                    f"the module {name} {what} since the run began",
+                    where=str(self.out),
+                    hint="put the old file back, or begin another run: its policy and its best "
+                    "schedules are of the modules that it began with",
+                )
+        write_file(place, encode(now))
 
     def _keep_best(self) -> None:
         write_file(self.out / BEST, encode(self.task.best))

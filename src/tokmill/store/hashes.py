@@ -99,3 +99,20 @@ def first_of_equals(digests: Array) -> Array:
     """Return for each record the number of the first record with an equal digest (int64)."""
     _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
     return first[inverse.reshape(-1)].astype(np.int64)
+
+
+def linked(count: int, *links: tuple[Array, Array]) -> Array:
+    """Return the smallest number that each of `count` records is linked to, also through others.
+
+    links: (records, as many records), each linked to the one at its place. int64 (count,).
+    """
+    label = np.arange(count)
+    while True:
+        before = label
+        for left, right in links:
+            least, label = np.minimum(label[left], label[right]), label.copy()
+            np.minimum.at(label, left, least)
+            np.minimum.at(label, right, least)
+        label = label[label]
+        if np.array_equal(label, before):
+            return label

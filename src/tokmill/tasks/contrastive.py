@@ -59,8 +59,8 @@ class LikenessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     that begin with `negative` name negatives. Empty: anchor, positive and negative, or anchor and
     positive, or member, if the store has them."""
     group: str = ""
-    """Record column of numbers: entries with the same number are no negatives of each other. Empty:
-    `group`, if the store of the columns has it."""
+    """Record column of numbers: entries with the same number are no negatives of each other; or of
+    as many numbers as an entry has records, one for each. Empty: `group`, if there is one."""
     negatives: Literal["auto", "own", "step"] = "auto"
     """own: negatives of the own entry, of which triplet takes the nearest; step: these and the
     records of other entries, of which triplet takes a semi-hard one; auto: own for triplet with a
@@ -129,8 +129,7 @@ class Contrastive(Task):
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
         """Return rows of one record; those of an entry are compared."""
-        keys = self.config.columns, self.config.same, self.config.size
-        return entry_rows(store, self.row_length, *keys, shards, seed, self.own_columns)
+        return entry_rows(store, self.row_length, self.config, shards, seed, self.own_columns)
 
     @property
     def own_columns(self) -> tuple[str, ...]:
@@ -165,8 +164,7 @@ class Contrastive(Task):
         made = super().example(rows)
         number = torch.arange(rows)
         values = {"role": number * 0, "record": number, "group": number}
-        members = number[:, None].expand(-1, 2)
-        return dataclasses.replace(made, values={**values, "members": members})
+        return dataclasses.replace(made, values=values)
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
         """Return the vectors, of length 1, and what the rows are to each other."""

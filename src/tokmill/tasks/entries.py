@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from tokmill.feed.alike import Alike
 from tokmill.feed.entries import Tuples
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
+from tokmill.feed.values import FAMILY
 from tokmill.store.schema import ROLES, Array, Schema, has_entries
 from tokmill.store.store import Store
 from tokmill.tasks.likeness import ALIKE, ANCHOR, OTHER
@@ -19,12 +21,12 @@ TUPLES = (ROLES, ROLES[:2], ("member",))
 """Columns of references that are looked for, in this order."""
 KEYS = ("project", "program", "function", "part")
 """Record columns of which equal values mean alike records; those that a store has."""
-RELATIONS = ("role", "record", "members", "group")
+RELATIONS = ("role", "record", "group")
 """Names of the values that say what the rows of a step are to each other."""
-CONTENT = "content"
-"""Record column of entries of several records: equal numbers mean the same record."""
+ROLE = "role"
+"""Record column of entries of several records: `ANCHOR`, `ALIKE` or `OTHER`."""
 GROUP = "group"
-"""Record column of numbers: entries with the same number are alike."""
+"""Record column of numbers: entries with the same number are alike; or a number for each record."""
 
 
 def reference_columns(schema: Schema, chosen: Sequence[str]) -> tuple[str, ...]:
@@ -61,88 +63,105 @@ def key_columns(store: Store, chosen: Sequence[str]) -> tuple[str, ...]:
 def entry_rows(
     store: Store,
     length: int,
-    columns: Sequence[str],
-    same: Sequence[str],
-    size: int,
+    config: Any,
     shards: int,
     seed: int,
     of_rows: Sequence[str] = (),
 ) -> Rows:
-    """Return the rows of entries: those that `columns` name, or the three records of each entry,
-    or `size` records of equal keys.
+    """Return the rows of entries: those that columns of references name, or the three records of
+    each entry, or some records of equal keys.
 
-    `of_rows`: see `Entries`.
+    `config`: with the keys `columns`, `same`, `size` and `group`; `of_rows`: see `Entries`.
     """
-    names = reference_columns(store.schema, columns)
-    if names:
-        return Tuples(store, length, names, shards=shards, seed=seed, of_rows=of_rows)
-    if has_entries(store.schema):
-        if same:
-            raise UsageError(
-                "the entries of the store say already which records are alike",
-                where="task.same",
-                hint="leave it out",
-            )
-        return Tuples(store, length, size=len(ROLES), shards=shards, seed=seed, of_rows=of_rows)
-    keys = key_columns(store, same)
-    return Alike(store, length, keys, size=size, shards=shards, seed=seed)
+    names = reference_columns(store.schema, config.columns)
+    if has_entries(store.schema) and not names and config.same:
+        raise UsageError(
+            "the entries of the store say already which records are alike",
+            where="task.same",
+            hint="leave it out",
+        )
+    if names or has_entries(store.schema):
+        roles = roles_of([(n, store.schema[n].width) for n in names if n in store.schema])
+        return Tuples(
+            store,
+            length,
+            names,
+            size=len(ROLES),
+            shards=shards,
+            seed=seed,
+            of_rows=of_rows,
+            unlike=np.flatnonzero(roles == OTHER).tolist() if names else [OTHER],
+            group=config.group or GROUP,
+        )
+    keys = key_columns(store, config.same)
+    return Alike(store, length, keys, size=config.size, shards=shards, seed=seed)
 
 
 def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[str]:
-    """Return the record columns that `with_relations` needs, if the store has them."""
+    """Return the values that `with_relations` needs: record columns, and `FAMILY`.
+
+    A column with a number for each row says itself which rows are alike; else the rows say it.
+    """
     named = reference_columns(schema, columns)
-    if has_entries(schema) and not named:
-        named = (CONTENT,)
     names = [name for name in named if name in schema and schema[name].per == "record"]
+    if has_entries(schema) and not named:
+        names = [ROLE]
     chosen = schema.get(group or GROUP)
-    usable = chosen is not None and chosen.per == "record" and not chosen.width
-    if named and usable and chosen is not None and chosen.dtype[0] in "ui":
-        return [*names, group or GROUP]
-    if group:
+    usable = chosen is not None and chosen.per == "record" and chosen.dtype[0] in "ui"
+    if group and not (named and usable):
         raise UsageError(
             f"the column {group!r} does not have a whole number for each entry",
             where="task.group",
             hint="it is a record column of the store that has the columns of references",
         )
-    return names
+    if named and usable and chosen is not None and chosen.width:
+        return [*names, group or GROUP]
+    return [*names, FAMILY]
 
 
 def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str, Array]:
-    """Return values of the rows of a batch, with `role`, `record`, `members` and `group`.
+    """Return values of the rows of a batch, with `role`, `record` and `group`.
 
     All int64, as `likeness.relations` wants them. Columns that begin with `negative` name negatives
-    of their entry, others alike records; the first one is the anchor. Without such columns (rows of
-    key columns, or of a column with a value per token) all rows of an entry are alike, and their
-    records are not known. Of imported entries of three records, `content` stands for the numbers.
+    of their entry, others alike records; the first one is the anchor. Without such columns and
+    without a `role` all rows of an entry are alike (rows of key columns, or of a column with a
+    value per token).
+
+    Raises `UsageError` if `group` has not as many numbers as an entry has rows.
     """
     values = dict(batch.values)
     count = len(batch)
-    own_group = values.get(group or GROUP, np.full(count, -1)).astype(np.int64)
-    if CONTENT in values:
-        rows = values[CONTENT].reshape(-1, len(ROLES))
-        values |= zip(ROLES, np.repeat(rows, len(ROLES), axis=0).T, strict=True)
-    values = {n: value for n, value in values.items() if n not in (CONTENT, group or GROUP)}
     names = [name for names in (columns, *TUPLES) for name in names]
     found = {n: values.pop(n).astype(np.int64).reshape(count, -1) for n in names if n in values}
-    if not found:
-        unknown = np.full(count, -1, np.int64)
-        made = {"role": unknown * 0, "record": unknown, "members": unknown[:, None]}
-        return values | made | {"group": own_group}
-    pattern = np.concatenate(
-        [
-            np.full(records.shape[1], role_of(name, number))
-            for number, (name, records) in enumerate(found.items())
-        ]
-    )
     begins = np.diff(batch.entry, prepend=-2) != 0
     place = np.arange(count) - np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    role, records = pattern[place], np.concatenate([*found.values()], axis=1)
-    return values | {
-        "role": role,
-        "record": np.take_along_axis(records, place[:, None], axis=1)[:, 0],
-        "members": records[:, pattern != OTHER],
-        "group": np.where(role == OTHER, -1, own_group),
-    }
+    role = values.pop(ROLE, np.zeros(count)).astype(np.int64)
+    record = family = values.pop(FAMILY, np.arange(count))
+    if found:
+        role = roles_of([(name, records.shape[1]) for name, records in found.items()])[place]
+    if (numbers := values.pop(group or GROUP, None)) is not None:
+        records = np.concatenate([*found.values()], axis=1)
+        if numbers.shape != records.shape:
+            raise UsageError(
+                f"{group or GROUP!r} has {numbers[0].size} numbers an entry of "
+                f"{records.shape[1]} records",
+                where="task.group",
+                hint="one number for an entry, or one for each of its records",
+            )
+        record = np.take_along_axis(records, place[:, None], axis=1)[:, 0]
+        family = np.take_along_axis(numbers, place[:, None], axis=1)[:, 0]
+    return values | {"role": role, "record": record, "group": family.astype(np.int64)}
+
+
+def roles_of(columns: Iterable[tuple[str, int]]) -> Array:
+    """Return the roles of an entry's rows, of columns of references and their widths (or 0)."""
+    return np.concatenate(
+        [
+            np.full(max(1, width), role_of(name, number))
+            for number, (name, width) in enumerate(columns)
+        ]
+        or [np.zeros(0, np.int64)]
+    )
 
 
 def role_of(column: str, number: int) -> int:

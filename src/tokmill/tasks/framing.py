@@ -10,9 +10,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tokmill import plugins
 from tokmill.feed.feed import Batch
+from tokmill.files import machine_errors
 from tokmill.models.inputs import Inputs
 from tokmill.store.store import Store
+from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.inputs import SEGMENT
 from tokmill.tasks.scores import BORDER
 
@@ -37,6 +40,45 @@ def is_framed(store: Store, frame: Frame) -> bool:
         if all(len(record[name]) for name in frame):
             return all(record[name][0] == cls for name, (cls, _) in frame.items())
     return False
+
+
+def affixes_of(store: Store) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return column → special tokens that stand before, and after, each record of a store.
+
+    These are those of the tokenizer's template, and the end of a document, where the first records
+    have them. Columns without a vocabulary are left out.
+    """
+    prefix: dict[str, list[int]] = {}
+    suffix: dict[str, list[int]] = {}
+    names = {n: c.vocab for n, c in store.schema.items() if c.vocab in store.vocabularies}
+    count = min(store.records, LOOKED_AT) if names else 0
+    records = [store.record(number) for number in range(count)]
+    for name, named in names.items():
+        assert named is not None
+        vocabulary, file = store.vocabularies[named], store.vocabulary_file(named)
+        with machine_errors("read", file):
+            before, after = template_of(vocabulary, file.read_bytes())
+        end = [vocabulary.roles[role] for role in ("eot",) if role in vocabulary.roles]
+        some = [ids.tolist() for record in records if len(ids := record[name])]
+        prefix[name] = before if all(ids[: len(before)] == before for ids in some) else []
+        suffix[name] = next(
+            (
+                tail
+                for tail in (after + end, after, end)
+                if tail and all(ids[-len(tail) :] == tail for ids in some)
+            ),
+            [],
+        )
+    return prefix, suffix
+
+
+def template_of(vocabulary: Vocabulary, file: bytes) -> tuple[list[int], list[int]]:
+    """Return the ids that the template of a tokenizer's file puts before and after a text."""
+    if vocabulary.coder != "tokenizer":
+        return [], []
+    tokenizers = plugins.require("tokmill.text.tokenizer_json")
+    found: tuple[list[int], list[int]] = tokenizers.template_tokens(file)
+    return found
 
 
 def framed(batch: Batch, frame: Frame, length: int, *, pair: bool = False) -> Batch:

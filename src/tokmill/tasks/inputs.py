@@ -40,6 +40,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of labels (`Task.label_classes`) → the names of their classes, by number."""
     measures: Measures = Measures()
     """The metrics of the task."""
+    prefix: dict[str, tuple[int, ...]] = {}
+    """Columns → the special tokens before each record (`framing.affixes_of`)."""
+    suffix: dict[str, tuple[int, ...]] = {}
+    """The same of those after it; of an imported run only those of its template."""
+    ends: dict[str, tuple[int, ...]] = {}
+    """Columns → all ids that end a text, of an imported run that names some."""
+    public: dict[str, str | None] = {}
+    """Keys of the config.json of an imported run that its export writes again."""
 
 
 def store_inputs(facts: Facts) -> Inputs:
@@ -51,7 +59,7 @@ def store_inputs(facts: Facts) -> Inputs:
     )
 
 
-def roles_of(facts: Facts, columns: Iterable[str]) -> dict[str, Mapping[str, int]]:
+def roles_of(facts: Facts | Store, columns: Iterable[str]) -> dict[str, Mapping[str, int]]:
     """Return column → role → id, for columns whose vocabulary is known."""
     vocabularies = {
         name: facts.schema[name].vocab or "" for name in columns if name in facts.schema

@@ -1,6 +1,6 @@
 """Losses that make vectors of alike records near to each other, and ranks that measure it.
 
-Shapes: N rows of a step, K records of an entry's alike rows, D width. All similarities are cosines.
+Shapes: N rows of a step, D width. All similarities are cosines.
 No function depends on the values of a tensor for its shapes, so `--dry-run` can run them.
 """
 
@@ -42,23 +42,19 @@ class Relations(NamedTuple):
 def relations(results: Mapping[str, Tensor], rows: Tensor | None = None) -> Relations:
     """Return what all rows are to some queries; by default all rows are queries.
 
-    results: `entry` (N,); `role` (N,); `record` (N,), the number of each row's record, -1: not
-    known; `members` (N, K), the records of the entry's alike rows; `group` (N,), -1: not known.
-    All int64. A row is no negative of a query if it is the same record as one of the query's alike
-    rows, or if it has the query's group.
+    results: `entry` (N,); `role` (N,); `record` (N,), the number of each row's record; `group`
+    (N,), that of the records which are like it. All int64. A row is no negative of a query if it
+    is the query's record, or, of another entry, if it has the query's group.
     """
     entry, role, record, group = (results[n] for n in ("entry", "role", "record", "group"))
     place = torch.arange(len(entry), device=entry.device)
     rows = place if rows is None else rows
     same = entry[rows, None] == entry
     asks, member = (role[rows] != OTHER)[:, None], role != OTHER
-    equal = (group[rows, None] == group) & (group >= 0)
-    for column in results["members"][rows].unbind(1):
-        equal |= (column[:, None] == record) & (record >= 0)
-    own = same & ~member & asks & ~equal
+    own = same & ~member & asks & (record[rows, None] != record)
     return Relations(
         alike=same & member & asks & (place != rows[:, None]),
-        other=(~same & asks & ~equal) | own,
+        other=(~same & asks & (group[rows, None] != group)) | own,
         own=own,
     )
 

@@ -24,11 +24,14 @@ from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
+from tokmill.tasks.framing import affixes_of
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.rows import RowKind, check_cut, cut_rows
 from tokmill.tasks.scores import BORDER, Scores, token_scores, whole_instructions
 from tokmill.tasks.task import Task, perplexity
 
+END = "eot"
+"""The role of the token that ends a document."""
 Instruction = Literal["none", "border", "last"]
 """Which second objective predicts the next instruction."""
 
@@ -78,14 +81,22 @@ def targets_of(
     return targets
 
 
-def nothing_to_learn(batch: Batch) -> Array:
+def ends_of(roles: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Return column → the id that ends a document, of column → role → id."""
+    return {name: known[END] for name, known in roles.items() if END in known}
+
+
+def nothing_to_learn(batch: Batch, ends: Mapping[str, int]) -> Array:
     """Return (B, T) bool: which next tokens of rows of T + 1 tokens are no targets.
 
-    These are padding; the first token of a new document, which nothing before it predicts; tokens
-    that are targets of another row; and tokens whose `loss` is 0.
+    These are padding; the first token of a new document, unless the token before it ends a
+    document (`ends`: column → id), which is all that predicts it; tokens that are targets of
+    another row; and tokens whose `loss` is 0.
     """
     here, ahead = batch.document[:, :-1], batch.document[:, 1:]
     skipped: Array = here != ahead
+    for name, end in ends.items():
+        skipped &= batch.columns[name][:, :-1] != end
     # Rows are filled from the left: a row without padding at its end has none.
     if (ahead[:, -1] < 0).any():
         skipped |= ahead < 0
@@ -172,6 +183,7 @@ class NextToken(Task):
             choose_column(config.column, sizes, "task.")
         self.columns = {config.column: sizes[config.column]} if config.column else dict(sizes)
         """The predicted columns → the number of their ids."""
+        self.ends = {n: end for n, end in ends_of(inputs.roles).items() if n == self.column}
         self.heads = Heads(model, self.columns, config.tied)
         self.instruction_heads: Heads | None = None
         if config.instruction != "none":
@@ -217,6 +229,11 @@ class NextToken(Task):
             )
         return [*extra, BORDER]
 
+    def predicts_first(self, store: Store) -> bool:
+        """Say whether the end of the document before it predicts the first token of a record."""
+        end = self.ends.get(self.column)
+        return end is not None and affixes_of(store)[1][self.column][-1:] == [end]
+
     @property
     def target_names(self) -> list[str]:
         """The columns, and the positions of the second objective."""
@@ -224,7 +241,7 @@ class NextToken(Task):
 
     def prepare(self, batch: Batch) -> Batch:
         """Cut rows of T + 1 tokens into inputs and targets, (B, T) each."""
-        skipped = nothing_to_learn(batch)
+        skipped = nothing_to_learn(batch, self.ends)
         targets = targets_of(batch, self.columns, skipped)
         if self.instruction_heads is not None:
             kind = self.config.instruction

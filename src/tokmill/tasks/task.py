@@ -137,6 +137,10 @@ class Task(nn.Module):
         """
         return dict(columns)
 
+    def predicts_first(self, store: Store) -> bool:
+        """Say whether an evaluation predicts the first token of a record too, like the others."""
+        return False
+
     @property
     def target_names(self) -> list[str]:
         """Names of the targets (B, T) of a prepared batch, for `example`."""

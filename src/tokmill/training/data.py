@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
+from tokmill.feed.rows import Rows
+from tokmill.progress import human_count
 from tokmill.store.mask import LOSS, check_mask_of, leaves_out
 from tokmill.store.overlay import overlay_names
 from tokmill.store.same_engine import same_engine
@@ -57,6 +59,15 @@ def overlay_notes(store: Store, config: DataConfig) -> list[str]:
     if read or left_out:
         notes.append(": ".join(filter(None, (read, left_out))))
     return notes
+
+
+def cut_notes(rows: Rows) -> list[str]:
+    """Return a note on records that are longer than the rows, and so are not read whole."""
+    records, tokens = (int(getattr(rows, name, 0)) for name in ("cut_records", "cut_tokens"))
+    if not records:
+        return []
+    what = f"{human_count(tokens, 'token')} of {human_count(records, 'record')}"
+    return [f"{rows.store.path}: {what} are in no row: a longer task.length reads more"]
 
 
 def make_feed(

@@ -21,8 +21,8 @@ from tokmill.feed.feed import Feed
 from tokmill.prefetch import prefetch
 from tokmill.store.mask import LOSS, check_mask_of
 from tokmill.store.store import Store
-from tokmill.tasks.inputs import column_sizes
-from tokmill.tasks.next_token import choose_column, nothing_to_learn, targets_of
+from tokmill.tasks.inputs import column_sizes, roles_of
+from tokmill.tasks.next_token import choose_column, ends_of, nothing_to_learn, targets_of
 from tokmill.tasks.rows import RowKind, check_cut, cut_rows
 from tokmill.tasks.task import positions
 
@@ -82,6 +82,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def _make_feed(self) -> Feed:
         cut = cut_rows(self.store, self.rows, self.length, self.step, self.seed)
         self.columns, read = read_columns(self.store, self.column)
+        self.ends = ends_of(roles_of(self.store, self.columns[:1]))
         return Feed(cut, 1, seed=self.seed, columns=read)
 
     def __len__(self) -> int:
@@ -99,7 +100,9 @@ class TokenDataset(Dataset[dict[str, Any]]):
         batch = self._feed.make(np.full(len(rows), self.epoch, np.int64), rows)
         tokens = {name: batch.columns[name].astype(np.int64) for name in self.columns}
         labels = {name: np.full(batch.document.shape, IGNORED, np.int64) for name in self.columns}
-        for name, ahead in targets_of(batch, labels, nothing_to_learn(batch), IGNORED).items():
+        for name, ahead in targets_of(
+            batch, labels, nothing_to_learn(batch, self.ends), IGNORED
+        ).items():
             labels[name][:, 1:] = ahead
         item: dict[str, Any] = tokens if len(tokens) > 1 else {"input_ids": alone(tokens)}
         item["labels"] = alone(labels)
@@ -172,6 +175,7 @@ def batches(
         )
     source = opened(store)
     columns, read = read_columns(source, column)
+    ends = ends_of(roles_of(source, columns[:1]))
     feed = Feed(cut_rows(source, rows, length + 1, seed=seed), batch_size, seed=seed, columns=read)
     feed.rows_of(start_step, rank, world)  # refuses now what would fail at the first step
     place = torch.device(device)
@@ -181,7 +185,7 @@ def batches(
             torch.cuda.set_device(place)  # of this thread: pinning opens the current device
         for step in itertools.count(start_step):
             batch = feed.batch(step, rank, world)
-            targets = targets_of(batch, columns, nothing_to_learn(batch), ignore_index)
+            targets = targets_of(batch, columns, nothing_to_learn(batch, ends), ignore_index)
             tokens = {name: batch.columns[name][:, :-1].astype(np.int64) for name in columns}
             parts = [alone(tokens), alone(targets)]
             if with_positions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ from tokmill.tasks.inputs import Facts
 from tokmill.tasks.scores import BORDER
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.training.breakdown import Breakdown, Groups, unigram
-from tokmill.training.data import open_to_evaluate, overlay_notes
+from tokmill.training.data import cut_notes, open_to_evaluate, overlay_notes
 from tokmill.training.engines.device import moved, pick_device
 from tokmill.training.engines.precision import Precision
 from tokmill.training.engines.reduce import add
 from tokmill.training.engines.single import Single
 from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import OptimConfig, TrainConfig
-from tokmill.training.runs.run import load_task, read_run
+from tokmill.training.runs.run import affix_notes, load_task, read_run
 from tokmill.training.runs.weights import step_of, weights_at
 from tokmill.training.validation import Validation, open_validation
 
@@ -79,7 +80,9 @@ def evaluate(
         rows=rows,
         extra=[border] if border else [],
     )
-    notes = overlay_notes(opened, config.data)
+    notes = overlay_notes(opened, config.data) + cut_notes(validation.feed.sources[0])
+    if not task.frame:
+        notes += affix_notes(facts, task.token_store(task.config, opened))
     place = pick_device(device)
     watched = [opened] if config.data.verify else []
     bar = Progress("eval", validation.size, unit="rows", quiet=quiet)
@@ -94,6 +97,12 @@ def evaluate(
             engine = Single(replace(config.run, device=str(place), compile=False))
             engine.prepare(task, OptimConfig())
             found, targets = validation.measure(task, engine, config.run.micro_tokens)
+    if not math.isfinite(found["loss"]):
+        raise TokmillError(
+            f"the loss is {found['loss']}: the training diverged, or weights are damaged",
+            where=str(run),
+            hint="measure other weights, with --at best or --at STEP",
+        )
     return {
         "run": str(run),
         "store": str(store),

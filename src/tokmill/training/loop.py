@@ -14,7 +14,7 @@ from tokmill.store.check import ShardCheck
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
-from tokmill.training.data import entries_a_step, make_feed
+from tokmill.training.data import cut_notes, entries_a_step, make_feed
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.reduce import most
 from tokmill.training.launch import place
@@ -49,6 +49,7 @@ class RowLoop:
     ) -> None:
         self.config, self.task, self.engine, self.out = config, task, engine, out
         self.feed = make_feed(config, task, stores, engine.world)
+        self.notes = [note for rows in self.feed.sources for note in cut_notes(rows)]
         first = map(self.feed.batch, range(min(len(self.feed), LOOKED_AT)))
         check_targets(task, map(task.prepare, first), ", ".join(config.data.stores))
         self.validation = validation_of(config, facts, task)

@@ -67,6 +67,8 @@ class Loop(Protocol):
     """Whether there is something to `measure`."""
     environment: Mapping[str, Any]
     """What `check` returns."""
+    notes: Sequence[str]
+    """What is printed when a run begins."""
 
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
@@ -245,7 +247,7 @@ class Session:
             self.say(f"continues from its checkpoint{moves(state, self.engine)}")
         if state.step < steps and self.engine.rank == 0:
             drop_final(self.out)
-            for note in () if state.step else notes(self.config):
+            for note in () if state.step else (*notes(self.config), *self.loop.notes):
                 say_once(self.engine, note)
         if not state.step and self.loop.environment:
             shown = human_facts(self.loop.environment)

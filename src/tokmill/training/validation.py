@@ -136,8 +136,9 @@ def open_validation(
         columns=columns,
         vectors=[vectors],
     )
-    # The bytes of whole documents are known, not those of the tokens that a mask selects.
-    bytes_ = 0.0 if leaves_out(store) else store.bytes_per_token() or 0.0
+    # The bytes of whole documents are known, not those of some of their tokens.
+    whole = task.predicts_first(store) and not leaves_out(store)
+    bytes_ = store.bytes_per_token() or 0.0 if whole else 0.0
     validation = Validation(feed, rows, bytes_)
     check_targets(task, validation.batches(task), str(store.path))
     return validation

@@ -57,7 +57,7 @@ def test_triplets_are_what_they_are_called(
         assert rows[positive].tokens != rows[anchor].tokens
         assert family[negative] != family[anchor] and not left[negative]
         assert rows[negative].function != rows[anchor].function
-    assert store.column("group").tolist() == [family[i] for i in store.column("anchor")]
+    assert store.column("group").tolist() == [[family[i] for i in t] for t in triples(store)]
     # What makes no triplet is counted, each record once.
     wanted = Counter(reason for reason in left if reason)
     for i in set(range(len(rows))) - set(able):
@@ -282,5 +282,8 @@ def test_links_go_through_long_chains() -> None:
         for i in range(begin, 4999, 2):
             a, b = order[i], order[i + 1]
             group[a] = group[b] = min(a, b)
-    assert not linked(left, right).any()
-    assert linked(np.asarray([0, 1, 0, 3]), np.asarray([0, 1, 2, 1])).tolist() == [0, 1, 0, 1]
+    each = np.arange(5000)
+    assert not linked(5000, (each, left), (each, right)).any()
+    assert linked(4, (each[:4], np.asarray([0, 1, 0, 3])), (each[3:4], each[1:2])).tolist() == [
+        0, 1, 0, 1,
+    ]  # fmt: skip

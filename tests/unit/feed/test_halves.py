@@ -19,12 +19,12 @@ RECORDS = 400
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Records whose tokens name themselves: 1 + number mod 20, of 4 programs and 40 functions."""
+    """Records whose tokens name themselves, in any part, of 4 programs and 40 functions."""
     path = tmp_path_factory.mktemp("halves") / "s"
     random = np.random.default_rng(0)
     sizes = random.integers(2, 41, RECORDS)
     sizes[random.random(RECORDS) < 0.3] = 40
-    toy.make_store(path, [np.full(n, 1 + i % 20) for i, n in enumerate(sizes)])
+    toy.make_store(path, [np.resize([1 + i % 20, 1 + i // 20, 21], n) for i, n in enumerate(sizes)])
     groups = {"program": np.arange(RECORDS) % 4, "function": np.arange(RECORDS) % 40}
     lay(path, "groups", {name: value.astype(np.uint32) for name, value in groups.items()})
     return Store(path, ["groups"])
@@ -51,6 +51,29 @@ def test_half_of_an_epoch_are_own_halves(store: Store) -> None:
         assert (first % 40 != second % 40)[~own].mean() > 0.94
         assert np.abs(lengths[first] - lengths[second]).mean() < 12
     assert (rows.own(np.arange(100), 0) != rows.own(np.arange(100), 1)).any()
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_no_row_says_that_the_tokens_which_follow_do_not(blocks: bool, tmp_path: Path) -> None:
+    """Few kinds of records, so that those which meet are often equal behind their cuts."""
+    random = np.random.default_rng(2)
+    tokens = [np.resize(1 + random.integers(0, 2, 3), 24) for _ in range(200)]
+    toy.make_store(tmp_path / "s", tokens)
+    if blocks:
+        begins = np.tile((np.arange(24) == 12) * 2 + 1, 200).astype(np.uint8)
+        lay(tmp_path / "s", "border", {"border": begins})
+    store = Store(tmp_path / "s", ["border"] if blocks else [])
+    rows = Halves(store, 20, blocks=blocks)
+    kept = 0
+    for epoch in range(4):
+        spans = rows.spans(np.arange(len(rows)), epoch)
+        starts, stops = spans.start.reshape(-1, 2), spans.stop.reshape(-1, 2)
+        for i, (a, b) in enumerate(spans.record.reshape(-1, 2)):
+            shown = tokens[b][starts[i, 1] : stops[i, 1]].tolist()
+            follows = tokens[a][stops[i, 0] :][: len(shown)].tolist()
+            assert (shown == follows) == (spans.document[2 * i + 1] == OWN)
+        kept += np.count_nonzero(rows.own(np.arange(len(rows)), epoch))
+    assert kept / (4 * len(rows)) > 0.52
 
 
 def test_lengths_do_not_tell(store: Store) -> None:

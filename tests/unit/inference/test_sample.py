@@ -343,3 +343,16 @@ def test_logits_that_are_no_numbers_are_told(wrong: float) -> None:
 def test_a_cache_is_what_the_decoder_offers() -> None:
     cached: Cached | None = task_of().model.cached()
     assert cached is not None and plain(task_of()).model.cached() is None
+
+
+def test_top_p_of_equal_shares_takes_exactly_as_many_as_it_says() -> None:
+    """n equal shares and p = k / n: k ids, though k sums of 1 / n are not k / n in binary."""
+    for count in (3, 7, 10, 12, 49):
+        logits = torch.zeros(20_000, count)
+        for k in range(1, count):
+            how = Drawing(top_k=0, top_p=k / count, temperature=1, seed=k)
+            numbers = [how.numbers(0, row) for row in range(len(logits))]
+            found = choose(logits, how, numbers, None)
+            assert sorted(set(found.tolist())) == [*range(k)], (count, k)
+            if count > 10 and k > 3:
+                break

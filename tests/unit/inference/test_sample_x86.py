@@ -58,7 +58,7 @@ def test_instructions_follow_machine_code(store: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="not machine code"):
         tokmill.sample(run, "push rbp")
-    with pytest.raises(UsageError, match="no token that begins a text"):
+    with pytest.raises(UsageError, match="has not learned how a text begins"):
         tokmill.sample(run)
 
 

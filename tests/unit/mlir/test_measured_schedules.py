@@ -153,6 +153,14 @@ def test_another_result_is_wrong_however_fast(monkeypatch: pytest.MonkeyPatch) -
     )
     assert answer["status"] == "wrong"
     assert measure.reward(Result(status="wrong")) == measure.PENALTY
+    gains = np.logspace(-6, 3, 500)
+    found = [
+        measure.reward(Result(status="ok", nanoseconds=1 / g, baseline=1.0, noise=0)) for g in gains
+    ]
+    # The faster the more, and each more than a crash; but for the slowest ones it is log10.
+    assert (np.diff(found) > 0).all() and min(found) > measure.PENALTY
+    some = gains > 0.12
+    np.testing.assert_allclose(np.asarray(found)[some], np.log10(gains)[some], atol=1e-9)
 
 
 def test_what_mlir_declines_is_refused(measurements: Measurements) -> None:

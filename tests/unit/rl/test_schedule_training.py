@@ -17,7 +17,7 @@ import tokmill
 from made_times import LINES, recipe
 from tokmill import plugins
 from tokmill.cli import main
-from tokmill.errors import Interrupted, UsageError
+from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.mlir.loops.schedule import Interchange, Tile, Vectorize
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules import problem
@@ -106,6 +106,30 @@ def test_lost_measurements_are_told_of(tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
     assert "measured anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["has changed", "is gone", "is new"])
+def test_a_module_that_became_another_one_is_noticed(what: str, tmp_path: Path) -> None:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    for name, line in (("a", "matmul 32 16 8"), ("b", "add 8 16")):
+        (modules / f"{name}.mlir").write_text(problem.of_line(line).text)
+    value = recipe(tmp_path / "cache")
+    value["task"] |= {"modules": [], "benchmarks_folder_path": str(modules)}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(2, patch)
+        tokmill.train(value, tmp_path / "run", quiet=True)
+    kept = (modules / "b.mlir").read_text()
+    if what == "is gone":
+        (modules / "b.mlir").unlink()
+    else:
+        name = "b.mlir" if what == "has changed" else "c.mlir"
+        (modules / name).write_text(problem.of_line("matmul 8 16 32").text)
+    with pytest.raises(TokmillError, match=rf"the module .*[bc].* {what} since the run began"):
+        tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+    (modules / "b.mlir").write_text(kept)
+    (modules / "c.mlir").unlink(missing_ok=True)
+    tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
 
 
 def test_what_gives_no_result_does_not_end_it(

@@ -17,6 +17,7 @@ from tokmill.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole
 from tokmill.inference.embed import embed
+from tokmill.store.schema import ROLES
 from tokmill.store.store import Store
 from tokmill.tasks.entries import asking_entries, with_relations
 from tokmill.tasks.task import to_tensors
@@ -101,15 +102,15 @@ def test_roles_and_records_of_rows(stores: Path) -> None:
     batch = task.prepare(Feed(rows, 4, shuffle=False, columns=columns).batch(0))
     assert batch.values["role"].tolist() == [0, 1, 2] * 4
     named = np.stack([store.column(n)[:4] for n in ("anchor", "positive", "negative")], axis=1)
-    assert batch.values["record"].tolist() == named.ravel().tolist()
-    assert batch.values["members"].tolist() == np.repeat(named[:, :2], 3, axis=0).tolist()
-    assert set(batch.values["group"].tolist()) == {-1} and task.count(batch) == 4
+    family = families(Store(stores / "functions"), store)
+    assert batch.values["group"].tolist() == [family[i] for i in named.ravel()]
+    assert task.count(batch) == 4
     left_out = task.nothing(batch, batch.entry == 1)
     assert task.count(left_out) == 3
 
 
 def test_groups_and_several_negatives(stores: Path, tmp_path: Path) -> None:
-    """A column of vectors names several negatives; entries of one group are not compared."""
+    """A column of vectors names several negatives; groups link entries, also of negatives."""
     random = np.random.default_rng(0)
     names = {"anchor": random.integers(0, 40, 24), "positive": random.integers(0, 40, 24)}
     names["negative"] = random.integers(0, 40, (24, 3))
@@ -121,8 +122,28 @@ def test_groups_and_several_negatives(stores: Path, tmp_path: Path) -> None:
     columns = ["token", *task.extra_columns(store.schema)]
     batch = task.prepare(Feed(task.rows(store), 4, shuffle=False, columns=columns).batch(0))
     assert batch.values["role"].tolist() == [0, 1, 2, 2, 2] * 4
-    assert batch.values["group"].tolist() == [g for e in (0, 0, 1, 1) for g in (e, e, -1, -1, -1)]
-    assert batch.values["record"].tolist()[2:5] == names["negative"][0].tolist()
+    family = families(Store(stores / "functions"), store, np.arange(24) // 2)
+    rows = np.column_stack([*names.values()])[:4].ravel()
+    assert batch.values["group"].tolist() == [family[i] for i in rows]
+
+
+def families(functions: Store, entries: Store, group: Any = None) -> list[int]:
+    """Return the smallest record that each is linked to: by entries, and by groups or by tokens."""
+    label, again = [*range(len(functions))], True
+    pairs = [*zip(entries.column("anchor"), entries.column("positive"), strict=True)]
+    if group is None:
+        first: dict[bytes, int] = {}
+        for i, record in enumerate(functions):
+            pairs.append((i, first.setdefault(record["token"].tobytes(), i)))
+    else:
+        whose = dict(zip(group, entries.column("anchor"), strict=True))
+        pairs += [(a, whose[g]) for g, (a, _) in zip(group, [*pairs], strict=True)]
+    while again:
+        again = False
+        for a, b in pairs:
+            again |= label[a] != label[b]
+            label[a] = label[b] = min(label[a], label[b])
+    return label
 
 
 def load_like(value: dict[str, Any]) -> Any:
@@ -131,16 +152,15 @@ def load_like(value: dict[str, Any]) -> Any:
 
 
 def test_an_evaluation_ranks_all_records(stores: Path, tmp_path: Path) -> None:
-    """13 triplets: one positive, and the 26 + 12 rows that are no record of the query's."""
+    """13 triplets: one positive, and those of the 26 + 12 other rows of another family."""
     tokmill.train(recipe(stores, ["entries"]), tmp_path / "run", quiet=True)
     found = evaluate(tmp_path / "run", stores / "val", device="cpu")
     store = Store(stores / "val", ["entries"])
     names = [store.column(n).astype(int) for n in ("anchor", "positive", "negative")]
-    sizes = []
+    sizes, family = [], families(Store(stores / "functions"), store)
     for i in range(13):
-        mine = {int(names[0][i]), int(names[1][i])}
         others = [int(c[j]) for c in names for j in range(13) if j != i] + [int(names[2][i])]
-        sizes.append(1 + sum(one not in mine for one in others))
+        sizes.append(1 + sum(family[one] != family[int(names[0][i])] for one in others))
     assert found["pool"] == pytest.approx(np.mean(sizes)) and found["rows"] == 13
     # The same vectors, whatever the batch.
     again = evaluate(tmp_path / "run", stores / "val", device="cpu", batch=5)
@@ -207,9 +227,42 @@ def test_stores_that_build_mine_makes(what: str, tmp_path: Path) -> None:
     task, store = load_like(value), Store(tmp_path / "mined")
     columns = [*task.sizes, *task.extra_columns(store.schema)]
     batch = task.prepare(Feed(task.rows(store), 2, shuffle=False, columns=columns).batch(0))
-    wanted = store.column("group")[batch.entry]
+    named = [store.record(n) for n in range(len(store))][:2]
+    rows = [i for n in named for i in (n["member"] if what == "groups" else [n[r] for r in ROLES])]
+    label = Store(tmp_path / "functions", ["label"]).column("label")[np.asarray(rows)]
+    pairs = set(zip(batch.values["group"].tolist(), label.tolist(), strict=True))
+    assert len(pairs) == len({one for one, _ in pairs}) == len({one for _, one in pairs})
     assert len(np.unique(store.column("group"))) == 4 < len(store)
-    alike = batch.values["role"] != 2
-    assert batch.values["group"][alike].tolist() == wanted[alike].tolist()
     tokmill.train(value, tmp_path / "run", quiet=True)
     assert losses(tmp_path / "run", "val_pool")[4] > 1
+
+
+def test_equal_functions_of_other_projects_are_no_wrong_answers(tmp_path: Path) -> None:
+    """Two projects with one function each that is the same, token for token, in all four builds."""
+    random = np.random.default_rng(1)
+    own = [random.integers(1, 20, 9) for _ in range(12)]
+    # Function 0 of project 1 is that of project 0.
+    own[8:] = own[:4]
+    toy.make_store(tmp_path / "functions", own)
+    project, function = np.repeat([0, 0, 1], 4), np.repeat([0, 1, 0], 4)
+    lay(tmp_path / "functions", "key", {"project": project.astype(np.uint32)})
+    lay(tmp_path / "functions", "what", {"function": function.astype(np.uint32)})
+    store = Store(tmp_path / "functions", ["key", "what"])
+    keys = {"same": ["project", "function"], "size": 2}
+    value = toy.recipe(
+        tmp_path / "functions", 2,
+        data={"val": str(tmp_path / "functions"), "overlays": ["key", "what"], "batch": 3},
+        task={"kind": "contrastive", "length": 16, **keys},
+    )  # fmt: skip
+    task = load_like(value)
+    columns = [*task.sizes, *task.extra_columns(store.schema)]
+    rows = task.rows(store)
+    assert rows.families().tolist() == [0] * 4 + [4] * 4 + [0] * 4
+    batch = task.prepare(Feed(rows, 3, shuffle=False, columns=columns).batch(0))
+    assert batch.values["group"].tolist() == [0, 0, 4, 4, 0, 0]
+    tokmill.train(value, tmp_path / "run", quiet=True)
+    # Rows of 0 and 2 are told from the two of 1, and these from all four.
+    pools = [1 + 2, 1 + 4, 1 + 2]
+    assert losses(tmp_path / "run", "val_pool")[2] == pytest.approx(
+        np.average(pools, weights=[2, 2, 2])
+    )

@@ -97,7 +97,7 @@ def test_a_row_is_its_blocks_their_shares_and_the_cpi(stores: Path) -> None:
     assert (
         batch.columns.keys() == {VECTOR, WEIGHT} and batch.values["role"].tolist() == [0, 1, 2] * 4
     )
-    for row, number in enumerate(batch.values["record"].tolist()):
+    for row, number in enumerate(np.stack([store.column(r)[:4] for r in ROLES], axis=1).ravel()):
         record, filled = native.record(number), batch.document[row] >= 0
         np.testing.assert_array_equal(batch.columns[VECTOR][row][filled], vectors[record["block"]])
         share = record["count"] / record["count"].sum()
@@ -149,7 +149,8 @@ def test_embed_makes_the_signatures_of_the_training(stores: Path, tmp_path: Path
     batch = batch_of(task, Store(stores / "sets-val", ["entries"]), 13)
     with torch.no_grad():
         found = task.act(to_tensors(batch, torch.device("cpu")))["vectors"][::3, :16]
-    wanted = F.normalize(torch.from_numpy(store.column("embedding")[batch.values["record"][::3]]))
+    anchors = Store(stores / "sets-val", ["entries"]).column("anchor")
+    wanted = F.normalize(torch.from_numpy(store.column("embedding")[anchors]))
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -299,12 +300,14 @@ def test_imported_entries_are_rows_like_mined_ones(kind: str, imported: Path) ->
         share = record["count"] / record["count"].sum()
         np.testing.assert_allclose(mine.columns[WEIGHT][row][filled, 0], share, rtol=1e-6)
         np.testing.assert_allclose(mine.values["log_cpi"][row], np.log(record["cpi"]), rtol=1e-6)
-    # Equal intervals have equal numbers, others other ones; alike ones are anchor and positive.
-    assert len(set(zip(numbers, mine.values["record"].tolist(), strict=True))) == len(set(numbers))
-    assert len(set(mine.values["record"].tolist())) == len(set(numbers))
-    record = mine.values["record"].reshape(-1, 3)
-    assert np.array_equal(mine.values["members"], np.repeat(record[:, :2], 3, axis=0))
-    assert (mine.values["group"] == -1).all()
+    # Equal intervals are one family, and so are anchor and positive, also through others.
+    family = {number: number for number in numbers}
+    for _ in numbers:
+        for a, p, _ in np.reshape(numbers, (-1, 3)).tolist():
+            family[a] = family[p] = min(family[a], family[p])
+    theirs = [family[number] for number in numbers]
+    pairs = set(zip(theirs, mine.values["group"].tolist(), strict=True))
+    assert len(pairs) == len(set(theirs)) == len(set(mine.values["group"].tolist()))
 
 
 @pytest.mark.parametrize("loss", ["triplet", "in_batch", "circle"])

@@ -91,7 +91,15 @@ def test_whole_and_packed_by_hand(tmp_path: Path) -> None:
 def test_each_token_but_first_ones_is_learned_once(store: Path, rows: RowKind) -> None:
     dataset = TokenDataset(store, 40 if rows == "whole" else 16, rows=rows)
     found = sorted(label for row in lists(dataset, "labels") for label in row if label != NO)
-    assert found == sorted(int(token) for document in cycles(30, seed=1) for token in document[1:])
+    documents = cycles(30, seed=1)
+    wanted = [int(token) for document in documents for token in document[1:]]
+    # The end of a document predicts the first token of the one behind it in the row.
+    if rows == "windows":
+        wanted += [int(document[0]) for document in documents[1:]]
+    elif rows == "packed":
+        for ids in lists(dataset, "input_ids"):
+            wanted += [b for a, b in itertools.pairwise(ids) if a == 0 and b]
+    assert found == sorted(wanted)
     for item in dataset.__getitems__(list(range(len(dataset)))):
         # Not shifted: a label is the token of its own place.
         kept = item["labels"] != NO
@@ -165,9 +173,9 @@ def test_a_loader_fetches_a_batch_in_one_call(store: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("rows", ["windows", "packed", "whole", "stream"])
 def test_batches_are_those_that_a_training_learns_from(store: Path, rows: RowKind) -> None:
-    sizes = {"token": SIZE}
-    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), Inputs(sizes))
-    task = NextToken(NextTokenConfig(length=12, rows=rows), model, Inputs(sizes))
+    inputs = Inputs({"token": SIZE}, {"token": {"eot": 0}})
+    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), inputs)
+    task = NextToken(NextTokenConfig(length=12, rows=rows), model, inputs)
     feed = Feed(task.rows(Store(store), seed=5), 4, seed=5, columns=["token"])
     found = batches(store, 12, 4, rows=rows, seed=5, start_step=7, with_positions=True)
     with closing(found):
@@ -192,7 +200,8 @@ def test_processes_share_a_batch(store: Path) -> None:
 
 
 def test_the_ignored_index_can_be_chosen(store: Path) -> None:
-    with closing(batches(store, 8, 6)) as one, closing(batches(store, 8, 6, ignore_index=-1)) as b:
+    whole = [batches(store, 40, 6, rows="whole", ignore_index=i) for i in (NO, -1)]
+    with closing(whole[0]) as one, closing(whole[1]) as b:
         y, other = next(one)[1], next(b)[1]
     assert (y == NO).any() and torch.equal(torch.where(y == NO, -1, y), other)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,15 @@ from torch.nn import functional as F
 
 import tokmill
 from tokmill.errors import TokmillError
+from tokmill.feed.rows import Whole
 from tokmill.models.model import Tensors
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken
+from tokmill.training.data import cut_notes
 from tokmill.training.evaluate import evaluate
-from tokmill.training.runs.run import load_task
-from toy import cycles, losses, make_store, recipe
+from tokmill.training.runs.run import load_task, read_run
+from tokmill.training.runs.weights import FINAL, save_weights
+from toy import EOT, cycles, losses, make_store, recipe
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +62,19 @@ def test_it_is_the_mean_over_all_targets(run: Path, val: Path) -> None:
     for start in range(0, len(ids) - 1, 16):
         row, owners = ids[start : start + 17], owner[start : start + 17]
         for one in owners.unique():
-            part = row[owners == one]
-            zeros = torch.zeros(1, len(part) - 1, dtype=torch.int64)
-            place = torch.arange(len(part) - 1)[None]
-            if len(part) > 1:
+            places = torch.nonzero(owners == one)[:, 0]
+            places = places[places < len(row) - 1]
+            part, ahead = row[places], row[places + 1]
+            # The token that ends a document predicts the first one of the next; another does not.
+            learned = (owners[places + 1] == one) | (part == EOT)
+            zeros, place = torch.zeros(1, len(part), dtype=torch.int64), torch.arange(len(part))
+            if len(part):
                 with torch.no_grad():
-                    hidden = task.model(Tensors({"token": part[None, :-1]}, zeros, place, True))
-                    loss = F.cross_entropy(task.logits(hidden)[0], part[1:], reduction="sum")
-                total, count = total + loss.item(), count + len(part) - 1
+                    hidden = task.model(Tensors({"token": part[None]}, zeros, place[None], True))
+                    each = F.cross_entropy(task.logits(hidden)[0], ahead, reduction="none")
+                total, count = total + each[learned].sum().item(), count + int(learned.sum())
     found = evaluate(run, val, device="cpu")
-    assert found["targets"] == count == len(ids) - len(documents)
+    assert found["targets"] == count == len(ids) - 1
     assert found["loss"] == pytest.approx(total / count, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(total / count / math.log(2) / 2, rel=1e-5)
@@ -123,3 +130,22 @@ def test_a_step_with_nothing_to_predict_has_no_loss(tmp_path: Path) -> None:
     assert sorted(found) == [5, 6] and all(loss > 0 for loss in found.values())
     assert sorted(losses(run.path, "lr")) == [1, 2, 3, 4, 5, 6]
     assert losses(run.path, "targets") == {1: 0, 2: 0, 3: 0, 4: 0, 5: 2, 6: 4}
+
+
+def test_weights_that_are_not_numbers_are_an_error(run: Path, val: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    task = load_task(run)
+    with torch.no_grad():
+        next(task.parameters()).fill_(math.nan)
+    save_weights(tmp_path / "run" / FINAL, task, read_run(run)[0], step=0)
+    with pytest.raises(TokmillError, match="the loss is nan: the training diverged"):
+        evaluate(tmp_path / "run", val, device="cpu")
+
+
+def test_what_is_in_no_row_is_counted(val: Path) -> None:
+    """By the definition: what lies behind the end of a row, of each record."""
+    lengths = np.diff(Store(val).offsets())
+    (note,) = cut_notes(Whole(Store(val), 20))
+    cut, records = int((lengths - 20).clip(0).sum()), int((lengths > 20).sum())
+    assert f"{cut:,} tokens of {records:,} records are in no row" in note
+    assert cut_notes(Whole(Store(val), int(lengths.max()))) == []

@@ -39,7 +39,7 @@ from tokmill.builds.shared import shared
 from tokmill.errors import UsageError
 from tokmill.store.hashes import DIGEST, first_of_equals, record_digests
 from tokmill.store.manifest import canonical_digest
-from tokmill.store.schema import Array, Column, Records, id_dtype
+from tokmill.store.schema import ROLES, Array, Column, Records, id_dtype
 from tokmill.store.store import Store
 
 BLOCK = 1 << 14
@@ -61,10 +61,9 @@ class Intervals:
     def __init__(self, store: Store, config: Any, scratch: str, ref: Column) -> None:
         check_columns(store, config)
         self.store, self.config, self.scratch = store, config, scratch
-        group = Column(id_dtype(max(1, len(store))), per="record")
-        names = ("anchor", "positive", "negative")
-        self.columns = {**dict.fromkeys(names, ref), "group": group}
-        self._salts = {word: salt_of(word, config.seed) for word in (*names, "pairs")}
+        group = Column(id_dtype(max(1, len(store))), per="record", width=len(ROLES))
+        self.columns = {**dict.fromkeys(ROLES, ref), "group": group}
+        self._salts = {word: salt_of(word, config.seed) for word in (*ROLES, "pairs")}
 
     def identity(self) -> dict[str, Any]:
         """Return the margin where it is used."""
@@ -97,8 +96,8 @@ class Intervals:
             skipped[NO_POSITIVE] += int(np.count_nonzero(positive < 0))
             skipped[missing] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
             good = (positive >= 0) & (negative >= 0)
-            chosen = {"anchor": anchor, "positive": positive, "negative": negative}
-            chosen["group"] = self.facts["of"][anchor]
+            chosen = dict(zip(ROLES, (anchor, positive, negative), strict=True))
+            chosen["group"] = self.facts["of"][np.stack([*chosen.values()], axis=1)]
             begun = np.isin([*self.edges], records).tolist()
             moved = [one.moved for one in self.edges.values()]
             notes[BY_QUANTILE] += sum(map(operator.and_, begun, moved))

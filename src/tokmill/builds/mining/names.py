@@ -15,7 +15,14 @@ import numpy as np
 from tokmill.builds.conditions import each_value
 from tokmill.builds.repeats import batches
 from tokmill.errors import UsageError, nearest
-from tokmill.store.hashes import DIGEST, first_of_equals, mix, record_digests, row_digests
+from tokmill.store.hashes import (
+    DIGEST,
+    first_of_equals,
+    linked,
+    mix,
+    record_digests,
+    row_digests,
+)
 from tokmill.store.schema import Array, Records, Schema
 from tokmill.store.store import Store
 from tokmill.store.strings import Strings
@@ -151,7 +158,7 @@ def facts_of(store: Store, by: Naming) -> Array:
     for kind in ("group", "content"):
         # A record that is left out links nothing, and gives no group its number.
         facts[kind] = first_used(facts[kind], used)
-    facts["family"] = linked(facts["group"], facts["content"])
+    facts["family"] = linked(len(store), (number, facts["group"]), (number, facts["content"]))
     return facts
 
 
@@ -192,23 +199,6 @@ def first_used(first: Array, used: Array) -> Array:
     least = np.full(len(first), len(first))
     np.minimum.at(least, first[used], number[used])
     return np.where(used, least[first], number)
-
-
-def linked(*groups: Array) -> Array:
-    """Return the smallest number of a record that each record is linked to; int64 (n,).
-
-    Records with equal numbers in one of the groups are linked; numbers are those of records.
-    """
-    label = np.arange(len(groups[0]))
-    while True:
-        before = label
-        for group in groups:
-            least = label.copy()
-            np.minimum.at(least, group, label)
-            label = least[group]
-        label = label[label]
-        if np.array_equal(label, before):
-            return label
 
 
 class Members:

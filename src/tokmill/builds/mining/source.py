@@ -135,7 +135,7 @@ class MineSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = MineConfig
     places = "record"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     has_tokenizer: ClassVar[bool] = False
     explained: ClassVar[Collection[str]] = (NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD)
     hints: ClassVar[Mapping[str, str]] = {

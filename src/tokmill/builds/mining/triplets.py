@@ -15,7 +15,7 @@ from tokmill.builds.mining.hard import Asked, search
 from tokmill.builds.mining.keyed import Keyed, counted
 from tokmill.builds.mining.near import Near
 from tokmill.builds.mining.vectors import similarity
-from tokmill.store.schema import Array, Column, Records, id_dtype
+from tokmill.store.schema import ROLES, Array, Column, Records, id_dtype
 from tokmill.store.store import Store
 
 TRIES = 64
@@ -41,8 +41,8 @@ class Triplets:
     def __init__(self, store: Store, config: Any, scratch: str, ref: Column) -> None:
         self.keyed = Keyed(store, config, scratch)
         self.config, self.store = config, store
-        family = Column(id_dtype(max(1, len(store))), per="record")
-        self.columns = {**dict.fromkeys(("anchor", "positive", "negative"), ref), "group": family}
+        family = Column(id_dtype(max(1, len(store))), per="record", width=len(ROLES))
+        self.columns = {**dict.fromkeys(ROLES, ref), "group": family}
         self.near = Near(store, config, scratch) if config.vectors else None
         self._salts = [salt_of(word, config.seed) for word in ("positive", "negative")]
 
@@ -70,8 +70,8 @@ class Triplets:
             negative = self.negatives(anchor, times, positive, notes)
             skipped[NO_NEGATIVE] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
             good = (positive >= 0) & (negative >= 0)
-            chosen = {"anchor": anchor, "positive": positive, "negative": negative}
-            chosen["group"] = self.keyed.facts["family"][anchor]
+            chosen = dict(zip(ROLES, (anchor, positive, negative), strict=True))
+            chosen["group"] = self.keyed.facts["family"][np.stack([*chosen.values()], axis=1)]
             yield Records(
                 np.zeros(int(good.sum()) + 1, np.int64),
                 {

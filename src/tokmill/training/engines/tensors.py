@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, write_file
-from tokmill.headers import MAX_HEADER, Entry, loads_json
+from tokmill.headers import MAX_HEADER, SIZES, Entry, loads_json
 
 TYPES: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -189,6 +189,13 @@ def _read_header(handle: BufferedIOBase, path: Path) -> Header:
     position = 0
     for name, entry in entries.items():
         start, stop = entry.data_offsets
+        if entry.dtype in SIZES and entry.dtype not in DTYPES:
+            raise TokmillError(
+                f"the tensor {name!r} has the type {entry.dtype}, which is not read: the model is "
+                "quantized",
+                where=str(path),
+                hint=f"weights are read as {', '.join(DTYPES)}: fetch a copy that is not quantized",
+            )
         if entry.dtype not in DTYPES:
             raise damaged(path, f"the tensor {name!r} is of the unknown kind {entry.dtype[:20]!r}")
         if len(entry.shape) > MOST_AXES or any(size < 0 for size in entry.shape):

@@ -27,6 +27,7 @@ from tokmill.models.transformer import Transformer
 from tokmill.store.manifest import encode
 from tokmill.store.schema import Column, id_dtype
 from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.framing import template_of
 from tokmill.tasks.inputs import SEGMENT, Facts
 from tokmill.tasks.task import Task
 from tokmill.training.engines.saving import MODEL
@@ -49,6 +50,7 @@ from tokmill.training.runs.run import (
 from tokmill.training.runs.weights import CONFIG, FINAL, save_weights
 
 COLUMN, LABEL = "token", "label"
+PROBLEM = "problem_type"
 GENERATION = "generation_config.json"
 WRITTEN = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", GENERATION, MODEL)
 LONGEST = 4096
@@ -101,7 +103,10 @@ def import_model(
     family, _ = architecture(said, place)
     public, _ = read_config(said, place)
     found = find_vocabulary(folder, tokenizer, said, public.vocab_size, family.roles)
-    return run_of(said, read_weights(folder), found, out, length, folder / CONFIG)
+    generation: dict[str, Any] = {}
+    if (folder / GENERATION).exists():
+        generation = read_public(folder / GENERATION, dict[str, Any])
+    return run_of(said, read_weights(folder), found, out, length, folder / CONFIG, generation)
 
 
 def run_of(
@@ -111,9 +116,11 @@ def run_of(
     out: Path,
     length: int,
     where: Path,
+    generation: Mapping[str, Any] | None = None,
 ) -> Run:
     """Make a run at step 0 of the content of a config.json, tensors by their public names and,
-    maybe, a vocabulary with its file; `length` as in `import_model`, `where`: the configuration.
+    maybe, a vocabulary with its file; `length` as in `import_model`, `where`: the configuration,
+    `generation`: the content of generation_config.json.
     """
     family, head = architecture(said, str(where))
     public, model = read_config(said, str(where))
@@ -126,6 +133,7 @@ def run_of(
         )
     keys, names = task_keys(head, said, tensors, str(where))
     config = recipe_of(public, model, length, str(where), keys)
+    before, after = template_of(*vocabulary) if vocabulary else ([], [])
     schema = {COLUMN: Column(id_dtype(public.vocab_size), vocab=COLUMN if vocabulary else None)}
     if public.segments:
         schema[SEGMENT] = Column("u1")
@@ -136,6 +144,11 @@ def run_of(
         schema=schema,
         vocabularies={COLUMN: vocabulary[0]} if vocabulary else {},
         classes={LABEL: names} if names else {},
+        prefix={COLUMN: tuple(before)} if vocabulary else {},
+        suffix={COLUMN: tuple(after)} if vocabulary else {},
+        ends=end_ids(said, generation, family.roles),
+        # Without a word transformers shows a number as the sigmoid of it.
+        public={PROBLEM: said.get(PROBLEM)} if keys.get("target") == "number" else {},
     )
     with torch.device("meta"):
         task = make_task(config, inputs_of(config, facts))
@@ -146,6 +159,18 @@ def run_of(
     left = sorted(unused(tensors, head))
     told = f"left out: {len(left)} tensors of other heads ({left[0]}, …)" if left else ""
     return Run(run.path, run.step, run.metrics, (told,) if told else ())
+
+
+def end_ids(
+    said: Mapping[str, Any], generation: Mapping[str, Any] | None, roles: Mapping[str, str]
+) -> dict[str, tuple[int, ...]]:
+    """Return the ids with which transformers ends a text: generation_config.json decides, and
+    where it names none config.json.
+    """
+    key = roles.get("eot", "")
+    named = (generation or {}).get(key, said.get(key))
+    ids = [one for one in (named if isinstance(named, list) else [named]) if isinstance(one, int)]
+    return {COLUMN: tuple(ids)} if ids else {}
 
 
 def task_keys(
@@ -162,7 +187,15 @@ def task_keys(
             where=where,
             hint="config.json and the weights are not of one model",
         )
-    count, labels = len(tensors[theirs]), said.get("id2label")
+    count, labels, kind = len(tensors[theirs]), said.get("id2label"), said.get(PROBLEM)
+    usual = "regression" if count == 1 else "single_label_classification"
+    if kind not in (None, usual):
+        raise TokmillError(
+            f"{PROBLEM} = {kind!r} with {count} outputs: the task classify tells one class of "
+            "several, or one number",
+            where=where,
+            hint="a model of several labels or several numbers cannot be imported",
+        )
     if count == 1:
         return {**keys, "target": "number"}, ()
     if count > MOST_LABELS:
@@ -233,12 +266,14 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
         tokenizer.save(folder, vocabulary.roles, segments=public.segments)
     roles = vocabulary.roles if vocabulary else {}
     # Written out even where there are none: the defaults of an architecture name ids of its own.
-    ids = {key: roles.get(role) for role, key in public.roles.items()}
+    ids: dict[str, Any] = {key: roles.get(role) for role, key in public.roles.items()}
+    if ends := facts.ends.get(column):
+        ids[public.roles["eot"]] = [*ends] if len(ends) > 1 else ends[0]
     state = to_public(task.state_dict(), public.tensor_names, head, column)
     write_tensors(folder / MODEL, state, {"format": "pt"})
     if task.continues:
         write_file(folder / GENERATION, encode(ids))
-    said = public.to_config(head.task) | ids | labels_of(task)
+    said = public.to_config(head.task) | ids | labels_of(task) | facts.public
     write_file(folder / CONFIG, encode(said))
     return folder
 
@@ -281,11 +316,11 @@ def labels_of(task: Task) -> dict[str, Any]:
         return {}
     names = [*task.reads.classes.get(task.config.column, ())]
     if task.config.target == "number":
-        return {"problem_type": "regression", "id2label": {"0": LABEL}, "label2id": {LABEL: 0}}
+        return {PROBLEM: "regression", "id2label": {"0": LABEL}, "label2id": {LABEL: 0}}
     # A head has two classes at least.
     names += [str(number) for number in range(len(names), 2)]
     return {
-        "problem_type": "single_label_classification",
+        PROBLEM: "single_label_classification",
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
     }
@@ -309,6 +344,8 @@ def recipe_of(
     task["length"] = length or min(public.length, LONGEST)
     if task["kind"] == "next_token":
         task["column"] = COLUMN
+    elif task["kind"] == "masked":
+        task["rows"] = "whole"
     if task["kind"] != "classify":
         task["tied"] = public.tie_word_embeddings
     return from_dict({"model": msgspec.to_builtins(model), "task": task}, where)

@@ -33,6 +33,7 @@ from tokmill.store.probe import check_coder, probe_path
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.classes import same_classes
+from tokmill.tasks.framing import affixes_of
 from tokmill.tasks.inputs import Facts, column_sizes
 from tokmill.tasks.task import Task
 from tokmill.training.engines.optim import same_rates
@@ -168,6 +169,7 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
     tokens = [task.token_store(config.task, store) for store in stores]
     vectors = [task.vectors(config.task, store) for store in stores]
     store = tokens[0]
+    prefix, suffix = affixes_of(store)
     digests = [
         content_of(own, [other, *(vector.store for vector in read.values())])
         for own, other, read in zip(stores, tokens, vectors, strict=True)
@@ -181,6 +183,8 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
         vectors={name: vector.width for name, vector in vectors[0].items()},
         vector_models={name: vector.model for name, vector in vectors[0].items() if vector.model},
         classes=classes_learned(config, stores),
+        prefix={name: tuple(ids) for name, ids in prefix.items()},
+        suffix={name: tuple(ids) for name, ids in suffix.items()},
     )
     for other, read in zip(tokens[1:], vectors[1:], strict=True):
         check_store(facts, other)
@@ -279,6 +283,18 @@ def _same_vocabulary(mine: Vocabulary) -> str:
             "a run or of a store"
         )
     return "`tokmill build recode STORE --vocab RUN/vocab -o NEW` gives it the run's vocabularies"
+
+
+def affix_notes(facts: Facts, store: Store) -> list[str]:
+    """Return notes on a store whose records do not begin as those that a run has learned from."""
+    here = affixes_of(store)[0] if facts.prefix else {}
+    return [
+        f"{name}: the records of the store begin with the special tokens {here[name] or 'none'}, "
+        f"those that the run has learned with {[*ids] or 'none'}: `tokmill build … --template add` "
+        "writes those of the tokenizer"
+        for name, ids in facts.prefix.items()
+        if list(ids) != here.get(name, list(ids))
+    ]
 
 
 def check_store(facts: Facts, store: Store) -> None:

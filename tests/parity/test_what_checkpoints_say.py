@@ -1,0 +1,156 @@
+"""What the files of a checkpoint say beside its weights: end ids, kinds of outputs, model types."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tokmill.errors import TokmillError
+from tokmill.inference.sample import generate
+from tokmill.training.runs.exchange import export_model, import_model
+from tokmill.training.runs.run import read_run
+
+transformers: Any = pytest.importorskip("transformers")
+torch.set_num_threads(1)
+SIZE = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def changed(folder: Path, **keys: Any) -> None:
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**said, **keys}))
+
+
+def greedy(folder: Path, ids: list[int], tokens: int) -> list[int]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    given = torch.tensor([ids])
+    made = model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, do_sample=False
+    )
+    return [int(one) for one in made[0, len(ids) :]]
+
+
+@pytest.mark.parametrize(
+    ("config", "generation"),
+    [(7, None), ([7, 9], None), ([9, 7], [9, 7]), (7, [7, 9]), (7, [9]), ([7, 9], 9), (None, 9)],
+)
+def test_a_text_ends_where_transformers_ends_it(
+    config: Any, generation: Any, tmp_path: Path
+) -> None:
+    """A model that counts: each id is followed by the next one."""
+    size = {**SIZE, "hidden_size": 32, "num_hidden_layers": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, eos_token_id=config))
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(32))
+        for name, weights in model.named_parameters():
+            if "norm" in name:
+                weights.fill_(1)
+        model.lm_head.weight.copy_(torch.eye(32).roll(1, 0))
+    if generation is not None:
+        model.generation_config.eos_token_id = generation
+    model.save_pretrained(tmp_path / "m")
+    wanted = greedy(tmp_path / "m", [3], 12)
+    run = import_model(tmp_path / "m", tmp_path / "run").path
+    export_model(run, tmp_path / "out")
+    assert greedy(tmp_path / "out", [3], 12) == wanted
+    (found,) = generate(run, [[3]], 12, temperature=0, device="cpu")
+    # The end is no part of a continuation.
+    assert found.ids["token"] + [wanted[-1]] * (found.end == "eot") == wanted
+    assert (found.end == "eot") == (len(wanted) < 12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "refused"),
+    [
+        ("multi_label_classification", 3, True),
+        ("regression", 2, True),
+        ("single_label_classification", 3, False),
+        (None, 3, False),
+        (None, 1, False),
+        ("regression", 1, False),
+    ],
+)
+def test_kinds_of_outputs_are_kept_or_refused(
+    kind: str | None, labels: int, refused: bool, tmp_path: Path
+) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=32, num_labels=labels, problem_type=kind,
+    )  # fmt: skip
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "m")
+    (tmp_path / "m/vocab.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "m/tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    if refused:
+        with pytest.raises(TokmillError, match=f"problem_type = {kind!r} with {labels} outputs"):
+            import_model(tmp_path / "m", tmp_path / "run")
+        return
+    import_model(tmp_path / "m", tmp_path / "run")
+    export_model(tmp_path / "run", tmp_path / "out")
+    scores = []
+    for folder in (tmp_path / "m", tmp_path / "out"):
+        told = transformers.pipeline("text-classification", model=str(folder), top_k=None)
+        scores.append([one["score"] for one in told(["a b"])[0]])
+    assert scores[0] == pytest.approx(scores[1])
+
+
+def test_the_type_of_a_model_decides_and_not_a_leftover_name(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(**SIZE, sliding_window=4)
+    model = transformers.MistralForCausalLM(config)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(6 if weights.ndim == 2 else 1)
+    model.save_pretrained(tmp_path / "m")
+    changed(tmp_path / "m", architectures=["LlamaForCausalLM"])
+    # transformers reads a Mistral with a window, which no model here has.
+    with pytest.raises(TokmillError, match="sliding_window = 4"):
+        import_model(tmp_path / "m", tmp_path / "run")
+    changed(tmp_path / "m", sliding_window=None)
+    wanted = greedy(tmp_path / "m", [*range(3, 15)], 8)
+    run = import_model(tmp_path / "m", tmp_path / "run").path
+    (found,) = generate(run, [[*range(3, 15)]], 8, temperature=0, device="cpu")
+    assert found.ids["token"] == wanted[: len(found.ids["token"])] and found.ids["token"]
+    # Qwen2 has biases that no Llama here has; transformers reads this file as Qwen2.
+    changed(tmp_path / "m", model_type="qwen2")
+    with pytest.raises(TokmillError, match="'LlamaForCausalLM' of the model 'qwen2' is not known"):
+        import_model(tmp_path / "m", tmp_path / "other")
+
+
+def test_quantized_weights_are_not_called_damaged(tmp_path: Path) -> None:
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE))
+    model.save_pretrained(tmp_path / "m")
+    state = {name: one.clone() for name, one in model.state_dict().items()}
+    name = "model.layers.0.mlp.up_proj.weight"
+    state[name] = state[name].to(torch.float8_e4m3fn)
+    save_file(state, tmp_path / "m/model.safetensors", {"format": "pt"})
+    with pytest.raises(TokmillError, match="F8_E4M3, which is not read: the model is quantized"):
+        import_model(tmp_path / "m", tmp_path / "run")
+
+
+def test_a_template_stands_before_prompts_of_an_imported_run(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    one: Any = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
+    one.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    one.add_special_tokens(["<s>", "</s>"])
+    one.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", one.token_to_id("<s>"))]
+    )
+    transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{**SIZE, "vocab_size": 260})
+    ).save_pretrained(tmp_path / "m")
+    one.save(str(tmp_path / "m/tokenizer.json"))
+    import_model(tmp_path / "m", tmp_path / "run")
+    facts = read_run(tmp_path / "run")[1]
+    assert list(facts.prefix["token"]) == one.encode("").ids == [one.token_to_id("<s>")]
