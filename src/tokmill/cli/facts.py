@@ -115,9 +115,8 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
         for label, (_, _, n) in zip(labels, lengths.histogram, strict=True):
             print(f"{label.rjust(width)}  {'#' * round(BAR * n / most):<{BAR}}  {n:,}")
     for name, use in found.columns.items():
-        of = (
-            "" if use.vocabulary is None else f" of {use.vocabulary:,} ({human_share(use.used, 2)})"
-        )
+        share = "" if use.used is None else f" ({human_share(use.used, 2)})"
+        of = "" if use.vocabulary is None else f" of {use.vocabulary:,}{share}"
         print(f"\n{name}: {human_count(use.unique, 'id')}{of}")
         if use.unknown is not None:
             print(f"unknown: {human_share(use.unknown, 4)} of the tokens")

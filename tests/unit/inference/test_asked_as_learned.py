@@ -118,7 +118,7 @@ def test_bits_per_byte_are_of_all_bytes(stores: Path) -> None:
     """The loss of every token but the first one of all, over the bytes of the text."""
     found = evaluate(stores / "run-none", stores / "none", device="cpu", quiet=True)
     store = Store(stores / "none")
-    assert found["tokens"] == store.tokens - 1
+    assert found["targets"] == store.tokens - 1
     size = int(store.column("bytes").sum())
     assert size == sum(map(len, (stores / "d.txt").read_text().splitlines()))
     bits = found["loss"] / np.log(2) * store.tokens / size
