@@ -27,7 +27,7 @@ def test_a_table(root: Path, here: Here) -> None:
     out, err = here("compare", root / "runs", root / "part")
     header, rule, *rows = out.splitlines()
     assert header.split() == [
-        "run", "lr", "seeds", "val_loss", "±", "95", "%", "step", "steps", "tokens", "parameters",
+        "run", "lr", "seeds", "val_loss", "±", "95", "%", "step", "steps", "targets", "parameters",
         "tokens/s", "seconds",
     ]  # fmt: skip
     assert set(rule) == {"-", " "}

@@ -50,7 +50,8 @@ def affixes_of(store: Store) -> tuple[dict[str, list[int]], dict[str, list[int]]
     """
     prefix: dict[str, list[int]] = {}
     suffix: dict[str, list[int]] = {}
-    names = {n: c.vocab for n, c in store.schema.items() if c.vocab in store.vocabularies}
+    vocabularies = {name: store.schema[name].vocab for name in store.token_columns}
+    names = {n: vocab for n, vocab in vocabularies.items() if vocab in store.vocabularies}
     count = min(store.records, LOOKED_AT) if names else 0
     records = [store.record(number) for number in range(count)]
     for name, named in names.items():
