@@ -95,7 +95,7 @@ def test_embed(here: Here, run: Path, tmp_path: Path) -> None:
     assert (found["records"], found["width"], found["empty"], found["step"]) == (21, 16, 1, 2)
     out, err = here("embed", run, "s", "--pool", "last", "--npy", "v.npy")
     assert out == "v.npy: 21 vectors of 16, step 2\n"
-    assert "1 records without tokens have zeros" in err
+    assert "records without tokens, whose vectors are zeros: 1" in err
     assert [path.name for path in (store / "overlays").iterdir()] == [found["overlay"]]
     out, _ = here("embed", run, "s", "--pool", "last", "--name", "last", "--device", "cpu", "-q")
     assert out == "s: overlay last: 21 vectors of 16, step 2\n"
@@ -130,7 +130,7 @@ def test_train_takes_an_overlay(here: Here, tmp_path: Path) -> None:
     tokens = []
     for name, more in (("plain", ()), ("masked", ("--set", "data.overlays=['mask']"))):
         out, _ = here("train", "s", "-o", name, *common, *more)
-        tokens.append(json.loads(out)["tokens"])
+        tokens.append(json.loads(out)["targets"])
     assert tokens[1] < 0.6 * tokens[0]
     plan, _ = here("train", "s", "--dry-run", *common[:6], "--set", "data.overlays=['mask']")
     assert any(line.split() == ["overlays", "mask"] for line in plan.splitlines())
