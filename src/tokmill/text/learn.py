@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside, make_folder, remove, sha256_file, write_file
+from tokmill.files import inside, machine_errors, make_folder, remove, sha256_file, write_file
 from tokmill.store.manifest import read_sealed
 from tokmill.store.marks import is_store
 from tokmill.store.seal import sealed
@@ -46,7 +46,9 @@ def mend_beside(folder: Path) -> list[str]:
     A damaged note is made from the tokenizer: its vocabulary size is then the number of ids that
     the tokenizer has, and its tie-break the default.
     """
-    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    file = folder / "tokenizer.json"
+    with machine_errors("read", file):
+        tokenizer = Tokenizer.from_json(file.read_bytes(), str(file))
     mended = []
     try:
         note = read_note(folder)
