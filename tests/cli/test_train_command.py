@@ -192,7 +192,7 @@ def test_train_for_longer_evaluate_and_start_from(
     tokmill("train", store, "--val", store, "-o", out, "--steps", "3", *flat)
     tokmill("train", "--resume", "-o", out, "--steps", "4")
     last = json.loads(tokmill("eval", out, store, "--json", "--device", "cpu").stdout)
-    assert last["step"] == 4 and last["tokens"] > 0 and last["bits_per_byte"] > 0
+    assert last["step"] == 4 and last["targets"] > 0 and last["bits_per_byte"] > 0
     assert last["columns"]["token"]["loss"] == pytest.approx(last["loss"], rel=1e-6)
     by = ["--by", "bytes", "--rows", "2", "--batch", "1"]
     shown = tokmill("eval", out, store, "--at", "4", *by).stdout
