@@ -199,7 +199,7 @@ def test_train_for_longer_evaluate_and_start_from(
     assert re.search(r"^step +4$", shown, re.MULTILINE)
     assert re.search(r"^perplexity +\d+\.\d{4}$", shown, re.MULTILINE)
     assert re.search(r"^token( +[\d.]+){2} +(yes|no) +[\d.,]+ +[\d.]+%$", shown, re.MULTILINE)
-    assert re.search(r"^bytes +tokens +loss +unigram +better$", shown, re.MULTILINE)
+    assert re.search(r"^bytes +targets +loss +unigram +better$", shown, re.MULTILINE)
     assert "there are: 3, 4, best" in tokmill("eval", out, store, "--at", "1", code=1).stderr
     tokmill("sample", out, "--at", "best", "--tokens", "2")
     tokmill("train", store, "--from", out, "-o", tmp_path / "next", "--steps", "1", *SMALL)
