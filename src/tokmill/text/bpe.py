@@ -1,4 +1,4 @@
-"""Byte pair encoding in readable Python: the reference for the engines' trainers and encoders.
+"""Training of byte pair encoding in readable Python: the reference for the engines' trainers.
 
 The trainer counts distinct words once. After a merge it updates the counts of pairs only in the
 words that change (Sennrich et al. 2016, with byte units as in GPT-2). Counts are Python integers,
@@ -147,48 +147,6 @@ def train_words(
         for c, d in risen:
             heapq.heappush(queue, (-pairs[c, d], order[c], order[d], c, d))
     return dict(enumerate(tokens)), merges
-
-
-def merge_ids(ids: Sequence[int], ranks: Mapping[tuple[int, int], tuple[int, int]]) -> list[int]:
-    """Merge a word's units: always the pair with the smallest rank; among equals, the leftmost.
-
-    Args:
-        ids: the ids of a word's bytes (or characters).
-        ranks: pair of ids → (rank, id of the joined token).
-
-    Returns:
-        The remaining ids. Takes n log n time, so a word of a million letters is no problem.
-    """
-    symbols: list[int] = list(ids)
-    count = len(symbols)
-    after = list(range(1, count + 1))
-    before = list(range(-1, count - 1))
-    gone = bytearray(count)
-    queue = [
-        (ranks[pair][0], place)
-        for place, pair in enumerate(zip(symbols, symbols[1:], strict=False))
-        if pair in ranks
-    ]
-    heapq.heapify(queue)
-    while queue:
-        rank, left = heapq.heappop(queue)
-        right = after[left]
-        if gone[left] or right >= count:
-            continue
-        found = ranks.get((symbols[left], symbols[right]))
-        if found is None or found[0] != rank:
-            continue
-        symbols[left] = found[1]
-        gone[right] = 1
-        after[left] = after[right]
-        if after[left] < count:
-            before[after[left]] = left
-        for place in (before[left], left):
-            if place >= 0 and after[place] < count:
-                found = ranks.get((symbols[place], symbols[after[place]]))
-                if found is not None:
-                    heapq.heappush(queue, (found[0], place))
-    return [symbol for symbol, is_gone in zip(symbols, gone, strict=True) if not is_gone]
 
 
 def _join(ids: list[int], a: int, b: int, joined: int) -> list[int]:

@@ -202,7 +202,7 @@ def _escape(pattern: str, position: int, inside: bool) -> tuple[str, int]:
         negated, body, end = kind == "S", WHITE_SPACE, position + 2
     elif kind in tuple("dDwWbBhHRXxGKkzZA"):
         raise TokmillError(
-            f"the readable encoder does not know '\\{kind}'",
+            f"'\\{kind}' is not known here",
             where=f"pattern {pattern!r}",
             hint="write it with \\p{L}, \\p{N}, \\s and plain characters",
         )

@@ -2,7 +2,7 @@
 
 Python's `unicodedata` is another Unicode version in each Python, and a letter that one version
 knows and another does not is cut differently. Hugging Face `tokenizers` 0.23 and tiktoken 0.14
-both have Unicode 16.0, so the readable encoder has it too; a test compares every code point.
+both have Unicode 16.0, so it is used here too; a test compares every code point.
 The package `regex` has one Unicode version a release, which nobody can choose: that of 2026.11.15
 knows 17,144 letters, 336 numbers and 79 marks more, and would cut texts with them in other places.
 Source: Unicode Character Database 16.0, `DerivedGeneralCategory.txt`.
