@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from reference_patterns import compile_pattern, split_words
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.text import tokenizer_json as files
 from tokmill.text.cutting import pieces, segments
 from tokmill.text.encoders import no_token
 from tokmill.text.panics import no_panic
-from tokmill.text.patterns import GPT2, compile_pattern, matches, safe_cut, split_words
+from tokmill.text.patterns import GPT2, safe_cut
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.wordpiece import INSIDE, LONGEST
 
@@ -213,7 +214,9 @@ class ReadableEncoder:
             pattern = step["pattern"]["Regex"]
             compile_pattern(pattern)
             if inverted:
-                return lambda text, first: (m[0] for m in matches(pattern, text) if m[0])
+                return lambda text, first: (
+                    m[0] for m in compile_pattern(pattern).finditer(text) if m[0]
+                )
             return lambda text, first: split_words(pattern, text)
         raise self._unknown(f"the pre-tokenizer {kind!r}")
 
@@ -265,7 +268,7 @@ def _replacer(pattern: Mapping[str, str], content: str) -> Normalizer:
 
     def replace(text: str, first: bool, last: bool) -> str:
         parts, end = [], 0
-        for match in matches(regex, text):
+        for match in compile_pattern(regex).finditer(text):
             parts += [text[end : match.start()], content]
             end = match.end()
         return "".join([*parts, text[end:]])

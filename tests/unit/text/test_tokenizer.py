@@ -12,10 +12,11 @@ import pytest
 
 from making import TOKENIZER
 from readable_bpe import train_bpe
+from reference_patterns import compile_pattern, split_words
 from tokmill.errors import TokmillError, UsageError
 from tokmill.text import tokenizer_json
 from tokmill.text.encoders import make_encoder
-from tokmill.text.patterns import QWEN2, compile_pattern, resolve_pattern, split_words
+from tokmill.text.patterns import QWEN2, resolve_pattern
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.tokenizer_json import template_tokens
 
