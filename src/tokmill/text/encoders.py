@@ -8,10 +8,11 @@ newer than Unicode 16.0 are always encoded by `tokenizers`, one by one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, overload
 
 import msgspec
@@ -280,10 +281,8 @@ class GigatokenEncoder:
         self.tokenizer = self._engine()
 
     def _engine(self) -> Any:
-        try:
+        with _gigatoken_errors():
             return self._library.Tokenizer.from_json(self._json)
-        except BaseException as error:
-            raise _readable_panic(error) from None
 
     def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
         """Encode texts; see `BatchEncoder`."""
@@ -327,12 +326,10 @@ class GigatokenEncoder:
                 parameters={"__array__": "string"},
             )
         )
-        try:
-            size = int(offsets[-1] - offsets[0])
-            shared = self.threads and size > _SHARED
+        size = int(offsets[-1] - offsets[0])
+        shared = self.threads and size > _SHARED
+        with _gigatoken_errors():
             layout = self.tokenizer.encode_batch(texts, parallel=None if shared else False).layout
-        except BaseException as error:
-            raise _readable_panic(error) from None
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
         if self.growth.too_large(size):
@@ -477,12 +474,14 @@ def _utf8(texts: Sequence[str]) -> list[bytes]:
     raise AssertionError
 
 
-def _readable_panic(error: BaseException) -> BaseException:
-    # PyO3's PanicException is a BaseException and would end a worker without a message.
-    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-        return TokmillError(
+@contextlib.contextmanager
+def _gigatoken_errors() -> Iterator[None]:
+    try:
+        with no_panic():
+            yield
+    except Exception as error:
+        raise TokmillError(
             f"gigatoken failed: {error}",
             where="tokenizer.json",
             hint="--engine tokenizers runs every tokenizer",
-        )
-    return error
+        ) from None
