@@ -190,16 +190,6 @@ def _tokenizer() -> object:
     return kind(vocab, merges, ["<|endoftext|>"])
 
 
-def _readable() -> str:
-    tokenizer: object = _tokenizer()
-    if (found := tokenizer.encode(WORDS)) != ANSWER:  # type: ignore[attr-defined]
-        raise TokmillError(
-            f"the readable encoder gives {found}, not {ANSWER}",
-            hint="install tokmill again: its own code gives a wrong result",
-        )
-    return "gives the known ids"
-
-
 def _engine(engine: str) -> Callable[[], str]:
     def check() -> str:
         plugins.require(engine)
@@ -227,7 +217,6 @@ def _torch() -> str:
 
 
 KNOWN_ANSWERS: dict[str, Callable[[], str]] = {
-    "encoder: readable": _readable,
     "encoder: gigatoken": _engine("gigatoken"),
     "encoder: tokenizers": _engine("tokenizers"),
     "torch": _torch,

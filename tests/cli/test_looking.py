@@ -119,7 +119,7 @@ def test_doctor(tmp_path: Path) -> None:
     assert found["ok"]
     states = {check["name"]: check["state"] for check in found["checks"]}
     assert states["rename and fsync"] == states["file locks"] == "ok"
-    assert states["encoder: readable"] == "ok"
+    assert states["encoder: tokenizers"] == "ok"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,5 +18,5 @@ def train_bpe(
 ) -> tuple[dict[int, bytes], list[tuple[bytes, bytes]]]:
     """Return id → bytes, and the merges, of records."""
     check_request(size, specials)
-    words = count_words(([text] for text in texts), specials, pattern)
+    words = count_words(texts, specials, pattern)
     return train_words(words, size, specials, tie_break)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokmill.text.bpe import count_words, merge_ids, train_words
+from reference_encoder import merge_ids, reference_ids
+from reference_patterns import split_words
+from tokmill.text import bpe
+from tokmill.text.bpe import count_words, train_words
 from tokmill.text.cutting import segments
 from tokmill.text.encoders import make_encoder
-from tokmill.text.patterns import PATTERNS, compile_pattern, safe_cut, split_words
+from tokmill.text.patterns import PATTERNS, WELL_KNOWN, safe_cut
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.train import train_tokenizer
 
@@ -57,7 +61,8 @@ def encoder(pattern: str, engine: str, mode: str) -> Any:
 @settings(max_examples=150, deadline=None)
 @given(documents=st.lists(texts, max_size=6), pattern=patterns, mode=modes)
 def test_engines_agree(documents: list[str], pattern: str, mode: Any) -> None:
-    expected = [tokenizer(pattern).encode(text, mode) for text in documents]
+    expected = [reference_ids(tokenizer(pattern), text, mode) for text in documents]
+    assert [tokenizer(pattern).encode(text, mode) for text in documents] == expected
     flat = list(itertools.chain.from_iterable(expected))
     for engine in ("gigatoken", "tokenizers"):
         ids, lengths = encoder(pattern, engine, mode)(documents)
@@ -93,16 +98,37 @@ def test_segments_lose_nothing_and_find_every_special(chunks: list[str], pattern
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=texts, pattern=patterns)
+@given(
+    text=st.one_of(
+        texts, st.text(st.sampled_from("aZ0\u4e2d\u304c\u0301_ \n\t\u3002.,'/s\u0661\u0416"))
+    ),
+    pattern=st.sampled_from(sorted(WELL_KNOWN)),
+)
 def test_words_of_the_parts_are_words_of_the_whole(text: str, pattern: str) -> None:
-    words = list(split_words(PATTERNS[pattern], text))
+    words = list(split_words(pattern, text))
     assert "".join(words) == text
-    safe = safe_cut(PATTERNS[pattern])
+    safe = safe_cut(pattern)
     assert safe is not None
     for match in safe.finditer(text):
         parts = [text[: match.start()], text[match.start() :]]
-        assert [w for part in parts for w in split_words(PATTERNS[pattern], part)] == words
-    assert compile_pattern(PATTERNS[pattern]) is compile_pattern(PATTERNS[pattern])
+        assert [w for part in parts for w in split_words(pattern, part)] == words
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents=st.lists(texts, max_size=4), pattern=patterns)
+def test_words_are_counted_as_the_reference_cuts_them(documents: list[str], pattern: str) -> None:
+    found = PATTERNS[pattern]
+    words = Counter(
+        word
+        for text in documents
+        for piece, special in segments([text], SPECIALS, None)
+        if not special
+        for word in split_words(found, piece)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bpe, "_BLOCK", 5)
+        counted = count_words(documents, SPECIALS, found)
+    assert counted == {word.encode(): count for word, count in words.items()}
 
 
 @settings(max_examples=100, deadline=None)
@@ -114,7 +140,7 @@ def test_words_of_the_parts_are_words_of_the_whole(text: str, pattern: str) -> N
 def test_the_trainer_equals_counting_again_after_each_merge(
     documents: list[str], size: int, tie_break: Any
 ) -> None:
-    words = count_words([[text] for text in documents], [])
+    words = count_words(documents, [])
     vocab, merges = train_words(words, size, [], tie_break)
     numbers = {token: number for number, token in vocab.items()}
     spelled = {tuple(bytes([byte]) for byte in word): count for word, count in words.items()}

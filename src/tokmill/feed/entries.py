@@ -175,20 +175,17 @@ class Entries(Rows):
         count, entries = len(self.store), np.arange(len(self))
         sizes, records = self.records(entries)
         begins = np.cumsum(sizes) - sizes
-        heads, alike = (
-            records[begins],
-            ~np.isin(np.arange(len(records)) - np.repeat(begins, sizes), self.unlike),
-        )
+        heads, places = records[begins], np.arange(len(records)) - np.repeat(begins, sizes)
+        alike = ~np.isin(places, self.unlike)
         links = [(np.repeat(heads, sizes)[alike], records[alike])]
         if self.group in self.listed.schema:
             numbers = self.listed.column(self.group)[self._numbering.in_store_order(entries)]
             links.append((heads, heads[first_of_equals(numbers)]))
-        elif self.group in self.store.schema:
-            links.append((np.arange(count), first_of_equals(self.store.column(self.group))))
-        elif has_entries(self.store.schema):
-            links.append((np.arange(count), first_of_equals(self.store.column("content"))))
         else:
-            links.append((np.arange(count), first_of_equals(store_digests(self.store))))
+            schema = self.store.schema
+            name = self.group if self.group in schema else "content" if has_entries(schema) else ""
+            values = self.store.column(name) if name else store_digests(self.store)
+            links.append((np.arange(count), first_of_equals(values)))
         return linked(count, *links)
 
     def _kept(self, sizes: Array, lengths: Array) -> Array:

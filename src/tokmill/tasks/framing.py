@@ -59,17 +59,11 @@ def affixes_of(store: Store) -> tuple[dict[str, list[int]], dict[str, list[int]]
         vocabulary, file = store.vocabularies[named], store.vocabulary_file(named)
         with machine_errors("read", file):
             before, after = template_of(vocabulary, file.read_bytes())
-        end = [vocabulary.roles[role] for role in ("eot",) if role in vocabulary.roles]
+        end = [number for role, number in vocabulary.roles.items() if role == "eot"]
         some = [ids.tolist() for record in records if len(ids := record[name])]
         prefix[name] = before if all(ids[: len(before)] == before for ids in some) else []
-        suffix[name] = next(
-            (
-                tail
-                for tail in (after + end, after, end)
-                if tail and all(ids[-len(tail) :] == tail for ids in some)
-            ),
-            [],
-        )
+        tails = (tail for tail in (after + end, after, end) if tail)
+        suffix[name] = next((t for t in tails if all(ids[-len(t) :] == t for ids in some)), [])
     return prefix, suffix
 
 

@@ -1,4 +1,4 @@
-"""Byte pair encoding in readable Python: the reference for the engines' trainers and encoders.
+"""Training of byte pair encoding in readable Python: the reference for the engines' trainers.
 
 The trainer counts distinct words once. After a merge it updates the counts of pairs only in the
 words that change (Sennrich et al. 2016, with byte units as in GPT-2). Counts are Python integers,
@@ -10,11 +10,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.text.cutting import segments
-from tokmill.text.patterns import GPT2, safe_cut, split_words
+from tokmill.text.panics import Panic, no_panic
+from tokmill.text.patterns import GPT2, WELL_KNOWN, safe_cut
 
 TieBreak = Literal["first", "greatest-bytes"]
 TIE_BREAKS: tuple[str, ...] = get_args(TieBreak)
@@ -27,6 +29,8 @@ BYTE_ORDER += [byte for byte in range(256) if byte not in BYTE_ORDER]
 
 MOST_IDS = 2**32 - 1
 """Largest vocabulary: stores and engines have ids of 32 bits."""
+_BLOCK = 1 << 20
+"""Characters of a text that are cut into words at a time."""
 _INVERTED = bytes(255 - byte for byte in range(256))
 
 
@@ -59,22 +63,54 @@ def check_request(vocab_size: int, special_tokens: Sequence[str]) -> None:
         )
 
 
-def count_words(
-    records: Iterable[Iterable[str]], special_tokens: Sequence[str], pattern: str = GPT2
-) -> Counter[bytes]:
-    """Count the words of records (chunks of text); memory grows with the distinct words."""
-    words: Counter[str] = Counter()
-    for chunks in records:
-        for piece, is_special in segments(chunks, special_tokens, safe_cut(pattern)):
-            if not is_special:
-                words.update(split_words(pattern, piece))
+def word_splitter(pattern: str) -> Any:
+    """Return the step of `tokenizers` that cuts text into words.
+
+    Raises `UsageError` for a pattern that is no regular expression.
+    """
+    library = plugins.require("tokenizers")
     try:
-        return Counter({word.encode(): count for word, count in words.items()})
-    except UnicodeEncodeError as error:
-        raise TokmillError(
-            f"a record holds a lone surrogate: {error.object[:40]!r}",
-            hint="read the text with errors='replace'",
+        return library.pre_tokenizers.Split(library.Regex(pattern), "isolated")
+    except Exception as error:
+        raise UsageError(
+            f"the pattern {pattern!r} cannot be read: {error}",
+            hint="a pattern is a regular expression of the library Oniguruma",
         ) from None
+
+
+def gave_up(why: object, pattern: str) -> TokmillError:
+    """Return the error of a pattern that `tokenizers` could not follow to the end."""
+    return TokmillError(
+        f"tokenizers gave up: {why}",
+        where=f"pattern {pattern!r}",
+        hint="a pattern such as (a+)+ takes endless time: write it without one + in another",
+    )
+
+
+def count_words(
+    texts: Iterable[str], special_tokens: Sequence[str], pattern: str = GPT2
+) -> Counter[bytes]:
+    """Count the words of texts; memory grows with the distinct words, and the longest text whose
+    pattern is not well known.
+    """
+    splitter = word_splitter(pattern)
+    words: Counter[str] = Counter()
+    for text in texts:
+        blocks = (text[start : start + _BLOCK] for start in range(0, len(text), _BLOCK))
+        for piece, is_special in segments(blocks, special_tokens, safe_cut(pattern)):
+            if is_special:
+                continue
+            try:
+                with no_panic(hide=pattern not in WELL_KNOWN):
+                    words.update(word for word, _ in splitter.pre_tokenize_str(piece))
+            except Panic as error:
+                raise gave_up(error, pattern) from None
+            except (TypeError, UnicodeEncodeError):
+                raise TokmillError(
+                    f"a record holds a lone surrogate: {piece[:40]!r}",
+                    hint="read the text with errors='replace'",
+                ) from None
+    return Counter({word.encode(): count for word, count in words.items()})
 
 
 def train_words(
@@ -147,48 +183,6 @@ def train_words(
         for c, d in risen:
             heapq.heappush(queue, (-pairs[c, d], order[c], order[d], c, d))
     return dict(enumerate(tokens)), merges
-
-
-def merge_ids(ids: Sequence[int], ranks: Mapping[tuple[int, int], tuple[int, int]]) -> list[int]:
-    """Merge a word's units: always the pair with the smallest rank; among equals, the leftmost.
-
-    Args:
-        ids: the ids of a word's bytes (or characters).
-        ranks: pair of ids → (rank, id of the joined token).
-
-    Returns:
-        The remaining ids. Takes n log n time, so a word of a million letters is no problem.
-    """
-    symbols: list[int] = list(ids)
-    count = len(symbols)
-    after = list(range(1, count + 1))
-    before = list(range(-1, count - 1))
-    gone = bytearray(count)
-    queue = [
-        (ranks[pair][0], place)
-        for place, pair in enumerate(zip(symbols, symbols[1:], strict=False))
-        if pair in ranks
-    ]
-    heapq.heapify(queue)
-    while queue:
-        rank, left = heapq.heappop(queue)
-        right = after[left]
-        if gone[left] or right >= count:
-            continue
-        found = ranks.get((symbols[left], symbols[right]))
-        if found is None or found[0] != rank:
-            continue
-        symbols[left] = found[1]
-        gone[right] = 1
-        after[left] = after[right]
-        if after[left] < count:
-            before[after[left]] = left
-        for place in (before[left], left):
-            if place >= 0 and after[place] < count:
-                found = ranks.get((symbols[place], symbols[after[place]]))
-                if found is not None:
-                    heapq.heappush(queue, (found[0], place))
-    return [symbol for symbol, is_gone in zip(symbols, gone, strict=True) if not is_gone]
 
 
 def _join(ids: list[int], a: int, b: int, joined: int) -> list[int]:

@@ -8,9 +8,11 @@ newer than Unicode 16.0 are always encoded by `tokenizers`, one by one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, overload
 
 import msgspec
@@ -23,11 +25,9 @@ from tokmill.text import gigatoken_limits as limits
 from tokmill.text import tokenizer_json as files
 from tokmill.text.cutting import segments
 from tokmill.text.panics import no_panic
-from tokmill.text.patterns import GPT2, WELL_KNOWN
-from tokmill.text.readable import ReadableEncoder, no_token
+from tokmill.text.patterns import GPT2, WELL_KNOWN, safe_cut
 from tokmill.text.recycling import Growth, give_back_memory
 from tokmill.text.tokenizer_json import template_tokens
-from tokmill.text.wordpiece import readable_encoder
 
 __all__ = ["BatchEncoder", "make_encoder", "template_tokens"]
 
@@ -174,7 +174,7 @@ class TokenizersEncoder:
     def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
         """Encode texts; see `BatchEncoder`."""
         texts = list(texts)
-        if any(len(text) > _LONG for text in texts) and self._reader is not None:
+        if any(len(text) > _LONG for text in texts) and self.cuts[1] is not None:
             return self._in_parts(texts)
         ends = np.cumsum([len(text) for text in texts])
         cuts = np.searchsorted(ends, np.arange(_AT_ONCE, ends[-1] if len(ends) else 0, _AT_ONCE))
@@ -190,29 +190,17 @@ class TokenizersEncoder:
         return np.concatenate(ids), np.concatenate(lengths)
 
     @functools.cached_property
-    def _reader(self) -> ReadableEncoder | None:
-        # For its safe places. None if it does not know the file, or a step changes each text.
-        steps = files.flatten(self._data.get("pre_tokenizer"), "pretokenizers")
-        wordpiece = self._data["model"]["type"] == "WordPiece"
-        if (self._data.get("normalizer") and not wordpiece) or any(
-            step.get("add_prefix_space") for step in steps
-        ):
-            return None
-        try:
-            reader = readable_encoder(self._data, "tokenizer.json")
-        except TokmillError:
-            return None
-        return reader if reader.safe_places is not None else None
+    def cuts(self) -> tuple[dict[str, int], re.Pattern[str] | None]:
+        """Where a text may be cut; see `places_to_cut`."""
+        return places_to_cut(self._data)
 
     def _in_parts(self, texts: list[str]) -> tuple[Array, Array]:
         """Encode long texts in parts, cut at safe places, to bound the memory of Encodings."""
-        reader = self._reader
-        assert reader is not None
         ids: list[Array] = []
         lengths: list[int] = []
         for text in texts:
             blocks = (text[start : start + _LONG] for start in range(0, len(text), _LONG))
-            pieces = segments(blocks, reader.added, reader.safe_places)
+            pieces = segments(blocks, *self.cuts)
             parts = [self._encode([piece])[0] for piece, _ in pieces]
             ids.extend(parts)
             lengths.append(sum(map(len, parts)))
@@ -293,10 +281,8 @@ class GigatokenEncoder:
         self.tokenizer = self._engine()
 
     def _engine(self) -> Any:
-        try:
+        with _gigatoken_errors():
             return self._library.Tokenizer.from_json(self._json)
-        except BaseException as error:
-            raise _readable_panic(error) from None
 
     def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
         """Encode texts; see `BatchEncoder`."""
@@ -340,12 +326,10 @@ class GigatokenEncoder:
                 parameters={"__array__": "string"},
             )
         )
-        try:
-            size = int(offsets[-1] - offsets[0])
-            shared = self.threads and size > _SHARED
+        size = int(offsets[-1] - offsets[0])
+        shared = self.threads and size > _SHARED
+        with _gigatoken_errors():
             layout = self.tokenizer.encode_batch(texts, parallel=None if shared else False).layout
-        except BaseException as error:
-            raise _readable_panic(error) from None
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
         if self.growth.too_large(size):
@@ -376,6 +360,54 @@ class GigatokenEncoder:
             done = text + 1
         parts.append(ids[starts[done] :])
         return np.concatenate(parts), lengths
+
+
+def places_to_cut(data: Mapping[str, Any]) -> tuple[dict[str, int], re.Pattern[str] | None]:
+    """Return where a text may be cut, so that the ids of its parts are those of the whole.
+
+    Returns:
+        The added tokens (token → id) around which it may be cut, and a pattern of further places;
+        None if no place between two such tokens is known.
+    """
+    normalizers = files.flatten(data.get("normalizer"), "normalizers")
+    steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
+    added = [token for token in data.get("added_tokens") or [] if token["content"]]
+    beside = any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word"))
+    if beside or any(step.get("prepend_scheme") == "first" for step in steps):
+        return {}, None
+    # Tokens that are not normalized are found first, in the text as it is.
+    tokens, later = (
+        {t["content"]: t["id"] for t in added if bool(t.get("normalized")) is kind}
+        for kind in (False, True)
+    )
+    if not normalizers and not tokens:
+        tokens, later = later, {}
+    prefixed = any(s.get("add_prefix_space", s["type"] == "ByteLevel") for s in steps)
+    if later or prefixed or not steps:
+        return tokens, None
+    kinds = [step["type"] for step in (*normalizers, *steps)]
+    if kinds == ["BertNormalizer", "BertPreTokenizer"]:
+        # No word holds white space.
+        return tokens, re.compile(r"(?=[ \n])")
+    if normalizers:
+        return tokens, None
+    first = steps[0]
+    if first["type"] == "Split" and (first["behavior"], bool(first.get("invert"))) in (
+        ("Isolated", False),
+        ("Removed", True),
+    ):
+        return tokens, safe_cut(first["pattern"].get("Regex", ""))
+    known = first["type"] == "ByteLevel" and first.get("use_regex", True)
+    return tokens, safe_cut(GPT2) if known else None
+
+
+def no_token(text: str, where: str) -> TokmillError:
+    """Return the error for a character that would be lost."""
+    return TokmillError(
+        f"the vocabulary has no token for {text!r} and no unknown token",
+        where=where,
+        hint="train with all 256 bytes in the vocabulary, or name a token as the model's unk_token",
+    )
 
 
 def _has_own_pattern(data: Mapping[str, Any]) -> bool:
@@ -442,12 +474,14 @@ def _utf8(texts: Sequence[str]) -> list[bytes]:
     raise AssertionError
 
 
-def _readable_panic(error: BaseException) -> BaseException:
-    # PyO3's PanicException is a BaseException and would end a worker without a message.
-    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-        return TokmillError(
+@contextlib.contextmanager
+def _gigatoken_errors() -> Iterator[None]:
+    try:
+        with no_panic():
+            yield
+    except Exception as error:
+        raise TokmillError(
             f"gigatoken failed: {error}",
             where="tokenizer.json",
             hint="--engine tokenizers runs every tokenizer",
-        )
-    return error
+        ) from None

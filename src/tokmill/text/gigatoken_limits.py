@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from tokmill.text import tokenizer_json as files
 from tokmill.text.patterns import CL100K, CL100K_TIKTOKEN, O200K
-from tokmill.text.unicode_classes import runs
 
 Array = NDArray[Any]
 
@@ -32,6 +31,28 @@ _PATTERNS = {CL100K: CL100K, O200K: O200K, CL100K_TIKTOKEN: CL100K}
 tiktoken's spelling of cl100k differs in texts that end in white space; these are encoded by
 `tokenizers`.
 """
+
+
+_NEWER = """
+295 2c2 32+2 3b+2 2c5 2c3+2 107 7f df2+22 59e d+3 872e+2 2 1 8 4 e 37a+2 5c4d+5 180+1a 56b+3 3+5
+9+16 1+c c0e 55+8 248+2c 4+a 6+2 67d 5+b d0+137 4819+19 2+19 11e+5 1801+8 4d6+5 2e+18 5f+73 d+392
+e+33 1f50+6 3f 1fbe+2 127+3 8+2 2 20+2 424 878+6 6+57 e+7 36+33 6c0+1f 1+16 8+2 d03a+6 de 1683+c
+5502+10ca 9b86+2c40
+"""
+"""Letters, marks and numbers of Unicode 17.0 and the drafts of 18.0, as runs in hexadecimal: `gap`
+(one code point) or `gap+length`, where the gap counts from the end of the run before."""
+
+
+def newer_characters() -> list[int]:
+    """Return the code points of letters, marks and numbers newer than Unicode 16.0, ascending."""
+    found: list[int] = []
+    position = 0
+    for run in _NEWER.split():
+        gap, _, length = run.partition("+")
+        start = position + int(gap, 16)
+        position = start + int(length or "1", 16)
+        found += range(start, position)
+    return found
 
 
 def why_not_gigatoken(data: Mapping[str, Any]) -> str:
@@ -124,9 +145,7 @@ def _two_bytes(first: Array, second: Array) -> Array:
 
 @functools.cache
 def _newer_characters() -> tuple[frozenset[bytes], Array]:
-    characters = frozenset(
-        chr(number).encode() for start, stop in runs("newer") for number in range(start, stop)
-    )
+    characters = frozenset(chr(number).encode() for number in newer_characters())
     suspects = np.zeros(1 << 12, bool)
     pairs = np.array([tuple(character[:2]) for character in characters], np.uint8)
     suspects[_two_bytes(pairs[:, 0], pairs[:, 1])] = True

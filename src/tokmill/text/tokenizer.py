@@ -14,9 +14,9 @@ from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, make_folder, write_file
 from tokmill.store.vocab import Vocabulary, find_roles
 from tokmill.text import tokenizer_files, tokenizer_json
+from tokmill.text.cutting import segments
+from tokmill.text.encoders import TokenizersEncoder, make_encoder
 from tokmill.text.patterns import resolve_pattern
-from tokmill.text.readable import ReadableEncoder
-from tokmill.text.wordpiece import readable_encoder
 
 Specials = Literal["special", "plain"]
 
@@ -36,8 +36,8 @@ LONGEST_TEXT = 10**30
 class Tokenizer:
     """A tokenizer, from any file format.
 
-    `encode` and `encode_iterable` use the readable encoder, which is exact and slow. Builds use
-    `tokmill.text.encoders`, which gives equal ids.
+    Texts are encoded by the package `tokenizers`, one at a time. Builds encode many together, with
+    the engines of `tokmill.text.encoders`, which give equal ids.
     """
 
     def __init__(
@@ -76,8 +76,6 @@ class Tokenizer:
         cut = resolve_pattern(pattern)
         data = tokenizer_json.byte_level(vocab, list(merges), specials, pattern=cut)
         self._set(data, "tokenizer")
-        # Created now, so that `encode_iterable` runs in constant memory.
-        self._special  # noqa: B018
 
     @classmethod
     def from_file(
@@ -113,6 +111,7 @@ class Tokenizer:
     def _set(self, data: dict[str, Any], where: str) -> None:
         self.data = data
         self.where = where
+        self._encoders: dict[str, TokenizersEncoder] = {}
         self.named: dict[str, str] = {}
         """Role → token, as a tokenizer_config.json beside the file says."""
 
@@ -169,22 +168,20 @@ class Tokenizer:
             )
         return sorted(set(found) - special)
 
-    @cached_property
-    def _special(self) -> ReadableEncoder:
-        return readable_encoder(self.data, self.where)
-
-    @cached_property
-    def _plain(self) -> ReadableEncoder:
-        return readable_encoder(tokenizer_json.without_specials(self.data), self.where)
-
-    def _readable(self, specials: str) -> ReadableEncoder:
+    def _encoder(self, specials: str) -> TokenizersEncoder:
         known = get_args(Specials)
         if specials not in known:
             raise UsageError(f"specials = {specials!r} is not known", hint=nearest(specials, known))
-        return self._plain if specials == "plain" else self._special
+        if specials not in self._encoders:
+            encoder = make_encoder(
+                self.to_json(), engine="tokenizers", specials_in_text=specials, threads=False
+            )
+            assert isinstance(encoder, TokenizersEncoder)
+            self._encoders[specials] = encoder
+        return self._encoders[specials]
 
     def encode(self, text: str, specials: Specials = "special") -> list[int]:
-        """Return the ids of a text, with the readable encoder.
+        """Return the ids of a text.
 
         Args:
             text: any text without lone surrogates.
@@ -192,10 +189,15 @@ class Tokenizer:
                 overlapping names the leftmost, then the longest); with `plain` it stays text.
 
         Raises:
-            TokmillError: the file has a step that the readable encoder does not know, the text
-                has a lone surrogate, or the pattern takes too long.
+            TokmillError: the tokenizer cannot be loaded, the text has a lone surrogate or a
+                character without a token, or the pattern takes too long.
         """
-        return [i for ids in self._readable(specials).encode([text]) for i in ids]
+        try:
+            ids: list[int] = self._encoder(specials)([text])[0].tolist()
+        except TokmillError as error:
+            error.where = self.where if error.where == "tokenizer.json" else ""
+            raise
+        return ids
 
     def encode_iterable(
         self, chunks: Iterable[str], specials: Specials = "special"
@@ -204,10 +206,12 @@ class Tokenizer:
 
         The ids are those of the whole text: words and special tokens may cross parts. If the
         pattern is not one of `patterns.PATTERNS`, or there is a normalizer, the whole text between
-        two special tokens is held in memory.
+        two special tokens is held in memory; where a token depends on what stands beside it, the
+        whole text.
         """
-        for ids in self._readable(specials).encode(chunks):
-            yield from ids
+        tokens, places = self._encoder(specials).cuts
+        for piece, is_token in segments(chunks, tokens, places):
+            yield from [tokens[piece]] if is_token else self.encode(piece, specials)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; bytes that are not UTF-8 become U+FFFD.

@@ -154,11 +154,10 @@ def _beside(path: Path) -> dict[str, Any]:
                 hint="fetch it again, or take it away: it names classes and special tokens",
             ) from None
         if name == "added_tokens.json":
-            said["added_tokens"] = found
+            found = {"added_tokens": found}
         elif name == "config.json":
-            said["model_type"] = found.get("model_type")
-        else:
-            said |= found
+            found = {"model_type": found.get("model_type")}
+        said |= found
     return said
 
 
@@ -220,14 +219,14 @@ def _add_tokens(data: dict[str, Any], said: Mapping[str, Any], path: Path, layou
             raise _unlike(path, f"{name!r} with the id {number}, with a gap before it")
         if vocab.setdefault(name, number) != number or ids.setdefault(number, name) != name:
             raise _unlike(path, f"{name!r} with the id {number}, which is of another token")
-    kept = {token["id"] for token in data["added_tokens"]} if layout == "tokenizer.model" else set()
-    new = {number: token for number, token in tokens.items() if number not in kept}
-    if layout == "tokenizer.model" and any(not token["special"] for token in new.values()):
-        raise _unlike(path, "added tokens that are not special")
-    if layout == "tokenizer.model" and kind:
-        data["post_processor"] = _around(data, said, named)
-    old = [token for token in data["added_tokens"] if token["id"] not in new]
-    data["added_tokens"] = sorted([*old, *new.values()], key=lambda token: token["id"])
+    before = {token["id"]: token for token in data["added_tokens"]}
+    if layout == "tokenizer.model":
+        if any(not token["special"] for number, token in tokens.items() if number not in before):
+            raise _unlike(path, "added tokens that are not special")
+        if kind:
+            data["post_processor"] = _around(data, said, named)
+        tokens |= before
+    data["added_tokens"] = [token for _, token in sorted({**before, **tokens}.items())]
 
 
 def _around(

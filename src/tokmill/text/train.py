@@ -24,11 +24,13 @@ from tokmill.text.bpe import (
     TieBreak,
     check_request,
     count_words,
+    gave_up,
     train_words,
+    word_splitter,
 )
 from tokmill.text.cutting import pieces
 from tokmill.text.gigatoken_limits import texts_with_newer_characters
-from tokmill.text.patterns import GPT2, compile_pattern, resolve_pattern
+from tokmill.text.patterns import GPT2, resolve_pattern
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.train_child import BORDER, read_spool
 
@@ -123,7 +125,6 @@ def train_tokenizer(
     if engine == "gigatoken" and chosen != GPT2:
         raise UsageError("gigatoken trains GPT-2's pattern only", hint="--engine tokenizers")
     if engine == "python" or tie_break != "first":
-        compile_pattern(chosen)
         merges = _with_python(texts, vocab_size, specials, chosen, tie_break)
     else:
         with tempfile.TemporaryDirectory(prefix="tokmill-train-") as folder:
@@ -242,14 +243,7 @@ def _with_tokenizers(
     spool: Spool, vocab_size: int, specials: list[str], pattern: str
 ) -> list[tuple[bytes, bytes]]:
     own = None if pattern == GPT2 else pattern
-    library = plugins.require("tokenizers")
-    try:
-        library.Regex(pattern)
-    except Exception as error:
-        raise UsageError(
-            f"the pattern {pattern!r} cannot be read: {error}",
-            hint="a pattern is a regular expression of the library Oniguruma",
-        ) from None
+    word_splitter(pattern)
     target, arguments = f"{CHILD}:tokenizers", (str(spool.path), vocab_size, specials, own)
     try:
         with elapsed("training with tokenizers"):
@@ -258,11 +252,7 @@ def _with_tokenizers(
         died.hint = DIED
         raise
     except ChildError as error:
-        raise TokmillError(
-            f"tokenizers gave up: {error.what.removeprefix('Panic: ')}",
-            where=f"pattern {pattern!r}",
-            hint="a pattern such as (a+)+ takes endless time: write it without one + in another",
-        ) from None
+        raise gave_up(error.what.removeprefix("Panic: "), pattern) from None
     data = tokenizer_json.parse(raw, "tokenizers")
     return [
         (tokenizer_json.unalias(left) or b"", tokenizer_json.unalias(right) or b"")
@@ -273,7 +263,7 @@ def _with_tokenizers(
 def _with_python(
     texts: Iterable[str], vocab_size: int, specials: list[str], pattern: str, tie_break: str
 ) -> list[tuple[bytes, bytes]]:
-    words = count_words(([text] for text in texts), specials, pattern)
+    words = count_words(texts, specials, pattern)
     if not words:
         raise no_text()
     rule: TieBreak = "first" if tie_break == "first" else "greatest-bytes"

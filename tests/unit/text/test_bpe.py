@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from readable_bpe import train_bpe
+from reference_encoder import merge_ids
 from tokmill.errors import TokmillError, UsageError
-from tokmill.text.bpe import BYTE_ORDER, merge_ids
+from tokmill.text.bpe import BYTE_ORDER
 from tokmill.text.train import records, train_tokenizer
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from making import here, quick_build
+from reference_encoder import reference_ids
 from tokmill.builds.make_shard import Content
 from tokmill.builds.prepare import How
 from tokmill.builds.source import Item, Resources
@@ -59,12 +60,13 @@ def test_the_words_of_the_corpus_are_the_vocabulary(tmp_path: Path) -> None:
     assert store.manifest.notes == {} and store.manifest.skipped == {"blank line": 1}
 
 
-def test_the_readable_encoder_gives_the_same_ids(tmp_path: Path) -> None:
+def test_the_reference_gives_the_same_ids(tmp_path: Path) -> None:
     store = build(tmp_path, min_count=2)
     tokenizer = Tokenizer.from_file(store.vocabulary_file("token"))
     lines = [line for line in WALKS.splitlines() if line]
     for line, record in zip(lines, map(store.record, range(4)), strict=True):
-        assert tokenizer.encode(line) == record["token"].tolist()
+        ids = record["token"].tolist()
+        assert tokenizer.encode(line) == reference_ids(tokenizer, line) == ids
     assert tokenizer.decode(tokenizer.encode(lines[0])) == "push rbp mov rbp [UNK]"
     assert tokenizer.encode("ret [SEP] [sep]") == [8, 3, 1]
     assert tokenizer.inside_words() == []

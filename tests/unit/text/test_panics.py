@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from making import TOKENIZER
 from tokmill.errors import TokmillError
-from tokmill.text import patterns
 from tokmill.text.encoders import make_encoder
 from tokmill.text.panics import no_panic
 from tokmill.text.tokenizer import Tokenizer
@@ -60,36 +58,23 @@ def test_what_others_write_comes_after(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().err == "another\n"
 
 
+@pytest.mark.parametrize("engine", ["auto", "python"])
 def test_a_training_with_an_endless_pattern_ends_cleanly(
-    capfd: pytest.CaptureFixture[str],
+    engine: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(TokmillError, match="tokenizers gave up") as caught:
-        train_tokenizer([TEXT], 300, pattern=ENDLESS)
+        train_tokenizer([TEXT], 300, pattern=ENDLESS, engine=engine)
     assert "(a+)+" in caught.value.hint and ENDLESS in caught.value.where
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("behaviour", "inverted"), [("Isolated", False), ("Removed", True)])
-def test_the_readable_encoder_stops_at_an_endless_pattern(
-    behaviour: str, inverted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(patterns, "LIMIT", 0.2)
-    data = json.loads(with_pattern(ENDLESS))
-    data["pre_tokenizer"]["pretokenizers"][0] |= {"behavior": behaviour, "invert": inverted}
-    tokenizer = Tokenizer.from_data(data)
-    with pytest.raises(TokmillError, match="to find a word") as caught:
+@pytest.mark.parametrize("place", ["pre_tokenizer", "normalizer"])
+def test_encode_stops_at_an_endless_pattern(place: str, capfd: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(with_pattern(ENDLESS if place == "pre_tokenizer" else r"\p{L}+"))
+    if place == "normalizer":
+        data["normalizer"] = {"type": "Replace", "pattern": {"Regex": ENDLESS}, "content": "b"}
+    tokenizer = Tokenizer.from_data(data, "own/tokenizer.json")
+    with pytest.raises(TokmillError, match="cannot encode a text") as caught:
         tokenizer.encode(TEXT)
-    assert ENDLESS in caught.value.where and "(a+)+" in caught.value.hint
-    # Nothing is left of the timer, and other texts are encoded as ever.
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
-    assert tokenizer.decode(tokenizer.encode("aaa")) == "aaa"
-
-
-def test_an_endless_normalizer_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "LIMIT", 0.2)
-    data = json.loads(with_pattern(r"\p{L}+"))
-    data["normalizer"] = {"type": "Replace", "pattern": {"Regex": ENDLESS}, "content": "b"}
-    tokenizer = Tokenizer.from_data(data)
-    with pytest.raises(TokmillError, match="to find a word"):
-        tokenizer.encode(TEXT)
-    assert tokenizer.decode(tokenizer.encode("xaa")) == "xb"
+    assert caught.value.where == "own/tokenizer.json" and capfd.readouterr().err == ""
+    assert tokenizer.decode(tokenizer.encode("xaa")) == ("xb" if place == "normalizer" else "xaa")

@@ -1,4 +1,4 @@
-"""The readable encoder: the steps of a tokenizer.json in plain Python.
+"""The reference of encoders: the steps of a tokenizer.json in plain Python, exact and slow.
 
 The engines of `tokmill.text.encoders` are tested against it. It knows byte-level BPE (GPT-2, GPT-4,
 Llama 3 and similar) and SentencePiece BPE with byte fallback (Llama 2). An unknown step is an error
@@ -7,16 +7,21 @@ that names it; no step is ever skipped.
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from reference_patterns import compile_pattern, split_words
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.text import tokenizer_json as files
-from tokmill.text.bpe import merge_ids
 from tokmill.text.cutting import pieces, segments
-from tokmill.text.patterns import GPT2, compile_pattern, matches, safe_cut, split_words
+from tokmill.text.encoders import no_token
+from tokmill.text.panics import no_panic
+from tokmill.text.patterns import GPT2, safe_cut
+from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.wordpiece import INSIDE, LONGEST
 
 Normalizer = Callable[[str, bool, bool], str]
 """(text, is it the first of a stretch between special tokens, is it the last) → text."""
@@ -209,7 +214,9 @@ class ReadableEncoder:
             pattern = step["pattern"]["Regex"]
             compile_pattern(pattern)
             if inverted:
-                return lambda text, first: (m[0] for m in matches(pattern, text) if m[0])
+                return lambda text, first: (
+                    m[0] for m in compile_pattern(pattern).finditer(text) if m[0]
+                )
             return lambda text, first: split_words(pattern, text)
         raise self._unknown(f"the pre-tokenizer {kind!r}")
 
@@ -234,19 +241,10 @@ class ReadableEncoder:
 
     def _unknown(self, what: str) -> TokmillError:
         return TokmillError(
-            f"the readable encoder does not know {what}",
+            f"the reference does not know {what}",
             where=self.where,
-            hint="builds run it, by the package tokenizers",
+            hint="`Tokenizer.encode` runs it",
         )
-
-
-def no_token(text: str, where: str) -> TokmillError:
-    """Return the error for a character that would be lost."""
-    return TokmillError(
-        f"the vocabulary has no token for {text!r} and no unknown token",
-        where=where,
-        hint="train with all 256 bytes in the vocabulary, or name a token as the model's unk_token",
-    )
 
 
 def utf8(text: str) -> bytes:
@@ -270,7 +268,7 @@ def _replacer(pattern: Mapping[str, str], content: str) -> Normalizer:
 
     def replace(text: str, first: bool, last: bool) -> str:
         parts, end = [], 0
-        for match in matches(regex, text):
+        for match in compile_pattern(regex).finditer(text):
             parts += [text[end : match.start()], content]
             end = match.end()
         return "".join([*parts, text[end:]])
@@ -290,3 +288,137 @@ def _byte_level(pattern: str | None, prefix_space: bool) -> Splitter:
         return split_words(pattern, text) if pattern else iter([text] if text else [])
 
     return split
+
+
+class ReadableWordPiece(ReadableEncoder):
+    """Text → ids of a tokenizer.json with WordPiece.
+
+    Which characters are punctuation, control characters, marks or capitals depends on the version
+    of Unicode, and `tokenizers` uses several versions. So words are made by its own normalizer and
+    pre-tokenizer; the ids of a word are computed here.
+    """
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        model = data["model"]
+        self.vocab: dict[str, int] = model["vocab"]
+        self.unknown = self.vocab.get(model.get("unk_token") or "")
+        self.inside = str(model.get("continuing_subword_prefix") or INSIDE)
+        self.longest = int(model.get("max_input_chars_per_word") or LONGEST)
+        if self.unknown is None:
+            raise TokmillError(
+                "the vocabulary has no unknown token, which words without tokens become",
+                where=where,
+                hint="add [UNK] to the vocabulary, as unk_token of the model",
+            )
+        self.normalizers = []
+        self._words = {}
+        bare = {**data, "added_tokens": [], "post_processor": None}
+        library = plugins.require("tokenizers")
+        try:
+            with no_panic():
+                loaded = library.Tokenizer.from_str(files.canonical(bare).decode())
+        except Exception as error:
+            raise TokmillError(
+                f"this tokenizer.json cannot be loaded: {error}",
+                where=where,
+                hint="is it written by a newer version of tokenizers?",
+            ) from None
+        self._normalizer_step, self._words_step = loaded.normalizer, loaded.pre_tokenizer
+        kinds = [(data.get(key) or {}).get("type") for key in ("normalizer", "pre_tokenizer")]
+        known = kinds == ["BertNormalizer", "BertPreTokenizer"]
+        if self._normalizer_step is not None:
+            self.normalizers = [lambda text, first, last: self._normalizer_step.normalize_str(text)]
+        self.added, self.later = self._added(data)
+        self.safe_places = re.compile(r"(?=[ \n])") if known and not self.later else None
+
+    def _cut(self, text: str, first: bool) -> Iterable[str]:
+        if self._words_step is None or not text:
+            return [text] if text else []
+        return [word for word, _ in self._words_step.pre_tokenize_str(text)]
+
+    def _merged(self, word: str) -> list[int]:
+        """Return the ids of one word: the longest tokens that fit, from the left."""
+        assert self.unknown is not None
+        if len(word) > self.longest:
+            return [self.unknown]
+        found: list[int] = []
+        start = 0
+        while start < len(word):
+            before = self.inside if start else ""
+            stop = len(word)
+            while stop > start and before + word[start:stop] not in self.vocab:
+                stop -= 1
+            if stop == start:
+                return [self.unknown]
+            found.append(self.vocab[before + word[start:stop]])
+            start = stop
+        return found
+
+
+class ReadableWords(ReadableWordPiece):
+    """Text → ids of a tokenizer.json with whole words (`tokmill.text.words`)."""
+
+    def _merged(self, word: str) -> list[int]:
+        """Return the id of one word."""
+        assert self.unknown is not None
+        return [self.vocab.get(word, self.unknown)]
+
+
+WORDS = {"WordPiece": ReadableWordPiece, "WordLevel": ReadableWords}
+"""Models whose text is cut into words by steps of its own."""
+
+
+def readable_encoder(data: Mapping[str, Any], where: str) -> ReadableEncoder:
+    """Return the readable encoder for the model of a tokenizer.json."""
+    return WORDS.get(data["model"]["type"], ReadableEncoder)(data, where)
+
+
+def merge_ids(ids: Sequence[int], ranks: Mapping[tuple[int, int], tuple[int, int]]) -> list[int]:
+    """Merge a word's units: always the pair with the smallest rank; among equals, the leftmost.
+
+    Args:
+        ids: the ids of a word's bytes (or characters).
+        ranks: pair of ids → (rank, id of the joined token).
+
+    Returns:
+        The remaining ids. Takes n log n time, so a word of a million letters is no problem.
+    """
+    symbols: list[int] = list(ids)
+    count = len(symbols)
+    after = list(range(1, count + 1))
+    before = list(range(-1, count - 1))
+    gone = bytearray(count)
+    queue = [
+        (ranks[pair][0], place)
+        for place, pair in enumerate(zip(symbols, symbols[1:], strict=False))
+        if pair in ranks
+    ]
+    heapq.heapify(queue)
+    while queue:
+        rank, left = heapq.heappop(queue)
+        right = after[left]
+        if gone[left] or right >= count:
+            continue
+        found = ranks.get((symbols[left], symbols[right]))
+        if found is None or found[0] != rank:
+            continue
+        symbols[left] = found[1]
+        gone[right] = 1
+        after[left] = after[right]
+        if after[left] < count:
+            before[after[left]] = left
+        for place in (before[left], left):
+            if place >= 0 and after[place] < count:
+                found = ranks.get((symbols[place], symbols[after[place]]))
+                if found is not None:
+                    heapq.heappush(queue, (found[0], place))
+    return [symbol for symbol, is_gone in zip(symbols, gone, strict=True) if not is_gone]
+
+
+def reference_ids(tokenizer: Tokenizer, text: str, specials: str = "special") -> list[int]:
+    """Return the ids of a text; see `Tokenizer.encode`."""
+    data = tokenizer.data
+    if specials == "plain":
+        data = files.without_specials(data)
+    return [i for ids in readable_encoder(data, tokenizer.where).encode([text]) for i in ids]

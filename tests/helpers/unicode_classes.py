@@ -1,8 +1,8 @@
 """Unicode 16.0 general categories that tokenizer patterns use, as fixed tables.
 
 Python's `unicodedata` is another Unicode version in each Python, and a letter that one version
-knows and another does not is cut differently. Hugging Face `tokenizers` 0.23 and tiktoken 0.14
-both have Unicode 16.0, so the readable encoder has it too; a test compares every code point.
+knows and another does not is cut differently. Hugging Face `tokenizers` 0.23 and tiktoken 0.14 both
+have Unicode 16.0, so the reference of encoders has it too; a test compares every code point.
 The package `regex` has one Unicode version a release, which nobody can choose: that of 2026.11.15
 knows 17,144 letters, 336 numbers and 79 marks more, and would cut texts with them in other places.
 Source: Unicode Character Database 16.0, `DerivedGeneralCategory.txt`.
@@ -117,20 +117,13 @@ bc+a 140+6 9a+a 26+a c6+a 16+a 56+a 196+a 5316+a 1ed+2d c+39 11+2 155+1b 24+4 1d
 e3+a 46+a 1a6+a 66+15 42b+6f 3cc1+a 926+a 56+a 86+a 1+7 20e+a 106+17 5e59+a 5c6+14 c+14 6c+19
 455+32 940+a 1a6+a 1f6+a f7+a 2cc+9 80+a 317+3b 1+3 1+4 4c+2d 1+f 3c2+d ae3+a
 """,
-    "newer": """
-295 2c2 32+2 3b+2 2c5 2c3+2 107 7f df2+22 59e d+3 872e+2 2 1 8 4 e 37a+2 5c4d+5 180+1a 56b+3 3+5
-9+16 1+c c0e 55+8 248+2c 4+a 6+2 67d 5+b d0+137 4819+19 2+19 11e+5 1801+8 4d6+5 2e+18 5f+73 d+392
-e+33 1f50+6 3f 1fbe+2 127+3 8+2 2 20+2 424 878+6 6+57 e+7 36+33 6c0+1f 1+16 8+2 d03a+6 de 1683+c
-5502+10ca 9b86+2c40
-""",
 }
 
 WHITE_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """`\\s` of Unicode patterns as the inside of a character class (Python's `\\s` has four more)."""
 
 CATEGORIES = ("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "N")
-"""The categories that a pattern may name. `newer` is none: it holds the letters, marks and numbers
-that Unicode 17.0 and the drafts of 18.0 added, about which engines disagree."""
+"""The categories that a pattern may name."""
 
 
 @functools.cache
