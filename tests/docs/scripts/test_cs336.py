@@ -159,9 +159,7 @@ def test_files_are_mapped(played: Played) -> None:
         row = mapped[127 * number :][:128].tolist()
         item = dataset[number]
         assert item["input_ids"].tolist() == row + [0] * (128 - len(row))
-        assert item["labels"][1 : len(row)].tolist() == [
-            one if before else -100 for before, one in zip(row, row[1:], strict=False)
-        ]
+        assert item["labels"][1 : len(row)].tolist() == row[1:]
     # A record of a store is a view of its file.
     view: Any = tokmill.Store(played.folder / "lm/train").record(0)["token"]
     while isinstance(view, np.ndarray | memoryview):

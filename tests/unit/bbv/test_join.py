@@ -89,7 +89,7 @@ def test_of_programs_of_one_name_the_path_decides() -> None:
     low = DRAWN[:4]
     store = blocks(program("x/a.so", DRAWN), program("y/a.so", DRAWN, 1000))
     at = addresses([x + 0x108000 for x in low] + [x + 0x900000 for x in low])
-    both = [Mapped(0x108000, 0, "/opt/y/a.so"), Mapped(0x900000, 0, "/opt/x/a.so")]
+    both = [Mapped(0x108000, 0, "/lib/y/a.so"), Mapped(0x900000, 0, "/lib/x/a.so")]
     assert join(at, store, both).records.tolist() == [1000, 1001, 1002, 1003, 0, 1, 2, 3]
     # If the path does not say which, it is neither.
     other = join(addresses([x + 0x108000 for x in low]), store, [Mapped(0x108000, 0, "/z/a.so")])

@@ -134,6 +134,8 @@ def run_of(
     keys, names = task_keys(head, said, tensors, str(where))
     config = recipe_of(public, model, length, str(where), keys)
     before, after = template_of(*vocabulary) if vocabulary else ([], [])
+    roles = vocabulary[0].roles if vocabulary else {}
+    usual = [roles["eot"]] if "eot" in roles else []
     schema = {COLUMN: Column(id_dtype(public.vocab_size), vocab=COLUMN if vocabulary else None)}
     if public.segments:
         schema[SEGMENT] = Column("u1")
@@ -146,7 +148,7 @@ def run_of(
         classes={LABEL: names} if names else {},
         prefix={COLUMN: tuple(before)} if vocabulary else {},
         suffix={COLUMN: tuple(after)} if vocabulary else {},
-        ends=end_ids(said, generation, family.roles),
+        ends=end_ids(said, generation, family.roles, public.vocab_size, usual),
         # Without a word transformers shows a number as the sigmoid of it.
         public={PROBLEM: said.get(PROBLEM)} if keys.get("target") == "number" else {},
     )
@@ -162,15 +164,22 @@ def run_of(
 
 
 def end_ids(
-    said: Mapping[str, Any], generation: Mapping[str, Any] | None, roles: Mapping[str, str]
+    said: Mapping[str, Any],
+    generation: Mapping[str, Any] | None,
+    roles: Mapping[str, str],
+    size: int,
+    usual: list[int],
 ) -> dict[str, tuple[int, ...]]:
-    """Return the ids with which transformers ends a text: generation_config.json decides, and
-    where it names none config.json.
+    """Return the ids with which transformers ends a text, if they are not the `usual` ones.
+
+    generation_config.json decides, and where it names none config.json. Ids beyond the vocabulary
+    are defaults of a larger model.
     """
     key = roles.get("eot", "")
     named = (generation or {}).get(key, said.get(key))
-    ids = [one for one in (named if isinstance(named, list) else [named]) if isinstance(one, int)]
-    return {COLUMN: tuple(ids)} if ids else {}
+    ids = named if isinstance(named, list) else [named]
+    ids = [one for one in ids if isinstance(one, int) and one < size]
+    return {COLUMN: tuple(ids)} if ids and ids != usual else {}
 
 
 def task_keys(
