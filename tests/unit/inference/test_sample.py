@@ -98,8 +98,8 @@ def follow(
     **keys: Any,
 ) -> list[Row]:
     rows = [Row(n, sample, ids) for n, ids in enumerate(given) for sample in range(samples)]
-    none = dict.fromkeys(task.sizes)
-    continue_rows(task, rows, tokens, how, **{"sizes": none, "ends": none} | keys)
+    none, no_end = dict.fromkeys(task.sizes), dict.fromkeys(task.sizes, ())
+    continue_rows(task, rows, tokens, how, **{"sizes": none, "ends": no_end} | keys)
     return rows
 
 
@@ -125,8 +125,8 @@ def test_a_row_is_the_same_in_any_company(name: str, how: Drawing) -> None:
     together = follow(task, given, 15, how, samples=2)
     for row in together:
         alone = Row(row.prompt, row.sample, row.ids)
-        none = dict.fromkeys(task.sizes)
-        continue_rows(task, [alone], 15, how, sizes=none, ends=none)
+        none, no_end = dict.fromkeys(task.sizes), dict.fromkeys(task.sizes, ())
+        continue_rows(task, [alone], 15, how, sizes=none, ends=no_end)
         assert alone.made == row.made, (row.prompt, row.sample)
     pairs = [
         (one.made, other.made) for one, other in zip(together[::2], together[1::2], strict=True)
@@ -301,7 +301,7 @@ def test_each_column_is_drawn_by_its_head() -> None:
     # What the other column says changes what follows.
     (other,) = follow(task, [ids | {"mne": [6, 6, 6, 6, 0]}], 6)
     assert other.made["asm"] != row.made["asm"]
-    (stopped,) = follow(task, [ids], 6, ends={"asm": None, "mne": [row.made["mne"][2]]})
+    (stopped,) = follow(task, [ids], 6, ends={"asm": [], "mne": [row.made["mne"][2]]})
     first = row.made["mne"].index(row.made["mne"][2])
     assert stopped.made == {name: values[:first] for name, values in row.made.items()}
     assert stopped.end == "eot"
