@@ -131,8 +131,8 @@ def test_a_schedule_is_slower_if_it_takes_over_two_per_cent_longer(tables: Any) 
 
 def test_means_are_geometric_with_an_interval_over_seeds(tables: Any) -> None:
     assert tables.shown([[2.0, 8.0]]) == "4.00"
-    # Logs 0 and log 4: mean log 2, s = log 4 / √2, t = 12.7062, n = 2.
-    half = 12.7062 * np.log(4) / 2
+    # Logs 0 and log 4: mean log 2, s = log 4 / √2, t = 12.7062 of one degree, n = 2.
+    half = np.tan(0.475 * np.pi) * np.log(4) / 2
     low, high = (np.exp(np.log(2) + sign * half) for sign in (-1, 1))
     assert tables.shown([[1.0], [4.0]]) == f"2.00 ({low:.2f} to {high:.2f})"
 
