@@ -264,6 +264,9 @@ UNUSABLE = (OSError, sqlite3.Error, UnicodeDecodeError)
 """What SQLite raises for a file that is none of its own, or damaged: names are texts in it."""
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a row that is damaged."""
+
 PATIENCE = 60.0
 """Seconds to wait for another process that writes to the same cache."""
 
@@ -300,7 +303,7 @@ class Cache:
 
     def get(self, key: bytes) -> Result | None:
         """Return the result of a key; None if it has none that can be right."""
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(*UNREADABLE):
             found = msgspec.msgpack.decode(self._read("results", key), type=Result)
             return found if _possible(found) else None
         return None
@@ -311,7 +314,7 @@ class Cache:
 
     def answer(self, key: bytes) -> Any:
         """Return another answer of the child; None if it has none that can be read."""
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(*UNREADABLE):
             return msgspec.msgpack.decode(self._read("answers", key))
         return None
 
