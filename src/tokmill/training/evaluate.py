@@ -58,10 +58,10 @@ def evaluate(
         quiet: show no progress.
 
     Returns:
-        run, store, fingerprint, step, rows, targets (what is predicted), and the task's metrics:
-        loss in nats a target, perplexity, bits_per_byte where the store knows its bytes. Where
-        tokens are predicted also columns, next_token or hidden_token, instructions and by
-        (`Breakdown.report`), and notes.
+        run, store, fingerprint, step, rows, their tokens, targets (what is predicted), and the
+        task's metrics: loss in nats a target, perplexity, bits_per_byte where the store knows its
+        bytes. Where tokens are predicted also columns, next_token or hidden_token, instructions
+        and by (`Breakdown.report`), and notes.
 
     Raises:
         TokmillError: there are no such weights, or the store's ids mean something else.
@@ -109,6 +109,7 @@ def evaluate(
         "fingerprint": opened.fingerprint,
         "step": step_of(weights_at(run, at).parent),
         "rows": validation.size,
+        "tokens": validation.tokens,
         "targets": targets,
         **found,
         "notes": notes,

@@ -25,6 +25,9 @@ from tokmill.training.loader import evened, micro_batches, to_micro
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import check_store, check_vectors
 
+AT_ONCE = 1 << 16
+"""Entries whose tokens are counted at a time."""
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -44,6 +47,16 @@ class Validation:
         """Number of entries that are taken."""
         available = len(self.feed.sources[0])
         return min(self.rows or available, available)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in the entries that are taken."""
+        rows, count = self.feed.sources[0], 0
+        for start in range(0, self.size, AT_ONCE):
+            entries = np.arange(start, min(start + AT_ONCE, self.size))
+            spans = rows.spans(entries * len(rows) // self.size, 0)
+            count += int((spans.stop - spans.start).sum())
+        return count
 
     def numbers(self, rank: int = 0, world: int = 1) -> Iterator[Array]:
         """Yield the numbers of one process's entries (int64), a batch at a time.
