@@ -58,7 +58,7 @@ def _pool_of(found: Evaluation, pool: int | None) -> int | None:
     there = set.union(*each)
     if pool is not None:
         return pool if pool in there else None
-    shared = set.intersection(*[pools for pools in each if pools]) or there
+    shared = {size for size in there if all(size in pools for pools in each if pools)} or there
     fitting = [size for size in shared if size <= SHOWN]
     return max(fitting) if fitting else min(there, default=None)
 

@@ -195,16 +195,15 @@ def report(
     source = [functions.names[name].codes[found.query] for name in ("project", "function")]
     of_function = numbers_of(source)
     names = [method.name for method in methods]
-    flat = np.concatenate(
-        [found.values[name].reshape(len(found.query), -1) for name in names], axis=1
-    )
     width = len(METRICS)
+    shape = len(found.query), len(found.pools) * width
+    flat = np.concatenate([found.values[name].reshape(shape) for name in names], axis=1)
     of = np.tile(np.repeat(np.arange(len(found.pools)), width), len(names))
     counts = found.counted.sum(0)
-    means = flat.sum(0) / np.maximum(counts, 1)[of] if len(flat) else np.zeros(0)
+    means = flat.sum(0) / np.maximum(counts, 1)[of]
     drawn = [
         bootstrap(flat, found.counted, of, unit, seed=seed, resamples=resamples)
-        if resamples
+        if resamples and len(flat)
         else None
         for unit in (of_function, of_project)
     ]

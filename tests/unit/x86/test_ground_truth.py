@@ -124,6 +124,27 @@ def test_lines_go_through_the_difference(versions: tuple[GroundTruth, Path]) -> 
     assert (found[1:6] == -1).all() and (file[found < 0] == -1).all()
 
 
+def test_a_repository_in_the_working_directory_starts_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings may name filters and the like; it may have come with the input."""
+    run(compiler("git"), "init", "-q", str(tmp_path))
+    mark = tmp_path / "ran"
+    with open(tmp_path / ".git/config", "a") as file:
+        file.write(
+            f'[filter "x"]\n\tclean = touch {mark}; cat\n[diff "x"]\n\ttextconv = touch {mark}'
+        )
+    (tmp_path / ".gitattributes").write_text("*.c filter=x diff=x\n")
+    for name, text in (("old", "int a;\n"), ("new", "int a;\nint b;\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.c").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", f"touch {mark}")
+    lines = two_versions(["a.c"], ["a.c"], tmp_path / "old", tmp_path / "new")
+    assert lines.lines(np.array([0]), np.array([1]))[1].tolist() == [1]
+    assert not mark.exists()
+
+
 def test_blocks_of_two_versions(versions: tuple[GroundTruth, Path]) -> None:
     truth, _ = versions
     a, b = truth.a, truth.b

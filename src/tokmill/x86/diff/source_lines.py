@@ -175,14 +175,17 @@ def _difference(a: Path, b: Path) -> _Hunks:
     rows = []
     shift = 0
     if a.read_bytes() != b.read_bytes():
-        # Settings of the user must not change what is the truth.
-        environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        # No settings may change what is the truth, or name a program to run: not those of the
+        # user, nor of a repository in the working directory, which may be part of the input.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         try:
             done = subprocess.run(
                 [*GIT, str(a.absolute()), str(b.absolute())],
                 capture_output=True,
                 check=False,
                 env=environment,
+                cwd=os.sep,
                 timeout=SECONDS,
             )
         except FileNotFoundError:
