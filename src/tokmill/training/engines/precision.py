@@ -21,6 +21,7 @@ from torch import Tensor
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import write_file
 from tokmill.store.manifest import encode, read_json
+from tokmill.training.recipe.settings import tell
 
 SCALE = "scale.json"
 FIRST_SCALE = 2.0**16
@@ -79,6 +80,9 @@ class Precision:
                     where="run.precision",
                     hint='--set run.precision="fp16"',
                 )
+        imitated = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if name == "bf16" and device.type == "cpu" and imitated:
+            tell("this processor does not compute in bf16; --set run.precision=fp32 is faster")
 
     def autocast(self) -> torch.autocast:
         """Return the context that a forward pass runs in."""
