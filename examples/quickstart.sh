@@ -46,7 +46,7 @@ if [ "$(uname -m)" = x86_64 ]; then
     run tokmill build select "$demo/x86/functions" --by program --ratio 0.85 --rest \
         --not-in "$demo/x86/train" -o "$demo/x86/val"
 
-    step "8. A small RWKV-7 learns all six streams (about 30 seconds on two free cores)."
+    step "8. A small RWKV-7 learns all six streams (one to three minutes on two free cores)."
     run tokmill train recipes/x86/rwkv7-tiny.toml --data "$demo/x86/train" --val "$demo/x86/val" \
         -o "$demo/x86/run" --steps 80 --resume
 
