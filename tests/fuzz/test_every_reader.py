@@ -12,7 +12,7 @@ from running import Server
 
 from tokmill import plugins
 
-SHORT, LONG = 2000, 100_000
+SHORT, LONG = 800, 100_000
 
 
 @pytest.fixture(scope="module")
