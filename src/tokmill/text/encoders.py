@@ -230,7 +230,9 @@ class TokenizersEncoder:
             raise
         except Exception as error:
             if NO_TOKEN in str(error):
-                lost = next(filter(self._has_no_token, {*"".join(texts)}), "a character")
+                lost = next(
+                    filter(self._has_no_token, dict.fromkeys("".join(texts))), "a character"
+                )
                 raise no_token(lost, "tokenizer.json") from None
             raise TokmillError(
                 f"this tokenizer.json cannot encode a text: {error}",

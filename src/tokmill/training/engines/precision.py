@@ -80,8 +80,8 @@ class Precision:
                     where="run.precision",
                     hint='--set run.precision="fp16"',
                 )
-        imitated = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        if name == "bf16" and device.type == "cpu" and imitated:
+        emulated = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if name == "bf16" and device.type == "cpu" and emulated:
             tell("this processor does not compute in bf16; --set run.precision=fp32 is faster")
 
     def autocast(self) -> torch.autocast:
