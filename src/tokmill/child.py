@@ -97,15 +97,19 @@ class Running:
         self.add(self.process.stdout.fileno(), self.out)
         self.add(self.process.stderr.fileno(), self.said)
         self._bound(resource.RLIMIT_CORE, 0)
+        # Without a limit of its own it must not inherit that of `bounds`.
+        memory = resource.RLIM_INFINITY
         if limits.memory is not None:
-            self._bound(resource.RLIMIT_DATA, limits.memory + max(limits.memory, HEADROOM))
+            memory = limits.memory + max(limits.memory, HEADROOM)
+        self._bound(resource.RLIMIT_DATA, memory)
         self.begin()
 
     def _bound(self, what: int, size: int) -> None:
         # Set by the parent: code between fork and exec may hang if the parent has threads.
         with contextlib.suppress(ProcessLookupError):
             _, most = resource.prlimit(self.process.pid, what)
-            size = size if most == resource.RLIM_INFINITY else min(size, most)
+            if most != resource.RLIM_INFINITY:
+                size = most if size == resource.RLIM_INFINITY else min(size, most)
             resource.prlimit(self.process.pid, what, (size, size))
 
     def add(self, stream: int, buffer: bytearray) -> None:

@@ -6,6 +6,7 @@ in a file is never trusted beyond the file's size. Callers add the file's name a
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import tokenize
@@ -17,7 +18,8 @@ from typing import IO, Any, NamedTuple
 import msgspec
 import numpy as np
 
-MAX_HEADER = 100 << 20
+MAX_HEADER, MAX_ARRAY_HEADER = 100 << 20, 10_000
+"""Most bytes of the header of a safetensors file, and of an .npy file (numpy's own limit)."""
 ZIP_ERRORS = (
     zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, NotImplementedError,
     RuntimeError, ValueError, KeyError,
@@ -122,11 +124,15 @@ def array_header(handle: IO[bytes]) -> ArrayHeader:
     Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     """
     try:
-        version = np.lib.format.read_magic(handle)
+        first = np.lib.format.read_magic(handle) == (1, 0)
+        size = handle.read(2 if first else 4)
+        # numpy reads the whole header before it compares its length with a limit.
+        if (length := int.from_bytes(size, "little")) > MAX_ARRAY_HEADER:
+            raise ValueError(f"its header of {length:,} bytes is longer than any")
         read = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
+        if not first:
             read = np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(handle)
+        shape, fortran, dtype = read(io.BytesIO(size + handle.read(length)))
     except (ValueError, EOFError):
         raise
     except (TypeError, KeyError, SyntaxError, RecursionError, MemoryError, OverflowError,

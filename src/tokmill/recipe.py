@@ -134,6 +134,7 @@ def overrides(settings: Sequence[str]) -> dict[str, Any]:
 
 def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
     """Turn a dict into a struct; an unknown key or a wrong type is an error with its path."""
+    check_numbers(value, where)
     _check_keys(kind, value, "", where)
     try:
         return msgspec.convert(value, type=kind, strict=True)
@@ -157,6 +158,22 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
             if choices
             else "`tokmill recipe schema` with the kind lists keys and types",
         ) from None
+
+
+def check_numbers(value: Any, where: str = "", place: str = "") -> None:
+    """Refuse a whole number of more than 64 bits anywhere in nested dicts and lists."""
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise UsageError(
+            f"{place}: a whole number of {value.bit_length():,} bits",
+            where=where,
+            hint=f"numbers are {-(1 << 63)} to {(1 << 63) - 1}",
+        )
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_numbers(inner, where, f"{place}.{key}" if place else key)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            check_numbers(inner, where, place)
 
 
 def _choices(kind: Any, key: str) -> list[str]:

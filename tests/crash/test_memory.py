@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import subprocess
 import sys
 import time
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +22,18 @@ pytestmark = pytest.mark.skipif(
 MIB = 1 << 20
 
 
-def peak_anonymous(command: list[object]) -> tuple[int, str]:
-    """Run a command; return its peak anonymous resident bytes (sampled), and its stdout.
+def peak_anonymous(command: list[object], code: int = 0) -> tuple[int, str]:
+    """Run a command; return its peak anonymous resident bytes (sampled), and what it printed.
 
     Files that are mapped do not count: the system takes those pages back when it needs them.
     """
     peak = 0
-    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if code else None,
+        text=True,
+    ) as process:
         status = Path(f"/proc/{process.pid}/status")
         while process.poll() is None:
             for line in status.read_text().splitlines():
@@ -34,7 +42,7 @@ def peak_anonymous(command: list[object]) -> tuple[int, str]:
             time.sleep(0.005)
         assert process.stdout
         out = process.stdout.read()
-    assert process.returncode == 0
+    assert process.returncode == code, out
     return peak, out
 
 
@@ -135,3 +143,141 @@ def test_what_is_left_out_takes_no_memory(
     assert peak < 300 * MIB
     receipts = (fast_path / "store/shards").glob("*.json")
     assert sum(receipt.stat().st_size for receipt in receipts) < 1 << 20
+
+
+def arrays(name: str, ids: bytes, rows: bytes = b"") -> Callable[[Path], Path]:
+    """An archive whose arrays are headers (and rows), packed."""
+
+    def make(folder: Path) -> Path:
+        with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED) as archive:
+            for member in ("input_ids.npy", "attention_mask.npy"):
+                with archive.open(member, "w", force_zip64=True) as file:
+                    file.write(ids)
+                    for _ in range(200 if rows else 0):
+                        file.write(rows)
+        return folder / name
+
+    return make
+
+
+def header(*shape: int) -> bytes:
+    out = io.BytesIO()
+    facts = {"descr": "<i4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(out, facts)
+    return out.getvalue()
+
+
+def one_text(kind: str) -> Callable[[Path], Path]:
+    """A text of a megabyte that stands in many rows."""
+
+    def make(folder: Path) -> Path:
+        import pyarrow as arrow
+        import pyarrow.feather
+        import pyarrow.parquet
+
+        path, text = folder / f"many.{kind}", "a b" * 333_000
+        if kind == "parquet":
+            numbers = arrow.array(np.zeros(65_536, np.int32))
+            column = arrow.DictionaryArray.from_arrays(numbers, arrow.array([text]))
+            pyarrow.parquet.write_table(
+                arrow.table({"text": column}), path, compression="zstd", store_schema=False,
+                dictionary_pagesize_limit=1 << 30,
+            )  # fmt: skip
+        else:
+            table = arrow.table({"text": [text] * 500})
+            pyarrow.feather.write_feather(table, path, compression="zstd", compression_level=19)
+        return path
+
+    return make
+
+
+def long_name(folder: Path) -> Path:
+    """A program with a symbol whose C++ name doubles with each parameter."""
+
+    def reference(number: int) -> str:
+        digits = ""
+        number -= 1
+        while number >= 0:
+            digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number % 36] + digits
+            number = number // 36 - (number < 36)
+        return f"S{digits}_"
+
+    name = "_Z1f1A1PIS_S_E" + "".join(f"S0_I{2 * reference(2 + i)}E" for i in range(26))
+    source = folder / "a.s"
+    source.write_text(
+        f".text\n.globl _start\n_start: ret\n.globl {name}\n.type {name},@function\n"
+        f"{name}: nop\nret\n.size {name},.-{name}\n"
+    )
+    subprocess.run(["as", "-o", folder / "a.o", source], check=True)
+    subprocess.run(["ld", "-o", folder / "name.elf", folder / "a.o"], check=True)
+    return folder / "name.elf"
+
+
+def growing(folder: Path) -> Path:
+    """A tokenizer whose normalizer doubles a text sixty times."""
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    value = {
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+        "normalizer": {"type": "Sequence", "normalizers": [step] * 60},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(value))
+    return folder / "tokenizer.json"
+
+
+def newlines(folder: Path) -> Path:
+    (folder / "lines.gz").write_bytes(gzip.compress(b"\n" * (64 * MIB), 1))
+    return folder / "lines.gz"
+
+
+READ = "import sys; from tokmill import bounds; bounds.own_process = True; from {0} import {1}; "
+READ += "from tokmill.errors import TokmillError\n"
+READ += "try: {1}(sys.argv[1])\nexcept TokmillError as error: sys.exit(str(error))"
+TOKMILL = ["-m", "tokmill"]
+OUT = ["-o", "{out}"]
+BOMBS: dict[str, tuple[Callable[[Path], Path], list[str], int, str]] = {
+    # name: (makes a small file, words of the command, exit code, what is said)
+    "windows of nothing": (
+        arrays("a.npz", header(1 << 40, 0)), [*TOKMILL, "build", "npz", "{file}", *OUT], 1,
+        "windows of 0 ids"),
+    "a window of 2^28 ids": (
+        arrays("a.npz", header(1, 1 << 28), bytes(MIB)),
+        [*TOKMILL, "build", "npz", "{file}", *OUT], 1, "windows of 268,435,456 ids"),
+    "a header of 200 MiB": (
+        arrays("a.npz", b"\x93NUMPY\x02\0" + (200 * MIB).to_bytes(4, "little"), bytes(MIB)),
+        [*TOKMILL, "build", "npz", "{file}", *OUT], 1, "is longer than any"),
+    "one text in 65,536 rows": (
+        one_text("parquet"),
+        [*TOKMILL, "build", "parquet", "{file}", "--tokenizer", "{tokenizer}", *OUT], 1,
+        "reading it takes more than 300 MiB"),
+    "a batch of 500 MB": (
+        one_text("arrow"),
+        [*TOKMILL, "build", "parquet", "{file}", "--tokenizer", "{tokenizer}", *OUT], 1,
+        "reading it takes more than"),
+    "a name that doubles": (long_name, [*TOKMILL, "cfg", "{file}", "-o", "{out}.parquet"], 0, ""),
+    "a normalizer that doubles": (
+        growing, [*TOKMILL, "inspect", "{file}"], 1, "1.15e+18 times as long"),
+    **{
+        f"newlines for {function}": (
+            newlines, ["-c", READ.format(f"tokmill.bbv.{module}", function), "{file}"], 1,
+            "reading it takes more than")
+        for module, function in (
+            ("addresses", "read_addresses"), ("addresses", "read_maps"), ("cpi", "read_measures"),
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_does_not_take_all_memory(name: str, fast_path: Path, tokenizer: Path) -> None:
+    """It is refused by its name, or read; some took more than 6 GiB, or did not end."""
+    make, words, code, said = BOMBS[name]
+    file = make(fast_path)
+    assert file.stat().st_size < MIB
+    places = {"file": file, "out": fast_path / "out", "tokenizer": tokenizer}
+    words = [word if words[0] == "-c" and word == words[1] else word.format(**places)
+             for word in words]  # fmt: skip
+    peak, out = peak_anonymous([sys.executable, *words], code)
+    print(f"peak anonymous memory: {peak >> 20} MiB")
+    assert said in out
+    assert str(file) in out
+    assert peak < 600 * MIB

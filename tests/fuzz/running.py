@@ -25,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokmill import bounds
+
 HERE = Path(__file__).parent
 MEMORY = 2 << 30
 """Address space that a reader may take beyond what the process has when it begins."""
@@ -131,6 +133,12 @@ class Damaging:
         self.good = reader.read(self.place)
         assert reader.read(self.place) == self.good, "reading twice gives two results"
 
+    def read(self) -> Any:
+        """Read under the limit of memory that the documents promise for every reader."""
+        paths = [self.kept / path for path in self.files]
+        with bounds.bounded(*paths, limit=self.reader.limited):
+            return self.reader.read(self.place)
+
     def outcome(self, seed: int) -> tuple[str, str]:
         """Damage one file, read, put it back; return (clean, right or a failure, what was done)."""
         from mutations import mutate
@@ -143,7 +151,7 @@ class Damaging:
         target = self.place / path
         target.write_bytes(data)
         try:
-            found = self.reader.read(self.place)
+            found = self.read()
         except TokmillError as error:
             str(error)
             return "clean", done
@@ -221,6 +229,9 @@ def _work(work: Damaging, seeds: range, into: int) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
+    bounds.own_process = True
+    os.write(into, b"at the good files\n")
+    assert work.read() == work.good
     for seed in seeds:
         os.write(into, f"at seed {seed} in {work.files[seed % len(work.files)]}\n".encode())
         kind, done = work.outcome(seed)

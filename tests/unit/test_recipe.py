@@ -36,6 +36,21 @@ def test_a_recipe_becomes_a_struct(tmp_path: Path) -> None:
     assert convert(Outer, {}) == Outer()
 
 
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ({"inner": {"size": 10**400}}, "inner.size"),
+        ({"free": {"seeds": [1, -(1 << 63) - 1]}}, "free.seeds"),
+        ({"rate": 1 << 63}, "rate"),
+    ],
+)
+def test_numbers_have_64_bits(value: dict[str, Any], key: str) -> None:
+    with pytest.raises(UsageError, match=f"{key}: a whole number of") as caught:
+        convert(Outer, value, "r.toml")
+    assert caught.value.where == "r.toml"
+    assert convert(Outer, {"inner": {"size": -(1 << 63)}}).inner.size == -(1 << 63)
+
+
 def test_extends_merges_tables_and_replaces_values(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base/b.toml").write_text('name = "b"\nnames = ["x"]\n[inner]\nsize = 1\nmode="b"')

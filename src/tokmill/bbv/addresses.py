@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tokmill.bounds import bounded_reader
 from tokmill.errors import TokmillError, plain
 from tokmill.files import machine_errors, write_file
 from tokmill.inflate import inflate, packing
 from tokmill.store.schema import Array
 
-MOST_BYTES = 1 << 30
-"""Content of a pc file or a map at most; one of a large program has some megabytes."""
 BLOCK = re.compile(rb"F:(?P<id>[0-9]{1,18}):(?:0x)?(?P<hex>[0-9a-fA-F]{1,16})(?::(?P<name>.*))?")
 ROW = re.compile(
     rb"(?P<id>[0-9]{1,18}),(?:0[xX](?P<hex>[0-9a-fA-F]{1,16})|(?P<decimal>[0-9]{1,19}))"
@@ -65,29 +64,14 @@ class Mapped(NamedTuple):
 
 
 def content(path: Path | str) -> bytes:
-    """Return the whole content of a small text file, which may be compressed.
-
-    Raises `TokmillError` for more than 1 GiB.
-    """
+    """Return the whole content of a small text file, which may be compressed."""
     with machine_errors("read", path), open(path, "rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if kind := packing(data):
-        parts, size = [], 0
-        for part in inflate(str(path), kind=kind):
-            parts.append(part)
-            size += len(part)
-            if size > MOST_BYTES:
-                break
-        data = b"".join(parts)
-    if len(data) > MOST_BYTES:
-        raise TokmillError(
-            "the file has more than 1 GiB of text",
-            where=str(path),
-            hint="is it the trace itself? This file has a line a block",
-        )
-    return data
+        data = file.read()
+    kind = packing(data)
+    return b"".join(inflate(str(path), kind=kind)) if kind else data
 
 
+@bounded_reader
 def read_addresses(path: Path | str) -> Addresses:
     """Read a pc file, whose lines that do not begin with `F` are left out, or a table.
 
@@ -144,6 +128,7 @@ def read_addresses(path: Path | str) -> Addresses:
     return Addresses(ids[order], at[order], functions, not data.startswith(APART))
 
 
+@bounded_reader
 def read_maps(path: Path | str) -> list[Mapped]:
     """Read a map: the mapped files and where each begins, in the order of their addresses.
 

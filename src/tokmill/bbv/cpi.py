@@ -16,6 +16,7 @@ import numpy as np
 
 from tokmill.bbv.addresses import content
 from tokmill.bbv.interval_table import is_number
+from tokmill.bounds import bounded_reader
 from tokmill.errors import TokmillError
 from tokmill.headers import loads_json
 from tokmill.progress import human_count
@@ -54,6 +55,7 @@ class Measures(NamedTuple):
         return next((kind for kind in KINDS if kind in self.cpi), "")
 
 
+@bounded_reader
 def read_measures(path: Path | str) -> Measures:
     """Read a file of measures.
 

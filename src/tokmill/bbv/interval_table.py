@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tokmill.bounds import bounded_reader
 from tokmill.errors import TokmillError, nearest
 from tokmill.files import machine_errors
 
@@ -79,6 +80,7 @@ def one_column(path: Path, columns: dict[str, Floats], wanted: Sequence[str]) ->
     )
 
 
+@bounded_reader
 def read_cells(path: Path) -> tuple[list[str], Floats]:
     """Return the names and the numbers, (lines, columns), of a CSV file with a header."""
     with machine_errors("read", path):

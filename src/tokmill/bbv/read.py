@@ -32,6 +32,8 @@ CHUNK = 1 << 20
 PIECE = 1 << 20
 """Entries of a piece of `pieces`, about."""
 ID_LIMIT = 1 << 63
+MOST_ENTRIES = 1 << 24
+"""Entries of an interval at most, as a row is whole in memory; large programs have millions."""
 BOM = b"\xef\xbb\xbf"
 BLANK, COLON, NEWLINE, T = (ord(one) for one in " :\nT")
 WHITE = np.isin(np.arange(256), [*range(9, 14), BLANK])
@@ -194,6 +196,8 @@ class _Parser:
             if goes_on:
                 self.ids.append(ids[rest:])
                 self.counts.append(counts[rest:])
+                if sum(map(len, self.ids)) > MOST_ENTRIES:
+                    raise self._error(data, 0, f"an interval has more than {MOST_ENTRIES:,} blocks")
             return BlockVectors(np.zeros(1, np.int64), ids[:0], counts[:0])
         edges += sum(map(len, self.ids))
         edges[0] = 0

@@ -106,6 +106,7 @@ class BbvSource(Source):
                     if config.blocks
                     else BLOCKS_HINT,
                 )
+        self.is_bounded = not config.blocks
         places = {
             name: tuple(map(os.path.abspath, getattr(config, name))) for name in ("blocks", *BESIDE)
         }

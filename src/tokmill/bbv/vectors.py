@@ -117,7 +117,11 @@ class BlockVectors:
         )
 
     def compare(self, sums: Array, size: int | None = None) -> IntervalFacts:
-        """Compare instructions of intervals (int64), such as of all pieces, with such a size."""
+        """Compare instructions of intervals (int64), such as of all pieces, with such a size.
+
+        Raises `TokmillError` if all together have more than 63 bits.
+        """
+        _check_sum(sums, np.arange(len(sums)))
         size = self.declared.interval if size is None else size
         if not len(sums):
             return IntervalFacts(size, 0, 0, 0.0, 0, 0, False)
@@ -142,13 +146,16 @@ def row_sums(counts: Array, indptr: Array) -> Array:
     if len(filled):
         begins = indptr[:-1][filled]
         sums[filled] = np.add.reduceat(counts, begins)
-        about = np.cumsum(np.add.reduceat(counts.astype(np.float64), begins))
-        if (wrong := about >= 2.0**63).any():
-            raise TokmillError(
-                f"the counts up to interval {filled[wrong.argmax()]} add up to more than 63 bits",
-                hint="no program executes so many instructions: the file is damaged",
-            )
+        _check_sum(np.add.reduceat(counts.astype(np.float64), begins), filled)
     return sums.astype(np.int64)
+
+
+def _check_sum(counts: Array, intervals: Array) -> None:
+    if (wrong := np.cumsum(counts, dtype=np.float64) >= 2.0**63).any():
+        raise TokmillError(
+            f"the counts up to interval {intervals[wrong.argmax()]} add up to more than 63 bits",
+            hint="no program executes so many instructions: the file is damaged",
+        )
 
 
 def joined(pieces: list[BlockVectors]) -> BlockVectors:

@@ -126,6 +126,7 @@ class Pool:
             self.terms.workers,
             start=_start,
             argument=(self.work, read, deadline),
+            name=lambda task: task.items[0].path,
             deadline=lambda: deadline.value + self.terms.grace,
             tick=None if report is None else lambda: report(reached(read)),
             hint="most often memory ran out: try --preset memory or --memory 1GB; "

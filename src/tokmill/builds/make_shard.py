@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
+from tokmill.bounds import bounded
 from tokmill.builds.probe import settle_probe
 from tokmill.builds.resources import Amount
 from tokmill.builds.runs import Runs
@@ -249,32 +250,34 @@ def make_shard(
     if task.cut is not None and sha256_file(path) == task.cut.sha256:
         part.take_over(task.cut, path)
     for item in task.items[len(part.items) :]:
-        so_far = part.so_far()
-        found = check_unchanged(item)
-        content = Content()
-        before = (part.writer.records, part.writer.tokens)
-        batches = source.read(item, content)
-        for batch in batches:
-            part.add(batch)
-            if batch.ends_part:
-                part.end_item(item, content, before)
-                receipts.append(part.commit(folder, task.shard, number, last=False))
-                number += 1
-                part = _Part(source, limits, folder)
-                before, so_far = (0, 0), part.so_far()
-            if clock() > deadline():
-                # End a thread that reads ahead before the digest is taken.
-                if isinstance(batches, Generator):
-                    batches.close()
-                part.end_item(item, content, before)
-                made = part.commit(
-                    folder, task.shard, number, last=False, cut=so_far, done=batch.done
-                )
-                return [*receipts, made]
-        check_unchanged(item, found)
-        part.end_item(item, content, before)
-        if count is not None:
-            count(item.size)
+        paths = item.path, *(other.path for other in item.others)
+        with bounded(*paths, limit=source.is_bounded):
+            so_far = part.so_far()
+            found = check_unchanged(item)
+            content = Content()
+            before = (part.writer.records, part.writer.tokens)
+            batches = source.read(item, content)
+            for batch in batches:
+                part.add(batch)
+                if batch.ends_part:
+                    part.end_item(item, content, before)
+                    receipts.append(part.commit(folder, task.shard, number, last=False))
+                    number += 1
+                    part = _Part(source, limits, folder)
+                    before, so_far = (0, 0), part.so_far()
+                if clock() > deadline():
+                    # End a thread that reads ahead before the digest is taken.
+                    if isinstance(batches, Generator):
+                        batches.close()
+                    part.end_item(item, content, before)
+                    made = part.commit(
+                        folder, task.shard, number, last=False, cut=so_far, done=batch.done
+                    )
+                    return [*receipts, made]
+            check_unchanged(item, found)
+            part.end_item(item, content, before)
+            if count is not None:
+                count(item.size)
     receipts.append(part.commit(folder, task.shard, number, last=True))
     return receipts
 

@@ -31,6 +31,7 @@ class OverlaySource(Source):
     version: ClassVar[int] = 1
     places = "record"
     is_overlay: ClassVar[bool] = True
+    is_bounded = False
     schema: Schema = {}
 
     def __init__(self, inputs: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
+from tokmill import bounds
 from tokmill.errors import MachineError
 from tokmill.stop import SIGNALS
 
@@ -33,6 +34,7 @@ def in_processes(
     hint: str,
     start: Callable[[Any], None] | None = None,
     argument: Any = None,
+    name: Callable[[T], str] = lambda task: "",
     deadline: Callable[[], float] | None = None,
     tick: Callable[[], None] | None = None,
 ) -> Iterator[tuple[T, R]]:
@@ -42,7 +44,7 @@ def in_processes(
     `start` prepares a process with `argument`; meanwhile signals wait. At `deadline()` (monotonic
     seconds, asked once a second) unfinished tasks are given up. `tick` is called once a second. The
     processes end when this one ends, in whatever way. If a worker is killed, a `MachineError` with
-    `hint` is raised.
+    `hint` and the `name` of each unfinished task is raised.
     """
     waiting = iter(tasks)
     with signals_wait():
@@ -75,7 +77,8 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
-        raise MachineError("a worker process was killed", hint=hint) from None
+        names = ", ".join(dict.fromkeys(filter(None, map(name, running.values()))))
+        raise MachineError("a worker process was killed", where=names, hint=hint) from None
     finally:
         # Finished tasks are committed, so workers can simply be killed. A signal meanwhile would
         # leave their semaphores.
@@ -115,6 +118,7 @@ def _begin(start: Callable[[Any], None] | None, argument: Any) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.set_threshold(200_000, 50, 50)
+    bounds.own_process = True
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if start is not None:
         start(argument)

@@ -82,6 +82,7 @@ class SelectSource(Source):
     Config: ClassVar[type[msgspec.Struct]] = SelectConfig
     places = "record"
     version: ClassVar[int] = 3
+    is_bounded = False
     """3: `where` compares the numbers that strings hold as numbers."""
 
     schema: Schema = {}

@@ -113,6 +113,9 @@ class Source(ABC):
     """Suffix of the file in which the content of a pipe is kept; "": no pipe can be read."""
     is_overlay: ClassVar[bool] = False
     """Whether it builds an overlay, in `folder`."""
+    is_bounded: bool = True
+    """Whether memory is limited by the size of an item (`bounds`). Not where stores are read, and
+    not where it is bounded otherwise: libraries in Rust and C++ end the process at such a limit."""
     places: ClassVar[Places] = "byte"
     """Unit of `starts` of its records."""
     hints: ClassVar[Mapping[str, str]] = {}

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tokmill import bounds
 from tokmill.cli.lazy import as_command, flowing, lazy_group
 from tokmill.cli.options import hint_of_option
 from tokmill.cli.output import behind_doors
@@ -28,6 +29,9 @@ TYPER_INTERRUPTED = 130
 """The exit code that typer returns for a KeyboardInterrupt in a command."""
 ERROR, INTERRUPTED = ("error", "31"), ("interrupted", "33")
 """Labels of messages, and their colours on a terminal: red, yellow."""
+
+SHORT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't start new thread")
+"""What errors of the loader, of threads and of libraries say where memory is short."""
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # command: (module:attribute, panel, one line of help)
@@ -150,10 +154,13 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         code = 0
-    except MemoryError:
-        _complain("memory ran out\nhint: use less memory, as with --preset memory")
-        code = 5
+    except RecursionError:
+        _complain("an input is nested too deeply\nhint: look for a long run of [ or { in it")
+        code = 1
     except Exception as error:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in SHORT_OF_MEMORY):
+            _complain("memory ran out\nhint: use less memory, as with --preset memory")
+            sys.exit(5)
         if isinstance(error, OSError) and error.errno in HINTS:
             # The machine refused something: this is no bug.
             refused = machine_error("work", error.filename or "", error)
@@ -182,6 +189,7 @@ def entry() -> None:
     # Imports make hundreds of thousands of objects and no garbage. With the default thresholds, the
     # garbage collector takes a seventh of a short build.
     gc.set_threshold(200_000, 50, 50)
+    bounds.own_process = True
     code: Any = 0
     try:
         main()

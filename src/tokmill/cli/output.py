@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar, cast
 import msgspec
 
 from tokmill.errors import UNSAFE, UsageError, plain
+from tokmill.recipe import check_numbers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,11 +50,17 @@ def doors() -> Iterator[None]:
 
 
 def behind_doors(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that runs `function` with doors."""
+    """Return a command that runs `function` with doors, and numbers of at most 64 bits."""
 
     @functools.wraps(function)
     def run(*arguments: P.args, **options: P.kwargs) -> T:
         with doors():
+            check_numbers(
+                {
+                    f"--{name.removeprefix('opt_').replace('_', '-')}": value
+                    for name, value in options.items()
+                }
+            )
             return function(*arguments, **options)
 
     return run

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tokmill import plugins
+from tokmill.bounds import bounded
 from tokmill.builds.source import MAX_ITEM
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
@@ -44,7 +45,8 @@ class TableFile:
         self.path = path
         self._arrow = plugins.require("pyarrow")
         try:
-            self._read_layout()
+            with bounded(path):
+                self._read_layout()
             # Names in a damaged file may not be UTF-8.
             self.names: list[str] = list(self.schema.names)
         except arrow_errors(self._arrow) as error:
@@ -83,10 +85,16 @@ class TableFile:
     def batches(self, groups: Sequence[int], names: Sequence[str], most: int) -> Iterator[Any]:
         """Yield the named columns of some groups, in record batches of about `most` bytes.
 
-        Raises `TokmillError` if the file is damaged.
+        Raises `TokmillError` if the file is damaged, or a batch takes too much memory.
         """
+        steps = self._batches([i for i in groups if i < len(self.rows)], list(names), most)
         try:
-            yield from self._batches([i for i in groups if i < len(self.rows)], list(names), most)
+            while True:
+                with bounded(self.path):
+                    batch = next(steps, None)
+                if batch is None:
+                    return
+                yield batch
         except arrow_errors(self._arrow) as error:
             raise damaged(self.path, error) from None
 
@@ -106,13 +114,12 @@ class ParquetFile(TableFile):
     """The row groups of one Parquet file."""
 
     def _read_layout(self) -> None:
-        open_file = plugins.require("pyarrow.parquet").ParquetFile
-        how = {"pre_buffer": False, "page_checksum_verification": True}
-        self._file = open_file(self.path, **how)
-        if _largest_column(self._file.metadata) > MAX_ITEM:
-            # Read in pieces: slower, but the column is never whole in memory.
-            self._file = open_file(self.path, buffer_size=1 << 20, **how)
+        # Read in pieces, so that a column of a row group is never whole in memory.
+        self._file = plugins.require("pyarrow.parquet").ParquetFile(
+            self.path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+        )
         self.schema = self._file.schema_arrow
+        # Metadata of columns are not read: pyarrow aborts the process if they are damaged.
         meta = self._file.metadata
         self.rows = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
 
@@ -162,13 +169,6 @@ class ArrowFile(TableFile):
             return ipc.open_file(open_(self.path))
         except self._arrow.ArrowInvalid:
             return ipc.open_stream(open_(self.path))
-
-
-def _largest_column(metadata: Any) -> int:
-    """Return the compressed bytes of the largest column of a row group."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    sizes = [g.column(i).total_compressed_size for g in groups for i in range(g.num_columns)]
-    return max(sizes, default=0)
 
 
 def damaged(path: str, error: Exception) -> TokmillError:

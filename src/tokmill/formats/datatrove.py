@@ -27,6 +27,8 @@ from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
 CHECKED = 1 << 20
+MOST_METADATA = 1 << 16
+"""Bytes of a .metadata that are read; it has three short lines."""
 
 
 class DatatroveIndex(Index):
@@ -45,7 +47,13 @@ class DatatroveIndex(Index):
                 self._ends = np.frombuffer(data, "<u8")
         self.documents = len(self._ends)
         self.tokens = int(self._ends[-1]) if length else 0
-        told = _token_size(path)
+        told, stated = _metadata(path)
+        if stated not in (None, self.tokens):
+            raise TokmillError(
+                f"it says {stated} tokens, the index has {self.tokens}",
+                where=f"{path}.metadata",
+                hint="the files do not belong together: fetch or make them again",
+            )
         wide = told or (2 if size == 2 * self.tokens else 4)
         if size != wide * self.tokens:
             swapped = size in [int(self._ends[-1:].byteswap().sum()) * width for width in (2, 4)]
@@ -80,21 +88,27 @@ class DatatroveIndex(Index):
             self.starts(at, min(at + CHECKED, self.documents))
 
 
-def _token_size(path: Path) -> int | None:
-    """Return the bytes of an id from the .metadata, None without one."""
+def _metadata(path: Path) -> tuple[int | None, int | None]:
+    """Return the bytes of an id and the number of tokens from the .metadata, None without one."""
     metadata = path.with_name(path.name + ".metadata")
     if not metadata.is_file():
-        return None
-    with machine_errors("read", metadata):
-        line = metadata.read_bytes().partition(b"\n")[0]
-    size = line.rpartition(b"|")[2].strip()
+        return None, None
+    with machine_errors("read", metadata), open(metadata, "rb") as file:
+        lines = file.read(MOST_METADATA).splitlines() or [b""]
+    size, number = lines[0].rpartition(b"|")[2].strip(), b"".join(lines[1:2]).strip()
     if size not in (b"2", b"4"):
         raise TokmillError(
-            f"its first line does not end in |2 or |4: {line[:60]!r}",
+            f"its first line does not end in |2 or |4: {lines[0][:60]!r}",
             where=str(metadata),
             hint="the folder of a .ds file has .ds.index and .ds.metadata, as datatrove wrote them",
         )
-    return int(size)
+    if number and not (number.isdigit() and len(number) < 20):
+        raise TokmillError(
+            f"its second line is no number of tokens: {number[:60]!r}",
+            where=str(metadata),
+            hint="datatrove writes it as digits; make or fetch the file again",
+        )
+    return int(size), int(number) if number else None
 
 
 class DatatroveSource(IndexedSource):

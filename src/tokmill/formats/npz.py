@@ -203,13 +203,19 @@ class _Member:
                 where=str(path),
                 hint="make the file again: input_ids and attention_mask are matrices of integers",
             )
+        self.row_bytes = self.shape[1] * self.dtype.itemsize
+        if self.shape[0] and not 0 < self.row_bytes <= MAX_ITEM:
+            raise TokmillError(
+                f"{name} has windows of {self.shape[1]:,} ids",
+                where=str(path),
+                hint=f"a window has 1 to {MAX_ITEM // self.dtype.itemsize:,} ids: make it again",
+            )
         if fortran and min(self.shape) > 1:
             raise TokmillError(
                 f"{name} is stored by columns",
                 where=str(path),
                 hint="save it by rows: np.ascontiguousarray(array)",
             )
-        self.row_bytes = self.shape[1] * self.dtype.itemsize
 
     def take(self, rows: int) -> Array:
         """Return the next rows."""

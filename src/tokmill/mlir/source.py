@@ -65,6 +65,7 @@ class MlirSource(Source):
     version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
+    is_bounded = False
     config: MlirConfig
 
     def __init__(

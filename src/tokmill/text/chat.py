@@ -232,6 +232,8 @@ class ChatSource(JsonlSource):
                 kept.append(i)
             except Refused as why:
                 left.append(Drop(place, why.reason, why.rejected))
+            except RecursionError:
+                left.append(Drop(place, "depth", True))
         left += [Drop(place, "too long", True) for place in block.too_long]
         drops += drops_of(left)
         texts = [MARKS.sub("", text) for text in marked]

@@ -130,8 +130,8 @@ def _read(path: Path, missing: str | None = None) -> str:
         ) from None
     found = value.get("chat_template") if isinstance(value, dict) else None
     if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = named.get("default")
+        named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
+        found = named[-1].get("template") if named else None
     if isinstance(found, str) and found:
         return found
     if missing is not None:

@@ -74,6 +74,7 @@ class DocumentSource(Source):
     """Hint where no tokenizer was named."""
     suffixes: ClassVar[tuple[str, ...]]
     """Suffixes of the files that are read in folders; none: all that `fits` accepts."""
+    is_bounded = False
     lines: bool = True
     """Whether records are lines; only then are compressed files with several members cut."""
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokmill.bounds import bounded_reader
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.headers import loads_json
@@ -74,6 +75,7 @@ NAMED = {
 """Key of a tokenizer_config.json → role."""
 
 
+@bounded_reader
 def read(
     path: Path | str, *, pattern: str | None = None, specials: dict[str, int] | None = None
 ) -> tuple[dict[str, Any], dict[str, str]]:

@@ -7,6 +7,7 @@ Format: Hugging Face `tokenizers`. Byte-level files spell each byte as one print
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -245,7 +246,32 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
             raise TokmillError(
                 f"its {key} is no step with a type", where=where, hint="it is broken"
             )
+        if (longer := math.prod(map(_growth, flatten(data.get(key), parts)))) > MOST_GROWTH:
+            raise TokmillError(
+                f"the steps `Replace` of its {key} may make a text {longer:.3g} times as long",
+                where=where,
+                hint=f"usual ones make it up to four times as long; {MOST_GROWTH:,} are allowed",
+            )
     return dict(data)
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """Return how many times as long a step may make a text, in bytes."""
+    content, pattern = step.get("content"), step.get("pattern")
+    if step["type"] != "Replace" or not isinstance(content, str) or not isinstance(pattern, dict):
+        return 1.0
+    size, found = len(content.encode("utf-8", "replace")), pattern.get("String")
+    if found:
+        return max(1.0, size / len(found.encode("utf-8", "replace")))
+    return max(1.0, size + _may_be_empty(str(pattern.get("Regex") or "")))
+
+
+def _may_be_empty(pattern: str) -> bool:
+    """Say whether a regular expression may match between two characters."""
+    try:
+        return "(?" in pattern or re.search(pattern, "") is not None
+    except (re.error, RecursionError, OverflowError):
+        return True
 
 
 STEPS = {
@@ -255,6 +281,8 @@ STEPS = {
     "decoder": "decoders",
 }
 """Kind of step → key of the list of steps in a `Sequence`."""
+MOST_GROWTH = 4096
+"""How many times as long a normalizer or decoder may make a text."""
 SPARSE, FEW = 16, 1 << 20
 """Largest id / number of tokens that is accepted, and the largest id that is always accepted."""
 

@@ -54,6 +54,7 @@ class RecodeSource(Source):
     places = "record"
     version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
+    is_bounded = False
 
     def __init__(
         self,

@@ -152,6 +152,21 @@ def test_a_file_without_intervals(text: str, tmp_path: Path) -> None:
         read(file_of(tmp_path, text))
 
 
+def test_intervals_of_very_many_blocks_and_sums_of_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "MOST_ENTRIES", 100_000)
+    long = "T" + " ".join(f":{i}:1" for i in range(1, 200_001))
+    with pytest.raises(TokmillError, match="more than 100,000 blocks"):
+        read(file_of(tmp_path, long))
+    monkeypatch.setattr(reader, "PIECE", 1)
+    path = file_of(tmp_path, f"T:1:{1 << 62}\n{' ' * 2_000_000}\nT:1:{1 << 62}\n")
+    found = list(pieces(path))
+    sums = np.concatenate([piece.instructions for piece in found])
+    with pytest.raises(TokmillError, match="interval 1 add up to more than 63 bits"):
+        found[-1].compare(sums)
+
+
 def test_a_line_has_no_limit_and_an_entry_has(tmp_path: Path) -> None:
     long = "T" + " ".join(f":{i}:{i * 7}" for i in range(1, 200_001))
     found = read(file_of(tmp_path, f"{long}\nT:1:1\n"))

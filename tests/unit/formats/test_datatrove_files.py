@@ -70,6 +70,8 @@ def test_the_width_is_known_with_and_without_metadata(tmp_path, kind, metadata):
         (([1, 2, 3], [2, 4]), "promises 4 ids of 2 or 4 bytes, the file has 6 bytes"),
         (([1, 2, 3], [2, 3], "gpt2|4"), "promises 3 ids of 4 bytes, the file has 6"),
         (([1, 2, 3], [2, 3], "gpt2"), "does not end in |2 or |4"),
+        (([1, 2, 3], [2, 3], "gpt2|2\n4\n4.00 T"), "says 4 tokens, the index has 3"),
+        (([1, 2, 3], [2, 3], "gpt2|2\n3.0\n3.00 T"), "is no number of tokens: b'3.0'"),
         (([1, 2, 3], [2, 1, 3]), "do not follow one another"),
         (([1, 2, 3], [2, 3], None, "H", ">"), "big-endian"),
         (([1, 2, 3], []), "promises 0 ids"),

@@ -113,6 +113,19 @@ REFUSED = [
 ]
 
 
+def test_tools_that_are_nested_deeply_are_a_reject(tmp_path: Path, tokenizer: Path) -> None:
+    """Its messages can be read at each depth; the guard goes through tools in Python."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
+    rows = [
+        json.dumps({"messages": [USER, HELLO]})[:-1] + f', "tools": {"[" * n}1{"]" * n}}}'
+        for n in (1, 300, 495, 700, 900)
+    ]
+    store = build(tmp_path, tokenizer, rows, chat_template=template, learn="all")
+    left = {"depth", "template"}
+    assert set(store.manifest.rejected) <= left
+    assert store.records >= 1 and store.records + sum(store.manifest.rejected.values()) == 5
+
+
 @pytest.mark.parametrize(("row", "reason"), REFUSED, ids=[str(r)[:50] for r in REFUSED])
 def test_each_chat_that_does_not_enter_has_its_reason(
     tmp_path: Path, tokenizer: Path, row: Any, reason: str
@@ -290,7 +303,8 @@ def test_where_templates_are_found(tmp_path: Path, tokenizer: Path) -> None:
     # All of it stands in the plan: a repair needs no file of them.
     (folder / "chat_template.jinja").unlink()
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": template}]
-    for value in (template, named):
+    odd = [{"name": ["x"], "template": "x"}, *named]
+    for value in (template, named, odd):
         (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": value}))
         before = files_of(tmp_path / "s")
         store = build(tmp_path, folder, rows, chat_template="")

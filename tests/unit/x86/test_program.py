@@ -130,6 +130,23 @@ def test_cxx_names_are_shown_as_they_were_written() -> None:
     ]  # fmt: skip
 
 
+def test_cxx_names_of_many_references() -> None:
+    """Each parameter holds the one before twice: ten are 26 KB, 25 are a gigabyte."""
+
+    def doubling(times: int) -> str:
+        digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        parts = (f"S0_I{2 * f'S{digits[1 + i]}_'}E" for i in range(times))
+        return "_Z1f1A1PIS_S_E" + "".join(parts)
+
+    few, many, too_many = demangle([doubling(n) for n in (3, 10, 25)])
+    types = ["P<A, A>"]
+    for _ in range(10):
+        types.append(f"P<{types[-1]}, {types[-1]} >")
+    assert few == f"f(A, {', '.join(types[:4])})"
+    assert many == f"f(A, {', '.join(types)})"
+    assert too_many == doubling(25)
+
+
 def test_sections_that_overlap_are_cut() -> None:
     def section(name: str, address: int, size: int) -> Section:
         data = np.arange(size, dtype=np.uint8)

@@ -137,6 +137,7 @@ class MineSource(Source):
     places = "record"
     version: ClassVar[int] = 4
     has_tokenizer: ClassVar[bool] = False
+    is_bounded = False
     explained: ClassVar[Collection[str]] = (NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD)
     hints: ClassVar[Mapping[str, str]] = {
         ALONE: "if paths say what was built how, `tokmill build x86 --layout` reads it; `tokmill "

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
+from tokmill.bounds import bounded_reader
 from tokmill.errors import TokmillError
 from tokmill.files import write_file
 from tokmill.headers import arrow_errors, loads_json
@@ -109,6 +110,7 @@ def write_graph(graph: Graph, path: Path, digest: str = "", lifter: str = "") ->
     return facts
 
 
+@bounded_reader
 def read_graph(path: Path | str) -> Graph:
     """Return the graph in a Parquet file that `write_graph` made.
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from tokmill import plugins
+from tokmill.bounds import bounded
 from tokmill.builds.processes import in_processes
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
@@ -294,7 +295,8 @@ def _make(task: _Task) -> list[Outcome]:
             hint = "remove it if it is a damaged graph, or choose another folder"
             return [Outcome(name, refused=what, hint=hint)]
         renewed = about is not None and about.digest == digest
-        graph = lift_file(task.file, task.lifter, facts=True)
+        with bounded(path):
+            graph = lift_file(task.file, task.lifter, facts=True)
         if names is not None:
             true_names.name_functions(graph, names)
         make_folder(task.out.parent)

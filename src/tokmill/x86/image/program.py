@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tokmill import plugins
+from tokmill.child import Limits
+from tokmill.child_calls import ChildDied, ChildError, shared
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.store.schema import Array
@@ -92,13 +97,41 @@ def parse_program(data: Array, path: str) -> Program:
 def demangle(names: list[str]) -> list[str]:
     """Return demangled C++ names (Itanium ABI); other names stay as they are.
 
+    So do names that stand for more than 64 KiB: a few hundred bytes may stand for gigabytes.
     Raises `MissingExtraError` if a name is mangled and lief is not installed.
     """
-    found = list(names)
-    mangled = [i for i, name in enumerate(names) if name.startswith(("_Z", "__Z"))]
-    if mangled:
-        symbol = plugins.require("lief").ELF.Symbol()
-        for i in mangled:
-            symbol.name = names[i]
-            found[i] = symbol.demangled_name or names[i]
+    found, deaths = list(names), 0
+    for i, name in enumerate(names):
+        if not name.startswith(("_Z", "__Z")):
+            continue
+        plain = name
+        if len(REFERENCES.findall(name)) <= FEW_REFERENCES:
+            plain = demangled(name)
+        elif deaths < MOST_DEATHS:
+            try:
+                plain = shared(f"{__name__}:demangled", Limits(seconds=5, memory=128 << 20))(name)
+            except (ChildDied, ChildError):
+                deaths += 1
+        found[i] = plain
     return found
+
+
+REFERENCES = re.compile("[ST][0-9A-Z]*_")
+"""What stands in a mangled name for an earlier part of it, which may hold such parts too."""
+FEW_REFERENCES = 20
+"""So many cannot make a name more than some thousand times as long; few names have more."""
+MOST_DEATHS = 3
+LONGEST_NAME = 1 << 16
+
+
+def demangled(name: str) -> str:
+    """Return one demangled name."""
+    symbol = _symbol()
+    symbol.name = name
+    plain: str = symbol.demangled_name
+    return plain if 0 < len(plain) <= LONGEST_NAME else name
+
+
+@functools.cache
+def _symbol() -> Any:
+    return plugins.require("lief").ELF.Symbol()
