@@ -165,6 +165,10 @@ def damage(name: str) -> Callable[[Path], None]:
             (folder / "model.safetensors").unlink(),
             (folder / "model.safetensors.index.json").write_text("{}"),
         )[0],
+        "an index of nothing": lambda folder: (
+            (folder / "model.safetensors").unlink(),
+            (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}'),
+        )[0],
         "too few ids": lambda folder: change(folder / "config.json", vocab_size=200),
         "another width": lambda folder: change(folder / "config.json", hidden_size=32),
     }[name]
@@ -181,6 +185,7 @@ def damage(name: str) -> Callable[[Path], None]:
         ("half the weights", 1, "fetch the file again"),
         ("a shard is missing", 5, "/b"),
         ("an index without a map", 1, "weight_map"),
+        ("an index of nothing", 1, "it names no file of weights"),
         ("too few ids", 1, "ids up to 256, the model 0 to 199"),
         ("another width", 1, "embed_tokens.weight"),
     ],

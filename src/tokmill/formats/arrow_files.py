@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tokmill import plugins
 from tokmill.bounds import bounded
@@ -16,6 +19,7 @@ from tokmill.builds.source import MAX_ITEM
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.headers import arrow_errors
+from tokmill.store.schema import Array
 
 MOST_ROWS = 8192
 """Most rows of a record batch."""
@@ -62,10 +66,6 @@ class TableFile:
             )
         return self.schema.field(name).type
 
-    def rows_before(self, group: int) -> int:
-        """Return the number of rows in the groups before one."""
-        return sum(self.rows[:group])
-
     def runs(self, size: int) -> Iterator[tuple[int, int]]:
         """Yield runs of groups of at most 64 MiB, or of one larger group, as byte ranges.
 
@@ -78,9 +78,21 @@ class TableFile:
                 yield edges[start], edges[i]
                 start = i
 
-    def groups(self, start: int, stop: int, size: int) -> list[int]:
-        """Return the numbers of the groups of a run."""
-        return [i for i, edge in enumerate(self._edges(size)[:-1]) if start <= edge < stop]
+    def read(
+        self, start: int, stop: int, names: Sequence[str], most: int
+    ) -> Iterator[tuple[Any, Array, float]]:
+        """Yield the rows of a run of groups: columns, the numbers of the rows, the share so far.
+
+        Raises as `batches`.
+        """
+        edges = self._edges(Path(self.path).stat().st_size)
+        groups = [i for i, edge in enumerate(edges[:-1]) if start <= edge < stop]
+        row = first = sum(self.rows[: groups[0]]) if groups else 0
+        last = sum(self.rows[: groups[-1] + 1]) if groups else 0
+        for batch in self.batches(groups, names, most):
+            starts = np.arange(row, row + len(batch), dtype=np.int64)
+            row += len(batch)
+            yield batch, starts, (row - first) / max(1, last - first)
 
     def batches(self, groups: Sequence[int], names: Sequence[str], most: int) -> Iterator[Any]:
         """Yield the named columns of some groups, in record batches of about `most` bytes.

@@ -98,14 +98,12 @@ class ParquetTokensSource(TokenSource):
         """Yield the rows of an item's row groups."""
         path = Path(item.path)
         rows = _Rows(path, self.config)
-        table = rows.table
-        mine = table.groups(item.start, item.stop, path.stat().st_size)
-        row = first = table.rows_before(mine[0]) if mine else 0
-        last = table.rows_before(mine[-1] + 1) if mine else 0
         names = list(dict.fromkeys((self.config.column, *self.config.keep)))
         # One digest a column: a digest over all columns would depend on the blocks.
         beside = [hashlib.sha256() for _ in range(1 + 2 * len(self.config.keep))]
-        for batch in table.batches(mine, names, self.resources.block_bytes):
+        block = self.resources.block_bytes
+        for batch, starts, done in rows.table.read(item.start, item.stop, names, block):
+            row = int(starts[0]) if len(starts) else 0
             ids, offsets = rows.lists(batch, row)
             beside[0].update(np.ascontiguousarray(np.diff(offsets), "<i8").tobytes())
             digest.update(np.ascontiguousarray(ids, ids.dtype.newbyteorder("<")).tobytes())
@@ -117,9 +115,7 @@ class ParquetTokensSource(TokenSource):
                 parts = [value] if isinstance(value, np.ndarray) else value.end_to_end()
                 for part, hashed in zip(parts, beside[1 + 2 * number :], strict=False):
                     hashed.update(part.tobytes())
-            starts = np.arange(row, row + len(batch), dtype=np.int64)
-            row += len(batch)
-            yield Records(offsets, columns, starts, done=(row - first) / max(1, last - first))
+            yield Records(offsets, columns, starts, done=done)
         for hashed in beside:
             digest.update(hashed.digest())
 

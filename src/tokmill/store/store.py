@@ -71,6 +71,12 @@ class Store:
                 where=str(self.path),
                 hint="build it again, or read it with the tokmill that made it",
             )
+        if self.manifest.records and not self.manifest.shards:
+            raise TokmillError(
+                f"its manifest has {self.manifest.records:,} records and no shard",
+                where=str(self.path),
+                hint="the same build, or `tokmill store repair`, makes the manifest again",
+            )
         self.schema = self._own = self.manifest.schema
         self.vocabularies = self.manifest.vocabularies
         self.fingerprint = self.manifest.fingerprint

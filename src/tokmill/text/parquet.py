@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -61,7 +60,6 @@ class ParquetSource(DocumentSource):
         """Yield the documents of an item's rows."""
         pyarrow = plugins.require("pyarrow")
         table = open_table(item.path)
-        mine = table.groups(item.start, item.stop, Path(item.path).stat().st_size)
         names = [*self.config.fields, *self.config.keep]
         present = [name for name in dict.fromkeys(names) if name in table.names]
         if not set(present) & set(self.config.fields):
@@ -80,14 +78,11 @@ class ParquetSource(DocumentSource):
                     where=item.path,
                     hint=nearest(name, [n for n in table.names if n != name]),
                 )
-        row, taken, part = table.rows_before(mine[0]) if mine else 0, 0, 0
-        first, last = row, table.rows_before(mine[-1] + 1) if mine else 0
-        for batch in table.batches(mine, present, BATCH):
+        taken = part = 0
+        for batch, starts, done in table.read(item.start, item.stop, present, BATCH):
             columns = {name: batch.column(i) for i, name in enumerate(present)}
-            starts = np.arange(row, row + len(batch), dtype=np.int64)
-            row += len(batch)
             found = self._prepared(columns, starts)
-            found.done = (row - first) / max(1, last - first)
+            found.done = done
             content, places = utf8_buffer(found.texts)
             taken += len(content)
             if part >= item.parts_done:

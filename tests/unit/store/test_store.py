@@ -220,6 +220,13 @@ def test_a_manifest_without_digest_is_refused(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
+def test_a_manifest_of_no_shard_is_refused(tmp_path: Path) -> None:
+    token_store(tmp_path, [[[1]]])
+    change_sealed(tmp_path / "manifest.json", shards=[])
+    with pytest.raises(TokmillError, match="has 1 records and no shard"):
+        Store(tmp_path)
+
+
 def test_a_damaged_manifest_names_the_file(tmp_path: Path) -> None:
     token_store(tmp_path, [[[1]]])
     path = tmp_path / "manifest.json"

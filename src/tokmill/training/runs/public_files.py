@@ -41,6 +41,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         names = {MODEL}
     elif (folder / INDEX).exists():
         names = set(read_public(folder / INDEX, Index).weight_map.values())
+        if not names:
+            what, where = "it names no file of weights", str(folder / INDEX)
+            raise TokmillError(what, where=where, hint="fetch it again")
     else:
         pickles = sorted(path.name for path in folder.glob("*.bin"))
         raise TokmillError(
