@@ -30,16 +30,17 @@ is for all threads of a process, so those of programs that import tokmill have n
 
 
 @contextlib.contextmanager
-def bounded(*paths: Path | str, limit: bool = True) -> Iterator[None]:
-    """Bound the memory that is taken inside of the `with` block, by the size of some files.
+def bounded(path: Path | str, size: int = 0, *, limit: bool = True) -> Iterator[None]:
+    """Bound the memory that is taken inside of the `with` block, by the size of a file.
 
     Args:
-        paths: the files; errors name the first.
+        path: the file, which errors name.
+        size: bytes that are read, if they are not those of the file.
         limit: False where the memory is known not to grow; then errors are only named.
 
     Raises `TokmillError` for more memory than that, and for endless nesting.
     """
-    most = BASE + TIMES * sum(map(_size, paths))
+    most = BASE + TIMES * (size or _size(path))
     before = resource.getrlimit(resource.RLIMIT_DATA)
     limit = limit and own_process
     if limit:
@@ -52,14 +53,14 @@ def bounded(*paths: Path | str, limit: bool = True) -> Iterator[None]:
     except MemoryError:
         raise (TokmillError if limit else MachineError)(
             f"reading it takes more than {most >> 20:,} MiB" if limit else "memory ran out",
-            where=str(paths[0]),
+            where=str(path),
             hint="a few of its bytes may stand for very many; of Parquet and Arrow, groups of "
             "fewer rows take less",
         ) from None
     except RecursionError:
         raise TokmillError(
             "it is nested too deeply",
-            where=str(paths[0]),
+            where=str(path),
             hint="is it what it should be? look for a long run of [ or { in it",
         ) from None
     finally:

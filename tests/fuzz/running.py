@@ -135,8 +135,8 @@ class Damaging:
 
     def read(self) -> Any:
         """Read under the limit of memory that the documents promise for every reader."""
-        paths = [self.kept / path for path in self.files]
-        with bounds.bounded(*paths, limit=self.reader.limited):
+        size = sum((self.kept / path).stat().st_size for path in self.files)
+        with bounds.bounded(self.place, size, limit=self.reader.limited):
             return self.reader.read(self.place)
 
     def outcome(self, seed: int) -> tuple[str, str]:

@@ -35,7 +35,7 @@ with bounds.bounded(small):
     assert run([sys.executable, "-c", code], Limits()).out.decode().strip() == str(before)
 for kind in (bytes, np.zeros):
     try:
-        with bounds.bounded(small, large):
+        with bounds.bounded(small, 8 << 20):
             kind(900 << 20)[-1]
         raise SystemExit("it was not limited")
     except TokmillError as error:
@@ -61,7 +61,7 @@ def test_memory_is_limited_by_the_size_of_the_file(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # 300 MiB, and 64 bytes for each byte of both files.
+    # 300 MiB, and 64 bytes for each byte that is read.
     assert done.stdout == f"{small} | reading it takes more than 812 MiB\n" * 2
     assert bounds._size(holes) < MIB
 

@@ -250,8 +250,7 @@ def make_shard(
     if task.cut is not None and sha256_file(path) == task.cut.sha256:
         part.take_over(task.cut, path)
     for item in task.items[len(part.items) :]:
-        paths = item.path, *(other.path for other in item.others)
-        with bounded(*paths, limit=source.is_bounded):
+        with bounded(item.path, item.size, limit=source.is_bounded):
             so_far = part.so_far()
             found = check_unchanged(item)
             content = Content()
