@@ -160,7 +160,7 @@ def rewrite(
         done.entries += piece.entries
         done.unmapped += int(lost.sum())
         done.unmapped_instructions += int(piece.counts[lost].sum())
-        done.instructions += int(piece.instructions.sum())
+        done.instructions += int(piece.counts.sum())
         new = _added(piece, np.where(lost, size, clusters))
         done.left += new.entries
         yield new, done

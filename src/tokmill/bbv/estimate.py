@@ -80,6 +80,13 @@ def _independent(parts: Floats) -> float:
 
 
 def _successive(parts: Floats) -> float:
-    """Return the variance of a sum of parts that drift: half of the squared differences."""
+    """Return the variance of a sum of parts at equal steps from a random one on.
+
+    Half of the squared differences, and what the place of the first part moves: where the parts
+    follow a smooth curve, the sum is off by its rise from end to end times a number that is uniform
+    in ±1/2 (the trapezoidal rule).
+    """
     count = len(parts)
-    return float((np.diff(parts) ** 2).sum()) / 2 * count / (count - 1)
+    noise = float((np.diff(parts) ** 2).sum()) / 2 * count / (count - 1)
+    rise = float(parts[-1] - parts[0]) * count / (count - 1)
+    return noise + rise**2 / 12

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokmill.errors import TokmillError
 from tokmill.progress import human_count
 from tokmill.store.schema import Array
 
@@ -98,10 +97,7 @@ class BlockVectors:
 
     @property
     def instructions(self) -> Array:
-        """Instructions of each interval (int64).
-
-        Raises `TokmillError` for a sum of more than 63 bits.
-        """
+        """Instructions of each interval (int64)."""
         return row_sums(self.counts, self.indptr)
 
     def rows(self, start: int, stop: int) -> BlockVectors:
@@ -117,11 +113,7 @@ class BlockVectors:
         )
 
     def compare(self, sums: Array, size: int | None = None) -> IntervalFacts:
-        """Compare instructions of intervals (int64), such as of all pieces, with such a size.
-
-        Raises `TokmillError` if all together have more than 63 bits.
-        """
-        _check_sum(sums, np.arange(len(sums)))
+        """Compare instructions of intervals (int64), such as of all pieces, with such a size."""
         size = self.declared.interval if size is None else size
         if not len(sums):
             return IntervalFacts(size, 0, 0, 0.0, 0, 0, False)
@@ -136,26 +128,13 @@ class BlockVectors:
 
 
 def row_sums(counts: Array, indptr: Array) -> Array:
-    """Return the sum of each row of a CSR matrix (int64).
-
-    Raises `TokmillError` if all together have more than 63 bits.
-    """
+    """Return the sum of each row of a CSR matrix (int64)."""
     lengths = np.diff(indptr)
     sums = np.zeros(len(lengths), np.uint64)
     filled = np.flatnonzero(lengths)
     if len(filled):
-        begins = indptr[:-1][filled]
-        sums[filled] = np.add.reduceat(counts, begins)
-        _check_sum(np.add.reduceat(counts.astype(np.float64), begins), filled)
+        sums[filled] = np.add.reduceat(counts, indptr[:-1][filled])
     return sums.astype(np.int64)
-
-
-def _check_sum(counts: Array, intervals: Array) -> None:
-    if (wrong := np.cumsum(counts, dtype=np.float64) >= 2.0**63).any():
-        raise TokmillError(
-            f"the counts up to interval {intervals[wrong.argmax()]} add up to more than 63 bits",
-            hint="no program executes so many instructions: the file is damaged",
-        )
 
 
 def joined(pieces: list[BlockVectors]) -> BlockVectors:

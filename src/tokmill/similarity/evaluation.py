@@ -18,7 +18,6 @@ from tokmill.similarity.pairing import (
     keep,
     of_projects,
     tasks_of,
-    wanted,
     with_negatives,
 )
 from tokmill.similarity.pool_measures import POOLS, Measured, Method, Row, measure, report
@@ -154,7 +153,7 @@ def _measured(
         for kind in ("XO", "XC"):
             yield hermessim(functions, kept, kind, methods, pools, choice.seed, bar.advance)
         return
-    tasks = wanted(list(tasks_of(functions, kept)), choice.rows)
+    tasks = tasks_of(functions, kept, choice.rows)
     tasks = of_projects(functions, tasks, choice.projects)
     if choice.more_negatives:
         tasks = with_negatives(functions, tasks, choice.min_blocks)

@@ -91,6 +91,22 @@ def test_intervals_of_other_designs_cover_often(case: str, name: str) -> None:
     assert found.coverage >= 0.9, found
 
 
+TIME = np.linspace(0, 1, 400)
+
+
+@pytest.mark.parametrize("cpi", [1 + TIME, 1 + (TIME > 0.37), 0.5 + np.exp(-5 * TIME)])
+def test_intervals_of_systematic_samples_hold_a_drift(cpi: np.ndarray) -> None:
+    """All parts of such a sample are too early together, or too late."""
+    made = population(scipy.sparse.csr_matrix(np.ones((len(cpi), 1))), [1])
+    way = methods.method("systematic")
+    held = 0
+    for seed in range(200):
+        sample = way.choose(made, 30, np.random.default_rng(seed))
+        found = way.infer(sample, cpi[sample.places], 0.95)
+        held += found.low <= cpi.mean() <= found.high
+    assert held >= 190
+
+
 def test_a_target_chooses_the_number_of_points() -> None:
     made = phases(6)
     known, way = made.population, methods.method("two-phase")
