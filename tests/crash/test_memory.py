@@ -149,7 +149,7 @@ def arrays(name: str, ids: bytes, rows: bytes = b"") -> Callable[[Path], Path]:
     """An archive whose arrays are headers (and rows), packed."""
 
     def make(folder: Path) -> Path:
-        with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_BZIP2) as archive:
             for member in ("input_ids.npy", "attention_mask.npy"):
                 with archive.open(member, "w", force_zip64=True) as file:
                     file.write(ids)
@@ -255,7 +255,8 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], list[str], int, str]] = {
         "reading it takes more than"),
     "a name that doubles": (long_name, [*TOKMILL, "cfg", "{file}", "-o", "{out}.parquet"], 0, ""),
     "a normalizer that doubles": (
-        growing, [*TOKMILL, "inspect", "{file}"], 1, "1.15e+18 times as long"),
+        growing, [*TOKMILL, "tokenizer", "encode", "-t", "{file}", "--text", "a"], 1,
+        "1.15e+18 times as long"),
     **{
         f"newlines for {function}": (
             newlines, ["-c", READ.format(f"tokmill.bbv.{module}", function), "{file}"], 1,
@@ -279,5 +280,5 @@ def test_a_small_file_does_not_take_all_memory(name: str, fast_path: Path, token
     peak, out = peak_anonymous([sys.executable, *words], code)
     print(f"peak anonymous memory: {peak >> 20} MiB")
     assert said in out
-    assert str(file) in out
+    assert code == 0 or str(file) in out
     assert peak < 600 * MIB

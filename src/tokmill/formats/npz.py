@@ -17,6 +17,7 @@ from typing import IO, ClassVar
 import msgspec
 import numpy as np
 
+from tokmill.bounds import bounded
 from tokmill.builds.source import MAX_ITEM, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
@@ -229,7 +230,8 @@ class _Member:
 def _open(path: Path, names: tuple[str, str]) -> Iterator[_Arrays]:
     """Open a file; errors of zip, deflate and array headers become a `TokmillError`."""
     try:
-        with machine_errors("read", path), contextlib.ExitStack() as opened:
+        # zipfile unpacks .bz2 at once, however little is read of a member.
+        with machine_errors("read", path), bounded(path), contextlib.ExitStack() as opened:
             archive = opened.enter_context(zipfile.ZipFile(path))
             yield _Arrays(archive, path, opened, names)
     except ZIP_ERRORS as error:

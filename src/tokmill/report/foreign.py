@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from tokmill import plugins
+from tokmill.bounds import bounded
 from tokmill.errors import MissingExtraError
 from tokmill.files import machine_errors
 from tokmill.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
@@ -74,7 +75,11 @@ def npz(look: Look) -> Facts | None:
     if not names or not all(name.endswith(".npy") for name in names):
         return None
     arrays: list[Facts] = []
-    with machine_errors("read", look.path), zipfile.ZipFile(look.path) as archive:
+    with (
+        machine_errors("read", look.path),
+        bounded(look.path),
+        zipfile.ZipFile(look.path) as archive,
+    ):
         for name in names:
             try:
                 with archive.open(name) as member:
