@@ -123,16 +123,15 @@ def array_header(handle: IO[bytes]) -> ArrayHeader:
 
     Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     """
+    first = np.lib.format.read_magic(handle) == (1, 0)
+    size = handle.read(2 if first else 4)
+    # numpy reads the whole header before it compares its length with a limit.
+    if (length := int.from_bytes(size, "little")) > MAX_ARRAY_HEADER:
+        raise ValueError(f"its header of {length:,} bytes is longer than any")
+    header = io.BytesIO(size + handle.read(length))
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     try:
-        first = np.lib.format.read_magic(handle) == (1, 0)
-        size = handle.read(2 if first else 4)
-        # numpy reads the whole header before it compares its length with a limit.
-        if (length := int.from_bytes(size, "little")) > MAX_ARRAY_HEADER:
-            raise ValueError(f"its header of {length:,} bytes is longer than any")
-        read = np.lib.format.read_array_header_1_0
-        if not first:
-            read = np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(io.BytesIO(size + handle.read(length)))
+        shape, fortran, dtype = read(header)
     except (ValueError, EOFError):
         raise
     except (TypeError, KeyError, SyntaxError, RecursionError, MemoryError, OverflowError,
