@@ -24,8 +24,6 @@ class Reader:
     """The kind of source in `plugins` that is read."""
     export: str = ""
     """The export in `plugins` whose folder is read."""
-    limited: bool = True
-    """Whether it may take no more memory than `tokmill.bounds` says: not stores and models."""
     share: float = 1
     """Share of the mutations that it gets, where one takes longer."""
     restore: Callable[[Path, Path], None] | None = None

@@ -136,7 +136,7 @@ class Damaging:
     def read(self) -> Any:
         """Read under the limit of memory that the documents promise for every reader."""
         size = sum((self.kept / path).stat().st_size for path in self.files)
-        with bounds.bounded(self.place, size, limit=self.reader.limited):
+        with bounds.bounded(self.place, size):
             return self.reader.read(self.place)
 
     def outcome(self, seed: int) -> tuple[str, str]:
