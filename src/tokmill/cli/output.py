@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TextIO, TypeVar, cast
 import msgspec
 
 from tokmill.errors import UNSAFE, UsageError, plain
-from tokmill.recipe import check_numbers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,12 +54,11 @@ def behind_doors(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def run(*arguments: P.args, **options: P.kwargs) -> T:
         with doors():
-            check_numbers(
-                {
-                    f"--{name.removeprefix('opt_').replace('_', '-')}": value
-                    for name, value in options.items()
-                }
-            )
+            for name, value in options.items():
+                if isinstance(value, int) and value.bit_length() > 63:
+                    from tokmill.recipe import check_numbers
+
+                    check_numbers(value, place=f"--{name.removeprefix('opt_')}".replace("_", "-"))
             return function(*arguments, **options)
 
     return run
