@@ -2,11 +2,18 @@
 
 A part has a name ("jsonl", "decoder", …) and is imported when it is needed. If its packages are
 missing, the error names the extra to install.
+
+Installed packages add parts by entry points of the group `tokmill.parts`, named `TABLE.NAME`:
+
+    [project.entry-points."tokmill.parts"]
+    "LIFTERS.angr" = "tokmill_angr:lift"
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+from collections.abc import ItemsView
 from typing import Any, NamedTuple
 
 from tokmill.errors import MissingExtraError, UsageError, nearest
@@ -180,7 +187,6 @@ ENCODERS: dict[str, Part] = {
 
 LIFTERS: dict[str, Part] = {
     "native": Part("tokmill.x86.lift.cfg:lift", "x86", "tokmill's own, on iced-x86"),
-    "angr": Part("tokmill.x86.lift.angr:lift", "angr", "angr's CFGFast"),
 }
 
 RULES: dict[str, Part] = {
@@ -330,6 +336,45 @@ EXTRA_PACKAGES: dict[str, str] = {
     "wandb": "track",
 }
 """Package → the extra that installs it."""
+
+
+class Table(dict[str, Part]):
+    """Parts by name. Those of installed packages join when a name is not here, and by `items()`."""
+
+    def __contains__(self, name: object) -> bool:
+        if not super().__contains__(name):
+            _join_installed()
+        return super().__contains__(name)
+
+    def items(self) -> ItemsView[str, Part]:
+        """Return all names and parts."""
+        _join_installed()
+        return super().items()
+
+
+TABLES = {
+    name: Table(value)
+    for name, value in list(globals().items())
+    if name.isupper() and isinstance(value, dict) and isinstance(next(iter(value.values())), Part)
+}
+globals().update(TABLES)
+
+
+@functools.cache
+def _join_installed() -> None:
+    """Add the parts of installed packages; a name that is in a table stays what it is."""
+    # It takes 20 ms, which most commands need not spend.
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="tokmill.parts"):
+        name, _, kind = point.name.partition(".")
+        if name not in TABLES or not kind:
+            raise UsageError(
+                f"the entry point {point.name!r} = {point.value!r} names no table of parts",
+                hint=f"TABLE.NAME, such as LIFTERS.angr; tables are {', '.join(TABLES)}",
+            )
+        line = point.dist.metadata["Summary"] if point.dist else point.value
+        TABLES[name].setdefault(kind, Part(point.value, "", line))
 
 
 def load(table: dict[str, Part], kind: str) -> Any:

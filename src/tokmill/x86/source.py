@@ -19,7 +19,7 @@ from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.files import read_about
 from tokmill.x86.graphs.inputs import GRAPH, find_inputs, graphs_in
-from tokmill.x86.graphs.lifting import PICKLE, lifter_version
+from tokmill.x86.graphs.lifting import PICKLE, check_lifter, lifter_version
 from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.records import Cutting, Unit, nothing, records_of
 from tokmill.x86.tokens.byte_rules import ByteRules, byte_list
@@ -50,8 +50,9 @@ class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """Folder with the vocabularies asm.json … of the rules semanticbbv."""
     separator: bool = False
     """Put a [SEP] after each instruction, in all columns."""
-    lifter: Literal["native", "angr"] = "native"
-    """The lifter, which finds functions and blocks in programs; graphs need none."""
+    lifter: str = "native"
+    """The lifter, which finds functions and blocks in programs: native, or that of an installed
+    package; graphs need none."""
     layout: str = ""
     """How paths of programs are made up, such as {project}/{compiler}-{level}/{program}."""
     max_tokens: int = MOST_TOKENS
@@ -318,6 +319,7 @@ def check_rules(name: str) -> None:
 def check(config: X86Config) -> None:
     """Refuse options that do not fit together."""
     check_rules(config.rules)
+    check_lifter(config.lifter)
     if config.rules == ByteRules.name and (config.vocab or config.separator):
         raise UsageError(
             f"the rules bytes know no {'vocab' if config.vocab else 'separator'}",
