@@ -1,4 +1,4 @@
-"""CPI of programs estimated from a few intervals: random, systematic, SimPoint, and what is newer.
+"""CPI of programs estimated from a few intervals: SimPoint, and what is newer.
 
     python benchmarks/sampling_cpi.py DIR [POINTS] [DRAWS]
 
@@ -30,8 +30,6 @@ SEEDS = 4
 BLIND, MISSES, ALL = "block vectors", "miss rates", "all rates"
 """What a method sees: block vectors alone, miss rates beside them, page faults too."""
 ROWS = (
-    ("random", "random", BLIND),
-    ("systematic", "systematic", BLIND),
     ("SimPoint", "simpoint", BLIND),
     ("SimPoint + miss rates", "simpoint", MISSES),
     ("SimPoint + miss rates and page faults", "simpoint", ALL),

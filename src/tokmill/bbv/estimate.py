@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from tokmill import plugins
 from tokmill.bbv.clusters import Floats
 from tokmill.bbv.designs import Sample
-
-Spread = Literal["plain", "successive", "strata"]
-"""How errors are taken to vary: independently, from one interval to the next, within strata."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +26,12 @@ class Estimate:
         return (self.high - self.low) / 2 / abs(self.cpi) if self.cpi else float("inf")
 
 
-def expansion(
-    sample: Sample, cpi: Floats, spread: Spread = "plain", confidence: float = 0.95
-) -> Estimate:
+def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate:
     """Estimate by the shares that the intervals stand for, with Student's interval.
 
     Args:
-        sample: of `n` intervals.
+        sample: of `n` intervals; errors vary within its strata.
         cpi: (n,) of each of them.
-        spread: how the variance is estimated; successive differences (Wolter 2007, section 8.2)
-            are for intervals in the order of time.
         confidence: of the interval, between 0 and 1.
     """
     found = float(sample.shares @ cpi)
@@ -47,27 +39,19 @@ def expansion(
     strata = sample.strata[~sample.certain]
     if not len(drawn):
         return Estimate(found, found, found)
-    variance, degrees = 0.0, 0.0
-    if spread == "strata":
-        of = [drawn[strata == stratum] for stratum in np.unique(strata)]
-        one = [_independent(part) for part in of if len(part) > 1]
-        alone = np.concatenate([part for part in of if len(part) == 1] or [np.zeros(0)])
-        variance = sum(one)
-        # Strata of one interval are taken together.
-        if len(alone) > 1:
-            one.append(_independent(alone))
-            variance += one[-1]
-        # Satterthwaite 1946.
-        sizes = [len(part) for part in of if len(part) > 1] + [len(alone)] * (len(alone) > 1)
-        below = sum(v**2 / (size - 1) for v, size in zip(one, sizes, strict=True))
-        degrees = variance**2 / below if below > 0 else float(len(drawn) - len(of))
-        if not one:
-            return Estimate(found, -np.inf, np.inf)
-    elif len(drawn) < 2:
+    of = [drawn[strata == stratum] for stratum in np.unique(strata)]
+    parts = [part for part in of if len(part) > 1]
+    # Strata of one interval are taken together.
+    alone = np.concatenate([part for part in of if len(part) == 1] or [np.zeros(0)])
+    if len(alone) > 1:
+        parts.append(alone)
+    if not parts:
         return Estimate(found, -np.inf, np.inf)
-    else:
-        degrees = float(len(drawn) - 1)
-        variance = _independent(drawn) if spread == "plain" else _successive(drawn)
+    variances = [_independent(part) for part in parts]
+    variance = sum(variances)
+    # Satterthwaite 1946.
+    below = sum(v**2 / (len(part) - 1) for v, part in zip(variances, parts, strict=True))
+    degrees = variance**2 / below if below > 0 else float(len(drawn) - len(of))
     error = np.sqrt(variance * (1 - sample.fraction))
     quantile = plugins.require("scipy.stats").t.ppf(0.5 + confidence / 2, max(degrees, 1.0))
     return Estimate(found, found - quantile * error, found + quantile * error)
@@ -77,9 +61,3 @@ def _independent(parts: Floats) -> float:
     """Return the variance of a sum of independent parts."""
     count = len(parts)
     return float(((parts - parts.mean()) ** 2).sum()) * count / (count - 1)
-
-
-def _successive(parts: Floats) -> float:
-    """Return the variance of a sum of parts that drift: half of the squared differences."""
-    count = len(parts)
-    return float((np.diff(parts) ** 2).sum()) / 2 * count / (count - 1)

@@ -10,7 +10,7 @@ import numpy as np
 from tokmill.bbv import clusters, designs, estimate
 from tokmill.bbv.clusters import Floats
 from tokmill.bbv.designs import Random, Sample
-from tokmill.bbv.estimate import Estimate, Spread
+from tokmill.bbv.estimate import Estimate
 from tokmill.bbv.population import Population
 from tokmill.errors import UsageError, nearest
 
@@ -20,15 +20,14 @@ class Method(NamedTuple):
 
     choose: Callable[[Population, int, Random], Sample]
     """(population, number of intervals, randomness) → sample."""
-    spread: Spread | None
-    """How the variance is estimated; None: nothing is drawn at random, so there is no interval."""
-    help: str
+    draws: bool
+    """Whether intervals are drawn at random; only then is there a confidence interval."""
 
     def infer(self, sample: Sample, cpi: Floats, confidence: float) -> Estimate:
         """Return what the CPI of the intervals of a sample, (n,), says of the program."""
-        if self.spread is None:
+        if not self.draws:
             return Estimate(float(sample.shares @ cpi), -np.inf, np.inf)
-        return estimate.expansion(sample, cpi, self.spread, confidence)
+        return estimate.expansion(sample, cpi, confidence)
 
 
 def centres(population: Population, n: int, random: Random) -> Sample:
@@ -44,16 +43,8 @@ def centres(population: Population, n: int, random: Random) -> Sample:
 
 
 METHODS: dict[str, Method] = {
-    "simpoint": Method(
-        centres, None, "SimPoint 3.2: nearest to the centres of clusters; no interval"
-    ),
-    "systematic": Method(designs.systematic, "successive", "every so many instructions"),
-    "two-phase": Method(
-        designs.two_phase,
-        "strata",
-        "strata of similar intervals, more intervals where they vary",
-    ),
-    "random": Method(designs.at_random, "plain", "at random, in proportion to instructions"),
+    "simpoint": Method(centres, draws=False),
+    "two-phase": Method(designs.two_phase, draws=True),
 }
 
 

@@ -106,7 +106,7 @@ def query(
         typer.Option("--why", help="Name the strings, imports and constants that both have."),
     ] = False,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Of an index: compare with every function.")
+        bool, typer.Option("--exact", help="Of an index by facts: compare with every function.")
     ] = False,
     baseline: Baseline = "",
     alone: Alone = False,

@@ -41,7 +41,7 @@ from tokmill.store.store import Store
 
 FILE = "index.json"
 FORMAT = "tokmill.similarity-index"
-VERSION = 2
+VERSION = 3
 ARRAYS = {"dense": dense_index.ARRAYS, "sparse": sparse_index.ARRAYS}
 
 
@@ -121,11 +121,11 @@ class Index:
         """Return the records nearest to one, their scores, and the share of each kind, if known.
 
         `asked`: a record, which is among those that are found; of a sparse index also a row of
-        other programs, as (columns, values).
+        other programs, as (columns, values). `exact`: a sparse index scores every row.
         """
         if isinstance(self.rows, DenseIndex):
             assert isinstance(asked, int)
-            rows, scores = self.rows.nearest(self.rows.vector(asked), most, exact=exact)
+            rows, scores = self.rows.nearest(self.rows.vectors[asked], most)
             return rows, scores, [[] for _ in rows]
         query = asked if isinstance(asked, tuple) else self.rows.entries(asked)
         rows, scores = self.rows.nearest(query, most, exact=exact)
