@@ -195,7 +195,6 @@ RULES: dict[str, Part] = {
     "semanticbbv": Part(
         "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
     ),
-    "bytes": Part("tokmill.x86.tokens.byte_rules:ByteRules", "x86", "raw bytes, one column"),
 }
 
 BASELINES: dict[str, Part] = {
