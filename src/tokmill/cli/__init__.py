@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "programs",
         "Find functions again, and measure how well vectors do so.",
     ),
-    "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans or asm2vec do."),
+    "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans has them."),
     "bbv": ("tokmill.cli.bbv:app", "programs", "Profile executions: block vectors, CPI."),
     "simpoint": (
         "tokmill.cli.simpoint:simpoint",
