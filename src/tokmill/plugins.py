@@ -203,23 +203,15 @@ BASELINES: dict[str, Part] = {
     "opcodes": Part(
         "tokmill.x86.features.baselines:opcodes", "x86", "code alone: histogram of mnemonics"
     ),
-    "minhash": Part(
-        "tokmill.x86.features.baselines:minhash", "x86", "code alone: MinHash of templates"
-    ),
     "templates": Part(
         "tokmill.x86.features.baselines:templates",
         "x86",
         "code alone: TF-IDF of instructions without numbers",
     ),
-    "form-pairs": Part(
-        "tokmill.x86.features.baselines:form_pairs",
-        "x86",
-        "code alone: TF-IDF of pairs of instructions, no registers",
-    ),
     "code-sum": Part(
         "tokmill.x86.features.sums:code_sum",
         "x86",
-        "code alone: the three above and counts, as a sum of cosines",
+        "code alone: the two above, pairs of instructions and counts, as a sum of cosines",
     ),
     "code-around": Part(
         "tokmill.x86.features.sums:code_around",
@@ -229,11 +221,6 @@ BASELINES: dict[str, Part] = {
     "constants": Part("tokmill.x86.features.baselines:constants", "x86", "TF-IDF of constants"),
     "strings": Part("tokmill.x86.features.baselines:strings", "x86", "TF-IDF of strings"),
     "imports": Part("tokmill.x86.features.baselines:imports", "x86", "TF-IDF of called imports"),
-    "callees": Part(
-        "tokmill.x86.features.baselines:callees",
-        "x86",
-        "TF-IDF of constants, strings and imports of callees",
-    ),
     "facts": Part(
         "tokmill.x86.features.baselines:facts",
         "x86",
