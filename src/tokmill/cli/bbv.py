@@ -46,10 +46,6 @@ def profile(
     processor: Annotated[
         int | None, typer.Option(metavar="N", help="With --measured: the processor to run on.")
     ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option("--calibrate", help="With --measured: fit the weights of the modelled CPI."),
-    ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -57,7 +53,7 @@ def profile(
     from tokmill.bbv.profile import Asked
     from tokmill.bbv.profile import profile as run_profile
 
-    asked = Asked(every_blocks, measured, intervals, runs, processor, calibrate)
+    asked = Asked(every_blocks, measured, intervals, runs, processor)
     found = run_profile(words, out, asked, name=name, stdin=stdin, quiet=quiet)
     means = {kind: float(np.nanmean(values)) for kind, values in found.cpi.items()}
     instructions = int(found.vectors.instructions.sum())
@@ -87,15 +83,6 @@ def profile(
             f"measured: fastest of {found.timed.runs} runs; the two halves of the runs differ by "
             f"{found.timed.halves:.2%} (median); load {found.about['measured']['load']:.1f}; marks "
             f"at every {marks['every']:,}. call ({marks['kind']})"
-        )
-    if found.fitted is not None:
-        fitted = found.fitted
-        weights = ", ".join(f"{name} {value:.3g}" for name, value in fitted.weights.items())
-        print(f"weights fitted on the even intervals: {weights}")
-        print(
-            f"error on the odd ones: {fitted.median:.2%} (median), {fitted.p90:.2%} (9 of 10 are "
-            f"below); usual weights after one scale {fitted.usual_median:.2%}; a constant "
-            f"{fitted.constant_median:.2%}"
         )
     return 0
 
