@@ -87,15 +87,13 @@ def test_simulate_the_points_then_estimate(
     assert f"the CPI of 1 of 12 points is missing, such as of interval {chosen[0]}" in err
 
 
-def test_a_target(here: Here, programs: dict[str, Phases]) -> None:
-    asked = ("simpoint", "one.bb", "--cpi", "one.cpi.csv", "--json")
+def test_how_many_points_a_target_needs(here: Here, programs: dict[str, Phases]) -> None:
+    asked = ("simpoint", "one.bb", "--points", "20", "--simulated", "one.cpi.csv", "--json")
     few = json.loads(here(*asked, "--target-error", "20%")[0])[0]
-    many = json.loads(here(*asked, "--target-error", "0.03")[0])[0]
-    assert few["points"] < many["points"] and many["usual_error"] <= 0.03
+    many = json.loads(here(*asked, "--target-error", "0.3%")[0])[0]
     # SimPoint's points tell nothing about their error.
-    assert few["method"] == "two-phase" and few["low"] < few["true_cpi"] < few["high"]
-    _, err = here(*asked, "--target-error", "0.0001%", code=1)
-    assert "cannot be reached with half of 120 intervals" in err
+    assert few["method"] == many["method"] == "two-phase" and few["points"] == many["points"] == 20
+    assert few["points_needed"] < 20 < many["points_needed"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,6 @@ def test_a_target(here: Here, programs: dict[str, Phases]) -> None:
         ),
         (("one.bb", "-o", "x", "--method", "two-phase", "--labels"), "--labels are of clusters", 2),
         (("one.cpi.csv", "-o", "x"), "interval", 1),
-        (("one.bb", "-o", "x", "--points", "5", "--target-error", "5%"), "leave --points out", 2),
         (("empty.bb", "-o", "x"), "", 1),
         (("zeros.bb", "-o", "x"), "no interval has instructions", 1),
         (("bad.bb", "--cpi", "bad.csv"), "cpi is -1", 1),

@@ -53,7 +53,7 @@ def simpoint(
     target_error: Annotated[
         str,
         typer.Option(
-            metavar="5%", help="Choose as many points as this error of the CPI needs (see --cpi)."
+            metavar="5%", help="With --simulated: say how many points this error of the CPI needs."
         ),
     ] = "",
     memory: Annotated[
@@ -295,8 +295,6 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
                 "executes; shorter intervals (`tokmill bbv profile --every-blocks N`) or a longer "
                 "execution save more"
             )
-        if one.usual_error is not None:
-            say(f"{one.program}: 95 % of samples are within {human_share(one.usual_error, 2)}")
         if one.points_needed is not None and one.points_needed > one.points:
             say(f"{one.program}: about {one.points_needed:,} points reach {target:.3g}")
     if out is not None:

@@ -7,10 +7,10 @@ import pytest
 import scipy.sparse
 
 from phases import phases
-from tokmill.bbv import designs, estimate, methods, resampling
+from tokmill.bbv import designs, estimate, methods
 from tokmill.bbv.estimate import Estimate
 from tokmill.bbv.population import population
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import UsageError
 
 
 @pytest.mark.parametrize("name", sorted(methods.METHODS))
@@ -58,47 +58,6 @@ def test_every_interval_that_is_drawn_is_exact() -> None:
     found = estimate.expansion(sample, made.cpi[sample.places])
     assert found.cpi == pytest.approx(made.truth)
     assert found.half_width < 1e-9
-
-
-CASES = {
-    "phases": {"seed": 1},
-    "drifting": {"seed": 2, "drift": 0.98, "noise": 0.3},
-    "heavy tails": {"seed": 3, "tail": 1.0},
-    "long": {"seed": 4, "tail": 1.0, "intervals": 2000},
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
-def test_intervals_of_two_phase_sampling_cover_often(case: str) -> None:
-    """Variances of small strata are not known without bias."""
-    made = phases(**CASES[case])  # type: ignore[arg-type]
-    way = methods.method("two-phase")
-    found = resampling.resample(made.population, made.cpi, way, 30, draws=1000)
-    assert found.coverage >= 0.9, found
-
-
-def test_a_target_chooses_the_number_of_points() -> None:
-    made = phases(6)
-    known, way = made.population, methods.method("two-phase")
-    wide = resampling.enough_points(known, made.cpi, way, 0.05, draws=60)
-    narrow = resampling.enough_points(known, made.cpi, way, 0.01, draws=60)
-    assert 2 <= wide.points < narrow.points < 200
-    assert wide.quantile <= 0.05 and narrow.quantile <= 0.01
-
-
-def test_a_target_out_of_reach_is_told() -> None:
-    made = phases(7, intervals=40, tail=2.5, seen=False)
-    with pytest.raises(TokmillError, match="cannot be reached with half of 40 intervals"):
-        resampling.enough_points(
-            made.population, made.cpi, methods.method("two-phase"), 0.001, draws=40
-        )
-
-
-def test_numbers_of_points_rise_to_half() -> None:
-    for intervals in range(1, 300):
-        tried = resampling.numbers(intervals)
-        assert tried == sorted(set(tried)) and tried[-1] == max(1, intervals // 2)
 
 
 def test_an_unknown_method_is_told() -> None:
