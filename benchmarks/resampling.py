@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill.bbv.clusters import Floats
-from tokmill.bbv.estimate import Estimate
-from tokmill.bbv.methods import Method
+from tokmill.bbv.methods import Estimate, Method
 from tokmill.bbv.population import Population
 from tokmill.errors import TokmillError
 

@@ -24,7 +24,7 @@ from tokmill.models.wkv7 import HAS_FLA, Form
 from tokmill.recipe import merge, read_toml
 from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.choose import make_engine
-from tokmill.training.flops import peak_flops
+from tokmill.training.meter import peak_flops
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import make_task

@@ -15,8 +15,7 @@ from tokmill.bbv import clusters, interval_table, read, simpoint
 from tokmill.bbv.clusters import Floats, Ints
 from tokmill.bbv.cpi import RATES, check_measures, read_measures
 from tokmill.bbv.designs import Sample
-from tokmill.bbv.estimate import Estimate
-from tokmill.bbv.methods import method
+from tokmill.bbv.methods import Estimate, method
 from tokmill.bbv.population import Population, as_matrix, population, rates_of
 from tokmill.bbv.projection import Matrix
 from tokmill.bbv.vectors import BlockVectors

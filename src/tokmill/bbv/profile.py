@@ -28,8 +28,7 @@ from tokmill.bbv.markers import (
     grouped,
     time_marks,
 )
-from tokmill.bbv.vectors import BlockVectors
-from tokmill.bbv.write import write
+from tokmill.bbv.vectors import BlockVectors, write
 from tokmill.errors import MachineError, TokmillError, UsageError
 from tokmill.files import inside, make_folder, write_file
 from tokmill.progress import Progress, elapsed

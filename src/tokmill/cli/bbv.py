@@ -145,40 +145,12 @@ def check(
     return int(piece.torn)
 
 
-def convert(
-    trace: Trace,
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="File to write; .gz, .xz and .zst are compressed.")
-    ],
-    id_base: IdBase = None,
-    to_base: Annotated[
-        int | None, typer.Option(min=0, max=1, help="Smallest id of the new file.")
-    ] = None,
-    style: Annotated[str, typer.Option(help="simpoint or valgrind (three spaces).")] = "simpoint",
-    quiet: Quiet = False,
-) -> int:
-    """Write a file of basic block vectors again, in another style or compression."""
-    from tokmill.bbv.read import read
-    from tokmill.bbv.write import write
-    from tokmill.cli.output import check_outputs
-
-    check_outputs({"--out": out}, [trace])
-    vectors = read(trace, id_base=id_base, quiet=quiet)
-    write(out, vectors, id_base=to_base, style=style)
-    count = human_count(vectors.entries, "entry", "entries")
-    print(f"{out}: {human_count(len(vectors), 'interval')}, {count}")
-    if vectors.torn:
-        say(f"note: {trace}: {TORN}")
-    return 0
-
-
 app = group_of(
     "bbv",
     "Execution profiles: basic block vectors, CPI and miss rates of programs that run.",
     {
         "profile": profile,
         "check": check,
-        "convert": convert,
         "cluster": cluster,
         "rewrite": rewrite,
     },
