@@ -58,7 +58,7 @@ def resample(
         confidence: of the intervals.
         advance: called with 1 after each sample.
     """
-    truth = population.truth(cpi)
+    truth = float(population.shares @ cpi)
     found: list[Estimate] = []
     for number in range(draws):
         random = np.random.default_rng([seed, number])

@@ -272,7 +272,7 @@ def refused_or_found(path: Path, kind: str, name: str) -> None:
         ("version", 9, "version 9"),
         ("kind", "best", "cannot be read"),
         ("records", 41, "do not fit"),
-        ("files", {"vector": "../../s/manifest.json"}, "damaged"),
+        ("files", {"vector": "../../s/manifest.json"}, "leads out of the folder"),
         ("store", "../nowhere", "there is no such store"),
         ("more", 1, "cannot be read"),
     ],
