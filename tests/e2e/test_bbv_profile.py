@@ -59,6 +59,10 @@ def test_a_modelled_profile_joins_with_blocks(tmp_path: Path) -> None:
     assert notes["instructions joined"] >= 0.95 * notes["instructions"]
     assert {store.record(n)["cpi_kind"] for n in range(len(store))} == {"modelled"}
     np.testing.assert_allclose(store.column("cpi"), found.cpi["modelled"], rtol=1e-5)
+    # The program's: cycles by instructions, not the mean of intervals, of which the last is short.
+    cycles = (found.cpi["modelled"] * found.vectors.instructions).sum()
+    whole = cycles / found.vectors.instructions.sum()
+    assert found.program_cpi() == {"modelled": pytest.approx(whole)}
     assert (store.column("d1_misses") > 0).any()
     # Page faults are counted where CPI is measured.
     assert np.isnan(store.column("page_faults")).all()

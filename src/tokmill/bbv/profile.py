@@ -92,6 +92,14 @@ class Profile(NamedTuple):
     timed: Timed | None
     about: dict[str, Any]
 
+    def program_cpi(self) -> dict[str, float]:
+        """Return the CPI of the whole program by kind, of the intervals that have one."""
+        instructions = self.vectors.instructions
+        return {
+            kind: float(np.nansum(values * instructions) / instructions[~np.isnan(values)].sum())
+            for kind, values in self.cpi.items()
+        }
+
 
 def profile(
     words: Sequence[str],

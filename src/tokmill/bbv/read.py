@@ -83,6 +83,7 @@ def pieces(
     size = Path(path).stat().st_size if Path(path).exists() else 0
     held: list[BlockVectors] = []
     rows = count = 0
+    instructions = 0.0
     base = id_base
     with Progress(f"reading {Path(path).name}", size, quiet=quiet) as progress:
         for found in parser.run(progress):
@@ -93,6 +94,16 @@ def pieces(
                     "a block has the id 0, and ids are to begin with 1",
                     where=str(path),
                     hint="--id-base 0, or leave it out",
+                )
+            instructions += found.counts.sum(dtype=np.float64)
+            if instructions >= 2.0**63:
+                sums = instructions - found.counts[::-1].cumsum(dtype=np.float64)[::-1]
+                entry = int(np.count_nonzero(sums < 2.0**63)) - 1
+                row = rows + int(np.searchsorted(found.indptr, entry, side="right")) - 1
+                raise TokmillError(
+                    f"the counts up to interval {row} add up to more than 63 bits",
+                    where=str(path),
+                    hint="no program executes so many instructions: the file is damaged",
                 )
             held.append(found)
             rows, count = rows + len(found), count + found.entries

@@ -347,10 +347,7 @@ def _declared(last: BlockVectors) -> dict[str, int]:
 
 
 def merged(rows: Array, records: Array, counts: Array, length: int) -> tuple[Array, Array, Array]:
-    """Return (offsets, record, count) of rows in which each record stands once, in ascending order.
-
-    Raises `TokmillError` if a count has more than 63 bits.
-    """
+    """Return (offsets, record, count) of rows with each record once, ascending."""
     order = np.lexsort((records, rows))
     rows, records, counts = rows[order], records[order], counts[order]
     new = np.ones(len(rows), bool)

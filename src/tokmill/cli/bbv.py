@@ -55,14 +55,14 @@ def profile(
 
     asked = Asked(every_blocks, measured, intervals, runs, processor)
     found = run_profile(words, out, asked, name=name, stdin=stdin, quiet=quiet)
-    means = {kind: float(np.nanmean(values)) for kind, values in found.cpi.items()}
+    cpi = found.program_cpi()
     instructions = int(found.vectors.instructions.sum())
     facts = {
         "trace": str(found.trace),
         "intervals": len(found.vectors),
         "blocks": found.vectors.blocks,
         "instructions": instructions,
-        "mean_cpi": means,
+        "cpi": cpi,
         **found.about,
     }
     if json:
@@ -76,7 +76,7 @@ def profile(
         say(f"note: it forked {human_count(forked, 'process', 'processes')}, which are left out")
     for kind, values in found.cpi.items():
         low, high = np.nanmin(values), np.nanmax(values)
-        print(f"CPI, {kind}: {low:.3f} to {high:.3f}, mean {means[kind]:.3f}")
+        print(f"CPI, {kind}: {cpi[kind]:.3f} (intervals: {low:.3f} to {high:.3f})")
     if found.timed is not None:
         marks = found.about["marks"]
         print(

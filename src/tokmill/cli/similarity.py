@@ -31,7 +31,8 @@ Pairs = Annotated[
     typer.Option(
         metavar="O0-O3,…",
         help="What is compared: pairs of levels, or of compilers as gcc-clang O2.",
-        show_default="all six pairs of levels, all compilers",
+        show_default="O0-O3, O1-O3, O2-O3, O0-Os, O1-Os, O2-Os, or all pairs of levels if there "
+        "are none of these; all compilers",
     ),
 ]
 Projects = Annotated[

@@ -36,6 +36,15 @@ INTERVAL = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?P<line>T\s*:\d+:\d+
 LEARN = "--vocab-size 8192"
 """Option of a build that trains a tokenizer first."""
 STRINGS = ("string", "large_string")
+TEXTS = {
+    ".mlir": ("mlir", "an MLIR module", "tokmill build mlir {} -o STORE"),
+    ".tsv": (
+        "tsv",
+        "lines of cells between tabs",
+        "tokmill build tsv {} --tokenizer TOKENIZER -o STORE",
+    ),
+}
+"""Suffix of texts of a known kind → kind, description, and the command that reads them."""
 USUAL = ("content", "body", "document", "raw_content", "code", "story")
 """Usual names of text fields in data sets."""
 
@@ -279,6 +288,11 @@ def text(look: Look) -> Facts | None:
         decoded = decoder.decode(look.head, final=look.size <= len(look.head))
     except UnicodeDecodeError:
         return None
+    if look.suffix in TEXTS:
+        kind, what, command = TEXTS[look.suffix]
+        return {"kind": kind, "what": what, "bytes": look.size,
+                "first_record": shorten(decoded.partition("\n")[0]),
+                "next": command.format(look.quoted)}  # fmt: skip
     documents = decoded.split("<|endoftext|>")
     return {
         "kind": "text",
@@ -286,10 +300,16 @@ def text(look: Look) -> Facts | None:
         "bytes": look.size,
         "separators": "<|endoftext|>" if len(documents) > 1 else "none seen",
         "first_record": shorten(documents[0]),
-        "next": f"tokmill build mlir {look.quoted} -o STORE"
-        if look.suffix == ".mlir"
-        else f"tokmill build text {look.quoted} {LEARN} -o STORE",
+        "next": f"tokmill build text {look.quoted} {LEARN} -o STORE",
     }
+
+
+def onnx(look: Look) -> Facts | None:
+    """An ONNX model: a protocol buffer that begins with the version of its format."""
+    if look.suffix != ".onnx" or look.head[:1] != b"\x08":
+        return None
+    return {"kind": "onnx", "what": "an ONNX model", "bytes": look.size,
+            "next": f"tokmill build mlir {look.quoted} -o STORE"}  # fmt: skip
 
 
 def raw_tokens(look: Look) -> Facts | None:
@@ -354,7 +374,8 @@ def _array_header(stream: IO[bytes]) -> Facts:
 
 
 FOREIGN: list[Recogniser] = [
-    empty, npz, npy, pickle, llmc, megatron_index, datatrove, graph, parquet, program, compressed,
+    empty, npz, npy, pickle, llmc, megatron_index, datatrove, graph, parquet, program, onnx,
+    compressed,
 ]  # fmt: skip
 """Recognised by first bytes. `LOOSE` is tried last, because many files could be text or tokens."""
 LOOSE: list[Recogniser] = [raw_tokens, block_vectors, jsonl, text]

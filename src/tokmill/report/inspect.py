@@ -20,6 +20,8 @@ from tokmill.report.runs import listing
 from tokmill.store.vocab import find_roles
 from tokmill.text.seen_keys import how_to_split
 
+MADE = {"diff": "diff", "similarity": "similarity eval"}
+"""Value of `format` in JSON that tokmill writes → the command."""
 KINDS = {
     **dict.fromkeys([".jsonl", ".ndjson"], "jsonl"),
     **dict.fromkeys([".parquet", ".arrow", ".feather"], "parquet"),
@@ -204,7 +206,14 @@ def other_json(look: Look) -> Facts | None:
                 "problem": "it cannot be read: it is damaged or cut off"}  # fmt: skip
     if isinstance(look.json, dict) and ".jsonl" not in look.path.suffixes:
         keys = list(look.json)
-        return {"kind": "json", "what": "a JSON object", "bytes": look.size, "keys": keys[:30]}
+        made = str(look.json.get("format")).removeprefix("tokmill.")
+        what = f"what `tokmill {MADE[made]}` found" if made in MADE else "a JSON object"
+        return {
+            "kind": made if made in MADE else "json",
+            "what": what,
+            "bytes": look.size,
+            "keys": keys[:30],
+        }
     if isinstance(look.json, list):
         facts = {"kind": "json", "what": "a JSON list", "bytes": look.size,
                  "entries": len(look.json)}  # fmt: skip

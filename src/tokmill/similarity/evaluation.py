@@ -17,7 +17,6 @@ from tokmill.similarity.pairing import (
     keep,
     of_projects,
     tasks_of,
-    wanted,
     with_negatives,
 )
 from tokmill.similarity.pool_measures import POOLS, Measured, Method, Row, measure, report
@@ -128,7 +127,7 @@ def _measured(
     functions: Functions, kept: Kept, methods: Sequence[Method], choice: Choice, bar: Progress
 ) -> Iterator[Measured]:
     """Yield the rows of the report, one after the other."""
-    tasks = wanted(list(tasks_of(functions, kept)), choice.rows)
+    tasks = tasks_of(functions, kept, choice.rows)
     tasks = of_projects(functions, tasks, choice.projects)
     if choice.more_negatives:
         tasks = with_negatives(functions, tasks, choice.min_blocks)

@@ -70,6 +70,11 @@ class Functions:
         return ~np.isin(one.codes, unknown)
 
 
+def spelled(column: str, words: list[str]) -> list[str]:
+    """Return strings of a column; levels may be written as the compiler's option, -O2."""
+    return [word.removeprefix("-") for word in words] if column == "level" else words
+
+
 class Coder:
     """Numbers strings in the order of first use, batch after batch."""
 
@@ -113,7 +118,8 @@ def functions_of(store: Store) -> Functions:
         shard = store.shard(number)
         for name, coder in coders.items():
             found, place = shard.text(name, 0, entry.records).distinct()
-            coder.add([one.decode("utf-8", "surrogatepass") for one in found], place)
+            words = [one.decode("utf-8", "surrogatepass") for one in found]
+            coder.add(spelled(name, words), place)
         size, block = _sizes(shard)
         sizes.append(size)
         blocks.append(block)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
-from tokmill.similarity.functions import NAMES, Coded, Coder, Functions, numbers_of
+from tokmill.similarity.functions import NAMES, Coded, Coder, Functions, numbers_of, spelled
 from tokmill.store.hashes import first_of_equals
 from tokmill.store.schema import Array
 
@@ -46,7 +46,7 @@ def read_keys(path: Path) -> tuple[Functions, list[str]]:
                 for name, coder in coders.items():
                     at = place.get(name)
                     cells = ["" if at is None else row[at] for _, row in batch]
-                    coder.add(cells, np.arange(len(cells)))
+                    coder.add(spelled(name, cells), np.arange(len(cells)))
                 for name, parts in numbers.items():
                     at = place.get(name)
                     parts.append(_numbers(path, batch, name, at))

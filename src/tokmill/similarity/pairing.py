@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from tokmill.store.hashes import first_of_equals
 from tokmill.store.schema import Array
 
 LEVEL_PAIRS = (("O0", "O3"), ("O1", "O3"), ("O2", "O3"), ("O0", "Os"), ("O1", "Os"), ("O2", "Os"))
+"""The pairs of levels of published tables."""
+FAMILIES = {"gcc": "gcc", "g++": "gcc", "clang": "clang", "clang++": "clang"}
 MIN_BLOCKS = 5
 UNNAMED = "functions without a name of their source"
 NO_KEY = "functions whose compiler or level is not known"
@@ -85,16 +87,24 @@ def keep(functions: Functions, min_blocks: int = MIN_BLOCKS) -> Kept:
 
 
 def family(compiler: str) -> str:
-    """Return the name of a compiler without its version: gcc of gcc-12.2.0."""
-    found = re.match(r"[A-Za-z+]*", compiler)
-    return found[0].lower() if found and found[0] else compiler
+    """Return the name of a compiler without target and version: gcc of x86_64-linux-gnu-gcc-12."""
+    words = re.split(r"[^a-z+]+", compiler.lower())
+    named = [FAMILIES[word] for word in words if word in FAMILIES]
+    return named[0] if named else next(filter(None, words), compiler)
 
 
-def tasks_of(functions: Functions, kept: Kept) -> Iterator[Task]:
-    """Yield the tasks of a set of functions: pairs of levels, then pairs of compilers.
+def tasks_of(functions: Functions, kept: Kept, rows: Sequence[str] = ()) -> list[Task]:
+    """Return the tasks of a set of functions: pairs of levels, then pairs of compilers.
 
     A pair of levels is compared for each compiler apart, the first level being the query. Compilers
     of two families are compared at each level, in both directions.
+
+    Args:
+        rows: what is compared, such as O0-O2 or gcc-clang O2. None: the pairs of levels of
+            published tables (all pairs, if the functions have none of these), and all compilers.
+
+    Raises:
+        UsageError: the functions have no such levels or compilers.
     """
     compilers, levels = functions.names["compiler"], functions.names["level"]
     here: dict[tuple[int, int], Array] = {}
@@ -102,32 +112,37 @@ def tasks_of(functions: Functions, kept: Kept) -> Iterator[Task]:
         of_compiler = kept.rows[compilers.codes[kept.rows] == compiler]
         for level in np.unique(levels.codes[of_compiler]).tolist():
             here[compiler, level] = of_compiler[levels.codes[of_compiler] == level]
-    number = {name: i for i, name in enumerate(levels.names)}
+    present = sorted({level for _, level in here}, key=levels.names.__getitem__)
+    number = {levels.names[level]: level for level in present}
     used = sorted({compiler for compiler, _ in here})
-
-    def task(row: str, one: tuple[int, int], other: tuple[int, int]) -> Iterator[Task]:
-        if one in here and other in here:
-            said = [f"{compilers.names[c]} {levels.names[level]}" for c, level in (one, other)]
-            yield _paired(functions, kept.source, row, " → ".join(said), here[one], here[other])
-
-    for first, second in LEVEL_PAIRS:
-        if first in number and second in number:
-            for compiler in used:
-                yield from task(
-                    f"{first}-{second}", (compiler, number[first]), (compiler, number[second])
-                )
-    for level_name in sorted(number):
+    sides: dict[str, list[tuple[tuple[int, int], tuple[int, int]]]] = {}
+    for first, second in permutations(number, 2):
+        both = [((c, number[first]), (c, number[second])) for c in used]
+        if common := [(one, other) for one, other in both if one in here and other in here]:
+            sides[f"{first}-{second}"] = common
+    pairs = [f"{one}-{other}" for one, other in LEVEL_PAIRS if f"{one}-{other}" in sides]
+    usual = pairs or [f"{one}-{other}" for one, other in combinations(number, 2)]
+    for name, level in number.items():
         for a, b in combinations(used, 2):
-            kinds = family(compilers.names[a]), family(compilers.names[b])
-            if kinds[0] != kinds[1]:
-                if kinds[0] > kinds[1]:
-                    a, b, kinds = b, a, kinds[::-1]
-                row = f"{kinds[1]}-{kinds[0]} {level_name}" if kinds[1] == "gcc" else (
-                    f"{kinds[0]}-{kinds[1]} {level_name}"
-                )  # fmt: skip
-                level = number[level_name]
-                yield from task(row, (a, level), (b, level))
-                yield from task(row, (b, level), (a, level))
+            kinds = sorted((family(compilers.names[c]), c) for c in (a, b))
+            if kinds[0][0] == kinds[1][0] or not all((c, level) in here for c in (a, b)):
+                continue
+            # gcc stands first, as in published tables.
+            kinds.sort(key=lambda kind: kind[0] != "gcc")
+            row = f"{kinds[0][0]}-{kinds[1][0]} {name}"
+            usual.append(row)
+            sides.setdefault(row, []).extend([((a, level), (b, level)), ((b, level), (a, level))])
+    if unknown := [row for row in rows if row not in sides]:
+        raise UsageError(
+            f"nothing can be compared as {unknown[0]!r}",
+            hint=f"there is: {', '.join(sides) or 'nothing'}",
+        )
+    return [
+        _paired(functions, kept.source, row,
+                " → ".join(f"{compilers.names[c]} {levels.names[level]}" for c, level in pair),
+                here[pair[0]], here[pair[1]])
+        for row in dict.fromkeys(rows or usual) for pair in sides.get(row, ())
+    ]  # fmt: skip
 
 
 def _paired(
@@ -202,17 +217,3 @@ def with_negatives(functions: Functions, tasks: list[Task], min_blocks: int) -> 
         query, target = (np.concatenate([one, here]) for one in (task.query, task.target))
         found.append(replace(task, query=query, target=target, asked=asked))
     return found
-
-
-def wanted(tasks: list[Task], rows: Sequence[str]) -> list[Task]:
-    """Return the tasks of some rows of the report; of all where none is named."""
-    if not rows:
-        return tasks
-    known = list(dict.fromkeys(task.row for task in tasks))
-    for row in rows:
-        if row not in known:
-            raise UsageError(
-                f"nothing can be compared as {row!r}",
-                hint=f"there is: {', '.join(known) or 'nothing'}",
-            )
-    return [task for task in tasks if task.row in rows]

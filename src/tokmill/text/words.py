@@ -5,6 +5,7 @@ Format of the files: a `vocab.txt` holds a word per line, and the number of the 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,10 @@ from tokmill.text.wordpiece import INSIDE, SPECIALS, vocab_lines
 
 MOST_WORDS = 1 << 20
 """Words of a vocabulary; each has a vector in a model."""
+
+
+WORD = re.compile(r"(?:\S|[\x1c-\x1f])+")
+"""What stands between white space of Unicode, which U+001C to U+001F are not (`tokenizers`)."""
 
 
 class WordList(NamedTuple):
@@ -57,7 +62,7 @@ def count_words(lines: Iterable[Sequence[str]], min_count: int) -> dict[str, int
     counts: Counter[str] = Counter()
     for some in lines:
         for line in some:
-            counts.update(line.split())
+            counts.update(WORD.findall(line))
         if len(counts) > 4 * MOST_WORDS:
             raise _too_many(len(counts))
     kept = [(-n, word) for word, n in counts.items() if n >= min_count and word not in SPECIALS]

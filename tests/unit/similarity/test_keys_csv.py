@@ -29,6 +29,13 @@ def test_columns_in_any_order(tmp_path: Path) -> None:
     assert made.named.all() and made.record is None
 
 
+def test_levels_are_written_as_options_too(tmp_path: Path) -> None:
+    made, _ = read(tmp_path, f"{HEAD}\np,f,gcc,-O2\np,f,gcc,O3\n")
+    assert made.names["level"].names == ["O2", "O3"]
+    with pytest.raises(TokmillError, match="already"):
+        read(tmp_path, f"{HEAD}\np,f,gcc,-O2\np,f,gcc,O2\n")
+
+
 def test_many_lines_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokmill.similarity.keys_csv.BATCH", 3)
     lines = [f"p{i % 2},f{i % 5},gcc,O{i // 5}" for i in range(10)]

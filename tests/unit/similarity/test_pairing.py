@@ -8,7 +8,7 @@ import pytest
 from made_functions import f, functions
 from tokmill.errors import UsageError
 from tokmill.similarity.functions import Functions
-from tokmill.similarity.pairing import Task, family, keep, tasks_of, wanted
+from tokmill.similarity.pairing import Task, family, keep, tasks_of
 
 
 def tasks(made: Functions) -> dict[str, Task]:
@@ -95,12 +95,13 @@ def test_compilers_of_two_families_in_both_directions() -> None:
     ))  # fmt: skip
     found = tasks(made)
     rows = [task.row for task in found.values()]
-    assert set(rows) == {"gcc-clang O0", "gcc-clang O2"} and len(rows) == 8
+    assert set(rows) == {"O0-O2", "gcc-clang O0", "gcc-clang O2"} and len(rows) == 3 + 8
     assert "clang-14 O0 → gcc-13 O0" in found and "gcc-13 O0 → clang-14 O0" in found
     assert "gcc-12.2.0 O0 → gcc-13 O0" not in found
-    assert [family(name) for name in ("gcc-12.2.0", "Clang 14", "g++-9", "", "9")] == [
-        "gcc", "clang", "g++", "", "9",
-    ]  # fmt: skip
+    assert [family(name) for name in (
+        "gcc-12.2.0", "Clang 14", "g++-9", "x86_64-linux-gnu-gcc-12", "/usr/bin/clang++", "icc-19",
+        "", "9",
+    )] == ["gcc", "clang", "gcc", "gcc", "clang", "icc", "", "9"]  # fmt: skip
 
 
 def test_order_of_records_changes_nothing() -> None:
@@ -122,15 +123,23 @@ def test_order_of_records_changes_nothing() -> None:
     assert len(found) == 1
 
 
-def test_wanted_rows() -> None:
-    made = functions(f("b"), f("b", "O3"), f("b", "Os"))
-    all_of_them = list(tasks_of(made, keep(made)))
-    assert [task.row for task in wanted(all_of_them, ())] == ["O0-O3", "O0-Os"]
-    assert [task.row for task in wanted(all_of_them, ["O0-Os"])] == ["O0-Os"]
-    with pytest.raises(UsageError, match="'O1-O3'.*\n.*O0-O3, O0-Os"):
-        wanted(all_of_them, ["O1-O3"])
+def test_rows_that_are_asked_for() -> None:
+    made = functions(f("b"), f("b", "O3"), f("b", "Os"), f("b", "O2", compiler="c"))
+    kept = keep(made)
+    rows = ["O0-O3", "O0-Os"]
+    assert [task.row for task in tasks_of(made, kept)] == rows
+    assert [task.row for task in tasks_of(made, kept, rows[1:])] == rows[1:]
+    (task,) = tasks_of(made, kept, ["O3-Os"])
+    assert pairs(made, task) == [("a", "b", "a", "b")] and task.setting == "gcc-12 O3 → gcc-12 Os"
+    with pytest.raises(UsageError, match=r"'O1-O3'.*\n.*O0-O3"):
+        tasks_of(made, kept, ["O1-O3"])
+
+
+def test_levels_of_no_published_pair() -> None:
+    made = functions(f("b"), f("b", "O2"), f("b", "Og"))
+    assert [task.row for task in tasks_of(made, keep(made))] == ["O0-O2", "O0-Og", "O2-Og"]
 
 
 def test_nothing() -> None:
     made = functions()
-    assert list(tasks_of(made, keep(made))) == []
+    assert tasks_of(made, keep(made)) == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import pre_tokenizers
 
 from making import here, quick_build
 from reference_encoder import reference_ids
@@ -21,6 +22,7 @@ from tokmill.text import blocks
 from tokmill.text import corpus as corpus_module
 from tokmill.text.corpus import UNKNOWN, CorpusConfig, CorpusSource
 from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.wordpiece import SPECIALS
 from tokmill.text.words import MOST_WORDS, count_words, read_words
 
 WALKS = "push rbp mov rbp rsp\nmov eax [rip+0x1f7a]\n\nret\npush rbp ret\n"
@@ -168,6 +170,13 @@ def test_options_that_are_refused(tmp_path: Path, options: dict[str, Any], what:
     with pytest.raises(UsageError, match=what) as error:
         build(tmp_path, **given)
     assert error.value.hint
+
+
+def test_words_are_counted_as_they_are_encoded() -> None:
+    split = pre_tokenizers.WhitespaceSplit()
+    line = "".join(f"w{code:x}{chr(code)}" for code in [*range(0x400), *range(0x1680, 0x3001)])
+    words = {word for word, _ in split.pre_tokenize_str(line)}
+    assert set(count_words([[line]], 1)) - set(SPECIALS) == words
 
 
 def test_lists_that_are_refused(tmp_path: Path) -> None:

@@ -105,7 +105,8 @@ def facts_of(graph: Graph, address: int) -> list[str]:
     """Return the strings, imports and constants of a function, by name, each once.
 
     Strings come first, the longest before others, then imports, then constants, the largest first:
-    what is most telling first. Empty for an address where no function begins.
+    what is most telling first. 0 and 1, which nearly all functions have, are left out.
+    Empty for an address where no function begins.
     """
     place, there = find(graph.function_address, np.asarray([address], np.uint64))
     if not there[0] or not graph.facts:
@@ -113,6 +114,7 @@ def facts_of(graph: Graph, address: int) -> list[str]:
     first, last = graph.function_blocks[place[0] : place[0] + 2].tolist()
     strings = {graph.strings[i] for i in _of_blocks(graph.string, graph.block_strings, first, last)}
     constants = {int(c) for c in _of_blocks(graph.constant, graph.block_constants, first, last)}
+    constants -= {0, 1}
     targets = _of_blocks(graph.edge_target, graph.block_edges, first, last)
     slot, known = find(graph.import_address, np.asarray(targets, np.uint64))
     names = import_names(graph)
