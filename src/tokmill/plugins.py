@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import ItemsView
 from typing import Any, NamedTuple
 
 from tokmill.errors import MissingExtraError, UsageError, nearest
@@ -332,7 +331,7 @@ class Table(dict[str, Part]):
             _join_installed()
         return super().__contains__(name)
 
-    def items(self) -> ItemsView[str, Part]:
+    def items(self) -> Any:
         """Return all names and parts."""
         _join_installed()
         return super().items()
