@@ -130,7 +130,7 @@ def rewrite(
         for piece, done in maps.rewrite(read, of, found.size):
             told[:] = [done]
             torn = piece.torn
-            yield from lines(piece, piece.ids, b" ")
+            yield from lines(piece)
 
     write_file(out, packed(out, chunks()))
     (done,) = told

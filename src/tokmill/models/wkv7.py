@@ -71,8 +71,9 @@ def wkv7(
     inputs = r, w, k, v, a, b
     if form == "auto":
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, state))
-        many = "fla" if HAS_FLA and _suits_fla(r) else "chunked"
-        form = many if learns or length > FEW else "step_by_step"
+        form = "fla" if HAS_FLA and _suits_fla(r) else "chunked"
+        if not learns and length <= FEW:
+            form = "step_by_step"
     if form == "fla":
         if not _suits_fla(r):
             raise UsageError(
