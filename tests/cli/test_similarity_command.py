@@ -94,7 +94,11 @@ def test_vectors_of_others(here: Here, made: Path) -> None:
         (("eval", "s", "--pools", "2,x"), 2, "'x' is no number"),
         (("eval", "s", "--pools", "1"), 2, "a pool of 1"),
         (("eval", "s", "--pools", "-3"), 2, "'-3' is no number"),
-        (("eval", "s", "--pairs", "O0-O1", "--baseline", "random"), 2, "there is: O0-O2, O0-O3"),
+        (
+            ("eval", "s", "--pairs", "O0-O1", "--baseline", "random"),
+            2,
+            "there is: O0-O2, O0-O3, O2-O3",
+        ),
         (("score", "right.npy", "no.csv"), 1, "no.csv: there is no such file"),
         (("score", "right.npy", "s"), 1, "s: this is no file"),
         (("score", "short.npy", "keys.csv"), 1, "there are 3 vectors and"),
