@@ -314,6 +314,8 @@ EXTRA_PACKAGES: dict[str, str] = {
     "threadpoolctl": "bbv",
     "torch": "train",
     "triton": "train",
+    "uvicorn": "serve",
+    "starlette": "serve",
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
     "ray": "ray",

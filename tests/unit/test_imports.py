@@ -36,7 +36,6 @@ HEAVY = {
 }
 
 PUBLIC = [
-    "EmbeddingClient",
     "Feed",
     "Packed",
     "Pairs",
