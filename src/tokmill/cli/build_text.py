@@ -175,9 +175,8 @@ def _say_unknown_marks(chosen: BuildRecipe, tokenizer: str) -> None:
     named = str(chosen.options.get("chat_template", ""))
     if named in chat_template_files.BUILT_IN:
         return
-    marks = set(
-        chat_template_files.ANGLED.findall(chat_template_files.find(named, tokenizer).template)
-    )
+    template, _ = chat_template_files.find(named, tokenizer)
+    marks = set(chat_template_files.ANGLED.findall(template))
     text = sorted(marks - tokenizer_json.added_tokens(Tokenizer.from_file(tokenizer).data).keys())
     if text:
         say(
