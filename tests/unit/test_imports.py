@@ -28,10 +28,12 @@ HEAVY = {
     "psutil",
     "pyarrow",
     "safetensors",
+    "starlette",
     "tiktoken",
     "tokenizers",
     "torch",
     "transformers",
+    "uvicorn",
     "zstandard",
 }
 

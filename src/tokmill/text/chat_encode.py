@@ -143,9 +143,8 @@ class EncodeChats:
         """
         before = np.concatenate([[0], np.cumsum(np.isin(ids, self._known_ids))])
         named = [len(self._known_names.findall(MARKS.sub("", text))) for text in marked]
-        odd: Array = np.array([BREAK in text for text in marked]) | (
-            np.diff(before[offsets]) > np.array(named)
-        )
+        broken = np.array([BREAK in text for text in marked], bool)
+        odd: Array = broken | (np.diff(before[offsets]) > np.array(named, np.int64))
         return odd
 
     def _segments(self, marked: Sequence[str]) -> Encoded:
@@ -231,23 +230,18 @@ def mask(begins: Array, ends: Array, spans: Array) -> Array:
 def _in_segments(data: Mapping[str, Any], control: Mapping[str, int]) -> bool:
     """Say whether the text between two special tokens gets the same ids as when it is alone."""
     steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
-    flags = ("lstrip", "rstrip", "single_word")
+    tokens = [token for token in data["added_tokens"] if token["content"] in control]
     return (
         data.get("normalizer") is None
         and data["model"]["type"] == "BPE"
         and not data["model"].get("unk_token")
         and bool(steps)
         and steps[-1]["type"] == "ByteLevel"
-        and not any(step.get("add_prefix_space") for step in steps)
-        and all(step["type"] in ("ByteLevel", "Split", "Digits") for step in steps)
         and all(
-            step.get("behavior", "Isolated") != "Removed" and not step.get("invert")
+            step["type"] in ("ByteLevel", "Split", "Digits")
+            and step.get("behavior") != "Removed"
+            and not (step.get("add_prefix_space") or step.get("invert"))
             for step in steps
         )
-        and not any(
-            token.get(flag)
-            for token in data["added_tokens"]
-            if token["content"] in control
-            for flag in flags
-        )
+        and not any(token.get(f) for token in tokens for f in ("lstrip", "rstrip", "single_word"))
     )
