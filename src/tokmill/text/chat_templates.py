@@ -93,7 +93,7 @@ class Template:
             assert died.ended is not None
             begin = str(chats[0][0][0].get("content"))[:60] if chats else ""
             raise UsageError(
-                f"the chat template {died.ended.why()}",
+                f"rendering the chat template {died.ended.why()}",
                 where=f"the chat that begins with {begin!r}" if chats else "",
                 hint="another --chat-template; or leave out this chat",
             ) from None

@@ -72,7 +72,7 @@ def test_endless_work_ends_the_build_and_names_the_chat(text: str) -> None:
     other = [{"role": "user", "content": "never ends"}, CHAT[1]]
     text = "{% if messages[0].content != 'hi' %}" + text + "{% endif %}ok"
     template = Template(text, {})
-    with pytest.raises(UsageError, match="the chat template took more than") as caught:
+    with pytest.raises(UsageError, match="rendering the chat template took more than") as caught:
         template.render("whole", [(CHAT, None), (other, None)])
     assert caught.value.where == "the chat that begins with 'never ends'"
     assert template.render("whole", [(CHAT, None)]) == [("ok", "")]
