@@ -207,7 +207,7 @@ class Service:
             raise Refusal(415, f"a body of {kind or 'no type'} is not read", hint)
         try:
             inputs = msgspec.json.decode(data, type=Inputs).inputs
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Refusal(400, f"the request is not what is read: {error}", SHAPE) from None
         if len(inputs) > self.limits.max_inputs:
             what = f"the request has more than {self.limits.max_inputs:,} inputs"

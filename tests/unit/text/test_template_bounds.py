@@ -33,7 +33,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> None:
 ENDLESS = (
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "{{ 9 ** (9 ** 9) }}",
+    "{{ 9 ** (9 ** (messages | length + 7)) }}",
     "{% set n = namespace(s='a' * 99999) %}"
     "{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
 )
@@ -56,7 +56,7 @@ REFUSED = (
     "{{ messages[5].content.x }}",
     "{{ messages | tojson(indent='x', y=1) }}",
     "{{ messages | sort }}",
-    "{{ {}[[]] }}",
+    "{{ {[]: 1} }}",
     "{{ '%d' % 'x' }}",
     "{{ raise_exception('no') }}",
     "{{ raise_exception('\\ud800') }}",
@@ -77,6 +77,13 @@ def test_endless_work_ends_the_build_and_names_the_chat(text: str) -> None:
     assert caught.value.where == "the chat that begins with 'never ends'"
     assert template.render("whole", [(CHAT, None)]) == [("ok", "")]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+@pytest.mark.usefixtures("limited")
+def test_constants_that_take_too_long_are_refused_at_once() -> None:
+    """Jinja computes them when it compiles."""
+    with pytest.raises(UsageError, match="took more than 0.5 CPU seconds"):
+        Template("{{ 9 ** (9 ** 9) }}", {})
 
 
 @pytest.mark.parametrize("text", REFUSED)
