@@ -27,6 +27,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tokmill.errors import TokmillError
+from tokmill.headers import loads_json
 from tokmill.inference.embedder import Embedder, Ids
 from tokmill.store.schema import Array
 
@@ -206,8 +207,8 @@ class Service:
             hint = f"Content-Type: {JSON} for {SHAPE}, {BYTES} for the bytes of one sequence"
             raise Refusal(415, f"a body of {kind or 'no type'} is not read", hint)
         try:
-            inputs = msgspec.json.decode(data, type=Inputs).inputs
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            inputs = loads_json(data, Inputs).inputs
+        except ValueError as error:
             raise Refusal(400, f"the request is not what is read: {error}", SHAPE) from None
         if len(inputs) > self.limits.max_inputs:
             what = f"the request has more than {self.limits.max_inputs:,} inputs"
@@ -228,14 +229,15 @@ class Service:
 
     async def _vectors(self, request: Request, sequences: Sequence[Ids]) -> Array:
         """Wait for the model, unless the client leaves."""
-        vectors = asyncio.wrap_future(self.model.ask(sequences))
+        vectors: asyncio.Future[Any] = asyncio.wrap_future(self.model.ask(sequences))
         # The request has been read, so the next message is that its client has left.
-        left = asyncio.ensure_future(request.receive())
+        left: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
         try:
             await asyncio.wait([vectors, left], return_when=asyncio.FIRST_COMPLETED)
             if not vectors.done():
                 raise ClientDisconnect
-            return vectors.result()
+            found: Array = vectors.result()
+            return found
         except asyncio.CancelledError:
             raise Refusal(503, "the server stops", "ask again when it runs") from None
         finally:
