@@ -207,7 +207,7 @@ class Service:
             hint = f"Content-Type: {JSON} for {SHAPE}, {BYTES} for the bytes of one sequence"
             raise Refusal(415, f"a body of {kind or 'no type'} is not read", hint)
         try:
-            inputs = loads_json(data, Inputs).inputs
+            inputs: list[str] = loads_json(data, Inputs).inputs
         except ValueError as error:
             raise Refusal(400, f"the request is not what is read: {error}", SHAPE) from None
         if len(inputs) > self.limits.max_inputs:
