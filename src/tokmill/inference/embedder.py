@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ class Embedder:
         config = EmbedConfig(run=str(run), pool=pool, at=at)  # type: ignore[arg-type]
         known = known_model(config)
         task = load_task(known.run, at)
-        self._load_coder = lambda: load_coder(known.run, known.facts, [*task.sizes])[1]
+        self._load = partial(load_coder, known.run, known.facts, [*task.sizes])
         self._own = threading.local()
         if self.coder is None:
             raise TokmillError(
@@ -66,7 +67,7 @@ class Embedder:
     def coder(self) -> Coder | None:
         """The coder of this thread: it keeps what it has encoded, and has no lock for that."""
         if not hasattr(self._own, "coder"):
-            self._own.coder = self._load_coder()
+            _, self._own.coder = self._load()
         coder: Coder | None = self._own.coder
         return coder
 
@@ -77,8 +78,10 @@ class Embedder:
         on text a string, or UTF-8.
         """
         assert self.coder is not None
-        text = isinstance(data, str)
-        ids = self.coder.encode(data) if text else self.coder.encode_bytes(data)
+        if isinstance(data, str):
+            ids = self.coder.encode(data)
+        else:
+            ids = self.coder.encode_bytes(data)
         if not all(map(len, ids.values())):
             raise UsageError("it has no tokens", hint="send an instruction or a word")
         # As records of the training store; a frame is put around each segment later.
