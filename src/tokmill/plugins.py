@@ -277,7 +277,7 @@ CODERS: dict[str, Part] = {
 
 CHATS: dict[str, Part] = {
     # source of a store: what writes messages as prompts for a run on it
-    "chat": Part("tokmill.text.chat_prompts:load", "text", "chats by a template"),
+    "chat": Part("tokmill.text.chat:load_prompts", "text", "chats by a template"),
 }
 
 TRACKERS: dict[str, Part] = {
@@ -307,6 +307,8 @@ EXTRA_PACKAGES: dict[str, str] = {
     "fla": "fla",
     "triton": "fla",
     "einops": "fla",
+    "uvicorn": "serve",
+    "starlette": "serve",
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
     "ray": "ray",

@@ -26,15 +26,16 @@ HEAVY = {
     "psutil",
     "pyarrow",
     "safetensors",
+    "starlette",
     "tiktoken",
     "tokenizers",
     "torch",
     "transformers",
+    "uvicorn",
     "zstandard",
 }
 
 PUBLIC = [
-    "EmbeddingClient",
     "Feed",
     "Packed",
     "Pairs",

@@ -193,7 +193,7 @@ class X86Coder:
             code = bytes.fromhex(text)
         except ValueError:
             raise UsageError(
-                "the prompt is not machine code in hexadecimal", hint="such as: 55 48 89 e5"
+                "this is not machine code in hexadecimal", hint="such as: 55 48 89 e5"
             ) from None
         return self.encode_bytes(code)
 
