@@ -9,7 +9,7 @@ JOBS     ?= 2
 BIN      := $(VENV)/bin
 INSTALL   = $(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS)
 PYTEST    = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
-SOURCES   = src tests scripts benchmarks
+SOURCES   = src tests scripts benchmarks examples
 ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 TVM       = TOKMILL_TVM_PYTHON=$(abspath $(VENV)-tvm)/bin/python
 

@@ -16,7 +16,9 @@ import numpy as np
 
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.lift import angr
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "plugin-angr"))
+import tokmill_angr as angr  # noqa: E402
 
 PEERS = Path(__file__).parent / "peers"
 LIMIT = 1200

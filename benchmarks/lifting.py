@@ -25,12 +25,11 @@ from elftools.elf.elffile import ELFFile
 
 import lifting_blocks as blocks
 import programs
-from lifters import NAMES, ROUNDS, Bench, swept
+from lifters import NAMES, ROUNDS, Bench, angr, swept
 from symbol_truth import Truth, read_truth, score
 from tokmill.store.schema import Array
 from tokmill.x86.diff.ground_truth import Score
 from tokmill.x86.image.program import open_program
-from tokmill.x86.lift import angr
 from tokmill.x86.lift.cfg import lift
 
 LARGE = 1 << 20

@@ -1,7 +1,7 @@
 """Execution profiles of 20 Debian programs: block vectors, miss rates, measured and modelled CPI.
 
 Each program runs once under callgrind and some times by itself, cut at the same marks (`tokmill bbv
-profile --measured --calibrate`). Below CACHE/profiles lie
+profile --measured`). Below CACHE/profiles lie
 
     inputs/                    what the programs read: Python's own library as text, and scripts
     NAME.bb.gz .pc .map        basic block vectors, where blocks lie, what was mapped
@@ -260,8 +260,7 @@ def main() -> int:
         options.error(f"{folder} has programs at scale {before['scale']}: remove it, or --scale it")
     left_out: dict[str, str] = before.get("left_out", {})
     processor = max(os.sched_getaffinity(0))
-    how = Asked(measured=True, intervals=asked.intervals, runs=asked.runs, processor=processor,
-                calibrate=True)  # fmt: skip
+    how = Asked(measured=True, intervals=asked.intervals, runs=asked.runs, processor=processor)
     table = commands(inputs)
     since = time.monotonic()
     for name in asked.only or table:
@@ -278,12 +277,11 @@ def main() -> int:
             left_out[name] = str(error).partition("\n")[0][:300]
             print(f"{name}: left out, {left_out[name]}", flush=True)
         else:
-            cpi, timed, fitted = found.cpi["measured"], found.timed, found.fitted
-            assert timed is not None and fitted is not None
+            cpi, timed = found.cpi["measured"], found.timed
+            assert timed is not None
             print(
                 f"{name}: {len(cpi)} intervals, {found.vectors.instructions.sum() / 1e6:,.0f} M "
-                f"instructions, CPI {np.nanmean(cpi):.3f}, halves differ {timed.halves:.1%}, model "
-                f"off {fitted.median:.1%} (a constant {fitted.constant_median:.1%}), "
+                f"instructions, CPI {np.nanmean(cpi):.3f}, halves differ {timed.halves:.1%}, "
                 f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )
@@ -313,18 +311,16 @@ def stores(folder: Path) -> None:
 
 def summary(folder: Path) -> None:
     """Print what there is, a line a program."""
-    print("| program | intervals | mean CPI | spread | halves differ | model off | a constant |")
-    print("|---|---|---|---|---|---|---|")
+    print("| program | intervals | mean CPI | spread | halves differ |")
+    print("|---|---|---|---|---|")
     for path in sorted(folder.glob("*.intervals.csv")):
         name = path.name.removesuffix(".intervals.csv")
         about = json.loads((folder / f"{name}.about.json").read_text())
         cpi = read_measures(path).cpi["measured"]
-        fitted = about["modelled"]["fitted"]
         print(
             f"| {name} | {len(cpi)} | {np.nanmean(cpi):.3f} "
             f"| {np.nanstd(cpi) / np.nanmean(cpi):.1%} "
-            f"| {about['measured']['halves_differ']:.1%} | {fitted['median']:.1%} "
-            f"| {fitted['constant_median']:.1%} |"
+            f"| {about['measured']['halves_differ']:.1%} |"
         )
 
 

@@ -25,7 +25,6 @@ import kernelbench
 import lifting
 import many_shards
 import masked_head
-import nearest_vectors
 import optimisers
 import packing
 import policies
@@ -111,10 +110,6 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         ),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
         "diffing-model": ("Diffing with a trained model", lambda: diffing_model.main(cache)),
-        "nearest": (
-            "Nearest vectors of functions",
-            lambda: nearest_vectors.main(cache, peers_python),
-        ),
         "rwkv7": ("RWKV-7", rwkv7.main),
         "masked": ("Masked language modelling", masked_head.main),
         "gradient-cache": ("Contrastive steps", gradient_cache.main),

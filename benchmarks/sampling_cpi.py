@@ -1,9 +1,9 @@
-"""CPI of programs estimated from a few intervals: random, systematic, SimPoint, and what is newer.
+"""CPI of programs estimated from a few intervals: SimPoint, and what is newer.
 
     python benchmarks/sampling_cpi.py DIR [POINTS] [DRAWS]
 
 DIR holds what `tokmill bbv profile` writes: NAME.bb.gz and NAME.intervals.csv, a pair a program.
-DRAWS (1,000) samples judge the method of `--target-error`, a fifth of them each of the others.
+DRAWS (1,000) samples judge `two-phase`, a fifth of them each of the others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from resampling import Resampled, enough_points, resample
 from tokmill.bbv import beside, cpi, read
 from tokmill.bbv.choose import SAMPLED
 from tokmill.bbv.methods import METHODS
 from tokmill.bbv.population import Population, as_matrix, population
-from tokmill.bbv.resampling import Resampled, enough_points, resample
 from tokmill.errors import TokmillError
 
 OTHERS = 5
@@ -30,8 +30,6 @@ SEEDS = 4
 BLIND, MISSES, ALL = "block vectors", "miss rates", "all rates"
 """What a method sees: block vectors alone, miss rates beside them, page faults too."""
 ROWS = (
-    ("random", "random", BLIND),
-    ("systematic", "systematic", BLIND),
     ("SimPoint", "simpoint", BLIND),
     ("SimPoint + miss rates", "simpoint", MISSES),
     ("SimPoint + miss rates and page faults", "simpoint", ALL),
@@ -138,7 +136,7 @@ def section(
         "",
         *held,
         "",
-        f"`--target-error {TARGET:.0%}` takes {min(counts, default=0)} to {max(counts, default=0)} "
+        f"For an error of {TARGET:.0%}: {min(counts, default=0)} to {max(counts, default=0)} "
         f"points; {len(having) - len(counts)} of {len(having)} programs do not reach it with half "
         "of their intervals. Points, and the error of 95 of 100 samples, %: "
         + ", ".join(

@@ -8,6 +8,7 @@ Each client waits for a reply before it asks again. Counts and time are bounded.
 
 from __future__ import annotations
 
+import http.client
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 import tokmill
-from tokmill import EmbeddingClient
 
 REQUESTS = 1000
 """Of all clients together."""
@@ -42,13 +42,16 @@ def ask(port: int, clients: int, batch: list[bytes]) -> tuple[float, np.ndarray]
     until = time.perf_counter() + SECONDS
 
     def one(number: int) -> None:
-        with EmbeddingClient(port=port) as client:
-            for i in range(REQUESTS // clients):
-                before = time.perf_counter()
-                if before > until:
-                    return
-                client.embed(batch[(number + i * 7) % len(batch)])
-                latencies.append(time.perf_counter() - before)
+        client = http.client.HTTPConnection("127.0.0.1", port)
+        headers = {"Content-Type": "application/octet-stream", "Accept": "application/x-npy"}
+        for i in range(REQUESTS // clients):
+            before = time.perf_counter()
+            if before > until:
+                break
+            client.request("POST", "/embed", batch[(number + i * 7) % len(batch)], headers)
+            client.getresponse().read()
+            latencies.append(time.perf_counter() - before)
+        client.close()
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
     begin = time.perf_counter()

@@ -20,12 +20,9 @@ import numpy as np
 from tokmill.bbv.clusters import Floats
 from tokmill.bbv.cpi import PAGE_FAULTS
 from tokmill.bbv.executions import Executions, mnemonic_mix, read_executions, with_rates
-from tokmill.bbv.shared_clusters import cluster_intervals, weights_of
-from tokmill.bbv.shared_points import Shared, shared_points
+from tokmill.bbv.shared_points import Shared, cluster_intervals, shared_points, weights_of
 from tokmill.store.store import Store
 
-CHECKED = 12
-"""Of so many points one is checked, where some are."""
 PENALTIES = (0.03, 0.3, 3.0)
 """Of the ridge regression, times the mean variance of a feature."""
 
@@ -74,10 +71,10 @@ def trained(executions: Executions, features: Floats, count: int, seed: int) -> 
         cpi = learned_cpi(executions, features, inside)
         spread = float(np.sqrt(executions.shares() @ (cpi - cpi.mean()) ** 2))
         both = np.hstack([features, (cpi / max(spread, 1e-12))[:, None]])
-        made = cluster_intervals(executions, both, count, seed)
-        weights = weights_of(executions, made.labels, len(made.points))[number]
+        labels, points = cluster_intervals(executions, both, count, seed)
+        weights = weights_of(executions, labels, len(points))[number]
         truth = executions.shares()[inside] @ executions.cpi[inside]
-        found.append(float(weights @ executions.cpi[made.points] / truth - 1))
+        found.append(float(weights @ executions.cpi[points] / truth - 1))
     return found
 
 
@@ -100,10 +97,6 @@ def main(store: Path, counts: Sequence[int], seeds: int, only: Sequence[str] = (
     each: list[str] = []
     for count in counts:
         without = [shared_points(known, misses, count, seed=seed) for seed in range(seeds)]
-        checked = [
-            shared_points(known, features, count, seed=seed, checks=count // CHECKED)
-            for seed in range(seeds)
-        ]
         runs = [shared_points(known, features, count, seed=seed) for seed in range(seeds)]
         learned = [trained(known, features, count, seed) for seed in range(seeds)]
         lines += [
@@ -111,8 +104,6 @@ def main(store: Path, counts: Sequence[int], seeds: int, only: Sequence[str] = (
                  _of(without, "held_out")),
             _row("untrained: and page faults", f"{count} for all", _of(runs, "shared"),
                  _of(runs, "held_out")),
-            _row(f"untrained, {count // CHECKED} checked", f"{count} for all",
-                 _of(checked, "shared"), _of(checked, "held_out")),
             _row("and a CPI learned from the others", f"{count} for all", np.asarray(learned)),
             _row("SimPoint, each program alone", f"{count} for each", _of(runs, "simpoint")),
         ]  # fmt: skip

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 LISTED = (
-    # No GPU: kernels in CUDA, and in Triton compiled for it.
+    # No GPU: kernels in CUDA.
     r"there is no CUDA device",
     r"the kernel needs CUDA and an Ampere GPU or a newer one",
     # Debian's security archive has this version for one release alone.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import statistics
 from collections.abc import Callable
 
@@ -20,12 +22,9 @@ def cuda() -> torch.device:
 
 def describe() -> str:
     """Describe device and software in a line."""
-    try:
-        import triton
-    except ModuleNotFoundError:
-        kernels = "no Triton"
-    else:
-        kernels = f"Triton {triton.__version__}"
+    kernels = "no fla-core"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        kernels = f"fla-core {importlib.metadata.version('fla-core')}"
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {kernels}."
 
 

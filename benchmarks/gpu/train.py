@@ -20,12 +20,11 @@ from device import cuda, describe
 from tokmill.feed.feed import Batch
 from tokmill.models.inputs import Inputs
 from tokmill.models.rwkv7 import TimeMix
-from tokmill.models.wkv7 import Form
-from tokmill.models.wkv7_triton import HAS_TRITON
+from tokmill.models.wkv7 import HAS_FLA, Form
 from tokmill.recipe import merge, read_toml
 from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.choose import make_engine
-from tokmill.training.flops import peak_flops
+from tokmill.training.meter import peak_flops
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import make_task
@@ -88,7 +87,7 @@ def main(steps: int = 10) -> list[str]:
     cuda()
     options = {"run": {"device": "cuda", "engine": "single"}}
     config = from_dict(merge(read_toml(RECIPE), options), str(RECIPE))
-    forms: tuple[Form, ...] = ("triton", "chunked") if HAS_TRITON else ("chunked",)
+    forms: tuple[Form, ...] = ("fla", "chunked") if HAS_FLA else ("chunked",)
     return [
         f"{describe()} {config.run.precision}, {steps} steps.",
         "",

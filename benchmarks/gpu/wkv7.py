@@ -1,18 +1,15 @@
-"""RWKV-7's recurrence on a GPU: the kernels beside chunks in torch, and beside fla where it is.
+"""RWKV-7's recurrence on a GPU: the kernels of fla beside chunks in torch.
 
 Times and memory of forward and backward passes, and errors against the recurrence in fp64 on the
-same inputs. The gate is a test: tests/unit/models/test_wkv7_triton.py.
+same inputs. The gate is a test: tests/unit/models/test_wkv7.py.
 
     python benchmarks/gpu/wkv7.py
 """
 
 from __future__ import annotations
 
-import importlib.util
-import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +17,7 @@ from device import cuda, describe, in_turns, peak
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokmill.models.wkv7 import Form, wkv7
+from tokmill.models.wkv7 import HAS_FLA, Form, wkv7
 
 SHAPES = ((8, 4096, 64, 64), (1, 32768, 16, 64))
 CUT = (1, 512, 4, 64)
@@ -36,25 +33,12 @@ class Contestant:
     name: str
     run: Recurrence
     dtype: torch.dtype
-    tf32: bool = False
-    """Whether products of float32 may be rounded to tf32."""
-
-    @contextmanager
-    def precision(self) -> Iterator[None]:
-        """Set what PyTorch is told about products of float32."""
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
 
     def forward(self, inputs: list[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
         """Return a forward pass that keeps what the backward pass takes."""
 
         def run() -> tuple[Tensor, ...]:
-            with self.precision():
-                return self.run(*inputs)
+            return self.run(*inputs)
 
         return run
 
@@ -65,9 +49,8 @@ class Contestant:
         of_y = torch.randn(inputs[0].shape, device=inputs[0].device, dtype=torch.bfloat16)
 
         def run() -> tuple[Tensor, ...]:
-            with self.precision():
-                y, state = self.run(*inputs)
-                return y, state, *torch.autograd.grad(y, inputs, of_y.to(y.dtype))
+            y, state = self.run(*inputs)
+            return y, state, *torch.autograd.grad(y, inputs, of_y.to(y.dtype))
 
         return run
 
@@ -79,37 +62,12 @@ def of(form: Form) -> Recurrence:
 
 def contestants() -> list[Contestant]:
     """Return all that can run here."""
-    found = []
-    if importlib.util.find_spec("triton"):
-        found += [
-            Contestant("triton, bf16", of("triton"), torch.bfloat16),
-            Contestant("triton, fp32, products in tf32", of("triton"), torch.float32, tf32=True),
-            Contestant("triton, fp32", of("triton"), torch.float32),
-        ]
-    found.append(Contestant("chunked, bf16", of("chunked"), torch.bfloat16))
-    if importlib.util.find_spec("fla"):
-        found += [
-            Contestant("fla, bf16", by_fla(recompute=True), torch.bfloat16),
-            Contestant("fla, bf16, recomputes nothing", by_fla(recompute=False), torch.bfloat16),
-        ]
+    found = [Contestant("chunked, bf16", of("chunked"), torch.bfloat16)]
+    if HAS_FLA:
+        found.insert(0, Contestant("fla, bf16", of("fla"), torch.bfloat16))
     else:
-        print("fla is not installed: see benchmarks/gpu/README.md", file=sys.stderr)
+        print("fla-core is not installed: see benchmarks/gpu/README.md", file=sys.stderr)
     return found
-
-
-def by_fla(recompute: bool) -> Recurrence:
-    """Return fla's recurrence as its layer calls it; fla's states are (key, value)."""
-    from fla.ops.rwkv7 import chunk_rwkv7
-
-    settings = {"safe_gate": True, "lower_bound": -math.exp(-0.5), "chunk_size": 64}
-
-    def run(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        y, state = chunk_rwkv7(
-            *inputs, **settings, output_final_state=True, disable_recompute=not recompute
-        )
-        return y, state.transpose(-1, -2)
-
-    return run
 
 
 def operands(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[Tensor]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tokmill.feed.rows import Stream as Stream
     from tokmill.feed.rows import Whole as Whole
     from tokmill.feed.rows import Windows as Windows
-    from tokmill.inference.client import EmbeddingClient as EmbeddingClient
     from tokmill.inference.sample import generate as generate
     from tokmill.inference.sample import sample as sample
     from tokmill.store.store import Store as Store
@@ -36,7 +35,6 @@ from tokmill.version import __version__
 
 _PUBLIC = {
     "Store": "tokmill.store.store",
-    "EmbeddingClient": "tokmill.inference.client",
     "Feed": "tokmill.feed.feed",
     "Windows": "tokmill.feed.rows",
     "Whole": "tokmill.feed.rows",

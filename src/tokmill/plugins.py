@@ -2,10 +2,16 @@
 
 A part has a name ("jsonl", "decoder", …) and is imported when it is needed. If its packages are
 missing, the error names the extra to install.
+
+Installed packages add parts by entry points of the group `tokmill.parts`, named `TABLE.NAME`:
+
+    [project.entry-points."tokmill.parts"]
+    "LIFTERS.angr" = "tokmill_angr:lift"
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any, NamedTuple
 
@@ -180,7 +186,6 @@ ENCODERS: dict[str, Part] = {
 
 LIFTERS: dict[str, Part] = {
     "native": Part("tokmill.x86.lift.cfg:lift", "x86", "tokmill's own, on iced-x86"),
-    "angr": Part("tokmill.x86.lift.angr:lift", "angr", "angr's CFGFast"),
 }
 
 RULES: dict[str, Part] = {
@@ -189,7 +194,6 @@ RULES: dict[str, Part] = {
     "semanticbbv": Part(
         "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
     ),
-    "bytes": Part("tokmill.x86.tokens.byte_rules:ByteRules", "x86", "raw bytes, one column"),
 }
 
 BASELINES: dict[str, Part] = {
@@ -198,23 +202,15 @@ BASELINES: dict[str, Part] = {
     "opcodes": Part(
         "tokmill.x86.features.baselines:opcodes", "x86", "code alone: histogram of mnemonics"
     ),
-    "minhash": Part(
-        "tokmill.x86.features.baselines:minhash", "x86", "code alone: MinHash of templates"
-    ),
     "templates": Part(
         "tokmill.x86.features.baselines:templates",
         "x86",
         "code alone: TF-IDF of instructions without numbers",
     ),
-    "form-pairs": Part(
-        "tokmill.x86.features.baselines:form_pairs",
-        "x86",
-        "code alone: TF-IDF of pairs of instructions, no registers",
-    ),
     "code-sum": Part(
         "tokmill.x86.features.sums:code_sum",
         "x86",
-        "code alone: the three above and counts, as a sum of cosines",
+        "code alone: the two above, pairs of instructions and counts, as a sum of cosines",
     ),
     "code-around": Part(
         "tokmill.x86.features.sums:code_around",
@@ -224,11 +220,6 @@ BASELINES: dict[str, Part] = {
     "constants": Part("tokmill.x86.features.baselines:constants", "x86", "TF-IDF of constants"),
     "strings": Part("tokmill.x86.features.baselines:strings", "x86", "TF-IDF of strings"),
     "imports": Part("tokmill.x86.features.baselines:imports", "x86", "TF-IDF of called imports"),
-    "callees": Part(
-        "tokmill.x86.features.baselines:callees",
-        "x86",
-        "TF-IDF of constants, strings and imports of callees",
-    ),
     "facts": Part(
         "tokmill.x86.features.baselines:facts",
         "x86",
@@ -286,7 +277,7 @@ CODERS: dict[str, Part] = {
 
 CHATS: dict[str, Part] = {
     # source of a store: what writes messages as prompts for a run on it
-    "chat": Part("tokmill.text.chat_prompts:load", "text", "chats by a template"),
+    "chat": Part("tokmill.text.chat:load_prompts", "text", "chats by a template"),
 }
 
 TRACKERS: dict[str, Part] = {
@@ -313,7 +304,11 @@ EXTRA_PACKAGES: dict[str, str] = {
     "sklearn": "bbv",
     "threadpoolctl": "bbv",
     "torch": "train",
-    "triton": "train",
+    "fla": "fla",
+    "triton": "fla",
+    "einops": "fla",
+    "uvicorn": "serve",
+    "starlette": "serve",
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
     "ray": "ray",
@@ -328,6 +323,45 @@ EXTRA_PACKAGES: dict[str, str] = {
     "wandb": "track",
 }
 """Package → the extra that installs it."""
+
+
+class Table(dict[str, Part]):
+    """Parts by name. Those of installed packages join when a name is not here, and by `items()`."""
+
+    def __contains__(self, name: object) -> bool:
+        if not super().__contains__(name):
+            _join_installed()
+        return super().__contains__(name)
+
+    def items(self) -> Any:
+        """Return all names and parts."""
+        _join_installed()
+        return super().items()
+
+
+TABLES = {
+    name: Table(value)
+    for name, value in list(globals().items())
+    if name.isupper() and isinstance(value, dict) and isinstance(next(iter(value.values())), Part)
+}
+globals().update(TABLES)
+
+
+@functools.cache
+def _join_installed() -> None:
+    """Add the parts of installed packages; a name that is in a table stays what it is."""
+    # It takes 20 ms, which most commands need not spend.
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="tokmill.parts"):
+        name, _, kind = point.name.partition(".")
+        if name not in TABLES or not kind:
+            raise UsageError(
+                f"the entry point {point.name!r} = {point.value!r} names no table of parts",
+                hint=f"TABLE.NAME, such as LIFTERS.angr; tables are {', '.join(TABLES)}",
+            )
+        line = point.dist.metadata["Summary"] if point.dist else point.value
+        TABLES[name].setdefault(kind, Part(point.value, "", line))
 
 
 def load(table: dict[str, Part], kind: str) -> Any:

@@ -73,7 +73,6 @@ def test_a_trace_that_may_be_cut_off_is_told(here: Here, tmp_path: Path) -> None
     command = ("bbv", "rewrite", "a.bb", "--clusters", "map.csv", "-o", "new.bb")
     assert "may be cut off" in here(*command)[1]
     assert json.loads(here(*command, "--json")[0])["torn"]
-    assert "may be cut off" in here("bbv", "convert", "a.bb", "-o", "new.bb")[1]
 
 
 def test_clusters_of_vectors_to_a_new_trace(here: Here, tmp_path: Path) -> None:

@@ -41,15 +41,6 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_convert(here: Here, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.bb", VALGRIND)
-    here("bbv", "convert", path, "-o", "b.bb.xz", "--to-base", 0)
-    out, _ = here("bbv", "convert", "b.bb.xz", "-o", "c.bb", "--to-base", 1, "--style", "valgrind")
-    assert out == "c.bb: 3 intervals, 4 entries\n"
-    assert (tmp_path / "c.bb").read_text() == "T:1:4   :2:6\nT:1:9\nT:2:2\n"
-    assert "would replace" in here("bbv", "convert", path, "-o", path, code=2)[1]
-
-
 def test_a_build_says_what_was_not_joined(here: Here, tmp_path: Path) -> None:
     options = [str(one) for one in block_store(tmp_path)][:2]
     trace = write_trace(tmp_path, 0)

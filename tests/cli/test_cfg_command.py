@@ -154,7 +154,7 @@ def test_graphs_of_other_programs_are_told(here: Here, programs: Path) -> None:
 
 
 def test_levels_are_those_of_a_saved_index(here: Here, programs: Path) -> None:
-    for command in (("cfg",), ("vocab", "build", "x86"), ("spell", "--format", "ktrans")):
+    for command in (("cfg",), ("vocab", "build", "x86"), ("spell",)):
         arguments = (*command, "programs/tiny", "-o", "x", "--levels", "O0,O1", "-q")
         _, error = here(*arguments, code=2)
         assert "--levels are those of a saved_index.pkl, and none is among the inputs" in error

@@ -52,7 +52,7 @@ def test_vectors_of_a_store(here: Here, made: Path) -> None:
     assert "right is better than random" in err
     assert "flat is not shown to be better than random" in err
     found = json.loads(here(*command, "--json")[0])
-    assert found["fingerprint"] == Store(made / "s").fingerprint and found["protocol"] == "expected"
+    assert found["fingerprint"] == Store(made / "s").fingerprint
     for row in found["rows"]:
         recall = {(o["method"], o["pool"]): o["values"]["recall@1"]["mean"] for o in row["results"]}
         assert recall["right", 5] == 1
@@ -72,7 +72,7 @@ def test_vectors_of_others(here: Here, made: Path) -> None:
     command = ("similarity", "score", made / "right.npy", made / "keys.csv", "--pools", "2,9")
     out, err = here(*command)
     assert "without a column `code`" in err
-    found = json.loads(here(*command, "--json", "--protocol", "jtrans")[0])
+    found = json.loads(here(*command, "--json")[0])
     assert [one["name"] for one in found["methods"]] == ["right", "random"]
     means = {
         (one["method"], one["pool"]): one["values"]["mrr"]["mean"]
@@ -94,8 +94,11 @@ def test_vectors_of_others(here: Here, made: Path) -> None:
         (("eval", "s", "--pools", "2,x"), 2, "'x' is no number"),
         (("eval", "s", "--pools", "1"), 2, "a pool of 1"),
         (("eval", "s", "--pools", "-3"), 2, "'-3' is no number"),
-        (("eval", "s", "--pairs", "O0-O1", "--baseline", "random"), 2, "there is: O0-O3, O2-O3"),
-        (("eval", "s", "--protocol", "best", "--baseline", "random"), 2, "no protocol is called"),
+        (
+            ("eval", "s", "--pairs", "O0-O1", "--baseline", "random"),
+            2,
+            "there is: O0-O2, O0-O3, O2-O3",
+        ),
         (("score", "right.npy", "no.csv"), 1, "no.csv: there is no such file"),
         (("score", "right.npy", "s"), 1, "s: this is no file"),
         (("score", "short.npy", "keys.csv"), 1, "there are 3 vectors and"),
@@ -273,8 +276,8 @@ def test_indexes_of_vectors(here: Here, graphs: Path) -> None:
         (("query", "g", "--function", "search", "--level", "O0", "--baseline", "x"), 2,
          "no baseline is called 'x'"),
         (("index", "g", "-o", "ix"), 1, "there is an index already"),
-        (("index", "g", "-o", "g"), 2, "the folder is not empty"),
-        (("index", "g", "-o", "right.npy"), 2, "this is a file"),
+        (("index", "g", "-o", "g"), 2, "this is a folder"),
+        (("index", "g", "-o", "right.npy"), 2, "the file is no index"),
         (("index", "s", "-o", "new"), 2, "nothing is known but tokens"),
     ],
 )  # fmt: skip

@@ -119,14 +119,6 @@ def test_duplicates(tokmill: Any, store: Path) -> None:
     assert "40 of 40 records are in s" in tokmill("store", "duplicates", "s", "s", code=1).stdout
     tokmill("build", "select", "s", "--unique", "-o", "u")
     tokmill("store", "duplicates", "u")
-    # Marked by a column, for `build overlay`.
-    name = next(n for n, c in Store(store).schema.items() if c.per == "record")
-    done = tokmill("store", "duplicates", "s", "--by", name, "-o", "copies.npy", code=None)
-    assert f"repeat one that differs in {name}" in done.stdout
-    tokmill("build", "overlay", "s", "--values", "copies.npy")
-    assert len(Store(store, ["copies"]).column("copies")) == 40
-    for wrong in (["s", "s", "--by", name], ["s", "-o", "x.npy"]):
-        assert "--by COLUMN" in tokmill("store", "duplicates", *wrong, code=2).stderr
 
 
 def test_finish(tokmill: Any, store: Path) -> None:

@@ -119,22 +119,16 @@ def test_maps_begin_with_the_ids_of_the_file(here: Here, lines: list[str]) -> No
     Path("keep.txt").write_text("mov\nadd\n")
     Path("keep.txt").rename("asm_tokens.txt")
     here("vocab", "prune", "old", "--keep", "asm_tokens.txt", "-o", "pruned")
-    here("vocab", "merge", "old", "small", "-o", "all")
     for folder, file, wanted in (
         ("small", "ids.json", [became.get(token, token) for token in lines]),
         ("pruned", "ids.json", [t if t[0] == "[" or t in "mov add" else "[UNK]" for t in lines]),
-        ("all", "ids-1.json", lines),
     ):
         new = json.loads(Path(folder, "asm.json").read_text())["tokens"]
         ids = json.loads(Path(folder, file).read_text())["asm"]
         assert [new[number] for number in ids] == wanted, folder
-    small = json.loads(Path("small/asm.json").read_text())["tokens"]
-    new = json.loads(Path("all/asm.json").read_text())["tokens"]
-    ids = json.loads(Path("all/ids-2.json").read_text())["asm"]
-    assert [new[number] for number in ids] == small
 
 
-def test_prune_and_merge(here: Here, program: Path) -> None:
+def test_prune(here: Here, program: Path) -> None:
     here("vocab", "build", "x86", program, "-o", "v", "--workers", 0)
     shown, _ = here("vocab", "prune", "v", "--min-count", 20, "-o", "w")
     assert "w/ids.json: old id → new id" in shown
@@ -143,21 +137,16 @@ def test_prune_and_merge(here: Here, program: Path) -> None:
     for column in old:
         for token, number in zip(old[column].tokens, ids[column], strict=True):
             assert new[column].tokens[number] == (token if token in new[column].ids else "[UNK]")
-    here("vocab", "merge", "v", "w", "-o", "m")
-    assert read_vocabularies("m")["asm"].tokens == old["asm"].tokens
-    assert set(json.loads(here("vocab", "merge", "w", "v", "-o", "m", "--json")[0])["columns"])
 
 
-def test_prune_a_store(here: Here, program: Path) -> None:
+def test_a_store_is_recoded(here: Here, program: Path) -> None:
     here("build", "x86", program, "-o", "s", "--workers", 0)
-    found = json.loads(here("vocab", "prune", "s", "-o", "t", "--workers", 0, "-q", "--json")[0])
-    assert found["columns"]["asm"]["before"] == len(closed()["asm"])
-    assert found["notes"] == {} and found["map"] == "t-ids.json"
-    assert Store("t").tokens == Store("s").tokens
+    _, said = here("vocab", "prune", "s", "-o", "t", code=2)
+    assert "tokmill build recode s -o NEW" in said and not Path("t").exists()
+    here("build", "recode", "s", "-o", "t", "--workers", 0, "-q")
+    assert Store("t").manifest.notes == {} and Store("t").tokens == Store("s").tokens
     here("store", "validate", "t", "--deep", 1)
-    shown, _ = here("vocab", "prune", "s", "--min-count", 50, "-o", "u", "--workers", 0,
-                    "--map", "maps/m.json")  # fmt: skip
-    assert "tokens of asm replaced by unk" in shown and Path("maps/m.json").exists()
+    here("build", "recode", "s", "--min-count", 50, "-o", "u", "--workers", 0)
     assert Store("u").manifest.notes["tokens of asm replaced by unk"] > 0
 
 
@@ -195,7 +184,6 @@ def test_instructions_of_chosen_files(here: Here, program: Path) -> None:
         ("export . -o v", 1, ".: the folder holds no x86 vocabulary", "COLUMN_tokens.txt"),
         ("import . --column asm -o v", 2, "names the column of one file", "asm mne"),
         ("import one.txt -o v", 1, "one.txt: there is no such file", "check the path"),
-        ("merge one -o v", 2, "one vocabulary is named", "merge A B"),
         ("instructions a -o i.txt", 2, "suffix must name its form", ".csv .jsonl .parquet"),
     ],
 )
@@ -216,18 +204,15 @@ def test_two_lists_of_one_column(here: Here) -> None:
     for folder in ("a", "b"):
         write_vocabularies(Path(folder), closed())
     _, said = here("vocab", "import", "a", "b", "-o", "w", code=2)
-    assert "two lists of asm" in said and "vocab merge" in said
+    assert "two lists of asm" in said and "name one of them" in said
 
 
 def test_spell(here: Here, program: Path) -> None:
-    shown, _ = here("spell", program, "--format", "asm2vec", "-o", "a", "--workers", 0)
-    assert f"in {len(list(Path('a').iterdir())):,} files" in shown
-    found = json.loads(
-        here("spell", program, "--format", "ktrans", "-o", "k", "--workers", 0, "--json")[0]
-    )
-    assert found["files"] == 1 and Path("k/small.jsonl").exists()
-    _, said = here("spell", program, "--format", "ktran", "-o", "k", code=2)
-    assert "did you mean 'ktrans'?" in said
+    found = json.loads(here("spell", program, "-o", "k", "--workers", 0, "--json")[0])
+    lines = Path("k/small.jsonl").read_text().splitlines()
+    assert found["programs"] == 1 and found["functions"] == len(lines) > 0
+    shown, _ = here("spell", program, "-o", "k", "--workers", 0)
+    assert f"{len(lines):,} functions of 1 program" in shown
 
 
 def test_frequency_of_a_vocabulary(here: Here, program: Path) -> None:
@@ -248,7 +233,7 @@ def test_a_folder_of_other_things_is_not_written_into(here: Here, tmp_path: Path
     "command",
     [
         ("vocab", "build", "x86", "-o", "out"), ("vocab", "instructions", "-o", "out/i.csv"),
-        ("spell", "--format", "ktrans", "-o", "out"), ("cfg", "-o", "out"),
+        ("spell", "-o", "out"), ("cfg", "-o", "out"),
         ("build", "x86", "-o", "out"),
     ],
 )  # fmt: skip

@@ -50,6 +50,8 @@ class Builds:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Under `nohup` the tests ignore it, and so would what they start.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self.started.append(process)
         return process

@@ -56,7 +56,7 @@ def test_the_commands_run(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     queries, evaluation = commands(repository / "docs/similarity.md")
-    assert len(queries) >= 9 and len(evaluation) >= 6
+    assert len(queries) >= 8 and len(evaluation) >= 6
     judged = tmp_path / "judged"
     judged.mkdir()
     monkeypatch.chdir(judged)
@@ -100,8 +100,6 @@ def test_the_commands_run(
     )  # fmt: skip
     shutil.copytree(judged / "RUN", asked / "RUN")
     for command in queries:
-        if "duplicates" in command:
-            shutil.copytree(asked / "functions", asked / "test")
         does(command)
     out = capsys.readouterr().out
     # What the unknown program is asked for is found in another one, and why.

@@ -51,8 +51,7 @@ TOOLS = """\
     {{- '\\n' }}
 {%- endfor %}
 """
-TEMPLATES = {name: text for name, (text, _) in chat_template_files.BUILT_IN.items()}
-TEMPLATES |= {"trimmed": TRIMMED, "tools": TOOLS}
+TEMPLATES = chat_template_files.BUILT_IN | {"trimmed": TRIMMED, "tools": TOOLS}
 
 
 def _is_ordinary(text: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import json
 import pkgutil
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import tokmill
-from tokmill.errors import MissingExtraError
 
 # What loads at its one door only. numpy too: a person who asks for help waits for nothing.
 HEAVY = {
@@ -28,15 +26,16 @@ HEAVY = {
     "psutil",
     "pyarrow",
     "safetensors",
+    "starlette",
     "tiktoken",
     "tokenizers",
     "torch",
     "transformers",
+    "uvicorn",
     "zstandard",
 }
 
 PUBLIC = [
-    "EmbeddingClient",
     "Feed",
     "Packed",
     "Pairs",
@@ -170,17 +169,9 @@ MODULES = sorted(
 )
 
 
-# Modules that are nothing without a package that may be missing here.
-WITHOUT_EXTRA = {"tokmill.models.wkv7_kernels": "triton"}
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_module_imports(name: str) -> None:
-    if name in WITHOUT_EXTRA and importlib.util.find_spec(WITHOUT_EXTRA[name]) is None:
-        with pytest.raises(MissingExtraError):
-            importlib.import_module(name)
-    else:
-        importlib.import_module(name)
+    importlib.import_module(name)
 
 
 def test_types_are_imported_as_values_are() -> None:

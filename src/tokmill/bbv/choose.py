@@ -11,12 +11,11 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.bbv import clusters, interval_table, read, resampling, simpoint
+from tokmill.bbv import clusters, interval_table, read, simpoint
 from tokmill.bbv.clusters import Floats, Ints
 from tokmill.bbv.cpi import RATES, check_measures, read_measures
 from tokmill.bbv.designs import Sample
-from tokmill.bbv.estimate import Estimate
-from tokmill.bbv.methods import method
+from tokmill.bbv.methods import Estimate, method
 from tokmill.bbv.population import Population, as_matrix, population, rates_of
 from tokmill.bbv.projection import Matrix
 from tokmill.bbv.vectors import BlockVectors
@@ -38,14 +37,14 @@ class Options:
 
     method: str = SIMPOINT
     points: int = 0
-    """How many; 0: by BIC, or `POINTS`, or by the target."""
+    """How many; 0: by BIC, or `POINTS`."""
     most: int = clusters.MOST
     threshold: float = clusters.THRESHOLD
     dimensions: int = 0
     restarts: int = clusters.RESTARTS
     seed: int = clusters.SEED
     target: float = 0.0
-    """Error to be reached, as a share; 0: none."""
+    """Error for which the number of points is estimated, as a share; 0: none."""
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
@@ -54,10 +53,6 @@ class Options:
             raise UsageError(
                 f"a confidence of {self.confidence:g}, an error of {self.target:g}",
                 hint="both are shares: --confidence 0.95 --target-error 5%",
-            )
-        if self.points and self.target:
-            raise UsageError(
-                "--target-error chooses the number of points itself", hint="leave --points out"
             )
 
 
@@ -107,10 +102,8 @@ class Report(msgspec.Struct, kw_only=True):
     high: float | None = None
     error: float | None = None
     """Of the estimate, as a share of the true CPI."""
-    usual_error: float | None = None
-    """Error that 95 % of samples stay below, where the target chose the number of points."""
     points_needed: int | None = None
-    """Estimated from the points that were simulated, where they miss the target."""
+    """For the target, estimated from the points that were simulated."""
 
 
 @dataclass(frozen=True)
@@ -192,15 +185,15 @@ def choose(
         simulated: a table of `interval` and `cpi` of the points that the same options chose.
         advance: called with 1 after each step.
     """
-    if options.target and trace.cpi is None and simulated is None:
+    if options.target and simulated is None:
         raise UsageError(
             "nothing says how large the error is",
             where=trace.name,
-            hint="give --cpi, or --points N at first and then --simulated with their CPI",
+            hint="choose --points N at first, simulate them, and give their CPI by --simulated",
         )
-    if options.method == SIMPOINT and not (options.target or simulated):
+    if options.method == SIMPOINT and not simulated:
         return by_clusters(trace, options, advance)
-    return by_sample(trace, options, simulated, advance)
+    return by_sample(trace, options, simulated)
 
 
 def by_clusters(trace: Trace, options: Options, advance: Callable[[float], Any]) -> Chosen:
@@ -223,27 +216,17 @@ def by_clusters(trace: Trace, options: Options, advance: Callable[[float], Any])
     return Chosen(found.intervals, found.weights, report, found.labels, found.distances)
 
 
-def by_sample(
-    trace: Trace, options: Options, simulated: Path | None, advance: Callable[[float], Any]
-) -> Chosen:
+def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
     """Choose points by any method, as a sample."""
     known = population(
         trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
     )
     way = method(options.method)
-    points, usual = options.points or POINTS, None
     of_all = None if trace.cpi is None else trace.cpi[known.intervals]
-    if options.target and of_all is not None:
-        enough = resampling.enough_points(
-            known, of_all, way, options.target, seed=options.seed, advance=advance,
-            confidence=options.confidence, draws=5 if options.method == SIMPOINT else 200,
-        )  # fmt: skip
-        points, usual = enough.points, enough.quantile
-    points = min(points, len(known))
+    points = min(options.points or POINTS, len(known))
     sample = way.choose(known, points, np.random.default_rng(options.seed))
     intervals = known.intervals[sample.places]
     report = _report(trace, options.method, intervals)
-    report.usual_error = usual
     cpi = None
     if simulated:
         cpi = _of_points(simulated, trace.vectors.shape[0], intervals)

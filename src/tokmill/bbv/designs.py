@@ -55,20 +55,17 @@ def certainly(shares: Floats, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool
     return certain
 
 
-def systematic(population: Population, n: int, random: Random, *, shuffled: bool = False) -> Sample:
+def systematic(population: Population, n: int, random: Random) -> Sample:
     """Draw an interval every so many instructions, from a random one on.
 
     Args:
         population: of `N` intervals.
         n: number of intervals, 1 to N.
         random: where it begins.
-        shuffled: put the intervals into a random order before, so that time says nothing.
     """
     certain = certainly(population.shares, n)
     places = np.flatnonzero(certain)
     rest = np.flatnonzero(~certain)
-    if shuffled:
-        rest = random.permutation(rest)
     drawn = _steps(population.shares[rest], n - len(places), random)
     left = 1 - population.shares[places].sum()
     count = n - len(places)
@@ -79,11 +76,6 @@ def systematic(population: Population, n: int, random: Random, *, shuffled: bool
         np.zeros(n, np.int64),
         count / max(len(rest), 1),
     )
-
-
-def at_random(population: Population, n: int, random: Random) -> Sample:
-    """Draw intervals at random, in proportion to their instructions."""
-    return systematic(population, n, random, shuffled=True)
 
 
 def _steps(shares: Floats, count: int, random: Random) -> Ints:

@@ -29,10 +29,6 @@ class Population:
     def __len__(self) -> int:
         return len(self.intervals)
 
-    def truth(self, cpi: Floats) -> float:
-        """Return the CPI of the program, of the CPI of each of these intervals."""
-        return float(self.shares @ cpi)
-
 
 def as_matrix(vectors: BlockVectors) -> tuple[Matrix, Ints]:
     """Return block vectors as a CSR matrix of float64, and the block of each column."""

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +28,7 @@ from tokmill.bbv.markers import (
     grouped,
     time_marks,
 )
-from tokmill.bbv.model import RATES, USUAL, Fitted, fit, modelled, summed
-from tokmill.bbv.vectors import BlockVectors
-from tokmill.bbv.write import write
+from tokmill.bbv.vectors import BlockVectors, write
 from tokmill.errors import MachineError, TokmillError, UsageError
 from tokmill.files import inside, make_folder, write_file
 from tokmill.progress import Progress, elapsed
@@ -42,6 +40,22 @@ those of this machine."""
 DUMPED = ("--dump-instr=yes", "--dump-line=no", "--compress-pos=no", "--cache-sim=yes",
           "--branch-sim=yes")  # fmt: skip
 LEAST_BLOCKS = 1000
+EVENTS = {
+    "instructions": ("Ir",),
+    "l1_misses": ("I1mr", "D1mr", "D1mw"),
+    "ll_misses": ("ILmr", "DLmr", "DLmw"),
+    "branch_misses": ("Bcm", "Bim"),
+}
+"""Term of the formula → the events of callgrind that are added."""
+USUAL = {"instructions": 1.0, "l1_misses": 10.0, "ll_misses": 100.0, "branch_misses": 10.0}
+"""Cycles an event of the usual estimate (`CEst` of kcachegrind)."""
+RATES = {
+    "i1_misses": ("I1mr",),
+    "d1_misses": ("D1mr", "D1mw"),
+    "ll_misses": ("ILmr", "DLmr", "DLmw"),
+    "branch_misses": ("Bcm", "Bim"),
+}
+"""Column of a store → the events of callgrind that are added, per 1,000 instructions."""
 
 
 class Asked(NamedTuple):
@@ -55,7 +69,6 @@ class Asked(NamedTuple):
     runs: int = 25
     processor: int | None = None
     """Processor on which the measured runs stay."""
-    calibrate: bool = False
 
 
 class Timed(NamedTuple):
@@ -77,7 +90,6 @@ class Profile(NamedTuple):
     vectors: BlockVectors
     cpi: dict[str, Array]
     timed: Timed | None
-    fitted: Fitted | None
     about: dict[str, Any]
 
     def program_cpi(self) -> dict[str, float]:
@@ -120,8 +132,6 @@ def profile(
             f"{asked.runs:,} runs",
             hint=f"at least {LEAST_BLOCKS:,} blocks, 2 intervals and 1 run",
         )
-    if asked.calibrate and not asked.measured:
-        raise UsageError("--calibrate fits the model to measured CPI", hint="--measured too")
     command = Command((program, *words[1:]), stdin)
     make_folder(out)
     with tempfile.TemporaryDirectory(prefix="tokmill-profile-") as place:
@@ -155,10 +165,8 @@ def profile(
             "runs": timed.runs, "halves_differ": timed.halves, "unit": "ticks of the time stamp "
             "counter an instruction; repetitions of REP instructions count", "load": _load(),
         }  # fmt: skip
-    fitted = fit(totals, cpi["measured"]) if asked.calibrate else None
-    weights = fitted.weights if fitted else USUAL
-    cpi["modelled"] = modelled(totals, weights)
-    about["modelled"] = {"weights": weights, "fitted": fitted._asdict() if fitted else None}
+    cpi["modelled"] = modelled(totals)
+    about["modelled"] = {"weights": USUAL}
     trace = stem.with_name(f"{name}.bb.gz")
     write(trace, vectors)
     write_addresses(stem.with_name(f"{name}.pc"), addresses)
@@ -168,7 +176,7 @@ def profile(
     write_file(stem.with_name(f"{name}.about.json"), msgspec.json.encode(about) + b"\n")
     # The last one: whoever continues sees by it that a profile is whole.
     write_file(stem.with_name(f"{name}.intervals.csv"), _table(vectors, cpi, totals, timed))
-    return Profile(trace, vectors, cpi, timed, fitted, about)
+    return Profile(trace, vectors, cpi, timed, about)
 
 
 def _program(words: Sequence[str]) -> str:
@@ -282,3 +290,16 @@ def _table(
     table.writerow(columns)
     table.writerows(zip(*columns.values(), strict=True))
     return out.getvalue()
+
+
+def summed(totals: Sequence[Mapping[str, int]], events: Sequence[str]) -> Array:
+    """Return the number of events of each interval (float64)."""
+    return np.array([sum(row.get(name, 0) for name in events) for row in totals], np.float64)
+
+
+def modelled(totals: Sequence[Mapping[str, int]]) -> Array:
+    """Return the modelled CPI of each interval; NaN for one without instructions."""
+    values = np.stack([summed(totals, events) for events in EVENTS.values()], axis=1)
+    cycles = values @ np.array([USUAL[name] for name in EVENTS])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values[:, 0] > 0, cycles / values[:, 0], np.nan)

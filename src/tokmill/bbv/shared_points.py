@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill.bbv import projection, simpoint
-from tokmill.bbv.clusters import Floats, Ints
+from tokmill.bbv.clusters import Floats, Ints, k_means, nearest
 from tokmill.bbv.executions import Executions
 from tokmill.bbv.methods import METHODS
 from tokmill.bbv.population import Population
-from tokmill.bbv.shared_clusters import cluster_intervals, weights_of
 
 
 class Row(NamedTuple):
@@ -41,8 +40,7 @@ class Shared(NamedTuple):
     points: Ints
     """(points,) intervals that are simulated: rows of the executions."""
     weights: Floats
-    """(programs, points) share of a program's instructions that each point stands for; 0 of those
-    that others were only checked with."""
+    """(programs, points) share of a program's instructions that each point stands for."""
     rows: list[Row]
     speed_up: float
     """Instructions of all programs over those of the points."""
@@ -56,7 +54,6 @@ def shared_points(
     count: int,
     *,
     seed: int = 0,
-    checks: int = 0,
     advance: Callable[[float], Any] = lambda amount: None,
 ) -> Shared:
     """Choose points for all programs together, and compare with points for each alone.
@@ -66,18 +63,12 @@ def shared_points(
         signatures: (N, width), finite.
         count: number of points.
         seed: of all that is random.
-        checks: points that are checked by two further ones, which are of the `count`
-            (`shared_clusters`).
         advance: called with 1 after each program.
     """
     shares = executions.shares()
     number = len(executions.names)
-    found = cluster_intervals(executions, signatures, count, seed, checks)
-    of_clusters = weights_of(executions, found.labels, len(found.points))
-    points = found.simulated
-    weights = np.zeros((number, len(points)))
-    order = np.argsort(points)
-    weights[:, order[np.searchsorted(points[order], found.points)]] = of_clusters
+    labels, points = cluster_intervals(executions, signatures, count, seed)
+    weights = weights_of(executions, labels, len(points))
     truths = np.bincount(executions.program, shares * executions.cpi)
     rows, alone = [], 0.0
     for program in range(number):
@@ -95,7 +86,7 @@ def shared_points(
                 int(inside.sum()),
                 truth,
                 float(weights[program] @ executions.cpi[points]) / truth - 1,
-                _from_others(executions, signatures, inside, (count, seed, checks)) / truth - 1,
+                _from_others(executions, signatures, inside, count, seed) / truth - 1,
                 float(own.shares @ cpi[own.places]) / truth - 1,
                 constant / truth - 1,
             )
@@ -106,15 +97,33 @@ def shared_points(
     return Shared(points, weights, rows, everything / simulated, everything / alone)
 
 
+def cluster_intervals(
+    executions: Executions, signatures: Floats, count: int, seed: int
+) -> tuple[Ints, Ints]:
+    """Cluster intervals across programs; return the cluster of each (N,), and a point for each.
+
+    `signatures`: (N, width), finite; `seed` is that of k-means.
+    """
+    labels, centres = k_means(signatures, executions.shares(), count, seed=seed)
+    off = ((signatures - centres[labels]) ** 2).sum(axis=1)
+    return labels, nearest(labels, off, executions.instructions)
+
+
+def weights_of(executions: Executions, labels: Ints, clusters: int) -> Floats:
+    """Return the share of each program's instructions in each cluster, (programs, clusters)."""
+    weights = np.zeros((len(executions.names), clusters))
+    np.add.at(weights, (executions.program, labels), executions.shares())
+    return weights
+
+
 def _from_others(
-    executions: Executions, signatures: Floats, inside: Any, how: tuple[int, int, int]
+    executions: Executions, signatures: Floats, inside: Any, count: int, seed: int
 ) -> float:
     """Return the CPI that points of other programs give; NaN if there are none."""
     if inside.all():
         return float("nan")
-    points = np.flatnonzero(~inside)[
-        cluster_intervals(executions.some(~inside), signatures[~inside], *how).points
-    ]
+    _, points = cluster_intervals(executions.some(~inside), signatures[~inside], count, seed)
+    points = np.flatnonzero(~inside)[points]
     own, shares = signatures[inside], executions.shares()[inside]
     squares = (signatures[points] ** 2).sum(axis=1) - 2 * own @ signatures[points].T
     return float(shares @ executions.cpi[points[squares.argmin(axis=1)]])

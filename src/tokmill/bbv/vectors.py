@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import lzma
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from tokmill import plugins
+from tokmill.files import write_file
 from tokmill.progress import human_count
 from tokmill.store.schema import Array
 
 SHORT = 0.5
 """A last interval with less than this share of the declared instructions is called short."""
+ROWS = 256
+"""Rows whose text is made at once."""
 
 
 class Declared(NamedTuple):
@@ -147,3 +155,47 @@ def joined(pieces: list[BlockVectors]) -> BlockVectors:
         ids=np.concatenate([piece.ids for piece in pieces]),
         counts=np.concatenate([piece.counts for piece in pieces]),
     )
+
+
+def write(path: Path | str, vectors: BlockVectors) -> Path:
+    """Write vectors as text, atomically; a name in .gz, .xz or .zst is compressed.
+
+    Entries keep their order and ids; comments are not kept.
+    """
+    return write_file(path, packed(Path(path), lines(vectors)))
+
+
+def lines(vectors: BlockVectors) -> Iterator[bytes]:
+    """Yield the text of intervals, some rows at a time."""
+    for start in range(0, len(vectors), ROWS):
+        edges = vectors.indptr[start : start + ROWS + 1]
+        rows = []
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            ids, counts = (one[first:last].tolist() for one in (vectors.ids, vectors.counts))
+            pairs = zip(ids, counts, strict=True)
+            rows.append(b"T" + b" ".join(b":%d:%d" % pair for pair in pairs) + b"\n")
+        yield b"".join(rows)
+
+
+def packed(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield chunks, compressed as the suffix says; equal content gives equal bytes."""
+    kind = path.suffix.lower()
+    if kind == ".gz":
+        yield from _gzipped(chunks)
+    elif kind == ".xz":
+        xz = lzma.LZMACompressor()
+        yield from map(xz.compress, chunks)
+        yield xz.flush()
+    elif kind == ".zst":
+        zst = plugins.require("zstandard").ZstdCompressor(write_checksum=True).compressobj()
+        yield from map(zst.compress, chunks)
+        yield zst.flush()
+    else:
+        yield from chunks
+
+
+def _gzipped(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    # Without a time, unlike gzip.open, so that equal content gives equal bytes.
+    gz = zlib.compressobj(9, zlib.DEFLATED, 31)
+    yield from map(gz.compress, chunks)
+    yield gz.flush()

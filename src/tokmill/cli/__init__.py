@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "programs",
         "Find functions again, and measure how well vectors do so.",
     ),
-    "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans or asm2vec do."),
+    "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans has them."),
     "bbv": ("tokmill.cli.bbv:app", "programs", "Profile executions: block vectors, CPI."),
     "simpoint": (
         "tokmill.cli.simpoint:simpoint",
@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
     "eval": ("tokmill.cli.evaluate:evaluate", "training", "Measure the loss of a run on a store."),
     "embed": ("tokmill.cli.embed:embed", "training", "Make vectors of records with a run."),
-    "serve": ("tokmill.cli.serve:serve", "training", "Answer requests for vectors over TCP."),
+    "serve": ("tokmill.cli.serve:serve", "training", "Answer requests for vectors over HTTP."),
     "sample": ("tokmill.cli.sample:sample", "training", "Continue prompts with a trained model."),
     "model": ("tokmill.cli.model:app", "training", "Read and write public checkpoints."),
     "inspect": ("tokmill.cli.looking:inspect", "looking", "Describe a file or folder of any kind."),

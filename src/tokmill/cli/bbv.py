@@ -46,10 +46,6 @@ def profile(
     processor: Annotated[
         int | None, typer.Option(metavar="N", help="With --measured: the processor to run on.")
     ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option("--calibrate", help="With --measured: fit the weights of the modelled CPI."),
-    ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -57,7 +53,7 @@ def profile(
     from tokmill.bbv.profile import Asked
     from tokmill.bbv.profile import profile as run_profile
 
-    asked = Asked(every_blocks, measured, intervals, runs, processor, calibrate)
+    asked = Asked(every_blocks, measured, intervals, runs, processor)
     found = run_profile(words, out, asked, name=name, stdin=stdin, quiet=quiet)
     cpi = found.program_cpi()
     instructions = int(found.vectors.instructions.sum())
@@ -87,15 +83,6 @@ def profile(
             f"measured: fastest of {found.timed.runs} runs; the two halves of the runs differ by "
             f"{found.timed.halves:.2%} (median); load {found.about['measured']['load']:.1f}; marks "
             f"at every {marks['every']:,}. call ({marks['kind']})"
-        )
-    if found.fitted is not None:
-        fitted = found.fitted
-        weights = ", ".join(f"{name} {value:.3g}" for name, value in fitted.weights.items())
-        print(f"weights fitted on the even intervals: {weights}")
-        print(
-            f"error on the odd ones: {fitted.median:.2%} (median), {fitted.p90:.2%} (9 of 10 are "
-            f"below); usual weights after one scale {fitted.usual_median:.2%}; a constant "
-            f"{fitted.constant_median:.2%}"
         )
     return 0
 
@@ -158,40 +145,12 @@ def check(
     return int(piece.torn)
 
 
-def convert(
-    trace: Trace,
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="File to write; .gz, .xz and .zst are compressed.")
-    ],
-    id_base: IdBase = None,
-    to_base: Annotated[
-        int | None, typer.Option(min=0, max=1, help="Smallest id of the new file.")
-    ] = None,
-    style: Annotated[str, typer.Option(help="simpoint or valgrind (three spaces).")] = "simpoint",
-    quiet: Quiet = False,
-) -> int:
-    """Write a file of basic block vectors again, in another style or compression."""
-    from tokmill.bbv.read import read
-    from tokmill.bbv.write import write
-    from tokmill.cli.output import check_outputs
-
-    check_outputs({"--out": out}, [trace])
-    vectors = read(trace, id_base=id_base, quiet=quiet)
-    write(out, vectors, id_base=to_base, style=style)
-    count = human_count(vectors.entries, "entry", "entries")
-    print(f"{out}: {human_count(len(vectors), 'interval')}, {count}")
-    if vectors.torn:
-        say(f"note: {trace}: {TORN}")
-    return 0
-
-
 app = group_of(
     "bbv",
     "Execution profiles: basic block vectors, CPI and miss rates of programs that run.",
     {
         "profile": profile,
         "check": check,
-        "convert": convert,
         "cluster": cluster,
         "rewrite": rewrite,
     },

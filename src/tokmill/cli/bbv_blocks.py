@@ -106,8 +106,7 @@ def rewrite(
     """Write a trace whose blocks are clusters of blocks; instructions are added up."""
     maps = plugins.require("tokmill.bbv.block_map")
     from tokmill.bbv.read import pieces
-    from tokmill.bbv.vectors import BlockVectors
-    from tokmill.bbv.write import lines, packed
+    from tokmill.bbv.vectors import BlockVectors, lines, packed
 
     check_outputs({"--out": out}, [trace, block_map])
     found = maps.read_map(block_map)
@@ -131,7 +130,7 @@ def rewrite(
         for piece, done in maps.rewrite(read, of, found.size):
             told[:] = [done]
             torn = piece.torn
-            yield from lines(piece, piece.ids, b" ")
+            yield from lines(piece)
 
     write_file(out, packed(out, chunks()))
     (done,) = told

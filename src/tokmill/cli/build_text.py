@@ -152,11 +152,13 @@ def _explain(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool)
 def _learn(
     folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str, Any], how: How
 ) -> Path:
+    from tokmill.text.chat_template_files import special_tokens
     from tokmill.text.learn import learned_tokenizer
     from tokmill.text.tokenizer import Tokenizer
 
     given = more.get("special") or ["<|endoftext|>"]
-    specials = tuple(dict.fromkeys([*given, *_template_tokens(chosen)]))
+    named = str(chosen.options.get("chat_template", ""))
+    specials = tuple(dict.fromkeys([*given, *special_tokens(named)]))
     options = Learned(vocab_size=more["vocab_size"], specials=specials)
     path, made = learned_tokenizer(
         folder, chosen.source, inputs, chosen.options, options, again=how.fresh
@@ -175,25 +177,14 @@ def _say_unknown_marks(chosen: BuildRecipe, tokenizer: str) -> None:
     named = str(chosen.options.get("chat_template", ""))
     if named in chat_template_files.BUILT_IN:
         return
-    marks = set(
-        chat_template_files.ANGLED.findall(chat_template_files.find(named, tokenizer).template)
-    )
+    template, _ = chat_template_files.find(named, tokenizer)
+    marks = set(chat_template_files.ANGLED.findall(template))
     text = sorted(marks - tokenizer_json.added_tokens(Tokenizer.from_file(tokenizer).data).keys())
     if text:
         say(
             f"warning: {' '.join(text)} in the template are no tokens of the tokenizer: they are "
             "encoded as text, and a message can contain them too"
         )
-
-
-def _template_tokens(chosen: BuildRecipe) -> tuple[str, ...]:
-    """Return the special tokens of a build's chat template."""
-    if chosen.source != "chat":
-        return ()
-    from tokmill.text.chat_template_files import BUILT_IN
-
-    _, tokens = BUILT_IN.get(chosen.options.get("chat_template", ""), ("", ()))
-    return tokens
 
 
 def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool) -> None:

@@ -28,7 +28,7 @@ def cfg(
             ".parquet, .jsonl or .BinExport.",
         ),
     ],
-    lifter: Annotated[str, typer.Option(help="native or angr.")] = "native",
+    lifter: Annotated[str, typer.Option(help="native, or one of an installed package.")] = "native",
     form: Annotated[
         str,
         typer.Option(

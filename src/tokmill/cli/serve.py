@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -17,7 +16,7 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 is every address of the machine.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 12345,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
     pool: Annotated[
         str,
         typer.Option(
@@ -28,40 +27,32 @@ def serve(
     at: At = "last",
     device: Device = "auto",
     max_bytes: Annotated[int, typer.Option(min=1, help="Largest request.")] = 1 << 20,
-    max_clients: Annotated[int, typer.Option(min=1, help="Clients at once.")] = 256,
+    max_inputs: Annotated[int, typer.Option(min=1, help="Most sequences of a request.")] = 2048,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Bytes of all requests that wait for their vectors.")
+    ] = 256 << 20,
     seconds: Annotated[
-        float, typer.Option(help="For the rest of a request, and for taking a reply.")
+        float, typer.Option(min=0.1, help="For a request to come, and for a reply to be taken.")
     ] = 30.0,
-    idle: Annotated[float, typer.Option(help="Seconds until the next request begins.")] = 300.0,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Requests that the model reads at a time.")
-    ] = 64,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Positions that the model reads at a time.")
+    ] = 4096,
     quiet: Quiet = False,
 ) -> None:
-    """Answer requests for vectors over TCP until it is stopped (Ctrl-C, SIGTERM).
+    """Answer requests for vectors over HTTP until it is stopped (Ctrl-C, SIGTERM).
 
-    A request is a 4-byte big-endian length and so many bytes: machine code, or text in UTF-8. The
-    reply is a length and a vector of float32. A length of 0 ends the connection.
+    POST /embed with {"inputs": ["…"]}: texts, or machine code in hexadecimal.
     """
     serving = plugins.require("tokmill.inference.serving")
     embedder = plugins.require("tokmill.inference.embedder").Embedder(
-        run, pool=pool, at=at, device=device
-    )
-    limits = serving.Limits(
-        bytes=max_bytes, seconds=seconds, idle=idle, clients=max_clients, batch=batch
+        run, pool=pool, at=at, device=device, batch_tokens=batch_tokens
     )
     if not quiet:
         say(f"{run}: step {embedder.step:,}, vectors of {embedder.width}, {embedder.pool}")
-    serving.serve(embedder, host, port, limits=limits, log=log_of(quiet))
-
-
-def log_of(quiet: bool) -> Callable[[str], None]:
-    """Return what takes lines of the log; with `quiet` only the address is printed."""
-
-    def log(line: str) -> None:
-        if line.startswith("listening"):
-            print(line, flush=True)
-        elif not quiet:
-            say(line)
-
-    return log
+    limits = serving.Limits(max_bytes, max_inputs, max_waiting, seconds)
+    # With --quiet too: port 0 is known from this line alone.
+    requests = serving.serve(
+        embedder, host, port, limits=limits, log=lambda line: print(line, flush=True)
+    )
+    if not quiet:
+        say(f"stopped after {requests:,} requests")

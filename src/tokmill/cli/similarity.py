@@ -23,7 +23,7 @@ Pools = Annotated[
     typer.Option(
         metavar="N,N…",
         help="Sizes of pools.",
-        show_default="2,10,32,100,128,512,1000,8192,10000; hermessim: 100,8192,10000",
+        show_default="2,10,32,100,128,512,1000,8192,10000",
     ),
 ]
 Pairs = Annotated[
@@ -48,14 +48,6 @@ MoreNegatives = Annotated[
     typer.Option(
         "--more-negatives",
         help="Functions whose compiler or level is not known are negatives in every pool.",
-    ),
-]
-ProtocolName = Annotated[
-    str,
-    typer.Option(
-        metavar="expected|jtrans|hermessim",
-        help="expected: the mean over all pools that could be drawn. jtrans, hermessim: pools "
-        "drawn as these do, for a comparison with published tables.",
     ),
 ]
 MinBlocks = Annotated[
@@ -112,7 +104,6 @@ def evaluate(
         ),
     ] = None,
     alone: Alone = False,
-    protocol: ProtocolName = "expected",
     more_negatives: MoreNegatives = False,
     min_blocks: MinBlocks = MIN_BLOCKS,
     seed: Seed = 0,
@@ -137,7 +128,7 @@ def evaluate(
 
     _check_metric(metric)
     choice = Choice(
-        protocol=protocol, pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
+        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
         min_blocks=min_blocks, seed=seed, resamples=resamples, more_negatives=more_negatives,
     )  # fmt: skip
     *given, place = paths
@@ -176,7 +167,6 @@ def score(
     pools: Pools = "",
     pairs: Pairs = "",
     projects: Projects = "",
-    protocol: ProtocolName = "expected",
     more_negatives: MoreNegatives = False,
     min_blocks: MinBlocks = MIN_BLOCKS,
     seed: Seed = 0,
@@ -199,7 +189,7 @@ def score(
 
     _check_metric(metric)
     choice = Choice(
-        protocol=protocol, pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
+        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
         min_blocks=min_blocks, seed=seed, resamples=resamples, more_negatives=more_negatives,
     )  # fmt: skip
     functions, unread = read_keys(keys)

@@ -106,7 +106,7 @@ def query(
         typer.Option("--why", help="Name the strings, imports and constants that both have."),
     ] = False,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Of an index: compare with every function.")
+        bool, typer.Option("--exact", help="Of an index by facts: compare with every function.")
     ] = False,
     baseline: Baseline = "",
     alone: Alone = False,
@@ -222,7 +222,7 @@ def index(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="INDEX", help="A folder.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="INDEX", help="A file.")],
     baseline: Baseline = "",
     graphs: Graphs = None,
     at: At = "last",
@@ -259,7 +259,7 @@ def index(
         facts = write_index(
             out, store, matrix, of=of, bounds=bounds, keys=keys, graphs=known, fresh=fresh
         )
-    size = sum((out / name).stat().st_size for name in facts.files.values())
+    size = out.stat().st_size
     if as_json:
         print_json({"index": str(out), "bytes": size, "facts": facts})
         return

@@ -16,10 +16,8 @@ from tokmill.errors import UsageError
 from tokmill.files import inside, make_folder, write_file
 from tokmill.progress import elapsed, human_count, human_share
 
-WITH_SIGNATURES = {
-    "traces", "signatures", "points", "checks", "seed", "out", "quiet", "json", "methods",
-}  # fmt: skip
-WITH_FROM = {"traces", "points_from", "cpi", "out", "quiet", "json", "methods"}
+WITH_SIGNATURES = {"traces", "signatures", "points", "seed", "out", "quiet", "json"}
+WITH_FROM = {"traces", "points_from", "cpi", "out", "quiet", "json"}
 """Parameters that mean something beside --signatures, and beside --from."""
 LITTLE = 2.0
 """Points with a smaller speed-up than this hardly are worth their error."""
@@ -42,8 +40,9 @@ def simpoint(
     method: Annotated[
         str,
         typer.Option(
-            metavar="simpoint|two-phase|systematic|random",
-            help="How points are chosen; --methods explains them.",
+            metavar="simpoint|two-phase",
+            help="simpoint: nearest to the centres of clusters, as SimPoint 3.2; two-phase: drawn "
+            "from strata of similar intervals, with a confidence interval.",
             show_default="simpoint; with --target-error two-phase",
         ),
     ] = "",
@@ -54,7 +53,7 @@ def simpoint(
     target_error: Annotated[
         str,
         typer.Option(
-            metavar="5%", help="Choose as many points as this error of the CPI needs (see --cpi)."
+            metavar="5%", help="With --simulated: say how many points this error of the CPI needs."
         ),
     ] = "",
     memory: Annotated[
@@ -95,14 +94,6 @@ def simpoint(
             "their intervals; untrained: mix of instructions and miss rates.",
         ),
     ] = "",
-    checks: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="With --signatures: check so many points by two further ones each, which are of "
-            "--points.",
-        ),
-    ] = 0,
     max_points: Annotated[
         int, typer.Option("--max-points", min=1, help="BIC chooses at most so many clusters.")
     ] = 30,
@@ -130,15 +121,6 @@ def simpoint(
     labels: Annotated[
         bool, typer.Option("--labels", help="Write NAME.labels, too: cluster and distance.")
     ] = False,
-    methods: Annotated[
-        bool,
-        typer.Option(
-            "--methods",
-            help="List the methods and exit.",
-            is_eager=True,
-            callback=lambda wanted: _list_methods(wanted),
-        ),
-    ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -151,7 +133,7 @@ def simpoint(
                 where=str(traces[0]),
                 hint="`tokmill build bbv` makes a store of several programs",
             )
-        share(traces[0], signatures, points or 30, checks, seed, out, quiet, json)
+        share(traces[0], signatures, points or 30, seed, out, quiet, json)
         return
     if stores := [path for path in traces if path.is_dir()]:
         raise UsageError(
@@ -159,8 +141,6 @@ def simpoint(
             where=str(stores[0]),
             hint="`tokmill simpoint TRACE`; of a store --signatures chooses points of all programs",
         )
-    if checks:
-        raise UsageError("--checks are of shared points", hint="with --signatures")
     if points_from is not None:
         _check_unused(context, "--from", WITH_FROM)
     choosing = plugins.require("tokmill.bbv.choose")
@@ -262,13 +242,6 @@ def _share(text: str) -> float:
     return number
 
 
-def _list_methods(wanted: bool) -> None:
-    if wanted:
-        for name, method in plugins.require("tokmill.bbv.methods").METHODS.items():
-            print(f"{name:<18} {method.help}")
-        raise typer.Exit
-
-
 def _write(out: Path, name: str, chosen: Any, labels: bool) -> None:
     files = plugins.require("tokmill.bbv.simpoint_files")
     make_folder(out)
@@ -322,8 +295,6 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
                 "executes; shorter intervals (`tokmill bbv profile --every-blocks N`) or a longer "
                 "execution save more"
             )
-        if one.usual_error is not None:
-            say(f"{one.program}: 95 % of samples are within {human_share(one.usual_error, 2)}")
         if one.points_needed is not None and one.points_needed > one.points:
             say(f"{one.program}: about {one.points_needed:,} points reach {target:.3g}")
     if out is not None:

@@ -24,7 +24,6 @@ def share(
     path: Path,
     named: str,
     points: int,
-    checks: int,
     seed: int,
     out: Path | None,
     quiet: bool,
@@ -44,9 +43,7 @@ def share(
     else:
         vectors = _trained(store, named, known.records, quiet)
     with Progress("programs", len(known.names), unit="programs", quiet=quiet) as bar:
-        found = shared.shared_points(
-            known, vectors, points, seed=seed, checks=checks, advance=bar.advance
-        )
+        found = shared.shared_points(known, vectors, points, seed=seed, advance=bar.advance)
     if out is not None:
         _write(out, found, known)
     errors = {

@@ -1,4 +1,4 @@
-"""`tokmill spell`: programs as text in the spellings of other projects."""
+"""`tokmill spell`: programs as text in the spelling of kTrans."""
 
 from __future__ import annotations
 
@@ -16,29 +16,21 @@ from tokmill.progress import human_count
 def spell(
     programs: Programs,
     out: Out,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="FORM",
-            help="ktrans (seven streams, JSON Lines) or asm2vec (text, a file per function).",
-        ),
-    ],
     min_instructions: Annotated[
         int, typer.Option(min=1, help="Leave out functions with fewer instructions.")
     ] = 1,
     json: Json = False,
 ) -> int:
-    """Write the functions of programs in the spelling of kTrans or asm2vec.
+    """Write the functions of programs as kTrans has them: seven streams, in JSON Lines.
 
     Exit code 1 if a named file is refused.
     """
-    from tokmill.x86.tokens.spelled_files import spell as write
+    from tokmill.x86.tokens.spellings import spell as write
 
-    found = write(programs.inputs, out, form, least=min_instructions, **programs.how)
+    found = write(programs.inputs, out, least=min_instructions, **programs.how)
     line = (
         f"{out}: {human_count(found.functions, 'function')} of "
-        f"{human_count(found.programs, 'program')} in {human_count(found.files, 'file')}"
+        f"{human_count(found.programs, 'program')}"
     )
     report = {"out": str(out), **msgspec.to_builtins(found)}
     lines = [line, *left_out_line(found.left_out)]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 import typer
 from msgspec import UNSET
 
@@ -227,59 +225,25 @@ def duplicates(
     other: Annotated[
         Path | None, typer.Argument(help="Another store: report the records that both have.")
     ] = None,
-    by: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Count only records that differ from the first with equal tokens in such a "
-            "column, as project and function; repeat it.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="F.npy",
-            readable=False,
-            help="With --by: write 1 for each of these records, else 0, for `build overlay`.",
-        ),
-    ] = None,
     json: Json = False,
 ) -> int:
     """Find equal records in a store, or a leak between two; exit code 1 if there are some."""
-    from tokmill.files import write_file
-    from tokmill.store.duplicates import find_copies, find_duplicates, find_leak
+    from tokmill.store.duplicates import find_duplicates, find_leak
 
-    if (by and other) or (out and not by):
-        what = "--by is of one store" if by else "-o is of --by"
-        raise UsageError(what, hint="tokmill store duplicates STORE --by COLUMN -o F.npy")
-    if by:
-        found, marks = find_copies(Store(store), by)
-        if out is not None:
-            data = io.BytesIO()
-            np.save(data, marks)
-            write_file(out, data.getvalue())
-        count = found.duplicates
-        text = f"{count:,} of {found.records:,} records repeat one that differs in {', '.join(by)}"
-        result: Any = found
-    elif other is None:
-        found = find_duplicates(Store(store))
-        count, text = found.duplicates, f"{found.duplicates:,} of {found.records:,} records repeat"
-        result = found
+    result: Any
+    if other is None:
+        result = find_duplicates(Store(store))
+        count, text = result.duplicates, "repeat"
     else:
-        leak = find_leak(Store(store), Store(other))
-        count, text = leak.shared, f"{leak.shared:,} of {leak.records:,} records are in {other}"
-        result = leak
+        result = find_leak(Store(store), Store(other))
+        count, text = result.shared, f"are in {other}"
     if json:
         print_json(result)
     else:
-        print(f"{store}: {text}")
+        print(f"{store}: {count:,} of {result.records:,} records {text}")
         for record, first in result.examples:
             print(f"  record {record:,} = {first:,}")
-        if out is not None:
-            say(f"{out}: written; tokmill build overlay {store} --values {out} adds it")
-        elif count and not by:
+        if count:
             way = f"--not-in {other}" if other else "--unique"
             say(f"hint: tokmill build select {store} {way} -o NEW")
     return 1 if count else 0

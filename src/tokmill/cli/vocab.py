@@ -1,4 +1,4 @@
-"""`tokmill vocab`: make, convert, prune and merge vocabularies of x86 columns."""
+"""`tokmill vocab`: make, convert and prune vocabularies of x86 columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokmill.progress import human_count, human_share
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Make, convert, prune and merge vocabularies of x86 code.",
+    help="Make, convert and prune vocabularies of x86 code.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -108,7 +108,6 @@ app.command()(vocab_lists.export)
 app.command("import")(vocab_lists.import_)
 app.command()(vocab_lists.prune)
 app.command()(vocab_lists.compress)
-app.command()(vocab_lists.merge)
 
 
 @app.command()

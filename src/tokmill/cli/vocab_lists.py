@@ -1,4 +1,4 @@
-"""`tokmill vocab export|import|prune|compress|merge`: changes and conversions of vocabularies."""
+"""`tokmill vocab export|import|prune|compress`: changes and conversions of vocabularies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.cli.facts import note_in_words
-from tokmill.cli.options import Json, Quiet
+from tokmill.cli.options import Json
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.cli.programs import Out, Workers, processes
+from tokmill.cli.programs import Out
 from tokmill.errors import UsageError, nearest
 from tokmill.files import make_folder, remove, write_file
 from tokmill.store.marks import has_store_files
@@ -90,7 +89,7 @@ def import_(
                 raise UsageError(
                     f"two lists of {one.tokens.column}: {found[one.tokens.column].path} and "
                     f"{one.path}",
-                    hint="`tokmill vocab merge` makes one of several",
+                    hint="name one of them",
                 )
             if one.convention != "frozen":
                 one.tokens.rules = rules
@@ -133,7 +132,9 @@ def import_(
 
 
 def prune(
-    path: Lists,
+    path: Annotated[
+        Path, typer.Argument(metavar="VOCAB", readable=False, help="A folder of lists.")
+    ],
     out: Out,
     min_count: Annotated[
         int, typer.Option(min=1, help="Leave out tokens that occur less often than this.")
@@ -145,57 +146,40 @@ def prune(
     keep: Annotated[
         str, typer.Option(metavar="FILE", help="Keep tokens of this list, or folder of lists.")
     ] = "",
-    map_: Annotated[
-        Path | None,
-        typer.Option(
-            "--map", metavar="FILE", help="Old id → new id, as JSON.", show_default="ids.json"
-        ),
-    ] = None,
-    workers: Workers = None,
-    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Remove tokens from vocabularies; a store becomes a new one, in which they are [UNK].
+    """Remove tokens from vocabularies; `tokmill build recode` does so for a store.
 
-    A store is pruned by its own counts; by default, tokens that do not occur are removed. It is
-    done by `tokmill build recode`, so the same command again continues.
+    OUT/ids.json has the new id of each old one; removed tokens have that of [UNK].
     """
     from tokmill.store.store import Store
     from tokmill.x86.tokens import vocabulary_changes as changes
     from tokmill.x86.tokens.vocabulary_files import write_vocabularies
 
-    old, ids = _lists(path)
-    notes: dict[str, int] = {}
     if has_store_files(path):
-        new_store = _recode(
-            path,
-            out,
-            {"min_count": min_count, "used_by": used_by or [], "keep": keep},
-            processes(workers),
-            quiet,
+        raise UsageError(
+            "a store has ids of its vocabularies",
+            where=str(path),
+            hint=f"tokmill build recode {path} -o NEW",
         )
-        new, notes = changes.vocabularies_in(new_store), new_store.manifest.notes
-    else:
-        if min_count == 1 and not used_by and not keep:
-            raise UsageError("no option says which tokens to remove", hint=changes.WAYS)
-        new = changes.pruned(
-            old,
-            min_count=min_count,
-            used=[changes.counts_in(Store(store)) for store in used_by or ()],
-            keep=changes.lists_to_keep(keep) if keep else None,
-        )
-        write_vocabularies(out, new)
-    place = map_ or (out.with_name(f"{out.name}-{MAP}") if has_store_files(path) else out / MAP)
-    _write_map(place, {name: changes.id_map(old[name], new[name]) for name in new}, ids)
+    if min_count == 1 and not used_by and not keep:
+        raise UsageError("no option says which tokens to remove", hint=changes.WAYS)
+    old, ids = _lists(path)
+    new = changes.pruned(
+        old,
+        min_count=min_count,
+        used=[changes.counts_in(Store(store)) for store in used_by or ()],
+        keep=changes.lists_to_keep(keep) if keep else None,
+    )
+    write_vocabularies(out, new)
+    _write_map(out / MAP, {name: changes.id_map(old[name], new[name]) for name in new}, ids)
     rows = [[name, len(old[name]), len(new[name])] for name in new]
     if json:
         columns = {name: {"before": before, "after": after} for name, before, after in rows}
-        print_json({"out": str(out), "columns": columns, "notes": notes, "map": str(place)})
+        print_json({"out": str(out), "columns": columns, "map": str(out / MAP)})
         return
     print_table(["column", "tokens before", "after"], rows)
-    for note, count in notes.items():
-        print(note_in_words(note, count))
-    print(f"{place}: old id → new id")
+    print(f"{out / MAP}: old id → new id")
 
 
 def compress(
@@ -254,42 +238,6 @@ def compress(
     print(f"{out / MAP}: old id → new id; {out / BECAME}: old token → new token")
 
 
-def merge(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="VOCAB|STORE…", readable=False, help="Folders of lists, or stores."),
-    ],
-    out: Out,
-    json: Json = False,
-) -> None:
-    """Write the union of vocabularies; counts are added.
-
-    OUT/ids-1.json has the new id of each old one of the first, ids-2.json of the second, and so on.
-    """
-    from tokmill.x86.tokens.vocabulary_changes import id_map, merged
-    from tokmill.x86.tokens.vocabulary_files import write_vocabularies
-
-    if len(paths) < 2:
-        raise UsageError("only one vocabulary is named", hint="merge A B … -o VOCAB")
-    parts, ids = zip(*map(_lists, paths), strict=True)
-    made = merged(parts)
-    write_vocabularies(out, made)
-    maps = [out / f"{Path(MAP).stem}-{number}.json" for number in range(1, len(paths) + 1)]
-    for place, part, own in zip(maps, parts, ids, strict=True):
-        _write_map(place, {name: id_map(part[name], made[name]) for name in part}, own)
-    if json:
-        sizes = {column: len(tokens) for column, tokens in made.items()}
-        print_json({"vocabulary": str(out), "columns": sizes, "maps": [*map(str, maps)]})
-        return
-    names = [path.name for path in paths]
-    rows = [
-        [column, *(len(part.get(column, ())) for part in parts), len(tokens)]
-        for column, tokens in made.items()
-    ]
-    print_table(["column", *names, "all"], rows)
-    print(f"{maps[0]}, …: old id → new id of each")
-
-
 def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
     """Return the vocabularies of a folder or of a store, and the ids of the file as `Found`."""
     from tokmill.store.store import Store
@@ -301,15 +249,6 @@ def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
         return stored, {column: [*range(len(tokens))] for column, tokens in stored.items()}
     lists = find_lists(path)
     return {n: one.tokens for n, one in lists.items()}, {n: one.ids for n, one in lists.items()}
-
-
-def _recode(path: Path, out: Path, options: dict[str, Any], workers: int, quiet: bool) -> Any:
-    from tokmill.builds.prepare import BuildRecipe, How
-    from tokmill.builds.resources import Amount
-    from tokmill.builds.run import run
-
-    chosen = BuildRecipe(source="recode", inputs=(str(path),), out=str(out), options=options)
-    return run(chosen, How(amount=Amount(workers=workers, own_process=True), quiet=quiet))
 
 
 def _check_rules(asked: str, found: set[str]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.inference.coders import load_coder
+from tokmill.inference.coders import Coder, load_coder
 from tokmill.inference.embed import EmbedConfig, known_model
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, groups
 from tokmill.store.schema import Array
@@ -46,28 +48,42 @@ class Embedder:
         config = EmbedConfig(run=str(run), pool=pool, at=at)  # type: ignore[arg-type]
         known = known_model(config)
         task = load_task(known.run, at)
-        _, coder = load_coder(known.run, known.facts, [*task.sizes])
-        if coder is None:
+        self._load = partial(load_coder, known.run, known.facts, [*task.sizes])
+        self._own = threading.local()
+        if self.coder is None:
             raise TokmillError(
                 "the run cannot read bytes: its store had no vocabulary for each column",
                 where=str(run),
                 hint="serve a run that was trained on a store of text or of x86 code",
             )
-        self.coder, self.run, self.step, self.pool = coder, known.run, known.step, known.pool
+        self.run, self.step, self.pool = known.run, known.step, known.pool
         precision = Precision(known.precision, pick_device(device))
         self.vectors = Vectors(task, precision, known.pool, batch_tokens)
         self.vectors.frame = task.frame
         self.affixes = ({}, {}) if task.frame else (known.facts.prefix, known.facts.suffix)
         self.width = known.width
 
-    def encode(self, data: bytes) -> Ids:
-        """Return the ids of some bytes; raises `TokmillError` if they are not what the run reads.
+    @property
+    def coder(self) -> Coder | None:
+        """The coder of this thread: it keeps what it has encoded, and has no lock for that."""
+        if not hasattr(self._own, "coder"):
+            _, self._own.coder = self._load()
+        coder: Coder | None = self._own.coder
+        return coder
 
-        For a run on x86 code they are 64-bit instructions, for one on text UTF-8.
+    def encode(self, data: bytes | str) -> Ids:
+        """Return the ids of a sequence; raises `TokmillError` if it is not what the run reads.
+
+        For a run on x86 code it is 64-bit instructions, in hexadecimal if it is a string; for one
+        on text a string, or UTF-8.
         """
-        ids = self.coder.encode_bytes(data)
+        assert self.coder is not None
+        if isinstance(data, str):
+            ids = self.coder.encode(data)
+        else:
+            ids = self.coder.encode_bytes(data)
         if not all(map(len, ids.values())):
-            raise UsageError("the bytes have no tokens", hint="send an instruction or a word")
+            raise UsageError("it has no tokens", hint="send an instruction or a word")
         # As records of the training store; a frame is put around each segment later.
         prefix, suffix = self.affixes
         return {
@@ -75,8 +91,11 @@ class Embedder:
             for name, values in ids.items()
         }
 
-    def embed(self, sequences: Sequence[Ids]) -> Array:
-        """Return the vectors of sequences of ids, float32 (n, width)."""
+    def embed(self, sequences: Sequence[Ids], before: Callable[[], None] = lambda: None) -> Array:
+        """Return the vectors of sequences of ids, float32 (n, width).
+
+        `before` is called before each pass of the model, and may call `embed` itself.
+        """
         lengths = np.asarray([len(next(iter(one.values()))) for one in sequences], np.int64)
         found = np.zeros((len(sequences), self.width), np.float32)
         for rows in groups(lengths, self.vectors.batch_tokens):
@@ -86,5 +105,5 @@ class Embedder:
                 for name, ids in sequences[row].items():
                     columns[name][place, : len(ids)] = ids
             with torch.no_grad():
-                found[rows] = self.vectors.pooled(columns, here).float().cpu().numpy()
+                found[rows] = self.vectors.pooled(columns, here, before).float().cpu().numpy()
         return found

@@ -1,268 +1,329 @@
-"""`tokmill serve`: vectors over TCP, for programs that ask for one sequence at a time.
+"""`tokmill serve`: vectors over HTTP, for programs that ask for a few sequences at a time.
 
-A request is 4 bytes, the length of what follows as a big-endian number, and the bytes themselves. A
-reply is a length in the same form and that many bytes of float32, little-endian. A request of the
-length 0 closes the connection. A request that cannot be answered closes it too. Source of the
-framing: SemanticBBV, `evaluation/asm_embedding_server.py`.
-
-One thread listens to all clients, and another one runs the model, over all requests that wait.
+uvicorn speaks HTTP, Starlette finds the page and hands errors on, one thread runs the model.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import io
 import signal
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.inference.embedder import Embedder
+from tokmill.errors import TokmillError
+from tokmill.headers import loads_json
+from tokmill.inference.embedder import Embedder, Ids
 from tokmill.store.schema import Array
 
-HOST, PORT = "127.0.0.1", 12345
-HEAD = 4
-GRACE = 5.0
-"""Seconds that clients get to take their replies when the server stops."""
+JSON, NPY, BYTES = "application/json", "application/x-npy", "application/octet-stream"
+SHAPE = '{"inputs": ["…", "…"]}'
+GRACE = 5
+"""Seconds in which requests are still answered when the server stops."""
+LARGE = 1 << 16
+"""Bytes from which on a request is encoded in a thread of its own, where it holds up no other."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(NamedTuple):
     """What clients may ask for."""
 
-    bytes: int = 1 << 20
+    max_bytes: int = 1 << 20
     """Largest request."""
+    max_inputs: int = 2048
+    """Most sequences of a request."""
+    max_waiting: int = 256 << 20
+    """Bytes of all requests that are being read or wait for their vectors."""
     seconds: float = 30.0
-    """For the rest of a request after its length, and for taking a reply."""
-    idle: float = 300.0
-    """Until the next request begins."""
-    clients: int = 256
-    """At once; more are turned away."""
-    batch: int = 64
-    """Requests that the model reads at a time."""
+    """For the head of a request, for the rest of it, and for taking a reply."""
 
 
-class Served(msgspec.Struct):
-    """What a server has done."""
+class Inputs(msgspec.Struct, forbid_unknown_fields=True):
+    """A request in JSON: texts, or machine code in hexadecimal."""
 
-    clients: int = 0
-    requests: int = 0
-    batches: int = 0
-    refused: int = 0
-    """Connections that were closed because of what the client did, or failed to do."""
+    inputs: list[str]
+
+
+class Refusal(TokmillError):
+    """Why a request is not answered, with the status of HTTP."""
+
+    def __init__(self, status: int, what: str, hint: str, where: str = "") -> None:
+        super().__init__(what, hint=hint, where=where)
+        self.status = status
 
 
 class Asked(NamedTuple):
-    """A request that waits for its vector."""
+    """A request that waits for its vectors, (sequences, width)."""
 
-    data: bytes
-    reply: asyncio.Future[Array]
-
-
-class Refusal(Exception):
-    """Why a connection is closed."""
+    sequences: Sequence[Ids]
+    tokens: int
+    vectors: Future[Array]
 
 
-class Server:
-    """Answers requests until it is stopped.
+class Model(threading.Thread):
+    """Runs the model over the requests that wait.
 
-    Args:
-        embedder: what makes the vectors.
-        limits: what clients may ask for.
-        log: takes a line for each event.
+    Small requests are read together, in passes of at most `batch_tokens` positions. A request of
+    more tokens is read alone, and small ones are answered between its passes.
     """
 
-    def __init__(self, embedder: Embedder, limits: Limits, log: Callable[[str], None]) -> None:
-        for name in Limits.__struct_fields__:
-            if not getattr(limits, name) > 0:
-                raise UsageError(f"{name} = {getattr(limits, name)}", hint="above 0")
-        self.embedder, self.limits, self.log = embedder, limits, log
-        self.served = Served()
-        self._clients: set[asyncio.Task[None]] = set()
-        self._busy: set[asyncio.Task[None]] = set()
-        """Clients that wait for a reply."""
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__(name="model")
+        self.embedder, self.most = embedder, embedder.vectors.batch_tokens
+        self.small, self.large = deque[Asked](), deque[Asked]()
+        self.waiting, self.stopped = threading.Semaphore(0), False
 
-    async def run(self, host: str = HOST, port: int = PORT) -> Served:
-        """Listen until SIGINT or SIGTERM; port 0 takes a free one, which the log names.
+    def ask(self, sequences: Sequence[Ids]) -> Future[Array]:
+        """Return the future vectors; to cancel it ends the work."""
+        asked = Asked(sequences, sum(len(next(iter(one.values()))) for one in sequences), Future())
+        (self.small if asked.tokens <= self.most else self.large).append(asked)
+        self.waiting.release()
+        return asked.vectors
 
-        Requests that were received are answered before it ends. Raises `TokmillError` if the
-        address cannot be taken.
-        """
-        self._stop, self._waiting = asyncio.Event(), asyncio.Queue[Asked](self.limits.clients)
-        loop = asyncio.get_running_loop()
+    def stop(self) -> None:
+        """End after the pass that runs."""
+        self.stopped = True
+        self.waiting.release()
+        self.join()
+
+    def run(self) -> None:
+        """Answer requests until `stop`."""
+        while self.waiting.acquire() and not self.stopped:
+            self._answer_small()
+            if self.large:
+                self._answer([self.large.popleft()], self._answer_small)
+
+    def _answer_small(self) -> None:
+        """Answer those small requests, the first ones, that fit into a pass."""
+        batch: list[Asked] = []
+        tokens = 0
+        while self.small and tokens + self.small[0].tokens <= self.most:
+            batch.append(self.small.popleft())
+            tokens += batch[-1].tokens
+        self._answer(batch)
+
+    def _answer(self, batch: list[Asked], between: Callable[[], None] = lambda: None) -> None:
+        batch = [asked for asked in batch if not asked.vectors.cancelled()]
+        if not batch:
+            return
+
+        def before_pass() -> None:
+            if self.stopped or all(asked.vectors.cancelled() for asked in batch):
+                raise CancelledError
+            between()
+
+        sequences = [one for asked in batch for one in asked.sequences]
+        ends = np.cumsum([len(asked.sequences) for asked in batch])
         try:
-            server = await asyncio.start_server(self._client, host, port)
-        except OSError as error:
-            raise TokmillError(
-                f"the address cannot be taken: {error.strerror or error}",
-                where=f"{host}:{port}",
-                hint="choose another --port; 0 takes a free one",
-            ) from None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop.set)
-        model = asyncio.create_task(self._model())
-        try:
-            for socket in server.sockets:
-                address, taken = socket.getsockname()[:2]
-                self.log(f"listening on {address}:{taken}")
-            await self._stop.wait()
-            self.log(f"stopping, {len(self._busy)} requests wait for a reply")
-            server.close()
-            for task in self._clients - self._busy:
-                task.cancel()
-            if self._busy:
-                await asyncio.wait(self._busy, timeout=GRACE)
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-            for task in (*self._clients, model):
-                task.cancel()
-            await asyncio.gather(*self._clients, model, return_exceptions=True)
-        done = self.served
-        self.log(
-            f"stopped after {done.requests:,} requests of {done.clients:,} clients in "
-            f"{done.batches:,} batches; {done.refused:,} connections refused"
-        )
-        return done
-
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one client until it ends, breaks a rule or is silent for too long."""
-        name = "{}:{}".format(*(writer.get_extra_info("peername") or ("?", "?"))[:2])
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            if len(self._clients) >= self.limits.clients:
-                raise Refusal(f"{self.limits.clients} clients are connected already")
-            self._clients.add(task)
-            self.served.clients += 1
-            while not self._stop.is_set():
-                data = await self._request(reader)
-                if not data:
-                    break
-                self._busy.add(task)
-                try:
-                    await self._answer(data, writer)
-                finally:
-                    self._busy.discard(task)
-        except Refusal as why:
-            self.served.refused += 1
-            self.log(f"{name}: closed: {why}")
-        except (ConnectionError, TimeoutError) as error:
-            self.served.refused += 1
-            self.log(f"{name}: lost: {error or type(error).__name__}")
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self._clients.discard(task)
-            writer.close()
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await asyncio.wait_for(writer.wait_closed(), 1)
-            # A client that takes nothing would keep its replies in memory.
-            writer.transport.abort()
-
-    async def _request(self, reader: asyncio.StreamReader) -> bytes:
-        """Return the bytes of the next request; b"" at the end."""
-        head = await self._read(reader, HEAD, self.limits.idle)
-        if len(head) < HEAD:
-            if head:
-                raise Refusal(f"the client left after {len(head)} of the {HEAD} bytes of a length")
-            return b""
-        size = int.from_bytes(head, "big")
-        if size > self.limits.bytes:
-            raise Refusal(f"the length {size:,} is above {self.limits.bytes:,}")
-        data = await self._read(reader, size, self.limits.seconds)
-        if len(data) < size:
-            raise Refusal(f"the client left after {len(data):,} of {size:,} bytes")
-        return data
-
-    async def _read(self, reader: asyncio.StreamReader, size: int, seconds: float) -> bytes:
-        """Return `size` bytes, or fewer if the client left; `Refusal` if it takes too long."""
-        try:
-            # `asyncio.wait_for` of Python 3.11 drops a cancellation that comes together with the
-            # data, and a client that should end would wait for a model that has ended.
-            async with asyncio.timeout(seconds):
-                return await reader.readexactly(size)
-        except asyncio.IncompleteReadError as error:
-            return error.partial
-        except TimeoutError:
-            raise Refusal(f"{size:,} bytes did not come within {seconds:g} s") from None
-
-    async def _answer(self, data: bytes, writer: asyncio.StreamWriter) -> None:
-        """Wait for the vector of a request, and send it."""
-        reply: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
-        await self._waiting.put(Asked(data, reply))
-        try:
-            vector = await reply
-        except TokmillError as error:
-            raise Refusal(f"{len(data):,} bytes: {error.what}") from None
-        values = np.ascontiguousarray(vector, "<f4").tobytes()
-        writer.write(len(values).to_bytes(HEAD, "big") + values)
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                await writer.drain()
-        except TimeoutError:
-            raise Refusal(f"the reply was not taken within {self.limits.seconds:g} s") from None
-        self.served.requests += 1
-
-    async def _model(self) -> None:
-        """Take all requests that wait, a batch after the other, to the thread of the model."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, "model") as thread:
-            while True:
-                batch = [await self._waiting.get()]
-                while len(batch) < self.limits.batch and not self._waiting.empty():
-                    batch.append(self._waiting.get_nowait())
-                found = await loop.run_in_executor(
-                    thread, self._vectors, [asked.data for asked in batch]
-                )
-                self.served.batches += 1
-                for asked, result in zip(batch, found, strict=True):
-                    if asked.reply.done():
-                        continue
-                    if isinstance(result, TokmillError):
-                        asked.reply.set_exception(result)
-                    else:
-                        asked.reply.set_result(result)
-
-    def _vectors(self, batch: list[bytes]) -> list[Array | TokmillError]:
-        """Return a vector for each request, or why there is none; nothing else is raised."""
-        found: list[Array | TokmillError] = [TokmillError("no vector", hint="")] * len(batch)
-        sequences, places = [], []
-        for place, data in enumerate(batch):
-            try:
-                sequences.append(self.embedder.encode(data))
-                places.append(place)
-            except TokmillError as error:
-                found[place] = error
-            except Exception as error:
-                # A fault of a coder costs its request, not the server.
-                found[place] = failed(error)
-        try:
-            if sequences:
-                for place, vector in zip(places, self.embedder.embed(sequences), strict=True):
-                    found[place] = vector
+            vectors = np.split(self.embedder.embed(sequences, before_pass), ends[:-1])
         except Exception as error:
-            for place in places:
-                found[place] = failed(error)
-        return found
+            for asked in batch:
+                with suppress(InvalidStateError):
+                    asked.vectors.set_exception(error)
+            return
+        for asked, its in zip(batch, vectors, strict=True):
+            with suppress(InvalidStateError):
+                asked.vectors.set_result(its)
 
 
-def failed(error: Exception) -> TokmillError:
-    """Return the error of a request whose vector could not be made."""
-    said = " ".join(str(error).split())[:200]
-    return TokmillError(f"no vector: {type(error).__name__}: {said}", hint="")
+class Service:
+    """Answers requests for vectors; `app` is the application of ASGI."""
+
+    def __init__(self, embedder: Embedder, limits: Limits) -> None:
+        self.embedder, self.limits, self.model = embedder, limits, Model(embedder)
+        self.encoders = [ThreadPoolExecutor(1), ThreadPoolExecutor(1)]
+        self.held = 0
+        """Bytes of the requests that are being read or wait for their vectors."""
+        self.app = Starlette(
+            routes=[Route("/", self.about), Route("/embed", self.embed, methods=["POST"])],
+            exception_handlers=dict.fromkeys(
+                (Refusal, HTTPException, ClientDisconnect, Exception), refused
+            ),
+        )
+
+    async def about(self, _: Request) -> Response:
+        """Say what is served."""
+        known = self.embedder
+        found = {"run": str(known.run), "step": known.step, "width": known.width}
+        return json_of(found | {"pool": known.pool})
+
+    async def embed(self, request: Request) -> Response:
+        """Answer a request with a vector for each input, in order."""
+        data = bytearray()
+        try:
+            await self._read(request, data)
+            inputs = self._inputs(bytes(data), request.headers.get("content-type", ""))
+            encoder = self.encoders[len(data) >= LARGE]
+            loop = asyncio.get_running_loop()
+            sequences = await loop.run_in_executor(encoder, self._encode, inputs)
+            vectors = await self._vectors(request, sequences)
+        finally:
+            self.held -= len(data)
+        if NPY not in request.headers.get("accept", ""):
+            return json_of({"vectors": vectors.tolist()})
+        file = io.BytesIO()
+        np.save(file, vectors)
+        return Response(file.getvalue(), media_type=NPY)
+
+    async def _read(self, request: Request, data: bytearray) -> None:
+        """Append the body to `data`."""
+        most, seconds = self.limits.max_bytes, self.limits.seconds
+        large = Refusal(413, f"the request has more than {most:,} bytes", "send several requests")
+        if int(request.headers.get("content-length", 0)) > most:
+            raise large
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in request.stream():
+                    data += part
+                    self.held += len(part)
+                    if len(data) > most:
+                        raise large
+                    if self.held > self.limits.max_waiting:
+                        raise Refusal(503, "too many requests wait", "ask again later")
+        except TimeoutError:
+            what = f"the request did not come whole within {seconds:g} s"
+            raise Refusal(408, what, "send several requests") from None
+
+    def _inputs(self, data: bytes, kind: str) -> Sequence[str | bytes]:
+        """Return the sequences of a body."""
+        kind = kind.partition(";")[0].strip().lower()
+        if kind == BYTES:
+            return [data]
+        if kind != JSON:
+            hint = f"Content-Type: {JSON} for {SHAPE}, {BYTES} for the bytes of one sequence"
+            raise Refusal(415, f"a body of {kind or 'no type'} is not read", hint)
+        try:
+            inputs: list[str] = loads_json(data, Inputs).inputs
+        except ValueError as error:
+            raise Refusal(400, f"the request is not what is read: {error}", SHAPE) from None
+        if len(inputs) > self.limits.max_inputs:
+            what = f"the request has more than {self.limits.max_inputs:,} inputs"
+            raise Refusal(413, what, "send several requests")
+        if not inputs:
+            raise Refusal(400, "the request has no inputs", SHAPE)
+        return inputs
+
+    def _encode(self, inputs: Sequence[str | bytes]) -> list[Ids]:
+        sequences = []
+        for number, one in enumerate(inputs):
+            try:
+                sequences.append(self.embedder.encode(one))
+            except TokmillError as error:
+                where = f"input {number}" + (f", {error.where}" if error.where else "")
+                raise Refusal(400, error.what, error.hint, where) from None
+        return sequences
+
+    async def _vectors(self, request: Request, sequences: Sequence[Ids]) -> Array:
+        """Wait for the model, unless the client leaves."""
+        vectors: asyncio.Future[Any] = asyncio.wrap_future(self.model.ask(sequences))
+        # The request has been read, so the next message is that its client has left.
+        left: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
+        try:
+            await asyncio.wait([vectors, left], return_when=asyncio.FIRST_COMPLETED)
+            if not vectors.done():
+                raise ClientDisconnect
+            found: Array = vectors.result()
+            return found
+        except asyncio.CancelledError:
+            raise Refusal(503, "the server stops", "ask again when it runs") from None
+        finally:
+            vectors.cancel()
+            left.cancel()
+
+
+def json_of(value: Any, status: int = 200) -> Response:
+    """Return a reply in JSON."""
+    return Response(msgspec.json.encode(value), status, media_type=JSON)
+
+
+async def refused(_: Request, error: Exception) -> Response:
+    """Return the reply that says why a request is not answered."""
+    if isinstance(error, Refusal):
+        said = {"error": error.what, "where": error.where, "hint": error.hint}
+        return json_of({key: text for key, text in said.items() if text}, error.status)
+    if isinstance(error, HTTPException):
+        hint = "POST /embed makes vectors, GET / says of which run"
+        return json_of({"error": error.detail, "hint": hint}, error.status_code)
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return json_of({"error": what, "hint": "the server's log says more"}, 500)
+
+
+class Connection(H11Protocol):
+    """uvicorn's, which waits for the first byte of a request for ever, and for its last one too.
+
+    Here the time for which a connection is kept after a reply is also that for the head of each
+    request, and for taking the reply.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        handler = self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, handler)
+
+    def data_received(self, data: bytes) -> None:
+        """Take data; the end of a head ends the wait, and not its first byte."""
+        self.conn.receive_data(data)
+        self.handle_events()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End the connection, even if a reply has not been taken."""
+        self.transport.abort()
 
 
 def serve(
-    embedder: Embedder,
-    host: str = HOST,
-    port: int = PORT,
-    *,
-    limits: Limits | None = None,
-    log: Callable[[str], None] = print,
-) -> Served:
-    """Answer requests until SIGINT or SIGTERM; see `Server`."""
-    return asyncio.run(Server(embedder, limits or Limits(), log).run(host, port))
+    embedder: Embedder, host: str, port: int, *, limits: Limits, log: Callable[[str], None] = print
+) -> int:
+    """Answer requests until SIGINT or SIGTERM; return how many.
+
+    Port 0 takes a free one, which the log names. Requests that were received are answered before
+    it ends, for `GRACE` seconds. Raises `TokmillError` if the address cannot be taken.
+    """
+    try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise TokmillError(
+            f"the address cannot be taken: {error.strerror or error}",
+            where=f"{host}:{port}",
+            hint="choose another --port; 0 takes a free one",
+        ) from None
+    service = Service(embedder, limits)
+    config = uvicorn.Config(
+        service.app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=limits.seconds,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=GRACE,
+    )
+    server = uvicorn.Server(config)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn stops at a signal and then raises it again, which would end the process.
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    address, port = listening.getsockname()[:2]
+    log(f"listening on http://{f'[{address}]' if ':' in address else address}:{port}")
+    service.model.start()
+    try:
+        server.run([listening])
+    finally:
+        service.model.stop()
+        for encoder in service.encoders:
+            encoder.shutdown(cancel_futures=True)
+    return server.server_state.total_requests

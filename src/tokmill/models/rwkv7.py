@@ -66,7 +66,7 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     field_dim: int = 0
     """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
     form: Form = "auto"
-    """How the recurrence is computed, up to rounding: step_by_step, chunked or triton (`wkv7`);
+    """How the recurrence is computed, up to rounding: step_by_step, chunked or fla (`wkv7`);
     auto: as fits the device."""
 
     @property

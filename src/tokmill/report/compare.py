@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tokmill import plugins
 from tokmill.errors import UsageError, nearest
 from tokmill.report.comparable import ValidationStore, doubts, rows_of, validation
-from tokmill.report.interval import mean_interval
 from tokmill.report.recogniser import short_names
 from tokmill.report.runs import RunSummary, read_runs
 from tokmill.store.manifest import canonical_digest
@@ -260,3 +260,19 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
         return len(values) > 1 or bool((have & lack) - {None})
 
     return [key for key in dict.fromkeys(k for one in settings for k in one) if differs(key)]
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean of independent values, and half the width of its 95 % interval.
+
+    For n values it is t · s / √n, where s is their standard deviation and t the quantile with n - 1
+    degrees of freedom (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2). There is no
+    interval for a single value, or if values are not finite.
+    """
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2 or not math.isfinite(mean):
+        return mean, None
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    quantile = float(plugins.require("scipy.special").stdtrit(count - 1, 0.975))
+    return mean, quantile * math.sqrt(variance / count)

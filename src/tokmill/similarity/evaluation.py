@@ -1,9 +1,8 @@
-"""A whole evaluation: every row of the report, by one of three protocols."""
+"""A whole evaluation: every row of the report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -21,10 +20,6 @@ from tokmill.similarity.pairing import (
     with_negatives,
 )
 from tokmill.similarity.pool_measures import POOLS, Measured, Method, Row, measure, report
-from tokmill.similarity.protocols import HERMESSIM_POOLS, hermessim, jtrans
-
-Protocol = Literal["expected", "jtrans", "hermessim"]
-PROTOCOLS: tuple[Protocol, ...] = ("expected", "jtrans", "hermessim")
 
 
 class Compares(msgspec.Struct, frozen=True):
@@ -44,7 +39,6 @@ class Evaluation(msgspec.Struct, frozen=True):
     where: str
     fingerprint: str
     """Of the store; "" of vectors of others."""
-    protocol: str
     functions: int
     compared: int
     """Functions that may be in a pair."""
@@ -59,9 +53,8 @@ class Evaluation(msgspec.Struct, frozen=True):
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What is evaluated, and how."""
 
-    protocol: str = "expected"
     pools: tuple[int, ...] = ()
-    """Sizes of pools; none: those that the protocol has."""
+    """Sizes of pools; none: `POOLS`."""
     rows: tuple[str, ...] = ()
     """Pairs of levels or compilers; none: all that there are."""
     projects: tuple[str, ...] = ()
@@ -110,7 +103,6 @@ def evaluate(
         version=1,
         where=functions.where,
         fingerprint=fingerprint,
-        protocol=choice.protocol,
         functions=len(functions),
         compared=len(kept.rows),
         left_out=kept.left_out,
@@ -125,10 +117,6 @@ def evaluate(
 
 
 def _check(choice: Choice) -> None:
-    if choice.protocol not in PROTOCOLS:
-        raise UsageError(
-            f"no protocol is called {choice.protocol!r}", hint=f"known: {', '.join(PROTOCOLS)}"
-        )
     if min(choice.pools, default=2) < 2:
         raise UsageError(
             f"a pool of {min(choice.pools)}", hint="the match and a negative make two at least"
@@ -139,20 +127,6 @@ def _measured(
     functions: Functions, kept: Kept, methods: Sequence[Method], choice: Choice, bar: Progress
 ) -> Iterator[Measured]:
     """Yield the rows of the report, one after the other."""
-    if choice.protocol == "hermessim":
-        pools = choice.pools or HERMESSIM_POOLS
-        if choice.rows or choice.projects or choice.more_negatives:
-            option = (
-                "--pairs"
-                if choice.rows
-                else "--projects"
-                if choice.projects
-                else "--more-negatives"
-            )
-            raise UsageError(f"{option} is not of the protocol hermessim", hint="leave it out")
-        for kind in ("XO", "XC"):
-            yield hermessim(functions, kept, kind, methods, pools, choice.seed, bar.advance)
-        return
     tasks = tasks_of(functions, kept, choice.rows)
     tasks = of_projects(functions, tasks, choice.projects)
     if choice.more_negatives:
@@ -161,10 +135,7 @@ def _measured(
     bar.total = _work(tasks, methods)
     for row in dict.fromkeys(task.row for task in tasks):
         of_row = [task for task in tasks if task.row == row]
-        if choice.protocol == "jtrans":
-            yield jtrans(row, of_row, methods, pools, choice.seed, bar.advance)
-        else:
-            yield measure(row, of_row, methods, pools, bar.advance)
+        yield measure(row, of_row, methods, pools, bar.advance)
 
 
 def _work(tasks: Sequence[Task], methods: Sequence[Method]) -> float:

@@ -1,16 +1,15 @@
-"""An index on disk: arrays of a dense or a sparse index, and what they are of.
+"""An index on disk: a file with the arrays of a dense or a sparse index, and what they are of.
 
-A folder with a file an array and `index.json`, which names them and is written last, so that a
-reader sees the old index or the new one. Arrays are mapped.
+It is a safetensors file, whose metadata hold the facts, and is mapped. One rename puts it in its
+place, so a reader sees the old index or the new one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
+import json
+import mmap
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,20 +17,8 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import (
-    inside,
-    is_lock,
-    is_private,
-    locked,
-    machine_errors,
-    new_folder,
-    path_from_text,
-    path_to_text,
-    remove,
-    remove_leftovers,
-    write_file,
-)
-from tokmill.headers import array_header, loads_json
+from tokmill.files import machine_errors, make_folder, path_from_text, path_to_text, write_file
+from tokmill.headers import loads_json, tensor_header
 from tokmill.similarity import dense_index, sparse_index
 from tokmill.similarity.dense_index import DenseIndex, damaged, dense_arrays
 from tokmill.similarity.rows import is_sparse
@@ -39,34 +26,25 @@ from tokmill.similarity.sparse_index import SparseIndex, sparse_arrays
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
-FILE = "index.json"
 FORMAT = "tokmill.similarity-index"
-VERSION = 2
+VERSION = 3
 ARRAYS = {"dense": dense_index.ARRAYS, "sparse": sparse_index.ARRAYS}
-
-
-LOCK = ".index.lock"
-OWN = {*ARRAYS["dense"].items(), *ARRAYS["sparse"].items(), *sparse_index.KEYED.items()}
-"""Name and dtype of each array."""
-NAMED = re.compile(r"\w+-[0-9a-f]{8}\.npy")
-"""How the file of an array is called: the array, and the first digits of its digest."""
+TYPES = {"<f2": "F16", "<f4": "F32", "<u4": "U32", "<i8": "I64", "<u8": "U64"}
+"""Dtype of an array → its name in safetensors."""
 
 
 class IndexFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an index says of itself."""
 
-    format: str
     version: int
     kind: Literal["dense", "sparse"]
     of: str
     """What the vectors are: the name of a baseline, or of a run."""
     store: str
-    """The store's folder, relative to the index."""
+    """The store's folder, relative to that of the index."""
     fingerprint: str
     """Of the store."""
     records: int
-    files: dict[str, str]
-    """Array → its file."""
     bounds: dict[str, int]
     """Of sparse vectors: kind → its last column + 1."""
     graphs: list[str]
@@ -79,8 +57,8 @@ class Index:
     def __init__(self, path: Path | str) -> None:
         """Open an index; raises `TokmillError` if it is damaged, or its store has changed."""
         self.path = Path(path)
-        self.facts = read_facts(self.path)
-        self.store = Store(self.path / path_from_text(self.facts.store))
+        self.facts, arrays = read_index(self.path)
+        self.store = Store(self.path.parent / path_from_text(self.facts.store))
         if self.store.fingerprint != self.facts.fingerprint:
             raise TokmillError(
                 "the index is stale: the store has changed since it was made: fingerprint "
@@ -89,16 +67,6 @@ class Index:
                 hint=f"make it again: tokmill similarity index … {self.store.path} -o {self.path} "
                 "--fresh",
             )
-        wanted = ARRAYS[self.facts.kind]
-        keyed = sparse_index.KEYED.keys() <= self.facts.files.keys()
-        if keyed:
-            wanted = wanted | sparse_index.KEYED
-        if self.facts.files.keys() != wanted.keys():
-            raise damaged(str(self.path))
-        arrays = {
-            name: _mapped(inside(self.path, self.facts.files[name]), dtype)
-            for name, dtype in wanted.items()
-        }
         self.rows: DenseIndex | SparseIndex
         if self.facts.kind == "dense":
             self.rows = DenseIndex(arrays, str(self.path))
@@ -108,7 +76,7 @@ class Index:
             raise damaged(str(self.path))
         if isinstance(self.rows, SparseIndex):
             ends = [0, *self.facts.bounds.values(), len(self.rows.column_begin) - 1]
-            if ends != sorted(ends) or (keyed and ends[-2] != ends[-1]):
+            if ends != sorted(ends) or ("key" in arrays and ends[-2] != ends[-1]):
                 raise damaged(str(self.path))
 
     def nearest(
@@ -121,11 +89,11 @@ class Index:
         """Return the records nearest to one, their scores, and the share of each kind, if known.
 
         `asked`: a record, which is among those that are found; of a sparse index also a row of
-        other programs, as (columns, values).
+        other programs, as (columns, values). `exact`: a sparse index scores every row.
         """
         if isinstance(self.rows, DenseIndex):
             assert isinstance(asked, int)
-            rows, scores = self.rows.nearest(self.rows.vector(asked), most, exact=exact)
+            rows, scores = self.rows.nearest(self.rows.vectors[asked], most)
             return rows, scores, [[] for _ in rows]
         query = asked if isinstance(asked, tuple) else self.rows.entries(asked)
         rows, scores = self.rows.nearest(query, most, exact=exact)
@@ -134,62 +102,72 @@ class Index:
 
 
 def is_index(path: Path) -> bool:
-    """Say whether a folder is an index."""
-    return (path / FILE).is_file()
+    """Say whether a file is an index."""
+    if not path.is_file():
+        return False
+    with machine_errors("read", path), open(path, "rb") as handle:
+        try:
+            return tensor_header(handle, path.stat().st_size).metadata.get("format") == FORMAT
+        except ValueError:
+            return False
 
 
-def read_facts(path: Path) -> IndexFacts:
-    """Return what an index says of itself; raises `TokmillError` if it is none."""
-    with machine_errors("read", path / FILE):
-        if not is_index(path):
-            what = "the folder is no index" if path.is_dir() else "there is no such index"
-            raise TokmillError(what, where=str(path), hint="`tokmill similarity index` makes one")
-        raw = (path / FILE).read_bytes()
+def read_index(path: Path) -> tuple[IndexFacts, dict[str, Array]]:
+    """Return what an index says of itself, and its arrays, mapped.
+
+    Raises `TokmillError` if the file is none, is of another version, or is damaged.
+    """
+    if not is_index(path):
+        what = "this is no index" if path.exists() else "there is no such index"
+        raise TokmillError(what, where=str(path), hint="`tokmill similarity index` makes one")
+    with machine_errors("read", path), open(path, "rb") as handle:
+        size = handle.seek(0, 2)
+        whole: Any = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     try:
-        facts: IndexFacts = loads_json(raw, IndexFacts)
-    except (ValueError, msgspec.DecodeError) as error:
+        header = tensor_header(whole, size)
+        facts: IndexFacts = loads_json(header.metadata["facts"], IndexFacts)
+    except (ValueError, KeyError) as error:
         raise TokmillError(
-            f"the file cannot be read: {error}",
-            where=str(path / FILE),
-            hint="make the index again: tokmill similarity index … --fresh",
+            f"the index is damaged: {error}",
+            where=str(path),
+            hint="make it again: tokmill similarity index … --fresh",
         ) from None
-    if facts.format != FORMAT or facts.version != VERSION:
+    if facts.version != VERSION:
         raise TokmillError(
-            f"the index has the format {facts.format!r}, version {facts.version}",
-            where=str(path / FILE),
-            hint=f"this program reads {FORMAT!r}, version {VERSION}: make it again with --fresh",
+            f"the index has the version {facts.version}",
+            where=str(path),
+            hint=f"this program reads version {VERSION}: make it again with --fresh",
         )
-    return facts
+    begin = 8 + header.length
+    wanted = ARRAYS[facts.kind]
+    if header.tensors.keys() != wanted.keys():
+        wanted = wanted | sparse_index.KEYED
+    ends = [entry.data_offsets[1] for entry in header.tensors.values()]
+    if header.tensors.keys() != wanted.keys() or begin + max(ends, default=0) != size:
+        raise damaged(str(path))
+    arrays = {}
+    for name, entry in header.tensors.items():
+        if entry.dtype != TYPES[wanted[name]]:
+            raise damaged(str(path))
+        first, last = entry.data_offsets
+        dtype = np.dtype(wanted[name])
+        flat = np.frombuffer(whole, dtype, (last - first) // dtype.itemsize, begin + first)
+        arrays[name] = flat.reshape(entry.shape)
+    return facts, arrays
 
 
 def check_place(path: Path, *, fresh: bool) -> None:
-    """Refuse a place where no index can be made: a file, another folder, an index that stands."""
-    if path.exists() and not path.is_dir():
-        raise UsageError("this is a file", where=str(path), hint="name a folder: -o INDEX")
+    """Refuse a place where no index can be made: a folder, another file, an index that stands."""
+    if path.is_dir():
+        raise UsageError("this is a folder", where=str(path), hint="name a file: -o INDEX")
     if is_index(path) and not fresh:
         raise TokmillError(
             "there is an index already",
             where=str(path),
-            hint="--fresh makes it again, or name another folder",
+            hint="--fresh makes it again, or name another file",
         )
-    if path.is_dir() and not is_index(path) and not all(map(_is_own, path.iterdir())):
-        raise UsageError(
-            "the folder is not empty, and no index", where=str(path), hint="name a new folder"
-        )
-
-
-def _is_own(path: Path) -> bool:
-    """Say whether a file is what a writer that was ended leaves: an array, a lock."""
-    if is_private(path.name) or (path.name == LOCK and is_lock(path)):
-        return True
-    if not NAMED.fullmatch(path.name) or path.is_symlink() or not path.is_file():
-        return False
-    try:
-        with open(path, "rb") as handle:
-            found = array_header(handle)[2].str
-        return (path.name.partition("-")[0], found) in OWN
-    except (OSError, ValueError, EOFError):
-        return False
+    if path.exists() and not is_index(path):
+        raise UsageError("the file is no index", where=str(path), hint="name a new file")
 
 
 def write_index(
@@ -203,10 +181,10 @@ def write_index(
     graphs: list[Path] | None = None,
     fresh: bool = False,
 ) -> IndexFacts:
-    """Write an index of a store's records to a folder, atomically.
+    """Write an index of a store's records, atomically; equal vectors give equal bytes.
 
     Args:
-        path: the folder.
+        path: the file.
         store: whose records the rows are of.
         matrix: a row a record, dense or CSR, finite.
         of: what the vectors are.
@@ -214,97 +192,43 @@ def write_index(
         keys: of a CSR matrix: a key (u8) and a weight (f4) a column, for rows of other programs.
         graphs: of the store's programs.
         fresh: replace an index that stands there.
-
-    Raises `MachineError` if another process writes one there.
     """
     check_place(path, fresh=fresh)
-    lock = locked(
-        path / LOCK, "another process writes an index there", "wait for it, or name another folder"
-    )
-    with new_folder(path), lock:
-        try:
-            check_place(path, fresh=fresh)
-            return _write(path, store, matrix, of, bounds or {}, keys, graphs or [])
-        finally:
-            _tidy(path)
-            remove(path / LOCK)
-
-
-def _tidy(path: Path) -> None:
-    """Remove the arrays that no index names, and what killed writers left."""
-    remove_leftovers(path)
-    kept: set[str] = set()
-    if is_index(path):
-        try:
-            kept = set(read_facts(path).files.values())
-        except TokmillError:
-            # An index by another version: nobody knows what is its own.
-            return
-    for file in list(path.iterdir()):
-        if file.name != LOCK and file.name not in kept and _is_own(file):
-            remove(file)
-
-
-def _write(
-    path: Path,
-    store: Store,
-    matrix: Any,
-    of: str,
-    bounds: Mapping[str, int],
-    keys: tuple[Array, Array] | None,
-    graphs: list[Path],
-) -> IndexFacts:
-    """Write the arrays, and then the file that names them."""
     kind: Literal["dense", "sparse"] = "sparse" if is_sparse(matrix) else "dense"
     arrays = sparse_arrays(matrix) if kind == "sparse" else dense_arrays(matrix)
     if keys is not None:
         arrays |= dict(zip(sparse_index.KEYED, keys, strict=True))
-    files = {}
-    for name, values in arrays.items():
-        data = _npy(values, (ARRAYS[kind] | sparse_index.KEYED)[name])
-        digest = hashlib.sha256(data[0])
-        digest.update(data[1])
-        files[name] = f"{name}-{digest.hexdigest()[:8]}.npy"
-        write_file(path / files[name], data, sync=False)
+    make_folder(path.absolute().parent)
     facts = IndexFacts(
-        format=FORMAT,
         version=VERSION,
         kind=kind,
         of=of,
-        store=path_to_text(os.path.relpath(store.path.resolve(), path.resolve())),
+        store=path_to_text(os.path.relpath(store.path.resolve(), path.resolve().parent)),
         fingerprint=store.fingerprint,
         records=len(store),
-        files=files,
-        bounds=dict(bounds),
-        graphs=[path_to_text(os.path.abspath(one)) for one in graphs],
+        bounds=dict(bounds or {}),
+        graphs=[path_to_text(os.path.abspath(one)) for one in graphs or []],
     )
-    write_file(path / FILE, msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
+    dtypes = ARRAYS[kind] | sparse_index.KEYED
+    values = {name: np.ascontiguousarray(array, dtypes[name]) for name, array in arrays.items()}
+    write_file(path, _chunks(facts, values))
     return facts
 
 
-def _npy(values: Array, dtype: str) -> list[bytes | memoryview]:
-    """Return an array as an .npy file: its head and its values."""
-    values = np.ascontiguousarray(values, dtype)
-    head = io.BytesIO()
-    described = {"descr": dtype, "fortran_order": False, "shape": values.shape}
-    np.lib.format.write_array_header_1_0(head, described)
-    return [head.getvalue(), values.reshape(-1).view(np.uint8).data]
-
-
-def _mapped(path: Path, dtype: str) -> Array:
-    """Map an array of an index; raises `TokmillError` if it has another type, or is cut off."""
-    try:
-        with machine_errors("read", path), open(path, "rb") as handle:
-            shape, fortran, found = array_header(handle)
-            place = handle.tell()
-            if found.str != dtype or fortran or len(shape) not in (1, 2):
-                raise ValueError(f"it holds {found} of shape {shape}")
-            if 0 in shape:
-                return np.zeros(shape, dtype)
-            return np.memmap(path, dtype, "r", place, shape)
-    except (ValueError, EOFError) as error:
-        raise TokmillError(
-            f"the index is damaged: {error}",
-            where=str(path),
-            hint="make it again: tokmill similarity index … --fresh",
-        ) from None
+def _chunks(facts: IndexFacts, arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    """Yield the header and the arrays, those of the widest values first: all are aligned."""
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    said = {"format": FORMAT, "facts": msgspec.json.encode(facts).decode()}
+    header: dict[str, Any] = {"__metadata__": said}
+    place = 0
+    for name in order:
+        array = arrays[name]
+        offsets = [place, place := place + array.nbytes]
+        kind = TYPES[array.dtype.str]
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        if arrays[name].size:
+            yield arrays[name].reshape(-1).view(np.uint8).data

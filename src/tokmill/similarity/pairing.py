@@ -120,6 +120,7 @@ def tasks_of(functions: Functions, kept: Kept, rows: Sequence[str] = ()) -> list
         both = [((c, number[first]), (c, number[second])) for c in used]
         if common := [(one, other) for one, other in both if one in here and other in here]:
             sides[f"{first}-{second}"] = common
+    levelled = set(sides)
     pairs = [f"{one}-{other}" for one, other in LEVEL_PAIRS if f"{one}-{other}" in sides]
     usual = pairs or [f"{one}-{other}" for one, other in combinations(number, 2)]
     for name, level in number.items():
@@ -133,9 +134,11 @@ def tasks_of(functions: Functions, kept: Kept, rows: Sequence[str] = ()) -> list
             usual.append(row)
             sides.setdefault(row, []).extend([((a, level), (b, level)), ((b, level), (a, level))])
     if unknown := [row for row in rows if row not in sides]:
+        each = [f"{one}-{other}" for one, other in combinations(number, 2)]
+        there = [row for row in sides if row in each or row not in levelled]
         raise UsageError(
             f"nothing can be compared as {unknown[0]!r}",
-            hint=f"there is: {', '.join(sides) or 'nothing'}",
+            hint=f"there is: {', '.join(there) or 'nothing'}",
         )
     return [
         _paired(functions, kept.source, row,

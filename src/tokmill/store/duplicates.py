@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.errors import TokmillError
 from tokmill.store.hashes import first_of_equals, store_digests
-from tokmill.store.schema import Array
 from tokmill.store.store import Store
-from tokmill.store.strings import Strings
 
 
 class Duplicates(msgspec.Struct, frozen=True):
@@ -40,11 +36,7 @@ class Leak(msgspec.Struct, frozen=True):
 def find_duplicates(store: Store, examples: int = 10) -> Duplicates:
     """Find records whose tokens equal those of an earlier record (16 bytes of memory a record)."""
     first = first_of_equals(store_digests(store))
-    return _duplicates(store, first, first != np.arange(len(first)), examples)
-
-
-def _duplicates(store: Store, first: Array, repeats: Array, examples: int) -> Duplicates:
-    repeated = np.flatnonzero(repeats)
+    repeated = np.flatnonzero(first != np.arange(len(first)))
     lengths = np.diff(store.ends(), prepend=0)
     return Duplicates(
         store=str(store.path),
@@ -53,50 +45,6 @@ def _duplicates(store: Store, first: Array, repeats: Array, examples: int) -> Du
         tokens=int(lengths[repeated].sum()),
         examples=[(int(i), int(first[i])) for i in repeated[:examples]],
     )
-
-
-def find_copies(store: Store, by: Sequence[str], examples: int = 10) -> tuple[Duplicates, Array]:
-    """Find records whose tokens something else has too: the first record with them is of another
-    key, its values in the columns `by`.
-
-    So with `project` and `function` a function that two levels compile alike is no copy, and one of
-    another name or project is. Returns what was found, and (records,) u1: 1 for a copy. Memory: 24
-    bytes a record. Raises `UsageError` for columns without one value a record.
-    """
-    keys = _keys(store, by)
-    first = first_of_equals(store_digests(store))
-    copies = keys != keys[first]
-    return _duplicates(store, first, copies, examples), copies.astype(np.uint8)
-
-
-def _keys(store: Store, by: Sequence[str]) -> Array:
-    """Return a number a record, equal where the values of some columns are: (records,) i8."""
-    single = [n for n, c in store.schema.items() if c.per == "record" and not c.width]
-    for name in by:
-        if name not in single:
-            raise UsageError(
-                f"by: the store has no column {name!r} with one value a record",
-                where=str(store.path),
-                hint=nearest(name, single),
-            )
-    known: dict[tuple[object, ...], int] = {}
-    parts = [np.zeros(0, np.int64)]
-    for _, _, batch in store.batches(1 << 16):
-        values = []
-        for name in by:
-            column = batch.columns[name]
-            values.append(column.distinct()[1] if isinstance(column, Strings) else column)
-        # Rows of a table may hold equal strings, so keys are compared by what they say.
-        places = np.stack([np.unique(value, return_inverse=True)[1] for value in values], axis=1)
-        _, once, number = np.unique(places, axis=0, return_index=True, return_inverse=True)
-        said = []
-        for name in by:
-            column = batch.columns[name]
-            chosen = column.take(once) if isinstance(column, Strings) else column[once]
-            said.append(chosen.decoded() if isinstance(chosen, Strings) else chosen.tolist())
-        codes = [known.setdefault(key, len(known)) for key in zip(*said, strict=True)]
-        parts.append(np.asarray(codes, np.int64)[number.reshape(-1)])
-    return np.concatenate(parts)
 
 
 def find_leak(store: Store, other: Store, examples: int = 10) -> Leak:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
@@ -48,25 +49,12 @@ PLAIN = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- 'Assistant:' }}{%- endif %}
 """
-BUILT_IN: dict[str, tuple[str, tuple[str, ...]]] = {
-    "chatml": (CHATML, ("<|im_start|>", "<|im_end|>")),
-    "llama3": (
-        LLAMA3,
-        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    ),
-    "plain": (PLAIN, ()),
-}
-"""Name → (template, special tokens that it writes)."""
-
+BUILT_IN = {"chatml": CHATML, "llama3": LLAMA3, "plain": PLAIN}
 ANGLED = re.compile(r"<[|｜][^|｜<>\s]{1,40}[|｜]>")
 """Matches names of special tokens in a template."""
-
-
-class Found(NamedTuple):
-    """A template, and its names of special tokens."""
-
-    template: str
-    names: dict[str, str]
+FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+"""Where the template of a tokenizer stands, the first one first."""
+KINDS = f"{', '.join(BUILT_IN)}, a .jinja file or a tokenizer_config.json"
 
 
 def is_text(template: str) -> bool:
@@ -74,14 +62,19 @@ def is_text(template: str) -> bool:
     return "{%" in template or "{{" in template
 
 
-def find(template: str, tokenizer: str | None) -> Found:
-    """Return the template for an option.
+def special_tokens(template: str) -> tuple[str, ...]:
+    """Return the special tokens that a built-in template writes; none for any other."""
+    return tuple(dict.fromkeys(ANGLED.findall(BUILT_IN.get(template, ""))))
+
+
+def find(template: str, tokenizer: str | None) -> tuple[str, dict[str, str]]:
+    """Return the template for an option, and the names of special tokens: `eos_token` → token.
 
     Args:
         template: a name of `BUILT_IN`, a template, a file with one, or "": the tokenizer's.
         tokenizer: path of the tokenizer; files beside it have the names of its special tokens.
 
-    Raises `UsageError` if there is none.
+    Raises `UsageError` if there is none, `TokmillError` for a damaged file.
     """
     folder = None
     if tokenizer is not None:
@@ -91,75 +84,68 @@ def find(template: str, tokenizer: str | None) -> Found:
             folder = folder / "vocab"
     names = _names(folder) if folder is not None else {}
     if template in BUILT_IN or is_text(template):
-        return Found(template, names)
-    if template:
-        file = Path(template)
-        if file.is_dir():
-            folder = file
-        elif file.is_file():
-            return Found(_read(file), names or _names(file.parent))
-        else:
-            raise UsageError(
-                f"no chat template is called {template!r}, and there is no such file",
-                hint=f"one of {', '.join(BUILT_IN)}, a .jinja file or a tokenizer_config.json",
-            )
-    if folder is not None:
-        for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
-            if (folder / name).is_file() and (text := _read(folder / name, missing="")):
-                return Found(text, names or _names(folder))
-    where = str(folder) if folder is not None else ""
+        return template, names
+    file = Path(template)
+    if os.path.isfile(template):
+        return _template_of(file, needed=True), names or _names(file.parent)
+    if template and not os.path.isdir(template):
+        raise UsageError(
+            f"no chat template is called {template!r}, and there is no such file",
+            hint=f"one of {KINDS}",
+        )
+    folder = file if template else folder
+    for file in (folder / name for name in FILES) if folder is not None else ():
+        if file.is_file() and (text := _template_of(file)):
+            return text, names or _names(file.parent)
     raise UsageError(
         "the tokenizer has no chat template beside it, and none was named",
-        where=where,
-        hint=f"--chat-template {', '.join(BUILT_IN)}, a .jinja file or a tokenizer_config.json",
+        where=str(folder or ""),
+        hint=f"--chat-template {KINDS}",
     )
 
 
-def _read(path: Path, missing: str | None = None) -> str:
-    with machine_errors("read", path):
-        raw = path.read_bytes()
-    try:
-        if path.suffix != ".json":
-            return raw.decode()
-        value = loads_json(raw)
-    except ValueError as error:
-        raise TokmillError(
-            f"this is no chat template: {error}",
-            where=str(path),
-            hint="a template is Jinja, as `chat_template` of a tokenizer_config.json",
-        ) from None
-    found = value.get("chat_template") if isinstance(value, dict) else None
-    if isinstance(found, list):
-        named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
-        found = named[-1].get("template") if named else None
+def _template_of(path: Path, needed: bool = False) -> str:
+    """Return the template in a file; "" if it has none, which is an error if `needed`."""
+    value = _read(path)
+    found = value.get("chat_template") if isinstance(value, dict) else value
+    # The form of transformers for several templates.
+    several = found if isinstance(found, list) else []
+    named = [each for each in several if isinstance(each, dict) and "template" in each]
+    defaults = [each["template"] for each in named if each.get("name") == "default"]
+    found = defaults[-1] if defaults else found
     if isinstance(found, str) and found:
         return found
-    if missing is not None:
-        return missing
+    if not (named or needed):
+        return ""
+    names = ", ".join(str(each.get("name"))[:40] for each in named)
     raise UsageError(
-        "the file has no chat_template", where=str(path), hint="name a .jinja file, or chatml"
+        f"the file has no default among its chat templates ({names or 'none'})",
+        where=str(path),
+        hint="write the one for these chats into a .jinja file, and name that; or name chatml",
     )
 
 
 def _names(folder: Path) -> dict[str, str]:
     """Return the special tokens in a tokenizer's own files: eos_token and so on → token."""
     names: dict[str, str] = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / file
-        if not path.is_file():
-            continue
-        with machine_errors("read", path):
-            raw = path.read_bytes()
-        try:
-            value = loads_json(raw)
-        except ValueError as error:
-            raise TokmillError(
-                f"this is no JSON: {error}",
-                where=str(path),
-                hint="name a tokenizer_config.json, a .jinja file, or a template that is built in",
-            ) from None
+    for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+        value = _read(file) if file.is_file() else None
         for key, token in value.items() if isinstance(value, dict) else ():
             text = token.get("content") if isinstance(token, dict) else token
             if key.endswith("_token") and isinstance(text, str) and not key.startswith("add_"):
                 names[key] = text
     return dict(sorted(names.items()))
+
+
+def _read(path: Path) -> Any:
+    """Return the value of a JSON file, or the text of another."""
+    try:
+        with machine_errors("read", path):
+            raw = path.read_bytes()
+        return loads_json(raw) if path.suffix == ".json" else raw.decode()
+    except ValueError as error:
+        raise TokmillError(
+            f"this cannot be read: {error}",
+            where=str(path),
+            hint="name a tokenizer_config.json, a .jinja file, or a template that is built in",
+        ) from None

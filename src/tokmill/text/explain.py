@@ -18,6 +18,7 @@ from tokmill.store.mask import LOSS
 from tokmill.store.receipts import read_planned
 from tokmill.store.schema import each_drop
 from tokmill.store.store import Store
+from tokmill.text.chat_templates import MARKS
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.prepare import Documents
 from tokmill.text.source import BOM
@@ -78,7 +79,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     found["outcome"] = outcome
     if documents is None:
         return found
-    text = documents.texts[index]
+    text = MARKS.sub("", documents.texts[index])
     found["document"] = f"{len(text.encode()):,} bytes: {show(text.encode())}"
     for field, values in documents.kept.items():
         found[f"kept {field}"] = values[index]

@@ -190,16 +190,25 @@ def _kept(name: str, column: Any) -> list[str]:
     """
     pyarrow = plugins.require("pyarrow")
     types = pyarrow.types
+    end = ""
     try:
         column = column.dictionary_decode() if types.is_dictionary(column.type) else column
         if types.is_duration(column.type):
             column = column.cast(pyarrow.int64())
         elif types.is_temporal(column.type) or types.is_decimal(column.type):
             # Python's own types hold neither nanoseconds nor years after 9999.
+            column, end = _without_utc(pyarrow, column)
             column = column.cast(pyarrow.string())
-        return [as_text(value) for value in column.to_pylist()]
+        return [as_text(value) + end * (value is not None) for value in column.to_pylist()]
     except (ValueError, OverflowError, NotImplementedError, UnicodeDecodeError) as error:
         raise UsageError(
             f"values of the column {name!r} ({column.type}) cannot be kept as text: {error}",
             hint="leave it out of --keep, or write it in another type",
         ) from None
+
+
+def _without_utc(pyarrow: Any, column: Any) -> tuple[Any, str]:
+    """Return times in UTC as times without a zone, and "Z"; pyarrow asks the machine for zones."""
+    if not pyarrow.types.is_timestamp(column.type) or column.type.tz != "UTC":
+        return column, ""
+    return column.cast(pyarrow.timestamp(column.type.unit)), "Z"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,21 @@ import torch
 from tokmill import plugins
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
+from tokmill.models.inputs import Inputs
 from tokmill.tasks.task import Task
 from tokmill.training.data import make_feed, open_stores
+from tokmill.training.engines.device import moved, pick_device
+from tokmill.training.engines.precision import Precision
 from tokmill.training.epochs import with_epochs
 from tokmill.training.loader import micro_batches
-from tokmill.training.memory_budget import judge, step_bytes, whole_bytes
-from tokmill.training.pace import seconds_a_step
+from tokmill.training.memory import example_loss
+from tokmill.training.memory_budget import (
+    judge,
+    memory_of,
+    parameter_count,
+    step_bytes,
+    whole_bytes,
+)
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
 from tokmill.training.runs.warm_start import start_facts
@@ -25,6 +35,10 @@ SAMPLE = 1000
 """Rows of a store from which the share of padding is estimated."""
 SAMPLE_STEPS = 8
 """Steps from which the share of positions that are computed is estimated."""
+MOST_FLOPS = {"cpu": 2e11, "cuda": 1e14}
+"""Operations of a pass that is measured: some seconds."""
+SHARE = 0.1
+"""Of the memory, which weights and gradients may take for that."""
 
 
 def estimate(
@@ -126,3 +140,39 @@ def padding(source: Rows) -> float:
     spans, sizes = source.spans(sample, 0), source.sizes(sample)
     rows = count if sizes is None else int(sizes.sum())
     return 1 - int((spans.stop - spans.start).sum()) / (rows * source.length)
+
+
+def seconds_a_step(
+    config: TrainConfig, inputs: Inputs, rows: int, parts: int, flops: float
+) -> float | None:
+    """Return the seconds of forward and backward of a step in one process; None: not measured.
+
+    A pass over a batch of zeros is measured, of as many rows as some seconds allow. It is not where
+    one row or the weights are too large for that, or the device is not here. The optimiser's own
+    time is not in it.
+
+    Args:
+        config: the recipe.
+        inputs: what the model reads.
+        rows: of a micro-batch.
+        parts: micro-batches of a step in one process.
+        flops: operations of a row, forward and backward.
+    """
+    device = pick_device(config.run.device)
+    most = MOST_FLOPS.get(device.type, 0.0)
+    memory = memory_of(config)[0]
+    if flops > most or not memory or 8 * parameter_count(config, inputs) > SHARE * memory:
+        return None
+    tried = max(1, min(rows, int(most / flops)))
+    task = make_task(config, inputs).to(device).train()
+    batch = moved(task.example(tried), device)
+    seconds = []
+    for _ in range(3):  # The first pass also finds memory, and another program may use the machine.
+        begun = time.perf_counter()
+        with Precision(config.run.precision, device).autocast():
+            loss, _sums = example_loss(task, batch)
+        torch.autograd.backward(loss)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds) * rows * parts / tried

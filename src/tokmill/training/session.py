@@ -34,11 +34,10 @@ from tokmill.training.engines.optim import learning_rate
 from tokmill.training.engines.reduce import add, over_processes
 from tokmill.training.engines.rng import seed_random_states, set_torch_states, torch_states
 from tokmill.training.epochs import with_epochs
-from tokmill.training.flops import peak_flops
 from tokmill.training.launch import one_a_machine, place, resume_command
 from tokmill.training.loader import Micro
 from tokmill.training.memory_budget import check_memory
-from tokmill.training.meter import Meter
+from tokmill.training.meter import Meter, peak_flops
 from tokmill.training.not_finite import PartLoss
 from tokmill.training.recipe.check import notes, seconds
 from tokmill.training.recipe.config import TrainConfig

@@ -18,8 +18,7 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.image.keys import Key
 from tokmill.x86.merged import Merged, merge
 from tokmill.x86.records import Portion, cut_short, names_of, unknown_in
-from tokmill.x86.tokens.byte_templates import AnyTemplates
-from tokmill.x86.tokens.templates import Table
+from tokmill.x86.tokens.templates import Table, Templates
 from tokmill.x86.walks import Walker, Walking, Walks
 
 TEXTS = ("function", "origin", "first", "second", *Key._fields)
@@ -45,7 +44,7 @@ def key_of_pair(first: Key, second: Key) -> Key:
 
 
 def pair_records(
-    graphs: tuple[Graph, Graph], keys: tuple[Key, Key], templates: Sequence[AnyTemplates],
+    graphs: tuple[Graph, Graph], keys: tuple[Key, Key], templates: Sequence[Templates],
     walked: Walked,
 ) -> Iterator[Records]:  # fmt: skip
     """Yield the walks of a pair in batches, in order of program, function and number.
@@ -104,7 +103,7 @@ class _Pair:
     """The instructions of both programs as rows of one table, and which of them were walked."""
 
     def __init__(
-        self, graphs: tuple[Graph, Graph], keys: tuple[Key, Key], templates: Sequence[AnyTemplates],
+        self, graphs: tuple[Graph, Graph], keys: tuple[Key, Key], templates: Sequence[Templates],
         walked: Walked, merged: Merged,
     ) -> None:  # fmt: skip
         self.graphs, self.walked = graphs, walked

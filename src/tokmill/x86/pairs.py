@@ -23,7 +23,7 @@ from tokmill.x86.merged import NoFacts
 from tokmill.x86.pair_lists import GraphFile, Names, find_graphs, placed, read_pairs
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
 from tokmill.x86.source import Caches, check_rules, cut_parts, take_file, vocabularies_of
-from tokmill.x86.tokens.rules import COLUMNS, columns_of, make_rules
+from tokmill.x86.tokens.rules import COLUMNS, make_rules
 from tokmill.x86.walks import Walking, check_counts
 
 BETWEEN = " <> "
@@ -258,11 +258,6 @@ def streams_of(config: PairsConfig) -> tuple[str, ...]:
 def check(config: PairsConfig) -> None:
     """Refuse options that do not fit together."""
     check_rules(config.rules)
-    if columns_of(config.rules) != COLUMNS:
-        raise UsageError(
-            f"pairs are walks of the six streams, which the rules {config.rules} do not make",
-            hint="--rules tokmill",
-        )
     unknown = [name for name in config.streams if name not in COLUMNS]
     if unknown:
         raise UsageError(f"no stream is called {unknown[0]!r}", hint=nearest(unknown[0], COLUMNS))

@@ -13,9 +13,8 @@ from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drop
 from tokmill.store.strings import Strings, take_flat
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.keys import Key
-from tokmill.x86.tokens.byte_templates import AnyTemplates
 from tokmill.x86.tokens.rules import DecodeError
-from tokmill.x86.tokens.templates import Table
+from tokmill.x86.tokens.templates import Table, Templates
 from tokmill.x86.tokens.vocabulary import UNKNOWN
 from tokmill.x86.walks import Walker, Walking, Walks, walk_graph_of
 
@@ -36,9 +35,7 @@ class Cutting:
     walking: Walking = dataclasses.field(default_factory=Walking)
 
 
-def records_of(
-    graph: Graph, key: Key, templates: AnyTemplates, cutting: Cutting
-) -> Iterator[Records]:
+def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -> Iterator[Records]:
     """Yield the records of a program in batches, in order of function and address.
 
     A function with bytes that are not instructions to the rules is rejected. `tokmill.x86.source`
@@ -68,7 +65,7 @@ def records_of(
 
 def nothing(
     unit: Unit,
-    templates: AnyTemplates,
+    templates: Templates,
     drops: Sequence[Drop] = (),
     notes: dict[str, int] | None = None,
 ) -> Records:
@@ -117,9 +114,7 @@ class _Seen:
 class Portion:
     """Some functions of a program, their instructions as rows of the table of templates."""
 
-    def __init__(
-        self, graph: Graph, first: int, last: int, key: Key, templates: AnyTemplates
-    ) -> None:
+    def __init__(self, graph: Graph, first: int, last: int, key: Key, templates: Templates) -> None:
         self.graph, self.key, self.first, self.templates = graph, key, first, templates
         self.functions = np.arange(first, last)
         self.names = Strings.of(names_of(graph, first, last))

@@ -19,12 +19,11 @@ from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.files import read_about
 from tokmill.x86.graphs.inputs import GRAPH, find_inputs, graphs_in
-from tokmill.x86.graphs.lifting import PICKLE, lifter_version
+from tokmill.x86.graphs.lifting import PICKLE, check_lifter, lifter_version
 from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.records import Cutting, Unit, nothing, records_of
-from tokmill.x86.tokens.byte_rules import ByteRules, byte_list
-from tokmill.x86.tokens.byte_templates import AnyTemplates, make_templates
-from tokmill.x86.tokens.rules import BYTE, columns_of, make_rules
+from tokmill.x86.tokens.rules import COLUMNS, make_rules
+from tokmill.x86.tokens.templates import Templates
 from tokmill.x86.tokens.vocabulary import TokenList, Vocabularies, closed
 from tokmill.x86.tokens.vocabulary_files import read_vocabularies
 from tokmill.x86.walks import Walking, check_counts
@@ -45,13 +44,14 @@ class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     unit: Unit = "function"
     """What a record is: a function, a basic block, or a random walk over the blocks of one."""
     rules: str = "tokmill"
-    """The rules that make the tokens: tokmill, semanticbbv, or bytes (raw bytes, one column)."""
+    """The rules that make the tokens: tokmill or semanticbbv."""
     vocab: str = ""
     """Folder with the vocabularies asm.json … of the rules semanticbbv."""
     separator: bool = False
     """Put a [SEP] after each instruction, in all columns."""
-    lifter: Literal["native", "angr"] = "native"
-    """The lifter, which finds functions and blocks in programs; graphs need none."""
+    lifter: str = "native"
+    """The lifter, which finds functions and blocks in programs: native, or that of an installed
+    package; graphs need none."""
     layout: str = ""
     """How paths of programs are made up, such as {project}/{compiler}-{level}/{program}."""
     max_tokens: int = MOST_TOKENS
@@ -132,7 +132,7 @@ class X86Source(Source):
             per_record["walk"] = "u4"
         coded = {
             column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
-            for column in columns_of(self.config.rules)
+            for column in COLUMNS
         }
         return {
             **coded,
@@ -224,18 +224,18 @@ class Caches:
     def __init__(self, rules: str, frozen: Mapping[str, Frozen], separator: bool = False) -> None:
         """Take the rules and the vocabularies; streams without a vocabulary are not kept."""
         self.rules, self.frozen, self.separator = rules, frozen, separator
-        self._made: dict[int, AnyTemplates] = {}
+        self._made: dict[int, Templates] = {}
 
-    def of(self, bits: int) -> AnyTemplates:
+    def of(self, bits: int) -> Templates:
         """Return the cache for code of 64 or 32 bits."""
         if bits not in self._made:
             vocabularies = {
                 column: TokenList.from_json(self.frozen[column].data)
                 if column in self.frozen
                 else TokenList.of(column, self.rules, ())
-                for column in columns_of(self.rules)
+                for column in COLUMNS
             }
-            self._made[bits] = make_templates(self.rules, bits, vocabularies, self.separator)
+            self._made[bits] = Templates(self.rules, bits, vocabularies, self.separator)
         return self._made[bits]
 
 
@@ -297,8 +297,6 @@ def vocabularies_of(rules: str, folder: str) -> Vocabularies:
 
     Raises `UsageError` if the rules need a folder, `TokmillError` if the folder does not fit them.
     """
-    if rules == ByteRules.name:
-        return {BYTE: byte_list()}
     if folder:
         return read_vocabularies(folder, rules)
     if rules == "tokmill":
@@ -318,11 +316,7 @@ def check_rules(name: str) -> None:
 def check(config: X86Config) -> None:
     """Refuse options that do not fit together."""
     check_rules(config.rules)
-    if config.rules == ByteRules.name and (config.vocab or config.separator):
-        raise UsageError(
-            f"the rules bytes know no {'vocab' if config.vocab else 'separator'}",
-            hint="leave it out: a token is a byte",
-        )
+    check_lifter(config.lifter)
     if not LEAST_TOKENS <= config.max_tokens <= MOST_TOKENS:
         raise UsageError(
             f"max_tokens = {config.max_tokens}", hint=f"{LEAST_TOKENS} to {MOST_TOKENS}"

@@ -18,8 +18,8 @@ from tokmill.x86.graphs.inputs import graphs_of_path
 from tokmill.x86.image.keys import Key
 from tokmill.x86.records import Cutting, Unit, records_of
 from tokmill.x86.source import vocabularies_of
-from tokmill.x86.tokens.byte_templates import AnyTemplates, make_templates
-from tokmill.x86.tokens.rules import columns_of, decode
+from tokmill.x86.tokens.rules import COLUMNS, decode
+from tokmill.x86.tokens.templates import Templates
 from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, Vocabularies, closed
 from tokmill.x86.tokens.vocabulary_files import read_vocabularies
 from tokmill.x86.walks import Walking
@@ -73,17 +73,15 @@ class X86Tokenizer:
         else:
             given = vocabularies_of(rules or "tokmill", "" if vocab is None else str(vocab))
         self.rules, self.separator = rules or next(iter(given.values())).rules, separator
-        self.columns = columns_of(self.rules)
+        self.columns = COLUMNS
         self.vocabularies: Vocabularies = given
         """Column → its list of tokens."""
-        self._templates: dict[int, AnyTemplates] = {}
+        self._templates: dict[int, Templates] = {}
 
-    def templates(self, bits: int = 64) -> AnyTemplates:
+    def templates(self, bits: int = 64) -> Templates:
         """Return the cache of instructions of 64-bit or 32-bit code."""
         if bits not in self._templates:
-            self._templates[bits] = make_templates(
-                self.rules, bits, self.vocabularies, self.separator
-            )
+            self._templates[bits] = Templates(self.rules, bits, self.vocabularies, self.separator)
         return self._templates[bits]
 
     def encode_program(
@@ -174,7 +172,7 @@ class X86Coder:
         self.columns = list(lists)
         rules = next(iter(lists.values())).rules
         # The other columns are not returned, so their tokens may be unknown.
-        none = {column: TokenList.of(column, rules, ()) for column in columns_of(rules)}
+        none = {column: TokenList.of(column, rules, ()) for column in COLUMNS}
         self.tokenizer = X86Tokenizer(none | lists, rules)
 
     @classmethod
@@ -195,7 +193,7 @@ class X86Coder:
             code = bytes.fromhex(text)
         except ValueError:
             raise UsageError(
-                "the prompt is not machine code in hexadecimal", hint="such as: 55 48 89 e5"
+                "this is not machine code in hexadecimal", hint="such as: 55 48 89 e5"
             ) from None
         return self.encode_bytes(code)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokmill.bbv.callgrind import Code, Dump, read_dump, vectors_of
-from tokmill.bbv.model import EVENTS, USUAL, fit, modelled
+from tokmill.bbv.profile import modelled
 from tokmill.errors import TokmillError
 
 DUMP = """# callgrind format
@@ -94,32 +94,8 @@ def test_a_dump_that_is_none(change: tuple[str, str], what: str, tmp_path: Path)
         dump_of(tmp_path, DUMP.replace(*change))
 
 
-def drawn(count: int) -> list[dict[str, int]]:
-    draw = np.random.default_rng(3)
-    names = [name for events in EVENTS.values() for name in events]
-    return [
-        {name: 100_000 if name == "Ir" else int(draw.integers(0, 900)) for name in names}
-        for _ in range(count)
-    ]
-
-
 def test_the_usual_formula() -> None:
     row = {"Ir": 1000, "I1mr": 1, "D1mr": 2, "D1mw": 3, "ILmr": 1, "DLmr": 1, "DLmw": 0,
            "Bcm": 4, "Bim": 1}  # fmt: skip
-    assert modelled([row], USUAL).tolist() == [(1000 + 60 + 200 + 50) / 1000]
-    assert np.isnan(modelled([{"Ir": 0}], USUAL)).all()
-
-
-def test_weights_are_found_again() -> None:
-    rows = drawn(60)
-    true = {"instructions": 0.3, "l1_misses": 4.0, "ll_misses": 50.0, "branch_misses": 15.0}
-    measured = modelled(rows, true)
-    measured[[0, -1]] = np.nan
-    found = fit(rows, measured)
-    assert found.weights == pytest.approx(true)
-    assert found.intervals == 58 and found.median < 1e-9 < found.usual_median
-    # An event that costs nothing here gets no negative weight.
-    without = fit(rows, modelled(rows, true | {"branch_misses": -0.5}))
-    assert min(without.weights.values()) >= 0
-    with pytest.raises(TokmillError, match="weights need 8"):
-        fit(rows[:7], measured[:7])
+    assert modelled([row]).tolist() == [(1000 + 60 + 200 + 50) / 1000]
+    assert np.isnan(modelled([{"Ir": 0}])).all()

@@ -11,10 +11,9 @@ import scipy.sparse
 from making import quick_build
 from source_cases import block_store, write_trace
 from tokmill.bbv import executions as reading
-from tokmill.bbv import shared_clusters as clusters
 from tokmill.bbv import shared_points as sharing
 from tokmill.bbv.executions import Executions
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import TokmillError
 from tokmill.store.store import Store
 
 
@@ -68,76 +67,6 @@ def test_nothing_of_the_program_itself_is_in_held_out() -> None:
     moved = Executions(**{**vars(known), "cpi": other})
     again = sharing.shared_points(moved, signatures, 5).rows[2].held_out
     assert (1 + first) / 7 == pytest.approx(1 + again)
-
-
-def test_left_out_errors_are_those_of_regressions_without_the_interval() -> None:
-    random = np.random.default_rng(1)
-    known, values = random.normal(size=(12, 3)), random.random(12)
-    scale = float(known.var(axis=0).mean())
-    slow = []
-    for penalty in clusters.PENALTIES * 12 * scale:
-        found = []
-        for left in range(12):
-            kept = np.arange(12) != left
-            # An intercept without penalty, as a column of its own.
-            design = np.hstack([np.ones((11, 1)), known[kept]])
-            punished = design.T @ design + np.diag([0.0, penalty, penalty, penalty])
-            solved = np.linalg.solve(punished, design.T @ values[kept])
-            found.append(values[left] - solved @ [1, *known[left]])
-        slow.append(found)
-    best = min(slow, key=lambda errors: float(np.square(errors).sum()))
-    assert clusters.left_out_errors(known, values, scale) == pytest.approx(np.asarray(best))
-
-
-def odd_programs(seed: int, odd: float) -> tuple[Executions, np.ndarray]:
-    """Return programs of smooth behaviours, of which a share `odd` of the intervals is far off."""
-    random = np.random.default_rng(seed)
-    common, slope = random.normal(size=(12, 3)), random.normal(size=3) * 0.4
-    latent = []
-    for _ in range(4):
-        pool = np.vstack([common[random.choice(12, 6, replace=False)], random.normal(size=(2, 3))])
-        latent.append(pool[random.integers(len(pool), size=60)] + random.normal(0, 0.1, (60, 3)))
-    points = np.vstack(latent)
-    far = np.where(random.random(240) < odd, random.choice([4.0, 0.25], 240), 1.0)
-    found = Executions(
-        ["a", "b", "c", "d"], np.repeat(np.arange(4), 60), np.arange(240), np.full(240, 1e6),
-        np.exp(points @ slope) * far, "measured", np.zeros((240, 0)),
-        scipy.sparse.csr_matrix(np.ones((240, 1))), 0,
-    )  # fmt: skip
-    return found, points
-
-
-def test_points_that_are_odd_are_found_by_checks() -> None:
-    """As many points, of which some check others, are nearer where intervals are odd."""
-
-    def errors(odd: float, count: int, checks: int) -> np.ndarray:
-        each = []
-        for seed in range(12):
-            known, signatures = odd_programs(seed, odd)
-            found = clusters.cluster_intervals(known, signatures, count, 0, checks)
-            assert len(found.simulated) == len(np.unique(found.simulated)) <= count
-            weights = clusters.weights_of(known, found.labels, len(found.points))
-            truth = np.bincount(known.program, known.shares() * known.cpi)
-            each.append(np.abs(weights @ known.cpi[found.points] / truth - 1).max())
-        return np.asarray(each)
-
-    plain, checked = errors(0.04, 24, 0), errors(0.04, 24, 4)
-    assert checked.mean() < 0.9 * plain.mean()
-    # Where nothing is odd, no point is another one.
-    known, signatures = odd_programs(0, 0.0)
-    calm = clusters.cluster_intervals(known, signatures, 24, 0, 4)
-    as_is = clusters.cluster_intervals(known, signatures, 16, 0)
-    assert calm.points.tolist() == as_is.points.tolist() == calm.simulated[:16].tolist()
-
-
-def test_checks_are_of_the_points() -> None:
-    known, signatures = programs(4)
-    for checks in (0, 1, 3):
-        found = sharing.shared_points(known, signatures, 9, checks=checks)
-        assert len(found.points) <= 9 and found.weights.shape == (4, len(found.points))
-        assert found.weights.sum(axis=1) == pytest.approx(1)
-    with pytest.raises(UsageError, match="5 checks need two points each"):
-        sharing.shared_points(known, signatures, 9, checks=5)
 
 
 def test_executions_of_a_store(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.inference.draw import choose
 from tokmill.inference.drawing import Drawing
-from tokmill.inference.generate import Row, continue_rows
+from tokmill.inference.generate import Row, choose, continue_rows
 from tokmill.inference.reading import Carried, reading, window
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.inputs import Inputs

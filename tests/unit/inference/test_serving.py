@@ -1,9 +1,12 @@
-"""`tokmill serve` and its client: real processes, real sockets, clients that behave badly."""
+"""`tokmill serve`: real processes, real sockets, clients that behave badly."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import io
+import json
 import os
 import re
 import signal
@@ -12,16 +15,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tokmill
 from making import quick_build
-from tokmill import EmbeddingClient
-from tokmill.errors import MachineError, TokmillError, UsageError
 from tokmill.inference import serving
 from tokmill.inference.embed import embed
 from tokmill.x86.graphs.files import write_graph
@@ -31,7 +34,8 @@ NOP, RET = b"\x90", b"\xc3"
 CODES = [
     b"\x55\x48\x89\xe5" + bytes([0x83, 0xC0, i]) + NOP * (i % 7) + RET for i in range(40)
 ]  # fmt: skip
-HUGE = 0xFFFFFFFF
+JSON, BYTES = "application/json", "application/octet-stream"
+HEAD = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
 
 
 class Server:
@@ -48,15 +52,36 @@ class Server:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = re.search(r"listening on (\S+):(\d+)", line)
+        found = re.search(r"listening on http://(\S+):(\d+)", line)
         assert found, line + (self.process.stderr.read() if self.process.stderr else "")
         self.host, self.port = found[1], int(found[2])
 
-    def client(self, **options: float) -> EmbeddingClient:
-        return EmbeddingClient(self.host, self.port, **options)  # type: ignore[arg-type]
+    def client(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.host, self.port, timeout=60)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Return (status, value)."""
+        with contextlib.closing(self.client()) as client:
+            client.request("GET", path)
+            reply = client.getresponse()
+            return reply.status, json.loads(reply.read())
 
     def raw(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), 60)
+
+    def ask(
+        self, body: Any, kind: str = JSON, accept: str = "*/*", path: str = "/embed"
+    ) -> tuple[int, Any]:
+        """Return (status, value) of one request."""
+        client = self.client()
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        client.request("POST", path, data, {"Content-Type": kind, "Accept": accept})
+        reply = client.getresponse()
+        raw = reply.read()
+        client.close()
+        if "npy" in reply.headers["content-type"]:
+            return reply.status, np.load(io.BytesIO(raw))
+        return reply.status, json.loads(raw)
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Stop it; return the exit code and the log."""
@@ -104,7 +129,9 @@ def run(code_store: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(run: Path) -> Iterator[Server]:
     # Limits that the tests below reach in a short time.
-    found = Server(run, "--seconds", 1, "--idle", 2, "--max-bytes", 4096, "--max-clients", 80)
+    found = Server(
+        *(run, "--seconds", 1, "--max-bytes", 4096, "--max-inputs", 50, "--max-waiting", 40_000),
+    )
     yield found
     found.stop()
 
@@ -123,8 +150,8 @@ def close_to(found: object, wanted: object) -> bool:
 
 def answers(server: Server, wanted: object) -> bool:
     """Say whether a new client gets what it should."""
-    with server.client() as client:
-        return close_to(client.embed_many(CODES[:3]), np.asarray(wanted)[:3])
+    status, found = server.ask({"inputs": [code.hex() for code in CODES[:3]]})
+    return status == 200 and close_to(found["vectors"], np.asarray(wanted)[:3])
 
 
 def closes(connection: socket.socket) -> bool:
@@ -135,38 +162,72 @@ def closes(connection: socket.socket) -> bool:
     return True
 
 
-def test_vectors_are_those_of_embed(server: Server, wanted: object) -> None:
-    with server.client() as client:
-        assert close_to(client.embed_many(CODES), wanted)
-        assert close_to(client.embed(CODES[7]), np.asarray(wanted)[7])
-        with pytest.raises(UsageError, match="no bytes to embed"):
-            client.embed(b"")
+def test_vectors_are_those_of_embed(server: Server, wanted: np.ndarray, run: Path) -> None:
+    inputs = {"inputs": [code.hex() for code in CODES]}
+    status, found = server.ask(inputs)
+    assert status == 200 and close_to(found["vectors"], wanted)
+    status, found = server.ask(inputs, accept="application/x-npy")
+    assert (status, found.dtype, found.shape) == (200, np.float32, wanted.shape)
+    assert close_to(found, wanted)
+    status, found = server.ask(CODES[7], BYTES)
+    assert status == 200 and close_to(found["vectors"], wanted[7:8])
+    about = {"run": str(run), "step": 1, "width": 64, "pool": "mean"}
+    assert server.get("/") == (200, about)
 
 
-def test_the_framing_byte_by_byte(server: Server, wanted: object) -> None:
-    """As the clients of the original: a length, the bytes, one at a time; 0 ends it."""
-    with server.raw() as connection:
-        for byte in len(CODES[0]).to_bytes(4, "big") + CODES[0]:
-            connection.sendall(bytes([byte]))
-        size = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
-        data = connection.recv(size, socket.MSG_WAITALL)
-        assert size == 4 * 64 and close_to(np.frombuffer(data, "<f4"), np.asarray(wanted)[0])
-        connection.sendall(bytes(4))
-        assert closes(connection)
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "why"),
+    [
+        ({"inputs": ["90", "zz"]}, JSON, 400, "input 1: this is not machine code"),
+        ({"inputs": ["90", "06"]}, JSON, 400, "input 1, 0x0: no instruction"),
+        ({"inputs": [""]}, JSON, 400, "input 0: it has no tokens"),
+        ({"inputs": []}, JSON, 400, "no inputs"),
+        ({"inputs": "90"}, JSON, 400, "Expected `array`, got `str`"),
+        ({"inputs": [5]}, JSON, 400, "Expected `str`, got `int`"),
+        ({"input": ["90"]}, JSON, 400, "unknown field `input`"),
+        (b'{"inputs": ["90"', JSON, 400, "truncated"),
+        (b'{"inputs": ["\xff"]}', JSON, 400, "the request is not what is read"),
+        (b"[" * 4000, JSON, 400, "the request is not what is read"),
+        (b"", BYTES, 400, "input 0: it has no tokens"),
+        (b"\x0f\x0b\x06", BYTES, 400, "input 0, 0x2: no instruction"),
+        (NOP * 4097, BYTES, 413, "more than 4,096 bytes"),
+        ({"inputs": ["90"] * 51}, JSON, 413, "more than 50 inputs"),
+        (NOP, "application/x-www-form-urlencoded", 415, "x-www-form-urlencoded is not read"),
+        (NOP, "", 415, "no type is not read"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    server: Server, wanted: object, body: Any, kind: str, status: int, why: str
+) -> None:
+    found, said = server.ask(body, kind)
+    assert found == status
+    assert why in (f"{said['where']}: " if "where" in said else "") + said["error"]
+    assert said["hint"]
+    assert answers(server, wanted)
 
 
-def test_many_clients_at_once(server: Server, wanted: object) -> None:
+def test_other_pages_and_methods_are_errors_in_json(server: Server) -> None:
+    assert server.ask(b"", path="/")[0] == 405
+    status, said = server.ask(b"", path="/embeddings")
+    assert (status, said["error"]) == (404, "Not Found") and "POST /embed" in said["hint"]
+    assert server.get("/embed")[0] == 405
+
+
+def test_many_clients_at_once(server: Server, wanted: np.ndarray) -> None:
     """Each gets its own vectors, in order, whatever is read together."""
     failed: list[int] = []
 
     def ask(number: int) -> None:
         order = np.random.default_rng(number).permutation(len(CODES))
-        with server.client() as client:
-            found = client.embed_many([CODES[i] for i in order])
-        if not close_to(found, np.asarray(wanted)[order]):
-            failed.append(number)
+        client = server.client()
+        for some in (order[:1], order[1:3], order[3:]):
+            body = json.dumps({"inputs": [CODES[i].hex() for i in some]})
+            client.request("POST", "/embed", body, {"Content-Type": JSON})
+            if not close_to(json.loads(client.getresponse().read())["vectors"], wanted[some]):
+                failed.append(number)
+        client.close()
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(32)]
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -174,53 +235,55 @@ def test_many_clients_at_once(server: Server, wanted: object) -> None:
     assert not failed
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        HUGE.to_bytes(4, "big"),
-        (4097).to_bytes(4, "big") + bytes(4097),
-        (8).to_bytes(4, "big") + b"\xff" * 8,
-        b"GET / HTTP/1.1\r\n\r\n",
-        (3).to_bytes(4, "big") + b"\x0f\x0b\x06",
-    ],
-    ids=["huge", "above", "no code", "http", "invalid"],
-)
-def test_what_cannot_be_answered_closes_the_connection(
-    server: Server, wanted: object, sent: bytes
-) -> None:
-    with server.raw() as connection:
-        with contextlib.suppress(ConnectionError):
-            connection.sendall(sent)
-        assert closes(connection)
-    assert answers(server, wanted)
-
-
-def test_slow_and_silent_clients_are_closed(server: Server, wanted: object) -> None:
-    """One never speaks, one stops in a length, one in a request, one drips, one is half open."""
-    held = [server.raw() for _ in range(5)]
-    held[1].sendall(b"\0\0")
-    held[2].sendall((9).to_bytes(4, "big") + NOP)
-    held[3].sendall((200).to_bytes(4, "big"))
-    held[4].sendall((1).to_bytes(4, "big") + RET)
-    assert len(held[4].recv(260, socket.MSG_WAITALL)) == 260
+def test_silent_and_slow_clients_shut_nobody_out(server: Server, wanted: object) -> None:
+    """300 that say nothing, and some that stop or drip in a head or a body; all are closed."""
+    held = [server.raw() for _ in range(300)]
+    held[1].sendall(b"POST")
+    held[2].sendall(HEAD + b"Content-Length: 9\r\n\r\n" + NOP)
+    for connection in held[10:200]:
+        connection.sendall(HEAD + b"Content-Length: 4000\r\n\r\n")
 
     def drip() -> None:
         with contextlib.suppress(OSError):
+            held[3].sendall(HEAD)
             for _ in range(100):
-                held[3].sendall(NOP)
+                held[3].sendall(b"A: b\r\n")
                 time.sleep(0.1)
 
     dripping = threading.Thread(target=drip)
     dripping.start()
     assert answers(server, wanted)
-    assert all(closes(connection) for connection in held)
+    assert b" 408 " in held[2].recv(64)
+    held[2].recv(4096)
+    assert all(closes(one) for one in (*held[:2], held[3], held[5], held[299]))
     dripping.join()
     for connection in held:
         connection.close()
+    assert answers(server, wanted)
+
+
+def test_bytes_that_wait_are_bounded(server: Server, wanted: object) -> None:
+    held = [server.raw() for _ in range(10)]
+    for connection in held:
+        connection.sendall(HEAD + b"Content-Length: 4096\r\n\r\n" + NOP * 3990)
+    status = 0
+    for _ in range(20):
+        # They may have come in part only.
+        status, said = server.ask(NOP * 400, BYTES)
+        if status == 503:
+            assert said["hint"] == "ask again later"
+            break
+        time.sleep(0.02)
+    assert status == 503
+    for connection in held:
+        connection.close()
+    time.sleep(0.1)
+    assert answers(server, wanted)
 
 
 def test_clients_that_leave_in_the_middle(server: Server, wanted: object) -> None:
-    for sent in (b"\0", b"\0\0\0\x09\x90", (7).to_bytes(4, "big") + CODES[0][:7]):
+    whole = HEAD + b"Content-Length: 9\r\n\r\n" + NOP * 9
+    for sent in (whole[:3], whole[:-4], whole, whole * 30):
         for reset in (False, True):
             connection = server.raw()
             connection.sendall(sent)
@@ -236,98 +299,106 @@ def test_a_client_that_takes_no_replies_is_closed(server: Server, wanted: object
     with server.raw() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(5)
-        request = (1).to_bytes(4, "big") + RET
         with contextlib.suppress(OSError):
-            for _ in range(200):
-                connection.sendall(request * 2000)
+            for _ in range(20_000):
+                connection.sendall(HEAD + b"Content-Length: 1\r\n\r\n" + RET)
         assert answers(server, wanted)
 
 
-def test_more_clients_than_allowed_are_turned_away(server: Server, wanted: object) -> None:
-    held = [server.raw() for _ in range(81)]
-    try:
-        assert closes(held[80])
-    finally:
-        for connection in held:
-            connection.close()
-    for _ in range(50):
-        with contextlib.suppress(TokmillError):
-            if answers(server, wanted):
-                return
-        time.sleep(0.1)
-    raise AssertionError("the server is still full")
+class Passes:
+    """In place of an `Embedder`: a pass for each `batch_tokens`, told in order."""
+
+    def __init__(self, most: int = 10) -> None:
+        self.vectors = SimpleNamespace(batch_tokens=most)
+        self.read: list[str] = []
+        self.on_pass: Callable[[], object] = lambda: None
+
+    def embed(self, sequences: list[Any], before: Callable[[], None]) -> np.ndarray:
+        sizes = [len(ids["token"]) for ids in sequences]
+        for _ in range(0, sum(sizes), self.vectors.batch_tokens):
+            before()
+            self.read.append(" ".join(map(str, sizes)))
+            if max(sizes) > self.vectors.batch_tokens:
+                self.on_pass()
+        return np.array([[size] for size in sizes], np.float32)
+
+
+def ids(size: int) -> list[Any]:
+    return [{"token": np.zeros(size, np.int64)}]
+
+
+def test_small_requests_are_answered_between_the_passes_of_a_large_one() -> None:
+    embedder = Passes()
+    model = serving.Model(embedder)  # type: ignore[arg-type]
+    small: list[Any] = []
+
+    def ask_once() -> None:
+        if not small:
+            small.extend(model.ask(ids(n)) for n in (4, 5, 6))
+
+    embedder.on_pass = ask_once
+    large = model.ask(ids(45))
+    model.start()
+    assert large.result(20).tolist() == [[45]]
+    # A pass has at most ten tokens, so the third one waits for the next.
+    assert embedder.read == ["45", "4 5", "45", "6", "45", "45", "45"]
+    assert [one.result(1).tolist() for one in small] == [[[4]], [[5]], [[6]]]
+    # What its client no longer waits for is not read to the end.
+    embedder.read.clear()
+    gone: list[Any] = []
+    embedder.on_pass = lambda: [one.cancel() for one in gone]
+    gone.append(model.ask(ids(1000)))
+    assert model.ask(ids(3)).result(20).tolist() == [[3]]
+    model.ask(ids(20)).result(20)
+    assert embedder.read.count("1000") == 1
+    embedder.on_pass = lambda: setattr(model, "stopped", True)
+    model.ask(ids(1000))
+    while not model.stopped:
+        time.sleep(0.001)
+    model.stop()
+    assert not model.is_alive() and embedder.read.count("1000") == 2
+
+
+def test_a_fault_is_an_error_in_json() -> None:
+    reply = asyncio.run(serving.refused(None, ZeroDivisionError("a\nb")))  # type: ignore[arg-type]
+    assert (reply.status_code, json.loads(reply.body)["error"]) == (500, "ZeroDivisionError: a b")
+
+
+def test_a_request_of_a_mebibyte_holds_nobody_up(run: Path, wanted: object) -> None:
+    server = Server(run, "--batch-tokens", 64)
+    large = server.raw()
+    body = NOP * (1 << 20)
+    large.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert all(answers(server, wanted) for _ in range(5))
+    large.settimeout(0.01)
+    with pytest.raises(TimeoutError):
+        large.recv(1)
+    large.settimeout(30)
+    code, said = server.stop()
+    assert code == 0 and "stopped after 6 requests" in said and "Traceback" not in said, said
+    assert b" 503 " in large.recv(64)
+    large.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_clean_stop(run: Path, number: int) -> None:
+def test_a_clean_stop(run: Path, wanted: object, number: int) -> None:
     """What was asked is answered; connections that are idle end; the exit code is 0."""
     server = Server(run)
-    busy, idle = server.raw(), server.raw()
-    many = b"".join(len(code).to_bytes(4, "big") + code for code in CODES)
-    busy.sendall(many)
-    assert len(busy.recv(260, socket.MSG_WAITALL)) == 260
+    assert answers(server, wanted)
+    idle = server.raw()
+    found: list[bool] = []
+    busy = threading.Thread(target=lambda: found.append(answers(server, wanted)))
+    busy.start()
+    while not found and busy.is_alive():
+        time.sleep(0.001)
     code, said = server.stop(number)
-    assert code == 0, said
-    assert "stopping" in said and re.search(r"stopped after \d+ requests of 2 clients", said), said
-    assert "Traceback" not in said
+    busy.join()
+    assert (code, found) == (0, [True]), said
+    assert "stopped after 2 requests" in said and "Traceback" not in said
     assert closes(idle)
-    busy.close()
     idle.close()
-    with pytest.raises(MachineError, match="no embedding server answers"):
-        server.client()
-
-
-class Counting:
-    """In place of an `Embedder`, where only the order of events matters."""
-
-    def encode(self, data: bytes) -> bytes:
-        return data
-
-    def embed(self, sequences: list[bytes]) -> np.ndarray:
-        return np.array([[len(one)] for one in sequences], np.float32)
-
-
-def test_a_stop_at_any_moment_ends_every_client() -> None:
-    """Also one whose request comes in the same turn of the loop as the stop."""
-
-    async def stop_after(turns: int) -> None:
-        said: list[str] = []
-        server = serving.Server(Counting(), serving.Limits(seconds=60), said.append)  # type: ignore[arg-type]
-        running = asyncio.create_task(server.run(port=0))
-        while not said:
-            await asyncio.sleep(0)
-        _, writer = await asyncio.open_connection("127.0.0.1", int(said[0].rsplit(":", 1)[1]))
-        for _ in range(turns):
-            writer.write((1).to_bytes(4, "big") + RET)
-            await asyncio.sleep(0)
-        server._stop.set()
-        for _ in range(4):
-            writer.write((1).to_bytes(4, "big") + RET)
-            await asyncio.sleep(0)
-        await asyncio.wait_for(running, 20)
-        writer.close()
-
-    for turns in range(60):
-        asyncio.run(stop_after(turns))
-
-
-def test_refusals_are_said_a_line_each(run: Path) -> None:
-    server = Server(run, "--max-bytes", 100)
-    for sent in (HUGE.to_bytes(4, "big"), (1).to_bytes(4, "big") + b"\x06", b"\0\0"):
-        with server.raw() as connection:
-            connection.sendall(sent)
-            if len(sent) > 2:
-                assert closes(connection)
-    with server.client() as client, pytest.raises(TokmillError, match="closed the connection"):
-        client.embed(b"\x06")
-    with server.client() as client:
-        client.embed(RET)
-    code, said = server.stop()
-    assert code == 0
-    assert "closed: the length 4,294,967,295 is above 100" in said
-    assert said.count("closed: 1 bytes: ") == 2
-    assert "closed: the client left after 2 of the 4 bytes of a length" in said
-    assert "stopped after 1 requests of 5 clients" in said
+    with pytest.raises(ConnectionRefusedError):
+        server.raw()
 
 
 @pytest.mark.long
@@ -341,45 +412,20 @@ def test_starts_that_cannot_be(run: Path, server: Server, tmp_path: Path) -> Non
 
     assert "the address cannot be taken" in said(run, "--port", server.port)
     assert "there is no such folder" in said(tmp_path / "none")
-    assert "seconds = 0" in said(run, "--port", 0, "--seconds", 0)
-
-
-def test_a_client_of_a_strange_server() -> None:
-    """Replies of impossible lengths, and an end in the middle, are errors."""
-    for reply, why in (
-        (HUGE.to_bytes(4, "big"), "4,294,967,295 bytes, which is no vector"),
-        ((6).to_bytes(4, "big") + bytes(6), "6 bytes, which is no vector"),
-        (bytes(4), "0 bytes, which is no vector"),
-        ((8).to_bytes(4, "big") + bytes(3), "closed the connection"),
-    ):
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-
-            def answer(listening: socket.socket = listening, reply: bytes = reply) -> None:
-                connection, _ = listening.accept()
-                with connection:
-                    connection.recv(5)
-                    connection.sendall(reply)
-
-            thread = threading.Thread(target=answer)
-            thread.start()
-            with (
-                EmbeddingClient(*listening.getsockname()) as client,
-                pytest.raises(TokmillError, match=why),
-            ):
-                client.embed(RET)
-            thread.join()
+    assert "--seconds" in said(run, "--port", 0, "--seconds", 0)
 
 
 def test_text(tmp_path: Path) -> None:
-    """A run on text reads UTF-8."""
+    """A run on text reads strings, and UTF-8."""
     from source_cases import small_run
 
     [_, place] = small_run(tmp_path)
     server = Server(Path(str(place)))
-    with server.client() as client:
-        found = client.embed_many([b"a text", "日本".encode(), b"a text"])
-        assert close_to(found[0], found[2]) and not close_to(found[0], found[1])
-        with pytest.raises(TokmillError, match="closed the connection"):
-            client.embed(b"\xff\xfe")
-    code, said = server.stop()
-    assert code == 0 and "no UTF-8" in said
+    _, found = server.ask({"inputs": ["a text", "日本", "a text"]})
+    first, other, again = found["vectors"]
+    assert close_to(first, again) and not close_to(first, other)
+    assert close_to(server.ask("日本".encode(), BYTES)[1]["vectors"], [other])
+    status, said = server.ask(b"\xff\xfe", BYTES)
+    assert (status, said["where"]) == (400, "input 0") and "no UTF-8" in said["error"]
+    assert server.ask(b'{"inputs": ["\\ud800"]}')[0] == 400
+    assert server.stop()[0] == 0

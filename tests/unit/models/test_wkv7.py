@@ -1,6 +1,10 @@
-"""The recurrence of RWKV-7: both forms are one function, gradients and states too."""
+"""The recurrence of RWKV-7: all forms are one function, gradients and states too."""
 
 from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tokmill.models.wkv7 import wkv7
+from tokmill.errors import MissingExtraError, UsageError
+from tokmill.models import wkv7 as recurrence
+from tokmill.models.wkv7 import by_fla, wkv7
 from tokmill.models.wkv7_torch import chunked, step_by_step
 from tokmill.training.memory import Peak
 
@@ -158,3 +164,86 @@ def test_shapes_are_checked_and_nothing_is_no_error() -> None:
         wkv7(*six, state[:1])
     y, same = wkv7(*(x[:, :0] for x in six), state)
     assert y.shape == (2, 0, 2, 4) and torch.equal(same, state)
+
+
+def chunk_rwkv7(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    initial_state: Tensor,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    safe_gate: bool,
+) -> tuple[Tensor, Tensor]:
+    """What fla's documentation says of its function, from the recurrence in float64."""
+    assert output_final_state and safe_gate and initial_state.dtype == torch.float32
+    assert all(x.dtype == torch.bfloat16 for x in (r, w, k, v, a, b))
+    six = [x.double() for x in (r, w, k, v, a, b)]
+    states = initial_state.double().transpose(-1, -2)
+    if cu_seqlens is None:
+        y, last = step_by_step(*six, states)
+    else:
+        assert len(r) == 1 and len(states) == len(cu_seqlens) - 1
+        ends = cu_seqlens.tolist()
+        parts = [
+            step_by_step(*(x[:, begin:end] for x in six), states[number, None])
+            for number, (begin, end) in enumerate(zip(ends, ends[1:], strict=False))
+        ]
+        y, last = torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts])
+    return y.to(r.dtype), last.float().transpose(-1, -2)
+
+
+@settings(deadline=None, max_examples=30)
+@given(length=st.integers(1, 20), borders=st.none() | st.sets(st.integers(0, 60), max_size=8))
+def test_documents_are_sequences_to_fla(length: int, borders: set[int] | None) -> None:
+    """With its function by the recurrence: states and gradients arrive in their places."""
+    made = [x.detach().bfloat16().double() for x in inputs(3, length)]
+    document = None if borders is None else documents(3, length, borders) % 2
+    stand_in: Any = ModuleType("fla.ops.rwkv7")
+    stand_in.chunk_rwkv7 = chunk_rwkv7
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "fla", ModuleType("fla"))
+        patch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))
+        patch.setitem(sys.modules, "fla.ops.rwkv7", stand_in)
+        results = []
+        for compute in (step_by_step, by_fla):
+            given = [x.clone().requires_grad_() for x in made]
+            y, state = compute(*given, document)
+            results.append([y, state, *torch.autograd.grad(y.sum() + state.sum(), given)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(other.double(), one, rtol=2e-2, atol=2e-2)
+
+
+def test_fla_is_refused_where_it_is_not_right() -> None:
+    *six, _ = (x.detach().float() for x in inputs(1, 20))
+    with pytest.raises(UsageError, match=r"bf16 on CUDA, not in torch.float32 on cpu"):
+        wkv7(*six, form="fla")
+
+
+def test_without_fla_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrence, "_suits_fla", lambda r: True)
+    monkeypatch.setitem(sys.modules, "fla", None)
+    *six, _ = (x.detach().float() for x in inputs(1, 20))
+    with pytest.raises(MissingExtraError, match="'fla' is not installed"):
+        wkv7(*six, form="fla")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("length, borders", [(1, ()), (130, ()), (200, (3, 40, 41, 150))])
+def test_fla_equals_single_steps(length: int, borders: tuple[int, ...]) -> None:
+    """Outputs, state and gradients on a GPU, against float64 from the same rounded inputs."""
+    pytest.importorskip("fla.ops.rwkv7", reason="fla-core is not installed: the extra fla")
+    made = [x.detach().bfloat16() for x in inputs(2, length, width=64)]
+    document = documents(2, length, set(borders)).cuda() if borders else None
+    results = []
+    for form, dtype in (("step_by_step", torch.float64), ("fla", torch.bfloat16)):
+        given = [x.to("cuda", dtype).requires_grad_() for x in made]
+        y, state = wkv7(*given, document=document, form=form)  # type: ignore[arg-type]
+        loss = y.double().sum() + state.double().sum()
+        results.append([y, state, *torch.autograd.grad(loss, given)])
+    for one, other in zip(*results, strict=True):
+        assert (other.double() - one).norm() < 3e-2 * one.norm()

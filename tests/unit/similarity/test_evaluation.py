@@ -1,4 +1,4 @@
-"""Whole evaluations: what is known to come out, and the protocols of others."""
+"""Whole evaluations: what is known to come out."""
 
 from __future__ import annotations
 
@@ -132,14 +132,11 @@ def test_compilers_of_one_row_share_no_pool() -> None:
     assert by(row, "v", 5) == 1
 
 
-@pytest.mark.parametrize("protocol", ["expected", "jtrans"])
-def test_functions_of_other_projects_are_negatives_alone(protocol: str) -> None:
+def test_functions_of_other_projects_are_negatives_alone() -> None:
     made = many()
     vectors = np.random.default_rng(6).normal(size=(80, 4))
-    (whole,) = run(made, method("v", vectors), pools=(10, 40), protocol=protocol).rows
-    (some,) = run(
-        made, method("v", vectors), pools=(10, 40), protocol=protocol, projects=("p1", "p3")
-    ).rows
+    (whole,) = run(made, method("v", vectors), pools=(10, 40)).rows
+    (some,) = run(made, method("v", vectors), pools=(10, 40), projects=("p1", "p3")).rows
     assert some.queries == some.settings[0].queries == 20 and some.projects == 2
     assert whole.settings[0].pairs == some.settings[0].pairs == 40 and some.too_large == []
     # A query has the same negatives as before, so the same value.
@@ -149,61 +146,6 @@ def test_functions_of_other_projects_are_negatives_alone(protocol: str) -> None:
     }
     with pytest.raises(UsageError, match="there is no project 'p9'"):
         run(made, projects=("p9",))
-
-
-def test_pools_of_jtrans() -> None:
-    made = many(43)
-    vectors = np.random.default_rng(4).normal(size=(86, 4))
-    found = run(made, method("v", vectors), pools=(10, 50), protocol="jtrans", seed=5)
-    (row,) = found.rows
-    (result,) = (one for one in row.results if one.method == "v")
-    assert result.queries == 40 and row.too_large == [50]
-    assert row.settings[0].left_out == {"pairs beyond the last whole pool of 10": 3}
-    # The same by hand: pools that do not overlap, in the order that the seed gives.
-    order = np.random.default_rng(5).permutation(43)
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    names = sorted(range(43), key=lambda i: (f"p{i % 4}", f"f{i}"))
-    ranks = []
-    for start in range(0, 40, 10):
-        here = [names[i] for i in order[start : start + 10]]
-        scores = unit[here] @ unit[[43 + i for i in here]].T
-        ranks += (scores > np.diag(scores)[:, None]).sum(1).tolist()
-    assert by(row, "v", 10) == pytest.approx(np.mean([rank < 1 for rank in ranks]))
-    assert by(row, "v", 10, "mrr") == pytest.approx(np.mean([1 / (1 + rank) for rank in ranks]))
-    again = run(made, method("v", vectors), pools=(10, 50), protocol="jtrans", seed=5)
-    assert again == found
-
-
-def test_queries_of_hermessim() -> None:
-    levels = ("O0", "O1", "O2", "O3")
-    ones = [f(f"f{i}", level, compiler=c) for c in ("gcc", "clang") for level in levels
-            for i in range(30)]  # fmt: skip
-    made = functions(*ones, f("alone", compiler="gcc"))
-    source = np.asarray([*([*range(30)] * 8), 30])
-    perfect, constant = np.eye(31)[source], np.ones((len(source), 2))
-    found = run(made, method("perfect", perfect), method("constant", constant),
-                protocol="hermessim", pools=(10, 30, 100))  # fmt: skip
-    across_levels, across_compilers = found.rows
-    assert (across_levels.row, across_compilers.row) == ("XO", "XC")
-    for row in found.rows:
-        # A symbol is asked for once, and one that stands alone never.
-        assert row.queries == 30 and row.too_large == [100]
-        assert by(row, "perfect", 30) == 1 and by(row, "perfect", 10, "mrr") == 1
-        for pool in (10, 30):
-            assert by(row, "constant", pool) == pytest.approx(1 / pool)
-            assert by(row, "random", pool) == pytest.approx(1 / pool)
-    assert across_compilers.settings[0].setting == "all compilers"
-    drawn = run(made, method("v", np.random.default_rng(0).normal(size=(241, 30))),
-                protocol="hermessim", pools=(10,))  # fmt: skip
-    assert by(drawn.rows[0], "v", 10) < 0.4
-
-
-def test_a_query_of_hermessim_is_no_negative_of_itself() -> None:
-    """All vectors of a symbol are equal: a negative of the same symbol would tie."""
-    made = functions(*(f(f"f{i}", level) for level in ("O0", "O1", "O2") for i in range(12)))
-    vectors = np.tile(np.random.default_rng(0).normal(size=(12, 8)), (3, 1))
-    row = run(made, method("v", vectors), protocol="hermessim", pools=(2, 12)).rows[0]
-    assert by(row, "v", 2) == by(row, "v", 12) == 1
 
 
 def test_no_pair_at_all() -> None:
@@ -221,10 +163,8 @@ def test_one_pair_has_no_pool() -> None:
 @pytest.mark.parametrize(
     ("choice", "what"),
     [
-        ({"protocol": "mine"}, "no protocol is called 'mine'"),
         ({"pools": (1,)}, "a pool of 1"),
         ({"rows": ("O9-O3",)}, "nothing can be compared as 'O9-O3'"),
-        ({"protocol": "hermessim", "rows": ("O0-O3",)}, "--pairs is not of the protocol"),
     ],
 )
 def test_impossible_choices(choice: dict[str, Any], what: str) -> None:
@@ -253,10 +193,7 @@ def test_functions_of_unknown_ways_may_be_negatives() -> None:
     vectors = method("vectors", matrix)
     (few,) = run(made, vectors, pools=(2, 5)).rows
     assert few.too_large == [5] and by(few, "vectors", 2) == 1
-    for protocol in ("expected", "jtrans"):
-        (row,) = run(made, vectors, pools=(5,), more_negatives=True, protocol=protocol).rows
-        assert row.queries == 2 and not row.too_large
-        assert row.settings[0].pairs == 5 and row.settings[0].queries == 2
-        assert by(row, "vectors", 5) == 0.5
-    with pytest.raises(UsageError, match="--more-negatives is not of the protocol hermessim"):
-        run(made, vectors, more_negatives=True, protocol="hermessim")
+    (row,) = run(made, vectors, pools=(5,), more_negatives=True).rows
+    assert row.queries == 2 and not row.too_large
+    assert row.settings[0].pairs == 5 and row.settings[0].queries == 2
+    assert by(row, "vectors", 5) == 0.5

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from making import token_store
 from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.files import locked, write_file
 from tokmill.similarity import dense_index, sparse_index
-from tokmill.similarity import index as index_module
 from tokmill.similarity.dense_index import DenseIndex, dense_arrays
-from tokmill.similarity.index import FILE, Index, read_facts, write_index
+from tokmill.similarity.index import ARRAYS, Index, write_index
 from tokmill.similarity.sparse_index import SparseIndex, sparse_arrays
 from tokmill.store.store import Store
 
@@ -44,34 +44,22 @@ def slow(matrix: np.ndarray, query: np.ndarray) -> np.ndarray:
     return (matrix @ query) / np.where(lengths > 0, lengths, 1) / max(np.linalg.norm(query), 1e-30)
 
 
-def test_dense_exact_finds_what_the_slow_way_finds() -> None:
+def test_dense_finds_what_the_slow_way_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = clustered(3000)
     matrix[17] = 0
+    monkeypatch.setattr(dense_index, "BLOCK", 700)
     index = DenseIndex(dense_arrays(matrix), "here")
-    assert len(index) == 3000 and sorted(index.row.tolist()) == list(range(3000))
+    assert len(index) == 3000
     for row in (0, 99, 2999):
-        rows, scores = index.nearest(matrix[row], 20, exact=True)
+        rows, scores = index.nearest(matrix[row], 20)
         exact = slow(matrix, matrix[row])
         assert scores == pytest.approx(exact[rows], abs=1e-6)
         assert rows.tolist() == np.argsort(-exact, kind="stable")[:20].tolist()
-        assert index.vector(row) == pytest.approx(
+        assert index.vectors[row] == pytest.approx(
             matrix[row] / np.linalg.norm(matrix[row]), abs=1e-6
         )
-    assert not index.vector(17).any()
-    assert not len(index.nearest(index.vector(17), 5)[0]), "zeros are near to nothing"
-
-
-def test_dense_cells_find_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = clustered(20_000, groups=300)
-    index = DenseIndex(dense_arrays(matrix), "here")
-    assert len(index.centre) > 2 * dense_index.PROBES
-    found = 0
-    for row in range(0, 20_000, 400):
-        exact, _ = index.nearest(matrix[row], 10, exact=True)
-        quick, scores = index.nearest(matrix[row], 10)
-        found += len(np.intersect1d(exact, quick))
-        assert len(quick) == 10 and quick[0] == row and (np.diff(scores) <= 0).all()
-    assert found >= 0.95 * 500
+    assert not index.vectors[17].any()
+    assert not len(index.nearest(index.vectors[17], 5)[0]), "zeros are near to nothing"
 
 
 @pytest.mark.parametrize("count", [1, 2, 255, 257])
@@ -84,7 +72,7 @@ def test_few_rows(count: int) -> None:
 
 def test_equal_rows_come_in_their_order() -> None:
     matrix = np.ones((700, 3), np.float32)
-    rows, scores = DenseIndex(dense_arrays(matrix), "here").nearest(matrix[0], 9, exact=True)
+    rows, scores = DenseIndex(dense_arrays(matrix), "here").nearest(matrix[0], 9)
     assert rows.tolist() == list(range(9)) and scores == pytest.approx(1)
     sparse = SparseIndex(sparse_arrays(scipy.sparse.csr_array(matrix)), "here")
     rows, _ = sparse.nearest(sparse.entries(0), 9)
@@ -145,16 +133,19 @@ def test_written_and_read(store: Store, tmp_path: Path, kind: str) -> None:
     assert rows[0] == 3 and scores[0] == pytest.approx(scores.max()) and len(shares) == len(rows)
     if kind == "sparse":
         assert [sum(one) for one in shares] == pytest.approx(scores.tolist(), rel=1e-5)
-    before = {path.name for path in (tmp_path / "ix").iterdir()}
+    before = (tmp_path / "ix").read_bytes()
     with pytest.raises(TokmillError, match="there is an index already"):
         make(store, tmp_path / "ix", kind)
     make(store, tmp_path / "ix", kind, fresh=True)
-    after = {path.name for path in (tmp_path / "ix").iterdir()}
-    assert after == before, "equal vectors make equal files"
-    assert Index(tmp_path / "ix").nearest(3, 5)[0].tolist() == rows.tolist()
+    assert (tmp_path / "ix").read_bytes() == before, "equal vectors make equal bytes"
+    # Any reader of safetensors sees the arrays.
+    arrays = load_file(tmp_path / "ix")
+    assert {name: array.dtype for name, array in arrays.items()} == {
+        name: np.dtype(dtype) for name, dtype in ARRAYS[kind].items()
+    }
     other = "sparse" if kind == "dense" else "dense"
     make(store, tmp_path / "ix", other, fresh=True)
-    assert before & {path.name for path in (tmp_path / "ix").iterdir()} == {FILE}
+    assert Index(tmp_path / "ix").facts.kind == other
 
 
 def test_a_moved_pair_is_found(store: Store, tmp_path: Path) -> None:
@@ -177,65 +168,29 @@ def test_a_stale_index_is_refused(store: Store, tmp_path: Path) -> None:
 def test_an_index_that_was_cut_short_changes_nothing(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After a full disk nothing is in the way, and nothing of it stays."""
     make(store, tmp_path / "ix", "dense")
     rows = Index(tmp_path / "ix").nearest(1, 5)[0].tolist()
 
-    def full(*_: Any, **__: Any) -> None:
+    def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tokmill.similarity.index.msgspec.json.format", full)
-    with pytest.raises(OSError):
-        make(store, tmp_path / "ix", "sparse", fresh=True)
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr("tokmill.files.os.rename", full)
+    for place, fresh in ((tmp_path / "ix", True), (tmp_path / "new", False)):
+        with pytest.raises(MachineError, match="No space left"):
+            make(store, place, "sparse", fresh=fresh)
+    monkeypatch.undo()
+    assert sorted(tmp_path.iterdir()) == before
     assert Index(tmp_path / "ix").nearest(1, 5)[0].tolist() == rows
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_the_same_command_makes_an_index_that_was_cut_short(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
-) -> None:
-    """After a full disk or a kill nothing is in the way, and nothing of it stays."""
-    place = tmp_path / "ix"
-
-    def full(path: Path, *_: Any, **__: Any) -> None:
-        if path.name == FILE:
-            raise OSError(28, "No space left on device")
-        whole(path, *_, **__)
-
-    whole = write_file
-    monkeypatch.setattr(index_module, "write_file", full)
-    if killed:
-        monkeypatch.setattr(index_module, "_tidy", lambda _: None)
-        monkeypatch.setattr(index_module, "remove", lambda _: None)
-    with pytest.raises(OSError):
-        make(store, place, "dense")
-    assert place.exists() == killed
-    monkeypatch.undo()
-    for _ in range(2):
-        make(store, place, "dense", fresh=_ == 1)
-        assert {path.name for path in place.iterdir()} == {
-            FILE, *read_facts(place).files.values()
-        }  # fmt: skip
-        assert len(Index(place).rows) == 40
-    (place / "row-00000000.npy").write_text("the user's")
-    make(store, place, "sparse", fresh=True)
-    assert (place / "row-00000000.npy").read_text() == "the user's"
-
-
-def test_one_writer_at_a_time(store: Store, tmp_path: Path) -> None:
-    place = tmp_path / "ix"
-    place.mkdir()
-    with (
-        locked(place / index_module.LOCK, "", ""),
-        pytest.raises(MachineError, match="another process writes an index"),
-    ):
-        make(store, place, "dense")
-
-
 def test_places_where_none_can_be_made(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for place, what in ((tmp_path / "file", "this is a file"), (store.path, "is not empty")):
+    (tmp_path / "file").write_text("the user's")
+    for place, what in ((tmp_path / "file", "is no index"), (store.path, "this is a folder")):
         with pytest.raises(UsageError, match=what):
-            make(store, place, "dense")
+            make(store, place, "dense", fresh=True)
+    assert (tmp_path / "file").read_text() == "the user's"
     for place, what in ((tmp_path / "no", "there is no such index"), (store.path, "is no index")):
         with pytest.raises(TokmillError, match=what):
             Index(place)
@@ -246,25 +201,30 @@ def test_damage_is_refused(store: Store, tmp_path: Path, kind: str) -> None:
     """What a file says is not believed: each array too short, too long, of another type, wild."""
     path = tmp_path / "ix"
     make(store, path, kind)
-    facts = read_facts(path)
-    for name, file in facts.files.items():
-        good = (path / file).read_bytes()
-        values = np.load(path / file)
+    good, arrays = path.read_bytes(), load_file(path)
+    facts = metadata(path)
+    for name, values in arrays.items():
         wild = np.full_like(values, np.iinfo(values.dtype).max) if values.dtype.kind in "iu" else (
             np.full_like(values, np.nan)
         )  # fmt: skip
         for bad in (values[:-1], np.concatenate([values, values]), values.astype("f8"), wild):
-            np.save(path / file, bad)
+            save_file({**arrays, name: np.ascontiguousarray(bad)}, path, facts)
             refused_or_found(path, kind, name)
-        for data in (b"", good[:50], good[: len(good) - 3], b"\x93NUMPY\xff" + good):
-            (path / file).write_bytes(data)
-            with pytest.raises(TokmillError, match="damaged"):
-                Index(path)
-        (path / file).unlink()
-        with pytest.raises(TokmillError):
+        save_file({key: value for key, value in arrays.items() if key != name}, path, facts)
+        with pytest.raises(TokmillError, match="no index|damaged"):
             Index(path)
-        (path / file).write_bytes(good)
+    for data in (b"", good[:50], good[:400], good[: len(good) - 3], b"\xff" + good, good + b"x"):
+        path.write_bytes(data)
+        with pytest.raises(TokmillError, match="no index|damaged"):
+            Index(path)
+    path.write_bytes(good)
     Index(path)
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "numpy") as file:
+        found: dict[str, str] = file.metadata()
+    return found
 
 
 def refused_or_found(path: Path, kind: str, name: str) -> None:
@@ -274,32 +234,30 @@ def refused_or_found(path: Path, kind: str, name: str) -> None:
             rows, scores, _ = index.nearest(row, 5)
             assert ((rows >= 0) & (rows < 40)).all() and np.isfinite(scores).all()
     except TokmillError as error:
-        assert "damaged" in str(error)
+        assert "damaged" in str(error) or "no index" in str(error)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("format", "other", "the index has the format 'other'"),
-        ("version", 9, "version 9"),
-        ("kind", "best", "cannot be read"),
+        ("version", 9, "the version 9"),
+        ("kind", "best", "damaged"),
+        ("kind", "sparse", "damaged"),
         ("records", 41, "do not fit"),
-        ("files", {"vector": "../../s/manifest.json"}, "damaged"),
         ("store", "../nowhere", "there is no such store"),
-        ("more", 1, "cannot be read"),
+        ("more", 1, "damaged"),
     ],
 )
 def test_what_the_facts_say_is_not_believed(
     store: Store, tmp_path: Path, key: str, value: Any, what: str
 ) -> None:
     make(store, tmp_path / "ix", "dense")
-    file = tmp_path / "ix" / FILE
-    facts = json.loads(file.read_text())
-    file.write_text(json.dumps({**facts, key: value}))
+    raw = (tmp_path / "ix").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    facts = json.loads(header["__metadata__"]["facts"])
+    header["__metadata__"]["facts"] = json.dumps({**facts, key: value})
+    text = json.dumps(header, separators=(",", ":")).encode()
+    (tmp_path / "ix").write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
     with pytest.raises(TokmillError, match=what):
         Index(tmp_path / "ix")
-    if key == "version":
-        names = {**facts["files"], "vector": "../s/manifest.json"}
-        file.write_text(json.dumps({**facts, "files": names}))
-        with pytest.raises(TokmillError, match="leads out of the folder"):
-            Index(tmp_path / "ix")

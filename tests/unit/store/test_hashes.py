@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from making import TOKENS, batch_of, rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
-from tokmill.errors import TokmillError, UsageError
-from tokmill.store.duplicates import find_copies, find_duplicates, find_leak
+from tokmill.errors import TokmillError
+from tokmill.store.duplicates import find_duplicates, find_leak
 from tokmill.store.hashes import first_of_equals, record_digests, store_digests
 from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary
@@ -96,36 +96,6 @@ def test_stores_of_other_vocabularies_are_not_compared(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="vocabularies 'token' differ"):
         find_leak(*made)
     assert find_leak(made[0], made[0]).shared == 1
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=2), st.sampled_from("ab"),
-                          st.integers(0, 1)), max_size=10))  # fmt: skip
-def test_copies_are_of_another_key_than_the_first(
-    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[list[int], str, int]]
-) -> None:
-    schema = TOKENS | {"name": Column("utf8", per="record"), "at": Column("u4", per="record")}
-    rows = [rec(tokens, name=name, at=at) for tokens, name, at in records]
-    half = len(rows) // 2
-    parts = [part for part in (rows[:half], rows[half:]) if part]
-    store = write_store(tmp_path_factory.mktemp("copies") / "s", schema, parts)
-    every = [tokens for tokens, _, _ in records]
-    for by, key in ((["name"], 1), (["at"], 2), (["name", "at"], slice(1, 3))):
-        found, marks = find_copies(store, by)
-        wanted = [
-            int(record[key] != records[every.index(record[0])][key])  # type: ignore[index]
-            for record in records
-        ]
-        assert marks.tolist() == wanted and marks.dtype == "u1"
-        assert found.duplicates == sum(wanted)
-
-
-def test_copies_are_found_by_columns_that_are_there(tmp_path: Path) -> None:
-    store = token_store(tmp_path / "s", [[[1], [1]]])
-    with pytest.raises(UsageError, match="no column 'project'"):
-        find_copies(store, ["project"])
-    with pytest.raises(UsageError, match="no column 'token'"):
-        find_copies(store, ["token"])
 
 
 def test_numbers_with_fractions_and_vectors_count_in_full() -> None:

@@ -21,9 +21,8 @@ from tokmill.cli import main
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
 from tokmill.store.store import Store
-from tokmill.tasks.class_metrics import class_metrics, pearson
 from tokmill.tasks.classes import label_column
-from tokmill.tasks.classify import LABEL
+from tokmill.tasks.classify import LABEL, class_metrics, pearson
 from tokmill.training.evaluate import evaluate
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, read_run

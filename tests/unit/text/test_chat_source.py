@@ -13,10 +13,10 @@ import chat_peers
 from making import TOKENIZER, files_of, here, jsonl, quick_build
 from tokmill.builds.prepare import How
 from tokmill.builds.repair import repair
-from tokmill.builds.source import Resources
+from tokmill.builds.source import Frozen, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.store import Store
-from tokmill.text.chat_encode import ChatEncoder, mask
+from tokmill.text.chat_encode import EncodeChats, mask
 from tokmill.text.documents import iter_documents
 from tokmill.text.tokenizer import Tokenizer
 
@@ -390,6 +390,7 @@ def test_masks_against_a_slow_twin() -> None:
 
 
 def test_no_chat_at_all_is_no_token(tokenizer: Path) -> None:
-    encode = ChatEncoder(tokenizer.read_bytes(), "", Resources(threads=False))
-    ids, offsets, learned, sizes = encode([])
+    vocabulary, data = Tokenizer.from_file(tokenizer).vocabulary({})
+    encode = EncodeChats(Frozen(vocabulary, data), "", Resources(threads=False))
+    ids, offsets, learned, sizes = encode.encode([])
     assert (len(ids), offsets.tolist(), len(learned), len(sizes)) == (0, [0], 0, 0)

@@ -12,7 +12,7 @@ import torch
 import tokmill
 from tokmill.errors import MachineError, TokmillError
 from tokmill.models.model import Tensors
-from tokmill.training.engines.compiling import any_number_of_documents, compile_errors
+from tokmill.training.engines.single import any_number_of_documents, compile_errors
 from toy import cycles, losses, make_store, recipe, weights
 
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokmill.training import flops, meter
+from tokmill.training import meter
 from tokmill.training.meter import Meter
 from tokmill.training.recipe.config import RunConfig
 from tokmill.training.runs.checkpoint import State
@@ -86,10 +86,10 @@ def test_an_error_inside_is_counted_too(clock: Clock) -> None:
     ],
 )
 def test_gpus_by_name(name: str, precision: str, peak: float) -> None:
-    assert flops.known(name, precision) == pytest.approx(peak)
+    assert meter.known(name, precision) == pytest.approx(peak)
 
 
 def test_of_a_cpu_nothing_is_known_and_the_recipe_wins() -> None:
     cpu = torch.device("cpu")
-    assert flops.peak_flops(RunConfig(), cpu) == 0
-    assert flops.peak_flops(RunConfig(peak_flops=5e12), cpu) == 5e12
+    assert meter.peak_flops(RunConfig(), cpu) == 0
+    assert meter.peak_flops(RunConfig(peak_flops=5e12), cpu) == 5e12

@@ -12,7 +12,7 @@ from making import quick_build
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.store import Store
-from tokmill.x86.features.baselines import baselines
+from tokmill.x86.features.baselines import baselines, callees, facts
 from tokmill.x86.features.ranker_weights import WEIGHTS
 from tokmill.x86.features.store_functions import layout_of, store_functions
 from tokmill.x86.features.sums import neighbours, parts_of, side_by_side
@@ -76,8 +76,7 @@ def test_every_baseline_has_a_row_a_record_whose_product_is_a_score(
 def test_facts_have_those_of_callees_at_a_third(made: tuple[Path, Store]) -> None:
     graphs, store = made
     features = store_functions(store, [graphs])
-    names = ("facts", "callees")
-    found = {name: dense(one) for name, one in baselines(store, [graphs], names).items()}
+    found = {"facts": dense(facts(features)), "callees": dense(callees(features))}
     parts = [features.weighed(kind).toarray() for kind in ("constants", "strings", "imports")]
     near = [features.around(kind).toarray() for kind in ("constants", "strings", "imports")]
     own, called = (np.hstack(rows)[features.record] for rows in (parts, near))
@@ -85,18 +84,6 @@ def test_facts_have_those_of_callees_at_a_third(made: tuple[Path, Store]) -> Non
         length = np.linalg.norm(rows, axis=1, keepdims=True)
         assert np.allclose(found[name], rows / np.where(length > 0, length, 1), atol=1e-6)
     assert called.any(1).any() and not called.any(1).all()
-
-
-def test_minhash_estimates_the_jaccard_similarity(made: tuple[Path, Store]) -> None:
-    graphs, store = made
-    features = store_functions(store, [graphs])
-    sets = features.counts("codes").toarray()[features.record] > 0
-    both = (sets[:, None] & sets[None]).sum(2)
-    exact = both / np.maximum((sets[:, None] | sets[None]).sum(2), 1)
-    rows = dense(baselines(store, [graphs], ["minhash"])["minhash"])
-    # 128 draws: a standard deviation of at most 0.044.
-    assert np.abs(rows @ rows.T - exact).max() < 0.25
-    assert np.abs(rows @ rows.T - exact).mean() < 0.03
 
 
 def test_the_ranker_weighs_the_parts_that_there_are(made: tuple[Path, Store]) -> None:

@@ -20,7 +20,6 @@ from tokmill.x86.tokens.vocabulary_changes import (
     counts_in,
     id_map,
     lists_to_keep,
-    merged,
     pruned,
     vocabularies_in,
 )
@@ -74,16 +73,6 @@ def test_what_stores_use() -> None:
     assert pruned(lists, used=[{}])["asm"].tokens == list(SPECIALS)
     with pytest.raises(TokmillError, match="asm has no counts, so none is below 3"):
         pruned(lists, min_count=3)
-
-
-def test_lists_are_merged_and_counts_added() -> None:
-    made = merged([some(b=2, a=1), some(c=4, a=1)])["asm"]
-    assert made.tokens[5:] == ["a", "b", "c"] and (made.counts or [])[5:] == [2, 2, 4]
-    plain = {"asm": TokenList.of("asm", "tokmill", "z")}
-    assert merged([some(a=1), plain])["asm"].counts is None
-    foreign = {"reg": TokenList.of("reg", "semanticbbv", "z")}
-    with pytest.raises(UsageError, match="different rules: semanticbbv, tokmill"):
-        merged([some(a=1), foreign])
 
 
 def test_counts_of_a_store(store: Store) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokmill.builds.mining import keyed
+from tokmill.builds.mining.cells import CELLS, cells_of
 from tokmill.builds.mining.draws import below, drawn, salt_of
 from tokmill.builds.mining.hard import Asked, search
 from tokmill.builds.mining.keyed import Keyed, counted
-from tokmill.builds.mining.near import Near
-from tokmill.builds.mining.vectors import similarity
+from tokmill.builds.mining.vectors import VectorTable, similarity
+from tokmill.builds.shared import shared
+from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import ROLES, Array, Column, Records, id_dtype
 from tokmill.store.store import Store
 
@@ -167,3 +171,29 @@ class Triplets:
             found[open_[good]] = candidate[good]
             open_ = open_[~good]
         return found
+
+
+class Near:
+    """Vectors, and cells of records that are near to each other."""
+
+    def __init__(self, store: Store, config: Any, scratch: str) -> None:
+        self.table = VectorTable(store, config.vectors)
+        self.config, self.scratch = config, scratch
+        self._cells: Array | None = None
+
+    def cells(self, records: Array) -> Array:
+        """Return some records, always the same ones, in cells (`cells.CELLS`)."""
+
+        def find() -> Array:
+            return cells_of(self.table.units, records, self.config.cell, self.config.seed)
+
+        if self._cells is None:
+            if self.scratch:
+                which = hashlib.sha256(records.tobytes()).hexdigest()
+                said = [self.table.digest, which, self.config.cell, self.config.seed]
+                key = canonical_digest(said)[:24]
+                shape = (len(records),)
+                self._cells = shared(Path(self.scratch), "cells", key, CELLS, shape, find)
+            else:
+                self._cells = find()
+        return self._cells

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -12,11 +14,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from tokmill.errors import MachineError, TokmillError
 from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
 from tokmill.training.engines.allocator import keep_freed_memory
 from tokmill.training.engines.average import Average
-from tokmill.training.engines.compiling import any_number_of_documents, compile_errors, compile_task
 from tokmill.training.engines.device import moved, pick_device
 from tokmill.training.engines.engine import Pull
 from tokmill.training.engines.optim import MOMENTS, clip_gradients, clipped_together, make_optimizer
@@ -24,6 +26,8 @@ from tokmill.training.engines.precision import Precision
 from tokmill.training.engines.saving import Saved, shapes_of
 from tokmill.training.launch import place
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
+
+OFF = "or train without it: --set run.compile=false"
 
 
 class Learner(nn.Module):
@@ -200,3 +204,42 @@ class Single(Saved):
             errors = compile_errors()
         with self.precision.autocast(), errors:
             return module(batch, act)
+
+
+def compile_task(task: Task, device: torch.device) -> None:
+    """Compile the forward and backward pass of a task in place; names of weights stay.
+
+    The first batch of each shape is compiled, which takes about a minute. Raises `MachineError` if
+    no compiler is installed.
+    """
+    variable, usual = ("CC", "gcc") if device.type == "cuda" else ("CXX", "g++")
+    compiler = os.environ.get(variable) or usual
+    if shutil.which(compiler) is None:
+        raise MachineError(
+            f"torch.compile needs a compiler, and there is no {compiler!r}",
+            where="run.compile",
+            hint=f"install {usual}, name another one in the variable {variable}, {OFF}",
+        )
+    # Whole or trimmed rows, the last micro-batch, evaluation: each has a compiled program.
+    torch._dynamo.config.recompile_limit = 32
+    task.compile(dynamic=False)
+
+
+def any_number_of_documents(batch: Tensors) -> None:
+    """Let one compiled program serve batches of a shape with any number of documents."""
+    if batch.cu_seqlens is not None:
+        torch._dynamo.maybe_mark_dynamic(batch.cu_seqlens, 0)
+
+
+@contextlib.contextmanager
+def compile_errors() -> Iterator[None]:
+    """Turn a failure of torch.compile into a `TokmillError`."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        first = str(error).strip().partition("\n")[0]
+        raise TokmillError(
+            f"torch.compile failed: {first}", where="run.compile", hint=f"report it, {OFF}"
+        ) from error

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tokmill import recipe as recipes
-from tokmill.errors import UsageError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.recipe import merge
+from tokmill.store.store import Store
 from tokmill.training.recipe.check import (
     MOST_STEPS,
     check_given,
@@ -23,7 +24,6 @@ from tokmill.training.recipe.check import (
 from tokmill.training.recipe.config import OptimConfig, TrainConfig
 from tokmill.training.recipe.deepspeed_config import as_recipe
 from tokmill.training.recipe.kinds import DEFAULT_KINDS, LEARNED, kinds_of
-from tokmill.training.recipe.places import check_places, with_absolute_places
 from tokmill.training.recipe.read import RECIPE, over, read_given, read_recipe, run_of
 from tokmill.training.recipe.settings import (
     base_of,
@@ -36,6 +36,12 @@ from tokmill.training.recipe.settings import (
 SETTINGS = "settings"
 """Among options: files of settings in JSON."""
 ADAMW = OptimConfig.__struct_fields__
+PLACES = {
+    "data": ("train", "val"),
+    "run": ("start",),
+    "task": ("benchmarks_folder_path", "held_out_folder_path", "cache"),
+}
+"""Keys of recipes that name folders or files."""
 
 
 def resolve(
@@ -179,3 +185,39 @@ def with_stores(value: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
         return dict(value)
     kept = {key: before["data"][key] for key in ("train", "val") if not data.get(key)}
     return {**value, "data": {**data, **kept}}
+
+
+def with_absolute_places(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe whose folders are absolute: a run may be continued from elsewhere."""
+    made = {
+        table: absolute(value[table], keys)
+        for table, keys in PLACES.items()
+        if isinstance(value.get(table), Mapping)
+    }
+    return {**value, **made}
+
+
+def absolute(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return a table with the paths of some keys made absolute; they are one path or a list."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [made(one) for one in value]
+        return str(Path(value).absolute()) if isinstance(value, str) and value else value
+
+    return {key: made(value) if key in keys else value for key, value in table.items()}
+
+
+def check_places(config: TrainConfig, begins: bool) -> None:
+    """Raise `TokmillError` for a store that cannot be opened.
+
+    If a run begins, the run to start from must exist too.
+    """
+    for place in filter(None, (*config.data.stores, config.data.val)):
+        Store(place)
+    if config.run.start and begins and not Path(config.run.start).exists():
+        raise TokmillError(
+            "there is no run to start from",
+            where=config.run.start,
+            hint="--from names its folder",
+        )

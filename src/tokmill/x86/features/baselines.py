@@ -23,8 +23,6 @@ from tokmill.x86.features.store_functions import CODES, StoreFunctions, store_fu
 
 WIDTH = 64
 """Numbers of a random vector."""
-HASHES = 128
-"""Hash functions of MinHash."""
 FACTS = ("constants", "strings", "imports")
 CALLEES = 0.3
 """Weight of what callees have, beside what a function has itself."""
@@ -76,34 +74,6 @@ def random_vectors(functions: StoreFunctions) -> Array:
 def opcodes(functions: StoreFunctions) -> Any:
     """Return the histogram of mnemonics."""
     return functions.rows(functions.counts("mnemonics"))
-
-
-def minhash(functions: StoreFunctions) -> Any:
-    """Return 128 minima of hashes of the set of templates (Broder 1997), one entry each.
-
-    A template is an instruction without its numbers. The product of two rows is the share of minima
-    that are equal, an estimate of the Jaccard similarity.
-    """
-    sparse = plugins.require("scipy.sparse")
-    bag = functions.bags[CODES]
-    rows = bag.rows
-    begins = np.searchsorted(bag.row, np.arange(rows))
-    full = np.flatnonzero(np.diff(np.append(begins, len(bag.row))))
-    minima = np.zeros((len(full), HASHES), np.uint64)
-    salts = mix(np.arange(HASHES, dtype=np.uint64))
-    for number in range(HASHES):
-        hashed = mix(bag.key ^ salts[number])
-        if len(full):
-            minima[:, number] = np.minimum.reduceat(hashed, begins[full])
-    # Equal minima of two hash functions are no agreement.
-    minima = mix(minima + np.arange(HASHES, dtype=np.uint64))
-    keys, column = np.unique(minima, return_inverse=True)
-    starts = np.zeros(rows + 1, np.int64)
-    starts[full + 1] = HASHES
-    shape = (rows, max(len(keys), 1))
-    data = np.ones(minima.size, np.float32)
-    matrix = sparse.csr_array((data, column.reshape(-1), np.cumsum(starts)), shape=shape)
-    return functions.rows(matrix)
 
 
 def templates(functions: StoreFunctions) -> Any:

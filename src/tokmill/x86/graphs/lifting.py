@@ -112,8 +112,7 @@ def lift_files(
     `UsageError` for options that do not fit together and if `out` is another kind of file.
     """
     started = time.monotonic()
-    if lifter not in plugins.LIFTERS:
-        raise UsageError(f"no lifter is called {lifter!r}", hint=nearest(lifter, plugins.LIFTERS))
+    check_lifter(lifter)
     single = out.suffix in SUFFIXES.values()
     if out.is_file() and not single:
         raise UsageError(
@@ -223,6 +222,12 @@ def lift_parts(file: InputFile, lifter: str = "native") -> Iterator[Graph]:
         graph.program, graph.compiler, graph.level = file.name, compiler, level
         yield graph
         del graph
+
+
+def check_lifter(name: str) -> None:
+    """Refuse a lifter that is not known."""
+    if name not in plugins.LIFTERS:
+        raise UsageError(f"no lifter is called {name!r}", hint=nearest(name, plugins.LIFTERS))
 
 
 def lifter_version(lifter: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokmill.builds.scan import FolderOptions
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.inputs import Seen, find_inputs, look_at
@@ -75,11 +75,7 @@ def count_programs(
         UsageError: the rules are unknown, or `levels` do not fit.
         TokmillError: a path does not exist, or nothing could be counted.
     """
-    if make_rules(rules).columns != COLUMNS:
-        raise UsageError(
-            f"the rules {rules} have a vocabulary that needs no counting",
-            hint=f"leave it out: tokmill build x86 INPUT… --rules {rules} -o STORE",
-        )
+    make_rules(rules)
     files, left_out = find_inputs(inputs, choice)
     sums: dict[str, Counter[str]] = {column: Counter() for column in COLUMNS}
     programs = instructions = 0

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
 """The six streams, in the order in which they are written."""
-BYTE = "byte"
-"""The one column of the rules `bytes`."""
 
 Runs = list[tuple[str, int]]
 
@@ -49,7 +47,7 @@ class Rules(Protocol):
     """How an instruction becomes tokens.
 
     Tokens may depend on the bytes of the instruction but not on its address, and on numbers in it
-    (`tokmill.x86.tokens.canonical`) only through their class. The rules `bytes` make no streams.
+    (`tokmill.x86.tokens.canonical`) only through their class.
     """
 
     name: ClassVar[str]
@@ -57,8 +55,6 @@ class Rules(Protocol):
     """Raised when the tokens of any instruction change."""
     bad: ClassVar[Tokens | None]
     """Tokens for a byte that begins no instruction; None: the rules have no such token."""
-    columns: ClassVar[tuple[str, ...]]
-    """The columns of a store: `COLUMNS`, or for `bytes` one."""
     bits: int
     """64 or 32."""
 
@@ -80,12 +76,6 @@ def make_rules(name: str, bits: int = 64) -> Rules:
         raise UsageError(f"no rules are called {name!r}", hint=nearest(name, plugins.RULES))
     rules: Rules = plugins.load(plugins.RULES, name)(bits)
     return rules
-
-
-def columns_of(name: str) -> tuple[str, ...]:
-    """Return the columns that a set of rules makes."""
-    found: tuple[str, ...] = plugins.load(plugins.RULES, name).columns
-    return found
 
 
 def decode(code: bytes, address: int, bits: int) -> Iterator[Instruction]:

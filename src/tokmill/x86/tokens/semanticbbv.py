@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tokmill import plugins
 from tokmill.x86.lift.enumerations import names
 from tokmill.x86.tokens.names import flags, full_registers, operand_kinds
-from tokmill.x86.tokens.rules import COLUMNS, DecodeError, Runs, Tokens
+from tokmill.x86.tokens.rules import DecodeError, Runs, Tokens
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction, InstructionInfo
@@ -35,7 +35,6 @@ class SemanticbbvRules:
 
     name: ClassVar[str] = "semanticbbv"
     version: ClassVar[int] = 1
-    columns: ClassVar[tuple[str, ...]] = COLUMNS
     bad: ClassVar[Tokens | None] = {
         # NASM prints (bad), and iced-x86 calls the mnemonic INVALID.
         "asm": ["BAD"],

@@ -1,19 +1,28 @@
-"""Other formats of the same instructions, for models of other projects: kTrans and Asm2Vec.
+"""The functions of programs as kTrans has them: seven streams, and files of them.
 
-Both have the form of those projects' files, but iced-x86's names: kTrans' own streams have numbers
-of IDA, and Asm2Vec's text comes from IDA or radare2, which are not used here. Formats:
-https://github.com/Learner0x5a/kTrans-release and https://github.com/oalieno/asm2vec-pytorch.
+They have the form of its files, but iced-x86's names: kTrans' own streams have numbers of IDA.
+Format: https://github.com/Learner0x5a/kTrans-release.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tokmill import plugins
+from tokmill.builds.scan import FolderOptions
+from tokmill.errors import UsageError
+from tokmill.files import inside, machine_errors, new_folder, remove_leftovers, write_file
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.inputs import Seen, find_inputs, look_at
 from tokmill.x86.lift.enumerations import names
+from tokmill.x86.tokens.count import nothing_read
 from tokmill.x86.tokens.names import flags
 
 if TYPE_CHECKING:
@@ -26,9 +35,6 @@ READS = ("READ", "COND_READ", "READ_WRITE", "READ_COND_WRITE")
 WRITES = ("WRITE", "COND_WRITE", "READ_WRITE", "READ_COND_WRITE")
 
 _HEXADECIMAL = re.compile(r"0x[0-9a-f]+")
-_NUMBER = re.compile(r"(?<!\()\b(?:0x[0-9a-f]+|[0-9]+)\b")
-"""A number, but not the one in `st(1)`, which is part of a name."""
-_DIFFERENCE = re.compile(r"-(?=CONST)")
 
 
 @functools.cache
@@ -96,34 +102,114 @@ def _extend(streams: dict[str, list[str]], text: str, operand: tuple[str, ...]) 
         streams[name] += [value] * len(tokens)
 
 
-def asm2vec(instructions: Sequence[Instruction]) -> list[str]:
-    """Return the lines of a function in the text that asm2vec-pytorch reads.
+class Spelled(msgspec.Struct, frozen=True):
+    """The result of `spell`."""
 
-    The line of an instruction begins with a blank; its numbers become `CONST` and differences
-    become sums. A branch within the function goes to a label: the line `LABEL7:` is before
-    instruction 7.
+    programs: int
+    functions: int
+    refused: dict[str, str]
+    """Program → why it was not read."""
+    left_out: dict[str, int] = {}
+    """Reason → number of files in folders that were not read."""
+
+
+def spell(
+    inputs: Sequence[str],
+    out: Path,
+    *,
+    least: int = 1,
+    levels: Sequence[str] | None = None,
+    workers: int = 0,
+    choice: FolderOptions | None = None,
+    quiet: bool = True,
+) -> Spelled:
+    """Write the functions of programs, pickles and graph files into a folder.
+
+    Of each program there is a PROGRAM.jsonl with a line a function: `function` (raw symbol, or
+    `sub_401000`), `address` and the seven streams. Slashes in the name of a program become `_`.
+    Functions with fewer than `least` instructions are left out. Raises `UsageError` if two programs
+    would go to one file, `TokmillError` if nothing can be read.
     """
-    formatter = intel()
-    places = {instruction.ip: place for place, instruction in enumerate(instructions)}
-    targets = [places.get(_target(instruction)) for instruction in instructions]
-    labelled = set(targets)
-    lines = []
-    for place, (instruction, target) in enumerate(zip(instructions, targets, strict=True)):
-        if place in labelled:
-            lines.append(f"LABEL{place}:")
-        mnemonic = formatter.format_mnemonic(instruction)
-        operands = formatter.format_all_operands(instruction)
-        if target is not None:
-            operands = f"LABEL{target}"
-        else:
-            operands = _DIFFERENCE.sub("+", _NUMBER.sub("CONST", operands))
-        lines.append(f" {mnemonic} {operands}".rstrip())
-    return lines
+    files, left_out = find_inputs(inputs, choice)
+    written_to: dict[str, str] = {}
+    for file in files:
+        other = written_to.setdefault(_plain(file.name), file.name)
+        if other != file.name:
+            raise UsageError(
+                f"{other} and {file.name} would be written to the same file",
+                hint="spell them into different folders",
+            )
+    write = functools.partial(_write, out, least)
+    written: list[int] = []
+    refused: dict[str, Seen] = {}
+    with new_folder(out):
+        remove_leftovers(out)
+        for seen in look_at(
+            write, files, levels=levels, workers=workers, title="spell", quiet=quiet
+        ):
+            if seen.refused:
+                refused[seen.program] = seen
+            else:
+                written.append(seen.value)
+    if not written:
+        raise nothing_read(inputs, refused)
+    why = {name: refused[name].refused for name in sorted(refused)}
+    return Spelled(len(written), sum(written), why, left_out)
 
 
-def _target(instruction: Instruction) -> int:
-    """Return the target of a direct jump or branch; -1 for other instructions."""
-    if not instruction.op_count or instruction.is_call_near:
-        return -1
-    near = names("OpKind")[instruction.op_kind(0)].startswith("NEAR_BRANCH")
-    return instruction.near_branch_target if near else -1
+def functions_of(graph: Graph, least: int) -> Iterator[tuple[str, int, list[Instruction]]]:
+    """Yield name, address and instructions of each function, its blocks by address."""
+    decoder = plugins.require("iced_x86").Decoder
+    code = graph.code.tobytes()
+    for number, address in enumerate(graph.function_address.tolist()):
+        first, last = graph.function_blocks[number : number + 2].tolist()
+        found: list[Instruction] = []
+        for block in range(first, last):
+            place = slice(*graph.block_bytes[block : block + 2].tolist())
+            found += decoder(graph.bits, code[place], ip=int(graph.block_address[block]))
+        if len(found) >= max(least, 1):
+            yield graph.function_name[number] or f"sub_{address:x}", address, found
+
+
+def _write(out: Path, least: int, graph: Graph) -> int:
+    """Return how many functions were written."""
+    encode = msgspec.json.Encoder().encode
+    count = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal count
+        for name, address, instructions in functions_of(graph, least):
+            streams: dict[str, list[str]] = {stream: [] for stream in KTRANS}
+            for instruction in instructions:
+                for stream, tokens in ktrans(instruction).items():
+                    streams[stream] += tokens
+            yield encode({"function": name, "address": address} | streams) + b"\n"
+            count += 1
+
+    path = inside(out, f"{_plain(graph.program)}.jsonl")
+    _check_ours(path)
+    write_file(path, lines())
+    return count
+
+
+def _check_ours(path: Path) -> None:
+    """Refuse to replace a file that does not begin like one of functions."""
+    begin = b'{"function":'
+    if not os.path.lexists(path):
+        return
+    with machine_errors("read", path):
+        data = b""
+        if path.is_file():
+            with open(path, "rb") as handle:
+                data = handle.read(len(begin))
+    # A program without functions gives an empty file.
+    if not path.is_file() or data not in (begin, b""):
+        raise UsageError(
+            "the file is not of this spelling, and would be replaced",
+            where=str(path),
+            hint="choose another folder",
+        )
+
+
+def _plain(program: str) -> str:
+    return program.replace("/", "_")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tokmill import plugins
 from tokmill.x86.lift.enumerations import names
 from tokmill.x86.tokens.names import flags, full_registers, operand_kinds
-from tokmill.x86.tokens.rules import COLUMNS, Runs, Tokens
+from tokmill.x86.tokens.rules import Runs, Tokens
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction, InstructionInfo
@@ -80,7 +80,6 @@ class TokmillRules:
     name: ClassVar[str] = "tokmill"
     version: ClassVar[int] = 1
     bad: ClassVar[Tokens | None] = None
-    columns: ClassVar[tuple[str, ...]] = COLUMNS
 
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits

@@ -13,7 +13,7 @@ from typing import Any, Self
 from tokmill.errors import TokmillError
 from tokmill.headers import loads_json
 from tokmill.store.vocab import Vocabulary, find_roles
-from tokmill.x86.tokens.rules import BYTE, COLUMNS
+from tokmill.x86.tokens.rules import COLUMNS
 
 SPECIALS = ("[PAD]", "[SEP]", "[CLS]", "[UNK]", "[MASK]")
 """The ids 0 to 4 of every column."""
@@ -79,7 +79,7 @@ class TokenList:
             data = loads_json(raw)
             made = cls(data["column"], data["rules"], data["tokens"], data.get("counts"))
             good = (
-                made.column in (*COLUMNS, BYTE)
+                made.column in COLUMNS
                 and isinstance(made.rules, str)
                 and all(isinstance(token, str) for token in made.tokens)
                 and tuple(made.tokens[: len(SPECIALS)]) == SPECIALS

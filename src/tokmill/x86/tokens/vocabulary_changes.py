@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import TokmillError
 from tokmill.formats.token_dicts_export import ONCE
 from tokmill.store.stats import count
 from tokmill.store.store import Store
@@ -112,31 +112,6 @@ def lists_to_keep(path: Path | str) -> dict[str, TokenList]:
         return {column: found.tokens for column, found in find_lists(path).items()}
     tokens = read_list(path).tokens
     return {tokens.column: tokens}
-
-
-def merged(parts: Sequence[Vocabularies]) -> Vocabularies:
-    """Return the union of vocabularies, sorted; counts are added.
-
-    A column has counts if all its lists have. Raises `UsageError` for lists of different rules.
-    """
-    rules = sorted({tokens.rules for part in parts for tokens in part.values()})
-    if len(rules) != 1:
-        raise UsageError(
-            f"the vocabularies are for different rules: {', '.join(rules)}",
-            hint="their tokens have different meanings",
-        )
-    made = {}
-    for column in COLUMNS:
-        lists = [part[column] for part in parts if column in part]
-        if not lists:
-            continue
-        sums: Counter[str] = Counter()
-        for one in lists:
-            sums.update(dict(zip(one.tokens, one.counts or [0] * len(one), strict=True)))
-        made[column] = TokenList.counted(column, rules[0], sums, min_count=0)
-        if any(one.counts is None for one in lists):
-            made[column].counts = None
-    return made
 
 
 def id_map(old: TokenList, new: TokenList) -> list[int]:

@@ -1,4 +1,4 @@
-"""Prints angr's CFGFast of a program as JSON: the script that `angr.py` runs in a child process.
+"""Prints angr's CFGFast of a program as JSON: the script that the lifter runs in a child process.
 
 It imports nothing of tokmill and is run by its path in isolated mode, so that any interpreter with
 angr can run it.

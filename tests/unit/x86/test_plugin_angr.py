@@ -1,18 +1,20 @@
-"""The lifter angr: its answer as a graph, its child process and what can go wrong with it."""
+"""The plug-in with angr: how it joins, its answer as a graph, its child process, its errors."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 
+import tokmill_angr as angr
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
-from tokmill.x86.lift import angr
 from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,
@@ -41,6 +43,56 @@ WAYS = {
     0x401010: [0x40100E, 0x401015],
     0x401030: [0x401032, 0x401010],
 }
+
+
+POINTS = """\
+import importlib.metadata, sys
+from tokmill import plugins
+from tokmill.x86.graphs.lifting import check_lifter, lifter_version
+assert "angr" not in dict(plugins.LIFTERS)
+check_lifter("angr")
+print(plugins.load(plugins.LIFTERS, "angr").__module__, plugins.LIFTERS["angr"].help)
+print(lifter_version("angr"))
+"""
+
+
+def installed(folder: Path, repository: Path, points: str) -> dict[str, str]:
+    """Make a folder as pip makes it of the plug-in; return an environment with it on its path."""
+    information = folder / "tokmill_angr-1.dist-info"
+    information.mkdir(parents=True)
+    head = "Metadata-Version: 2.1\nName: tokmill-angr\nVersion: 1\nSummary: angr's CFGFast\n"
+    (information / "METADATA").write_text(head)
+    (information / "entry_points.txt").write_text(points)
+    package = repository / "examples" / "plugin-angr" / "tokmill_angr"
+    shutil.copytree(package, folder / "tokmill_angr")
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def test_an_installed_package_adds_a_lifter(tmp_path: Path, repository: Path) -> None:
+    text = (repository / "examples" / "plugin-angr" / "pyproject.toml").read_text()
+    ((name, target),) = tomllib.loads(text)["project"]["entry-points"]["tokmill.parts"].items()
+    points = f"[tokmill.parts]\n{name} = {target}\n"
+    environment = installed(tmp_path / "site", repository, points)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho \'{"version": "9.9.9"}\'\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", POINTS],
+        env=environment | {angr.PYTHON: str(python)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    wanted = ["tokmill_angr angr's CFGFast", "angr 1, angr 9.9.9"]
+    assert done.stdout.splitlines() == wanted, done.stderr
+
+
+def test_an_entry_point_of_no_table_is_named(tmp_path: Path, repository: Path) -> None:
+    environment = installed(tmp_path, repository, "[tokmill.parts]\nFOO.angr = tokmill_angr:lift\n")
+    command = [sys.executable, "-m", "tokmill", "cfg", "/bin/true", "-o", "x", "--lifter", "angr"]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "'FOO.angr' = 'tokmill_angr:lift' names no table" in done.stderr
 
 
 def answer() -> angr.Answer:
@@ -128,7 +180,7 @@ def test_without_angr_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv(angr.PYTHON, raising=False)
     with pytest.raises(MissingExtraError, match="No module named 'angr'") as caught:
         angr.analyse("some/program")
-    assert "tokmill[angr]" in caught.value.hint
+    assert angr.PYTHON in caught.value.hint
 
 
 def test_what_is_no_program_is_refused_before_angr_runs(tmp_path: Path) -> None:
@@ -155,7 +207,7 @@ def has_angr() -> bool:
 @pytest.mark.long
 def test_angr_finds_what_the_native_lifter_finds(built: Path) -> None:
     if not has_angr():
-        pytest.skip(f"needs angr: the extra, or an interpreter that has it in {angr.PYTHON}")
+        pytest.skip(f"needs angr: an interpreter that has it in {angr.PYTHON}")
     whole = compiles(built, "angr-O0", C_SOURCE, "-O0")
     path, places = stripped(whole), symbols(whole)
     graph, native = angr.lift(path), lift(path)
@@ -172,7 +224,7 @@ def test_angr_finds_what_the_native_lifter_finds(built: Path) -> None:
 @pytest.mark.long
 def test_addresses_of_a_fixed_program_and_the_end_with_its_parent(built: Path) -> None:
     if not has_angr():
-        pytest.skip(f"needs angr: the extra, or an interpreter that has it in {angr.PYTHON}")
+        pytest.skip(f"needs angr: an interpreter that has it in {angr.PYTHON}")
     path = assembled(built, "angr-fixed", ".globl _start\n_start: xor eax, eax\nret\n")
     graph = angr.lift(path)
     assert blocks_of(graph, 0x401000) == {0x401000: (3, [("RETURN", 0)])}

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill.bbv.clusters import Floats
-from tokmill.bbv.estimate import Estimate
-from tokmill.bbv.methods import Method
+from tokmill.bbv.methods import Estimate, Method
 from tokmill.bbv.population import Population
 from tokmill.errors import TokmillError
 
@@ -59,7 +58,7 @@ def resample(
         confidence: of the intervals.
         advance: called with 1 after each sample.
     """
-    truth = population.truth(cpi)
+    truth = float(population.shares @ cpi)
     found: list[Estimate] = []
     for number in range(draws):
         random = np.random.default_rng([seed, number])

@@ -1,4 +1,4 @@
-"""The second lifter: angr's CFGFast, which runs in a child process with limits.
+"""A lifter for tokmill: angr's CFGFast, which runs in a child process with limits.
 
 angr needs old versions of many packages, so it may be installed in another environment: the
 variable `TOKMILL_ANGR_PYTHON` names the interpreter there.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 VERSION = 1
 """Raised when the graph of some program changes."""
 PYTHON = "TOKMILL_ANGR_PYTHON"
-CHILD = Path(__file__).with_name("angr_child.py")
+CHILD = Path(__file__).with_name("child.py")
 SECONDS = 3600.0
 MEMORY = 8 << 30
 ANSWER = 60.0
@@ -119,7 +119,7 @@ def analyse(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY)
     if answer.missing:
         raise MissingExtraError(
             f"angr cannot be imported: {answer.missing}",
-            hint=f"pip install 'tokmill[angr]', or set {PYTHON} to an interpreter that has it",
+            hint=f"set {PYTHON} to an interpreter that has it, or pip install 'tokmill-angr[angr]'",
         )
     return answer
 
