@@ -10,12 +10,11 @@ import torch
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.inference.coders import load_coder
-from tokmill.inference.embed import EmbedConfig, known_model
+from tokmill.inference.embed import EmbedConfig, known_model, load_known
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, groups
 from tokmill.store.schema import Array
 from tokmill.training.engines.device import pick_device
 from tokmill.training.engines.precision import Precision
-from tokmill.training.runs.run import load_task
 
 Ids = dict[str, Array]
 """Column → the ids of one sequence."""
@@ -45,7 +44,7 @@ class Embedder:
     ) -> None:
         config = EmbedConfig(run=str(run), pool=pool, at=at)  # type: ignore[arg-type]
         known = known_model(config)
-        task = load_task(known.run, at)
+        task = load_known(config, known)
         _, coder = load_coder(known.run, known.facts, [*task.sizes])
         if coder is None:
             raise TokmillError(
