@@ -22,16 +22,19 @@ from tokmill.files import (
     inside,
     is_lock,
     is_private,
-    locked,
+    lock_of,
     machine_errors,
-    new_folder,
+    open_file,
     path_from_text,
     path_to_text,
+    read_file,
+    reading,
     remove,
     remove_leftovers,
     write_file,
+    writing,
 )
-from tokmill.headers import array_header, loads_json
+from tokmill.headers import array_header, loads_json, refused
 from tokmill.similarity import dense_index, sparse_index
 from tokmill.similarity.dense_index import DenseIndex, damaged, dense_arrays
 from tokmill.similarity.rows import is_sparse
@@ -45,7 +48,6 @@ VERSION = 2
 ARRAYS = {"dense": dense_index.ARRAYS, "sparse": sparse_index.ARRAYS}
 
 
-LOCK = ".index.lock"
 OWN = {*ARRAYS["dense"].items(), *ARRAYS["sparse"].items(), *sparse_index.KEYED.items()}
 """Name and dtype of each array."""
 NAMED = re.compile(r"\w+-[0-9a-f]{8}\.npy")
@@ -144,15 +146,9 @@ def read_facts(path: Path) -> IndexFacts:
         if not is_index(path):
             what = "the folder is no index" if path.is_dir() else "there is no such index"
             raise TokmillError(what, where=str(path), hint="`tokmill similarity index` makes one")
-        raw = (path / FILE).read_bytes()
-    try:
-        facts: IndexFacts = loads_json(raw, IndexFacts)
-    except (ValueError, msgspec.DecodeError) as error:
-        raise TokmillError(
-            f"the file cannot be read: {error}",
-            where=str(path / FILE),
-            hint="make the index again: tokmill similarity index … --fresh",
-        ) from None
+    hint = "make the index again: tokmill similarity index … --fresh"
+    with refused("the file cannot be read", path / FILE, hint=hint):
+        facts: IndexFacts = loads_json(read_file(path / FILE), IndexFacts)
     if facts.format != FORMAT or facts.version != VERSION:
         raise TokmillError(
             f"the index has the format {facts.format!r}, version {facts.version}",
@@ -180,12 +176,12 @@ def check_place(path: Path, *, fresh: bool) -> None:
 
 def _is_own(path: Path) -> bool:
     """Say whether a file is what a writer that was ended leaves: an array, a lock."""
-    if is_private(path.name) or (path.name == LOCK and is_lock(path)):
+    if is_private(path.name) or (path == lock_of(path.with_name(FILE)) and is_lock(path)):
         return True
     if not NAMED.fullmatch(path.name) or path.is_symlink() or not path.is_file():
         return False
     try:
-        with open(path, "rb") as handle:
+        with open_file(path) as handle:
             found = array_header(handle)[2].str
         return (path.name.partition("-")[0], found) in OWN
     except (OSError, ValueError, EOFError):
@@ -218,16 +214,12 @@ def write_index(
     Raises `MachineError` if another process writes one there.
     """
     check_place(path, fresh=fresh)
-    lock = locked(
-        path / LOCK, "another process writes an index there", "wait for it, or name another folder"
-    )
-    with new_folder(path), lock:
+    with writing(path / FILE):
         try:
             check_place(path, fresh=fresh)
             return _write(path, store, matrix, of, bounds or {}, keys, graphs or [])
         finally:
             _tidy(path)
-            remove(path / LOCK)
 
 
 def _tidy(path: Path) -> None:
@@ -241,7 +233,7 @@ def _tidy(path: Path) -> None:
             # An index by another version: nobody knows what is its own.
             return
     for file in list(path.iterdir()):
-        if file.name != LOCK and file.name not in kept and _is_own(file):
+        if file.name not in kept and not is_lock(file) and _is_own(file):
             remove(file)
 
 
@@ -294,7 +286,7 @@ def _npy(values: Array, dtype: str) -> list[bytes | memoryview]:
 def _mapped(path: Path, dtype: str) -> Array:
     """Map an array of an index; raises `TokmillError` if it has another type, or is cut off."""
     try:
-        with machine_errors("read", path), open(path, "rb") as handle:
+        with reading(path) as handle:
             shape, fortran, found = array_header(handle)
             place = handle.tell()
             if found.str != dtype or fortran or len(shape) not in (1, 2):

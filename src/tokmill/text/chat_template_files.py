@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors
-from tokmill.headers import loads_json
+from tokmill.errors import UsageError
+from tokmill.files import read_file
+from tokmill.headers import loads_json, refused
 
 CHATML = """\
 {%- for message in messages %}
@@ -116,18 +116,15 @@ def find(template: str, tokenizer: str | None) -> Found:
 
 
 def _read(path: Path, missing: str | None = None) -> str:
-    with machine_errors("read", path):
-        raw = path.read_bytes()
-    try:
+    raw = read_file(path)
+    with refused(
+        "this is no chat template",
+        path,
+        hint="a template is Jinja, as `chat_template` of a tokenizer_config.json",
+    ):
         if path.suffix != ".json":
             return raw.decode()
         value = loads_json(raw)
-    except ValueError as error:
-        raise TokmillError(
-            f"this is no chat template: {error}",
-            where=str(path),
-            hint="a template is Jinja, as `chat_template` of a tokenizer_config.json",
-        ) from None
     found = value.get("chat_template") if isinstance(value, dict) else None
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
@@ -148,16 +145,13 @@ def _names(folder: Path) -> dict[str, str]:
         path = folder / file
         if not path.is_file():
             continue
-        with machine_errors("read", path):
-            raw = path.read_bytes()
-        try:
+        raw = read_file(path)
+        with refused(
+            "this is no JSON",
+            path,
+            hint="name a tokenizer_config.json, a .jinja file, or a template that is built in",
+        ):
             value = loads_json(raw)
-        except ValueError as error:
-            raise TokmillError(
-                f"this is no JSON: {error}",
-                where=str(path),
-                hint="name a tokenizer_config.json, a .jinja file, or a template that is built in",
-            ) from None
         for key, token in value.items() if isinstance(value, dict) else ():
             text = token.get("content") if isinstance(token, dict) else token
             if key.endswith("_token") and isinstance(text, str) and not key.startswith("add_"):

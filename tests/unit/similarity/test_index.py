@@ -13,7 +13,7 @@ import scipy.sparse
 
 from making import token_store
 from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.files import locked, write_file
+from tokmill.files import write_file, writing
 from tokmill.similarity import dense_index, sparse_index
 from tokmill.similarity import index as index_module
 from tokmill.similarity.dense_index import DenseIndex, dense_arrays
@@ -223,12 +223,21 @@ def test_the_same_command_makes_an_index_that_was_cut_short(
 
 def test_one_writer_at_a_time(store: Store, tmp_path: Path) -> None:
     place = tmp_path / "ix"
-    place.mkdir()
     with (
-        locked(place / index_module.LOCK, "", ""),
-        pytest.raises(MachineError, match="another process writes an index"),
+        writing(place / FILE),
+        pytest.raises(MachineError, match="another process is writing index.json"),
     ):
         make(store, place, "dense")
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_the_same_input_makes_the_same_files(store: Store, tmp_path: Path, kind: str) -> None:
+    for name in "ab":
+        make(store, tmp_path / name, kind)
+    one, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab"
+    )
+    assert one == other
 
 
 def test_places_where_none_can_be_made(store: Store, tmp_path: Path) -> None:
