@@ -55,7 +55,7 @@ def test_a_cell_of_a_table_is_in_one_line(capsys: pytest.CaptureFixture[str]) ->
     escaped = forged.replace("\n", "\\n").replace("\t", "\\t")
     assert not [line for line in lines if line.startswith("0.999") or "\t" in line]
     assert sum(line.count(escaped) for line in lines) == 6
-    assert len(lines) == 4 + 2 + 4 + 2
+    assert len(lines) == 4 + 2 + 5 + 2
 
 
 def test_odd_names_are_inputs_like_any_other(odd: Path, tmp_path: Path, here: Any) -> None:

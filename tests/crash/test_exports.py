@@ -75,9 +75,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The files of an export without its note."""
+    """The files of an export without its note, and without the lock that a kill leaves."""
     found = contents(folder)
-    return {name: data for name, data in found.items() if notes.SUFFIX not in name}
+    return {n: data for n, data in found.items() if notes.SUFFIX not in n and ".lock" not in n}
 
 
 @pytest.mark.parametrize("kind", EXPORTS)

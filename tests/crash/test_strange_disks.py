@@ -54,7 +54,7 @@ def no_flock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.so"
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
 def test_a_disk_without_locks(number: int, no_flock: Path, tokenizer: Path, tmp_path: Path) -> None:
     """Who writes ends with the reason and leaves nothing in the way; who reads works."""
     write_inputs(tmp_path / "in", 1)
@@ -73,7 +73,7 @@ def test_a_disk_without_locks(number: int, no_flock: Path, tokenizer: Path, tmp_
     assert ran.returncode == 5 and os.strerror(number) in ran.stderr and "hint: " in ran.stderr
     assert ("has no locks" in ran.stderr) == (number != errno.EIO)
     assert not (tmp_path / "s").exists()
-    assert run(*build, tmp_path / "s").returncode == 0
+    assert run(*build).returncode == 0
     before = contents(tmp_path / "s")
     assert run("inspect", tmp_path / "s", "--json", **fails).returncode == 0
     assert run("store", "validate", tmp_path / "s", **fails).returncode == 0

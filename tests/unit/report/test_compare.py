@@ -266,7 +266,7 @@ def test_csv_has_numbers_in_full(root: Path) -> None:
 
 def test_a_name_is_no_formula_and_no_line(root: Path, tmp_path: Path) -> None:
     """A spreadsheet runs what begins with one of these; a reader of lines sees a run of its own."""
-    names = ["=cmd|' /C calc'!A0", "+1+1", "@SUM(A1)", "-x", "-1.5e3", "a\nb\t9", "plain"]
+    names = ["=cmd|' -C calc'!A0", "+1+1", "@SUM(A1)", "-x", "-1.5e3", "a\nb\t9", "plain"]
     for name in names:
         shutil.copytree(root / "runs/lr-0.01/seed-0", tmp_path / name)
     found = compare([tmp_path / name for name in names])
