@@ -142,7 +142,7 @@ LONG: dict[str, list[str]] = {
         "build", "text", "{in}/a.txt", "-o", "{out}", "--tokenizer", "{tokenizer}",
         "--executor", "ray", "--workers", "2",
     ],
-    "MLIR": ["rl", "search", "relu 64", "--minutes", "0.05"],
+    "MLIR": ["rl", "search", "relu 64", "--evaluations", "2", "--runs", "1"],
     "torchrun": [
         "train", "{store}", "-o", "{out}", "--processes", "2", "--set", "run.steps=2",
         "--set", "model.dim=16", "--set", "model.layers=1", "--set", "model.heads=2",
