@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from making import rec, write_store
+from tokmill.builds.processes import in_processes
 from tokmill.errors import MachineError, TokmillError
 from tokmill.store.check import ShardCheck
 from tokmill.store.schema import Column
@@ -123,3 +124,21 @@ def test_a_shard_is_cut_while_a_model_learns_from_it(left: float, tmp_path: Path
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and shard.name in errors[0] and "was cut while it was read" in errors[0]
     assert "Traceback" not in err
+
+
+def cut_itself(path: str) -> int:
+    """Map a file, cut it and read it, in a worker."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        os.truncate(path, 0)
+        return len(bytes(view))
+
+
+def test_a_worker_says_which_file_was_cut(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "input.txt"
+    path.write_bytes(bytes(1 << 16))
+    with pytest.raises(MachineError, match="a worker process was killed") as caught:
+        list(in_processes(cut_itself, [str(path)], 1, hint="memory ran out"))
+    assert caught.value.hint == "the line above says why"
+    assert f"error: {path}: the file was cut while it was read" in capfd.readouterr().err

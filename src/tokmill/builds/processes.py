@@ -53,7 +53,7 @@ def in_processes(
             initializer=_begin,
             initargs=(start, argument),
         )
-    started = pool._processes or {}
+    started = pool._processes
     running: dict[Future[R], T] = {}
     done: set[Future[R]] = set()
     try:
@@ -77,7 +77,7 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
-        if MachineError.exit_code in [process.exitcode for process in started.values()]:
+        if MachineError.exit_code in [process.exitcode for process in (started or {}).values()]:
             hint = "the line above says why"
         raise MachineError("a worker process was killed", hint=hint) from None
     finally:
