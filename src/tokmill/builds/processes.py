@@ -77,6 +77,8 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
+        # Exit codes are known when all have ended.
+        pool.shutdown(wait=True, cancel_futures=True)
         if MachineError.exit_code in [process.exitcode for process in (started or {}).values()]:
             hint = "the line above says why"
         raise MachineError("a worker process was killed", hint=hint) from None
