@@ -107,7 +107,7 @@ class Child:
         try:
             self._scratch = Scratch()
             running = Running(
-                [sys.executable, "-c", code],
+                [sys.executable, "-P", "-c", code],
                 self.limits._replace(seconds=START, cpu_seconds=math.inf),
                 line=self.line,
                 environment=os.environ | {"TMPDIR": self._scratch.path},

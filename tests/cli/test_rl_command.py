@@ -50,7 +50,7 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "search", "decoder-tiny"], 2, "not schedules"),
         (["rl", "search", "schedules-lstm", "relu 8"], 2, "modules of its own"),
         (["rl", "search", "none.toml"], 2, "no such recipe"),
-        (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "more than 16 MiB"),
+        (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "neither a file nor a folder"),
         (["rl", "replay", "matmul 4 4 4", "large"], 1, "more than 16 MiB"),
         (["rl", "replay", "matmul 4 4 4", "other"], 1, "no schedule of tokmill"),
         (["rl", "replay", "matmul 4 4 4", "."], 5, "hint:"),

@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
+from tokmill.bus_error import explain_bus_errors
 from tokmill.errors import MachineError
 from tokmill.stop import SIGNALS
 
@@ -52,6 +53,7 @@ def in_processes(
             initializer=_begin,
             initargs=(start, argument),
         )
+    started = pool._processes
     running: dict[Future[R], T] = {}
     done: set[Future[R]] = set()
     try:
@@ -75,6 +77,10 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
+        # Exit codes are known when all have ended.
+        pool.shutdown(wait=True, cancel_futures=True)
+        if MachineError.exit_code in [process.exitcode for process in (started or {}).values()]:
+            hint = "the line above says why"
         raise MachineError("a worker process was killed", hint=hint) from None
     finally:
         # Finished tasks are committed, so workers can simply be killed. A signal meanwhile would
@@ -115,6 +121,7 @@ def _begin(start: Callable[[Any], None] | None, argument: Any) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.set_threshold(200_000, 50, 50)
+    explain_bus_errors()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if start is not None:
         start(argument)

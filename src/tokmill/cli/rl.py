@@ -26,7 +26,7 @@ from tokmill.cli.rl_shown import (
     shown_times,
 )
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import read_start
+from tokmill.files import read_file
 from tokmill.mlir.facts import facts_of_result
 
 app = typer.Typer(
@@ -112,7 +112,7 @@ def replay(
         )
     (problem,) = problems
     most = plugins.require("tokmill.mlir.iree.spec").MOST
-    data = read_start(schedule, most + 1)
+    data = read_file(schedule, most + 1)
     if len(data) > most:
         raise TokmillError(
             f"the file has more than {most >> 20} MiB",

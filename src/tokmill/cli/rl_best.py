@@ -18,7 +18,7 @@ import msgspec
 
 from tokmill.cli.rl_problems import check_files
 from tokmill.errors import UsageError
-from tokmill.files import read_start, remove, write_file
+from tokmill.files import read_file, remove, write_file
 from tokmill.headers import loads_json
 from tokmill.store.manifest import encode
 
@@ -108,7 +108,7 @@ def _earlier(folder: Path) -> set[str]:
     path = folder / RESULTS
     with contextlib.suppress(ValueError):
         if path.is_file():
-            held: _Results = loads_json(read_start(path, LARGEST), _Results)
+            held: _Results = loads_json(read_file(path, LARGEST), _Results)
             named = {name for row in held.modules for name in (row.file, row.module_file) if name}
             return {RESULTS, *filter(NAME.fullmatch, named)}
     return set()

@@ -13,7 +13,7 @@ import typer
 from tokmill import plugins
 from tokmill.cli.output import check_outputs, say
 from tokmill.errors import Interrupted, MachineError, UsageError
-from tokmill.files import read_start
+from tokmill.files import read_file
 
 FILES = {"loops": "schedule", "iree": "spec"}
 """Space of schedules → how their files are called."""
@@ -91,7 +91,7 @@ def check_files(modules: list[str], outputs: Mapping[str, Path | None]) -> None:
 
 def _is_module(path: Path) -> bool:
     """Say whether a file in a folder of modules is none of tokmill's own results."""
-    return path.is_file() and not read_start(path, len(OWN)).startswith(OWN)
+    return path.is_file() and not read_file(path, len(OWN)).startswith(OWN)
 
 
 def problems_of(modules: list[str]) -> list[Any]:

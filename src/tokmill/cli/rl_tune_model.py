@@ -12,14 +12,13 @@ from tokmill import plugins
 from tokmill.cli import rl_problems
 from tokmill.errors import UsageError
 from tokmill.files import (
-    locked,
-    make_folder,
     path_to_text,
     private_path,
     publish,
     remove,
     remove_leftovers,
     write_file,
+    writing,
 )
 
 
@@ -53,14 +52,9 @@ def beside(out: Path, suffix: str) -> Path:
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Keep other processes from tuning into the same file."""
-    make_folder(out.parent)
-    lock = out.with_name(out.name + ".lock")
-    with locked(lock, f"another process tunes {out.name}", "wait for it, or choose another file"):
-        try:
-            remove_leftovers(out.parent, beside(out, "irpa").name)
-            yield
-        finally:
-            remove(lock)
+    with writing(out):
+        remove_leftovers(out.parent, beside(out, "irpa").name)
+        yield
 
 
 def read(

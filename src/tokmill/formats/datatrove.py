@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, remove
+from tokmill.files import machine_errors, read_file, reading, remove
 from tokmill.formats import exports
 from tokmill.formats.indexed import Index, IndexedSource
 from tokmill.formats.notes import exporting
@@ -35,7 +35,7 @@ class DatatroveIndex(Index):
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         index = path.with_name(path.name + ".index")
-        with machine_errors("read", index), open(index, "rb") as file:
+        with reading(index) as file:
             length = file.seek(0, 2)
             if length % 8:
                 raise self._damaged(f"{length} bytes are no whole number of uint64")
@@ -85,8 +85,7 @@ def _token_size(path: Path) -> int | None:
     metadata = path.with_name(path.name + ".metadata")
     if not metadata.is_file():
         return None
-    with machine_errors("read", metadata):
-        line = metadata.read_bytes().partition(b"\n")[0]
+    line = read_file(metadata).partition(b"\n")[0]
     size = line.rpartition(b"|")[2].strip()
     if size not in (b"2", b"4"):
         raise TokmillError(

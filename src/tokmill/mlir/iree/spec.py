@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tokmill.errors import TokmillError
-from tokmill.headers import loads_json
+from tokmill.headers import loads_json, refused
 
 HEADER = "// tokmill tuning spec, version 1: "
 MOST = 16 << 20
@@ -121,12 +121,8 @@ def read(text: str, where: str, kind: Any) -> Any:
             where=where,
             hint=f"it begins with {HEADER!r}",
         )
-    try:
+    with refused("the actions of the spec cannot be read", where, hint="make it again"):
         return loads_json(first[len(HEADER) :].encode(), kind)
-    except ValueError as error:
-        raise TokmillError(
-            f"the actions of the spec cannot be read: {error}", where=where, hint="make it again"
-        ) from None
 
 
 def hits(text: str, roots: Sequence[Root]) -> dict[str, int]:

@@ -15,7 +15,7 @@ import msgspec
 
 from tokmill import files
 from tokmill.errors import TokmillError, UsageError
-from tokmill.headers import loads_json
+from tokmill.headers import loads_json, refused
 
 FAR = 1 << 20
 """More evaluations of one operation than anybody asks for."""
@@ -63,14 +63,12 @@ def begun(path: Path | None, new: State) -> State:
     """
     if path is None or not path.exists():
         return new
-    try:
-        kept: State = loads_json(files.read_start(path, LONGEST), State)
-    except ValueError as error:
-        raise TokmillError(
-            f"the state of the tuning cannot be read: {error}",
-            where=str(path),
-            hint="remove it: the measurements are in their cache",
-        ) from None
+    with refused(
+        "the state of the tuning cannot be read",
+        path,
+        hint="remove it: the measurements are in their cache",
+    ):
+        kept: State = loads_json(files.read_file(path, LONGEST), State)
     if not 0 <= kept.seconds < math.inf or not all(0 <= n <= FAR for n in kept.evaluations):
         raise TokmillError(
             "the state of the tuning says what cannot be: of time spent, or of evaluations",

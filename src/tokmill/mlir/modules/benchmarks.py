@@ -114,7 +114,7 @@ def times_of(folder: Path) -> Times:
 
 def _read(path: Path) -> dict[str, float] | str:
     """Return the times of a file, or why it holds none."""
-    data = files.read_start(path, LARGEST + 1)
+    data = files.read_file(path, LARGEST + 1)
     if len(data) > LARGEST:
         return f"it has more than {LARGEST >> 20} MiB"
     try:

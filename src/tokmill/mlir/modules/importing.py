@@ -32,7 +32,7 @@ def of_onnx(path: Path, parameters: Path | None = None) -> str:
     """
     for package in ("onnx", "iree.compiler.ir"):
         plugins.require(package)
-    toolkit.check_regular(path)
+    files.read_file(path, 0)
     with Scratch() as scratch:
         torch, linalg = Path(scratch.path, "torch.mlir"), Path(scratch.path, "linalg.mlir")
         # Without its own path the importer could not find weights in files beside the model.
@@ -79,7 +79,7 @@ def is_of_iree(text: str) -> bool:
 
 
 def _read(path: Path) -> str:
-    return files.read_start(path, toolkit.LARGEST + 1).decode("utf-8", "replace")
+    return files.read_file(path, toolkit.LARGEST + 1).decode("utf-8", "replace")
 
 
 def _program(tool: str) -> list[str]:
@@ -89,7 +89,7 @@ def _program(tool: str) -> list[str]:
     of their own, whose memory no limit counts.
     """
     if tool == IMPORT:
-        return [sys.executable, "-m", "iree.compiler.tools.import_onnx"]
+        return [sys.executable, "-P", "-m", "iree.compiler.tools.import_onnx"]
     try:
         return [str(plugins.require("iree.compiler.tools.binaries").find_tool(tool))]
     except ValueError as error:

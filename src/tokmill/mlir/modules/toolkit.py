@@ -15,8 +15,7 @@ LARGEST = 64 << 20
 
 def text_of(path: Path) -> str:
     """Return the text of a file; raises `TokmillError` if it is none, or larger than `LARGEST`."""
-    check_regular(path)
-    data = files.read_start(path, LARGEST + 1)
+    data = files.read_file(path, LARGEST + 1)
     if len(data) > LARGEST:
         raise _too_large(str(path))
     try:
@@ -27,16 +26,6 @@ def text_of(path: Path) -> str:
             where=str(path),
             hint="a module is text; bytecode becomes text by `mlir-opt`",
         ) from None
-
-
-def check_regular(path: Path) -> None:
-    """Raise `TokmillError` for pipes and devices: modules and models are read more than once."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise TokmillError(
-            "is neither a file nor a folder (a pipe or a device?)",
-            where=str(path),
-            hint="write its content to a file first: inputs are read more than once",
-        )
 
 
 def ir() -> Any:
