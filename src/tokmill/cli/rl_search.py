@@ -82,5 +82,5 @@ def search(
         return
     print_results(rows)
     say_what_is_faster(rows)
-    if cached:
+    if cached and cache is not None:
         say(f"{human_count(cached, 'result')} came from the cache")

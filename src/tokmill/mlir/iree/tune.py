@@ -64,23 +64,24 @@ class Again:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
+        self._best: dict[Any, Trial] = {}
+        self._one: dict[Any, Result] = {}
 
     def best(
         self, problem: Problem, schedules: Sequence[tuple[Any, ...]], measure: Measurements
     ) -> Trial:
         """Return `search.confirmed` of some schedules."""
         key = (problem.text, tuple(schedules))
-        if key not in self._known:
-            self._known[key] = search.confirmed(problem, schedules, measure)
-        return self._known[key]
+        if key not in self._best:
+            self._best[key] = search.confirmed(problem, schedules, measure)
+        return self._best[key]
 
     def one(self, problem: Problem, schedule: tuple[Any, ...], measure: Measurements) -> Result:
         """Return the result of one schedule of one problem."""
-        key = (problem.text, schedule, "one")
-        if key not in self._known:
-            self._known[key] = measure(problem, schedule, again=True)
-        return self._known[key]
+        key = (problem.text, schedule)
+        if key not in self._one:
+            self._one[key] = measure(problem, schedule, again=True)
+        return self._one[key]
 
 
 class NothingToTuneError(UsageError):
