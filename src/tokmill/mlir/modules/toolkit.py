@@ -11,21 +11,33 @@ from tokmill.errors import TokmillError
 
 LARGEST = 64 << 20
 """Bytes of text that a module may have: weights belong in a file beside it."""
+_OLDER = {
+    r"\btensor\.((?:un)?pack)\b": r"linalg.\1",
+    r"\barith\.(max|min)f\b": r"arith.\1imumf",
+    r"\blinalg\.init_tensor *\[[\d, ]*\]": "tensor.empty()",
+}
+"""Names of operations in earlier versions of MLIR → how the same is written now."""
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file; raises `TokmillError` if it is none, or larger than `LARGEST`."""
+    """Return the text of a file, in the names of today (`_OLDER`).
+
+    Raises `TokmillError` if it is none, or larger than `LARGEST`.
+    """
     data = files.read_file(path, LARGEST + 1)
     if len(data) > LARGEST:
         raise _too_large(str(path))
     try:
-        return data.decode()
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise TokmillError(
             f"byte {error.start} is not UTF-8",
             where=str(path),
             hint="a module is text; bytecode becomes text by `mlir-opt`",
         ) from None
+    for old, new in _OLDER.items():
+        text = re.sub(old, new, text)
+    return text
 
 
 def ir() -> Any:
