@@ -21,9 +21,9 @@ import numpy as np
 import tuning
 from tokmill.errors import TokmillError
 from tokmill.mlir.iree.model import FLAGS, Model, Way, fastest
+from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import problem as problems
-from tokmill.mlir.space import space_called
 
 IREE, TVM = "IREE, best flags", "TVM, MetaSchedule"
 SEED = 0
@@ -48,12 +48,8 @@ def gains(
         for name, times in timed(lines).items()
     }
     flags = {line: best_flags(line, measure) for line in lines}
-    # Where IREE's default is the baseline, both times are of the same run.
-    own = measure.space.name == "iree"
     found[IREE] = {
-        line: (times[0] if own else base[line]) / times[1]
-        for line, times in flags.items()
-        if times is not None
+        line: base[line] / times[1] for line, times in flags.items() if times is not None
     }
     if python := os.environ.get("TOKMILL_TVM_PYTHON"):
         scheduled = meta_schedules(python, {line: trials[line] for line in products(lines)}, folder)
@@ -72,8 +68,10 @@ def best_flags(line: str, measure: Measurements) -> tuple[float, float] | None:
     None if IREE does not compile the module. Results are in the cache of the measurements.
     """
     given, ways = problems.of_line(line), [Way(name, flags) for name, flags in FLAGS.items()]
-    with Measurements(measure.settings, measure.path, space_called("iree")) as times:
-        model = Model(given.text, times, length=given.length)
+    with (
+        Measurements(measure.settings, measure.path, IreeSpace()) as times,
+        Model(given.text, times, length=given.length) as model,
+    ):
         try:
             first = model.compare([(way, "") for way in ways], lambda: None)
             way, _ = fastest(list(zip(ways, first, strict=True)))

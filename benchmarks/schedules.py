@@ -1,6 +1,6 @@
 """Schedules of small modules: PPO with each embedding beside searches, at equal evaluations.
 
-    python benchmarks/schedules.py CACHE [--space iree] [--kernelbench] [--images docs/images]
+    python benchmarks/schedules.py CACHE [--kernelbench] [--images docs/images]
         [--small | --tiny] [--seeds N] [--minutes N]
 
 A policy learns from the modules of its recipe with so many evaluations a module as each search
@@ -11,8 +11,8 @@ process, and that gain counts, below 1 too; what gives no result counts as 1. Al
 times of one thread; means are geometric. With `--kernelbench` the policies of the first seed, and
 random search, schedule shapes of KernelBench's level 1, which none has learned from.
 
-What a contestant has found is kept in CACHE/schedules, or CACHE/schedules-SPACE: a benchmark that
-was ended, or had `--minutes`, goes on. The best so far by evaluations is drawn there as curves.svg
+What a contestant has found is kept in CACHE/schedules: a benchmark that was ended, or had
+`--minutes`, goes on. The best so far by evaluations is drawn there as curves.svg
 and curves.png; `--images FOLDER` puts the first one there too.
 """
 
@@ -43,10 +43,10 @@ from kernelbench import LEVEL_1 as KERNELBENCH
 from schedule_tables import Found, Table, by_evaluation, curve_of, mean
 from tokmill.errors import UsageError
 from tokmill.mlir import search
+from tokmill.mlir.loops import schedule
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import problem as problems
 from tokmill.mlir.modules.problem import Problem
-from tokmill.mlir.space import Space, space_called
 from tokmill.recipe import merge, read_toml
 from tokmill.report.figures import write_csv
 from tokmill.report.plot import render
@@ -99,10 +99,9 @@ class Contest(NamedTuple):
     def _task(self) -> Any:
         return read_toml(next(iter(self.recipes.values())))["task"]
 
-    def measure(self, cache: Path, space: Space | None = None) -> Measurements:
-        """Return the measurements that all share; a policy has a `space` of its own."""
-        settings = loop.settings_of(SchedulesConfig())
-        return Measurements(settings, self.place(cache), space or space_called(self.name))
+    def measure(self, cache: Path) -> Measurements:
+        """Return the measurements that all share."""
+        return Measurements(loop.settings_of(SchedulesConfig()), self.place(cache))
 
     def place(self, cache: Path) -> Path:
         """Return the file of these measurements."""
@@ -110,7 +109,7 @@ class Contest(NamedTuple):
 
     def folder(self, cache: Path) -> Path:
         """Return where what is found is kept."""
-        return cache / ("schedules" if self.name == "loops" else f"schedules-{self.name}")
+        return cache / "schedules"
 
 
 WHOLE, SMALL, TINY = Effort(64, 16, (0, 1, 2)), Effort(24, 8, (0,)), Effort(4, 2, (0,), 10)
@@ -125,24 +124,12 @@ LOOPS = Contest(
     WHOLE,
     "without a schedule",
 )
-IREE = Contest(
-    "iree",
-    {
-        "PPO, LSTM": "schedules-iree",
-        "PPO, DistilBERT": "schedules-iree-distilbert",
-        "PPO, loop transformer": "schedules-iree-loop-transformer",
-    },
-    Effort(24, 8, (0, 1, 2)),
-    "by IREE's default",
-)
-"""A compilation takes half a second and more, so less is tried."""
-CONTESTS = {one.name: one for one in (LOOPS, IREE)}
 EACH = 2
 """Evaluations of each module in a step of a training."""
 RANDOM, SHAPES_TRIED = "random", 16
 """The search that schedules shapes of KernelBench too, and evaluations of each of them."""
 ENCODER_SCHEDULES = 100
-RULE = 3
+RULE = 4
 """Of how gains are confirmed: what was kept by another one is measured again."""
 
 
@@ -212,7 +199,7 @@ def learned(contest: Contest, name: str, seed: int, cache: Path) -> dict[str, An
         task: Any = load_task(run)
         kept = json.loads((run / loop.BEST).read_bytes())
     seconds = time.process_time() - begun
-    with contest.measure(cache, task.space) as measure:
+    with contest.measure(cache) as measure:
         best = [best_of(kept, problems.of_line(line), measure) for line in contest.modules]
         others = [problems.of_line(line) for line in contest.held_out]
         found = evaluate.evaluate(task, others, measure, effort.tried - 1, seed)
@@ -290,14 +277,11 @@ def compare(contest: Contest, cache: Path, minutes: float) -> Table:
 
 
 def rows_of(cache: Path) -> int:
-    """Return how many results and other answers a cache of measurements has."""
+    """Return how many results a cache of measurements has."""
     if not cache.exists():
         return 0
     with contextlib.closing(sqlite3.connect(cache)) as data:
-        return sum(
-            int(data.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
-            for table in ("results", "answers")
-        )
+        return int(data.execute("SELECT COUNT(*) FROM results").fetchone()[0])
 
 
 def shapes_of_kernelbench(contest: Contest, cache: Path) -> list[str]:
@@ -352,7 +336,7 @@ def on_shapes(
             taken.append(one)
         except UsageError as error:
             refused[line] = error.what
-    with contest.measure(cache, task.space) as measure:
+    with contest.measure(cache) as measure:
         found = evaluate.evaluate(task, taken, measure, SHAPES_TRIED - 1, contest.effort.seeds[0])
         return {
             "zero": {one.problem.name: gain(one.first.result, one.first.schedule) for one in found},
@@ -380,7 +364,7 @@ def slug(name: str) -> str:
 def best_of(kept: Mapping[str, Any], one: Problem, measure: Measurements) -> float:
     """Return the gain of the best schedule that a training kept, measured again."""
     text = kept[one.name]["schedule"] if one.name in kept else ""
-    return confirmed(one, measure.space.read(text, one.name), measure) if text else 1.0
+    return confirmed(one, schedule.read(text, one.name), measure) if text else 1.0
 
 
 def best_tried(one: evaluate.Evaluated, measure: Measurements) -> float:
@@ -389,10 +373,8 @@ def best_tried(one: evaluate.Evaluated, measure: Measurements) -> float:
     For `rl eval` what gave no result is as good as no schedule; here it is worse than any that ran,
     as it is for searches.
     """
-    if one.best.result.status == "ok":
-        if len(one.tried) > 1:
-            return gain(one.best.result, one.best.schedule)
-        return confirmed(one.problem, one.best.schedule, measure)
+    if one.best.result.status == "ok" and one.best.schedule:
+        return gain(one.best.result, one.best.schedule)
     ran = [episode for episode in one.tried if episode.result.status == "ok"]
     if not ran:
         return 1.0
@@ -401,7 +383,7 @@ def best_tried(one: evaluate.Evaluated, measure: Measurements) -> float:
 
 def confirmed(one: Problem, schedule: Sequence[Any], measure: Measurements) -> float:
     """Return the gain of a schedule by the rule of `rl search` and `rl eval`."""
-    return gain(search.confirmed(one, [schedule], measure).result, schedule)
+    return gain(search.measured_again(one, [schedule], measure)[0].result, schedule)
 
 
 def measured_base(one: Problem, measure: Measurements) -> float:
@@ -484,18 +466,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="two modules, to see that all works")
     parser.add_argument("--seeds", type=int, help="how many seeds")
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--space", choices=list(CONTESTS), default="loops")
-    parser.add_argument("--kernelbench", action="store_true", help="in the space loops alone")
+    parser.add_argument("--kernelbench", action="store_true", help="its shapes too")
     parser.add_argument("--images", type=Path, help="a folder that gets the curves too")
-    given = parser.parse_args()
-    if given.kernelbench and given.space != "loops":
-        parser.error("--kernelbench: the policies of the space loops schedule these shapes")
-    return given
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
     given = arguments()
-    contest = CONTESTS[given.space]
+    contest = LOOPS
     if given.small:
         contest = contest._replace(effort=SMALL)
     if given.tiny:

@@ -12,7 +12,7 @@ set -u
 # the compilers make the programs that are lifted; git compares their sources; chromium shows pages;
 # the readers of BinExport files that tests compare with need libmagic; valgrind runs the programs
 # whose executions are profiled, which are the compressors and sqlite3; dwz moves debug information
-# into a file of its own; libomp runs parallel loops of MLIR modules.
+# into a file of its own.
 WANTED="
 strace:strace
 mount:mount
@@ -32,7 +32,6 @@ clang:clang
 /usr/lib/x86_64-linux-gnu/libmagic.so.1:libmagic1
 x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64-win32
 chromium:chromium
-/usr/lib/x86_64-linux-gnu/libomp.so.5:libomp5
 "
 # What unpacks and makes programs of source packages.
 PAIRS="

@@ -73,6 +73,7 @@ class Child:
         """
         try:
             running = self._running or self._start()
+            running.limits = self.limits
             running.begin()
             self._send(running, frame(msgspec.msgpack.encode(arguments)))
             return self._result(running)
@@ -107,7 +108,7 @@ class Child:
         try:
             self._scratch = Scratch()
             running = Running(
-                [sys.executable, "-c", code],
+                [sys.executable, "-P", "-c", code],
                 self.limits._replace(seconds=START, cpu_seconds=math.inf),
                 line=self.line,
                 environment=os.environ | {"TMPDIR": self._scratch.path},
@@ -123,7 +124,6 @@ class Child:
         os.set_blocking(self._requests, False)
         self._running = running
         self._result(running)
-        running.limits = self.limits
         return running
 
     def _send(self, running: Running, data: bytes) -> None:

@@ -22,6 +22,11 @@ def plain(text: str) -> str:
     return UNSAFE.sub(_escaped, text)
 
 
+def one_line(text: str) -> str:
+    """Return text as `plain`, also without tabs and newlines: as a cell of a table it stays one."""
+    return plain(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _escaped(match: re.Match[str]) -> str:
     number = ord(match[0])
     if 0xDC80 <= number <= 0xDCFF:
@@ -41,7 +46,7 @@ class TokmillError(Exception):
         super().__init__(what, where, hint)
 
     def __str__(self) -> str:
-        where = self.where.replace("\n", "\\n")
+        where = one_line(self.where)
         text = f"{where}: {self.what}" if where else self.what
         return plain(f"{text}\nhint: {self.hint}" if self.hint else text)
 

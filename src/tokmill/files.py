@@ -17,6 +17,7 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -46,6 +47,8 @@ HINTS = {
     "choose another file system",
 }
 """Error number → what the user can do, whatever the operation was."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of a file system without locks."""
 
 
 def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
@@ -60,6 +63,13 @@ def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
     if doing == "make folder":
         # Parents are made too, so a missing parent is not the reason.
         hints |= {errno.ENOENT: "nothing can be made there: choose another place"}
+    if doing == "lock":
+        # Without a lock, two writers would not notice each other.
+        hints |= dict.fromkeys(
+            NO_LOCKS,
+            "the file system has no locks: write to another one, such as a local disk, or mount it "
+            "with locks (Lustre: -o flock; NFS: with lockd). To read from it needs none",
+        )
     what = f"{doing} failed: {os.strerror(number)}"
     return MachineError(what, where=str(path), hint=hints.get(number, "see the system's message"))
 
@@ -180,23 +190,39 @@ def write_file(
         chunks = chunks.encode()
     if isinstance(chunks, bytes):
         chunks = [chunks]
-    private = private_path(path)
-    try:
-        with machine_errors("write", path):
-            with open(private, "wb", buffering=0) as handle:
-                for chunk in chunks:
-                    view = memoryview(chunk).cast("B")
-                    while view:
-                        view = view[handle.write(view) :]
-                os.fsync(handle.fileno())
-            os.rename(private, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(private)
-        raise
+    with machine_errors("write", path), _private_file(path) as (private, handle):
+        for chunk in chunks:
+            view = memoryview(chunk).cast("B")
+            while view:
+                view = view[handle.write(view) :]
+        os.fsync(handle.fileno())
+        os.rename(private, path)
     if sync:
         sync_folder(path.parent)
     return path
+
+
+@contextlib.contextmanager
+def _private_file(path: Path) -> Iterator[tuple[Path, FileIO]]:
+    """Make the private file of a path, and remove it after an error.
+
+    It is locked while it is open: one without a lock is what a killed writer left.
+    """
+    while True:
+        private = private_path(path)
+        with open(private, "xb", buffering=0) as handle:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            # Another process may have taken it for a leftover before it was locked.
+            if not _stands(handle, private):
+                continue
+            try:
+                yield private, handle
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(private)
+                raise
+            return
 
 
 def publish(private: Path, path: Path) -> None:
@@ -209,9 +235,36 @@ def publish(private: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-def read_start(path: Path | str, most: int) -> bytes:
+def open_file(path: Path | str) -> BufferedReader:
+    """Open a file for reading; raises `TokmillError` for a pipe or a device, which may never end.
+
+    All files of stores and runs are opened by this function, or by those below.
+    """
+    handle = open(path, "rb", opener=_open_at_once)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+        handle.close()
+        raise TokmillError(
+            "is neither a file nor a folder (a pipe or a device?)",
+            where=str(path),
+            hint="write its content to a file first: files are read more than once",
+        )
+    return handle
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+@contextlib.contextmanager
+def reading(path: Path | str) -> Iterator[BufferedReader]:
+    """Open a file as `open_file`; an `OSError` here or in the `with` block is a `MachineError`."""
+    with machine_errors("read", path), open_file(path) as handle:
+        yield handle
+
+
+def read_file(path: Path | str, most: int = -1) -> bytes:
     """Return a file, or its first `most` bytes; raises `MachineError`, also for a folder."""
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         return handle.read(most)
 
 
@@ -248,6 +301,7 @@ def append_line(path: Path, line: bytes) -> None:
             where=str(path),
             hint="remove the link",
         )
+    _check_regular(path)
     with machine_errors("append", path):
         if path.exists() and path.stat().st_nlink > 1:
             write_file(path, path.read_bytes())
@@ -284,7 +338,8 @@ def remove(path: Path) -> None:
 def remove_leftovers(folder: Path, of: str = "") -> int:
     """Remove the private files that killed writers left in a folder, and return their number.
 
-    `of`: only those of the file with this name. Folders and links with such a name stay.
+    `of`: only those of the file with this name. Folders and links with such a name stay, and files
+    that a process is writing.
     """
     if not folder.is_dir():
         return 0
@@ -297,17 +352,50 @@ def remove_leftovers(folder: Path, of: str = "") -> int:
             and of in ("", entry.name.removeprefix(TEMPORARY).rsplit("-", 2)[0])
             and entry.is_file(follow_symlinks=False)
         ]
-    for leftover in leftovers:
-        remove(leftover)
-    return len(leftovers)
+    return sum(map(_remove_leftover, leftovers))
+
+
+def _remove_leftover(path: Path) -> bool:
+    """Remove a private file unless its writer still holds its lock; say whether it was removed."""
+    try:
+        with open(path, "r+b") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+    except OSError:
+        # It is written, it has just got its name, or nobody can say.
+        return False
+    return True
+
+
+def lock_of(path: Path) -> Path:
+    """Return the lock of who writes a file, and what belongs to it: `.NAME.lock` beside it."""
+    name = os.fsdecode(os.fsencode(path.name)[: LONGEST_NAME - len("..lock")])
+    return path.with_name(f".{name}.lock")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Keep other processes from writing a file, and what belongs to it, before the block ends.
+
+    Makes the folder, and removes what killed writers of the file left. Raises `MachineError` if
+    another process writes it.
+    """
+    what, hint = f"another process is writing {path.name}", "wait for it, or choose another place"
+    with new_folder(path.parent), locked(lock_of(path), what, hint):
+        try:
+            remove_leftovers(path.parent, path.name)
+            yield
+        finally:
+            remove(lock_of(path))
 
 
 @contextlib.contextmanager
 def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
     """Hold an exclusive lock on a file; if another process holds it for `wait` seconds, raise.
 
-    The holder may remove the file; a process that waited then makes file and folder again. A new
-    file gets the content `LOCK_MARK`; a file with other content is the user's own, and an error.
+    Raises `MachineError` too if the file system has no locks. The holder may remove the file; a
+    process that waited then makes file and folder again. A new file gets the content `LOCK_MARK`; a
+    file with other content is the user's own, and an error.
     """
     until = time.monotonic() + wait
     with contextlib.ExitStack() as held:
@@ -320,6 +408,8 @@ def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
                     raise MachineError(what, where=str(path.parent), hint=hint) from None
                 time.sleep(0.05)
                 continue
+            except OSError as error:
+                raise _not_locked(handle, path, error) from error
             if _stands(handle, path):
                 break
             held.close()
@@ -349,22 +439,31 @@ def is_lock(path: Path) -> bool:
     return False
 
 
+def _not_locked(handle: BinaryIO, path: Path, error: OSError) -> MachineError:
+    """Return the error for a lock that cannot be had; remove its file if nobody has marked it."""
+    with contextlib.suppress(OSError):
+        if not os.fstat(handle.fileno()).st_size and _stands(handle, path):
+            os.unlink(path)
+    return machine_error("lock", path, error)
+
+
 def _mark(handle: BinaryIO, path: Path) -> None:
-    with machine_errors("lock", path):
+    try:
         handle.seek(0)
         there = handle.read(len(LOCK_MARK) + 1)
         if not there:
-            handle.write(LOCK_MARK)
-            handle.flush()
-        elif there != LOCK_MARK[: len(there)]:
-            raise TokmillError(
-                "the file is not one of tokmill",
-                where=str(path),
-                hint="move it, or choose another folder",
-            )
+            os.write(handle.fileno(), LOCK_MARK)
+    except OSError as error:
+        raise _not_locked(handle, path, error) from error
+    if there != LOCK_MARK[: len(there)]:
+        raise TokmillError(
+            "the file is not one of tokmill",
+            where=str(path),
+            hint="move it, or choose another folder",
+        )
 
 
-def _stands(handle: BinaryIO, path: Path) -> bool:
+def _stands(handle: BinaryIO | FileIO, path: Path) -> bool:
     """Return whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), path.stat())
@@ -374,7 +473,7 @@ def _stands(handle: BinaryIO, path: Path) -> bool:
 
 def sha256_file(path: Path) -> str:
     """Return the sha256 of a file as hex."""
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -407,13 +506,13 @@ def sampled_digest(path: Path, size: int, block: int = 4096) -> str:
 
     It only decides whether work can be re-used; content that is read is hashed in full.
     """
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         return _sampled(handle, size, block)[0]
 
 
 def sampled(path: Path, block: int = 4096) -> tuple[int, str, bytes]:
     """Return a file's size, its `sampled_digest` and its first bytes."""
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         size = os.fstat(handle.fileno()).st_size
         return size, *_sampled(handle, size, block)
 

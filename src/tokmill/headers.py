@@ -1,11 +1,12 @@
 """Checked readers of JSON, TOML, and the headers of safetensors and .npy files.
 
 Each returns checked values or raises `ValueError` with a reason, whatever the bytes are. A length
-in a file is never trusted beyond the file's size. Callers add the file's name and a hint.
+in a file is never trusted beyond the file's size. `refused` adds the file's name and a hint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
@@ -13,10 +14,14 @@ import tokenize
 import tomllib
 import zipfile
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import msgspec
 import numpy as np
+
+from tokmill.errors import TokmillError
 
 MAX_HEADER, MAX_ARRAY_HEADER = 100 << 20, 10_000
 """Most bytes of the header of a safetensors file, and of an .npy file (numpy's own limit)."""
@@ -52,6 +57,15 @@ class TensorHeader(NamedTuple):
     """Bytes of the JSON header; data begins at 8 + length."""
     tensors: dict[str, Entry]
     metadata: dict[str, str]
+
+
+@contextlib.contextmanager
+def refused(what: str, where: Path | str, *, hint: str) -> Iterator[None]:
+    """Turn a `ValueError` into a `TokmillError`: `what` is wrong, and the reason."""
+    try:
+        yield
+    except ValueError as error:
+        raise TokmillError(f"{what}: {error}", where=str(where), hint=hint) from error
 
 
 def loads_json(raw: bytes | str, kind: Any = Any) -> Any:

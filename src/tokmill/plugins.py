@@ -153,12 +153,6 @@ EMBEDDINGS: dict[str, Part] = {
     ),
 }
 
-SPACES: dict[str, Part] = {
-    # what can be changed about a module of MLIR
-    "loops": Part("tokmill.mlir.space:Loops", "mlir", "its loops, by the own lowering"),
-    "iree": Part("tokmill.mlir.iree.tiles:IreeSpace", "mlir", "tiles of IREE's code generator"),
-}
-
 OPTIMIZERS: dict[str, Part] = {
     "adamw": Part("tokmill.training.engines.adamw:AdamW", "train", "AdamW"),
     "muon": Part(

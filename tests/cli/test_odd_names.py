@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from making import TOKENIZER, jsonl
+from tokmill.cli.facts import print_facts, print_records
+from tokmill.cli.output import print_table
 from tokmill.errors import TokmillError, plain
 from tokmill.files import path_from_text, path_to_text
 from tokmill.store.receipts import read_planned
@@ -41,6 +43,19 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     folder = tmp_path / "in" / ODD[request.param].removesuffix(".jsonl")[:100]
     folder.mkdir(parents=True)
     return jsonl(folder / ODD[request.param], [{"text": f"record {i}"} for i in range(9)])
+
+
+def test_a_cell_of_a_table_is_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A string of a program, or the name of a run, must not write rows of its own."""
+    forged = "usage: x\n0.999  strcpy  0x1000\tlibc"
+    print_table(["name\nx", "why"], [["a", forged], [forged, 1]])
+    print_facts({"name": forged, "list": [forged, 2], "table": [{"column": forged}]})
+    print_records([{"record": 0, "tokens": 1, "name": forged}])
+    lines = capsys.readouterr().out.splitlines()
+    escaped = forged.replace("\n", "\\n").replace("\t", "\\t")
+    assert not [line for line in lines if line.startswith("0.999") or "\t" in line]
+    assert sum(line.count(escaped) for line in lines) == 6
+    assert len(lines) == 4 + 2 + 5 + 2
 
 
 def test_odd_names_are_inputs_like_any_other(odd: Path, tmp_path: Path, here: Any) -> None:

@@ -73,7 +73,7 @@ def test_a_dry_run_and_a_training_say_the_same(
         ),
     ):  # fmt: skip
         facts |= {
-            "space": "loops", "modules to learn from": "1", "modules held out": "1",
+            "modules to learn from": "1", "modules held out": "1",
             "evaluations a step": "4", "evaluations in all": "8", "operation features": "347",
             "history features": "1,280",
         }  # fmt: skip

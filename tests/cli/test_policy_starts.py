@@ -90,7 +90,6 @@ def test_a_policy_begins_with_the_weights_of_another(
         ("model.model_type", "'lstm'", "'distilbert'"),
         ("model.model_type", "'lstm'", "'loop_transformer'"),
         ("model.hidden", "32", "16"),
-        ("model.space", "'loops'", "'iree'"),
     ],
 )
 def test_a_policy_of_another_kind_is_refused(

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tokmill.cli import main, rl_search
+from tokmill.cli import main
 from tokmill.mlir.loops.schedule import HEADER
+from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules import generators
 
 
@@ -45,12 +46,12 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "search", "relu 8", "--runs", str(1 << 64)], 2, "--runs"),
         (["rl", "search", "relu 8", "-o", "pipe"], 5, "pipe"),
         (["rl", "show", "none.mlir"], 5, "none.mlir"),
-        (["rl", "show", "."], 1, "no .mlir file"),
-        (["rl", "search", "matmul 4 4 4", "--with", "greed"], 2, "did you mean 'greedy'?"),
-        (["rl", "search", "decoder-tiny"], 2, "not schedules"),
-        (["rl", "search", "schedules-lstm", "relu 8"], 2, "modules of its own"),
-        (["rl", "search", "none.toml"], 2, "no such recipe"),
-        (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "more than 16 MiB"),
+        (["rl", "show", "folder"], 1, "no .mlir file"),
+        (["rl", "search", "matmul 4 4 4", "--with", "evolve"], 2, "no such search"),
+        (["rl", "tune", "folder", "-o", "spec"], 2, "a folder is no model"),
+        (["rl", "tune", "relu 8", "-o", "other"], 2, "no spec of tokmill"),
+        (["rl", "tune", "open.mlir", "-o", "spec"], 1, "tensor<?x8xf32>: its sizes are not all"),
+        (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "neither a file nor a folder"),
         (["rl", "replay", "matmul 4 4 4", "large"], 1, "more than 16 MiB"),
         (["rl", "replay", "matmul 4 4 4", "other"], 1, "no schedule of tokmill"),
         (["rl", "replay", "matmul 4 4 4", "."], 5, "hint:"),
@@ -70,6 +71,10 @@ def test_wrong_inputs_say_why(
     os.mkfifo("pipe")
     os.mkfifo("pipe.onnx")
     Path("other").write_text("module {}")
+    Path("open.mlir").write_text(
+        "func.func @main(%a: tensor<?x8xf32>) -> tensor<?x8xf32> {\n"
+        "  return %a : tensor<?x8xf32>\n}"
+    )
     with open("large", "wb") as file:
         file.write(HEADER.encode() + b"[] []\nmodule {}\n")
         file.truncate((16 << 20) + 1)
@@ -141,10 +146,11 @@ def test_a_time_without_end_is_refused(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("command", "replaced"),
     [
-        (["rl", "tune", "a.mlir", "-o", "a.mlir"], "a.mlir"),
-        (["rl", "tune", "a.mlir", "-o", "spec", "--cache", "a.mlir"], "a.mlir"),
-        (["rl", "tune", "a.mlir", "-o", "spec", "--parameters", "spec"], "spec"),
-        (["rl", "tune", "modules", "-o", "modules/000.mlir"], "modules/000.mlir"),
+        (["rl", "tune", "a.mlir", "-o", "new", "--cache", "a.mlir"], "a.mlir"),
+        (
+            ["rl", "tune", "a.mlir", "-o", "new", "--parameters", "new.measurements"],
+            "new.measurements",
+        ),
         (["rl", "search", "modules", "-o", "modules", "--evaluations", "1"], "modules/000.mlir"),
         (["rl", "search", "a.mlir", "modules/000.mlir", "-o", "modules"], "modules/000.mlir"),
     ],
@@ -194,102 +200,39 @@ def test_a_policy_is_trained_and_its_figures_are_drawn(tmp_path: Path) -> None:
     assert all((tmp_path / f"{name}.svg").stat().st_size for name in ("speedup", "entropy"))
 
 
-def test_a_policy_learns_to_choose_tiles_of_iree(tmp_path: Path) -> None:
-    """The recipe, its masks and IREE itself, for a step on one small product."""
-    words = []
-    for key in (
-        "task.bench_count=4",
-        "task.runs=1",
-        "task.most_seconds=0.1",
-        'task.modules=["matmul 64 32 48"]',
-        "task.held_out=[]",
-        "task.redraws=8",
-    ):
-        words += ["--set", key]
-    run = tmp_path / "run"
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "train", "schedules-iree", "-o", str(run), "--steps", "1", "-q", *words])
-    assert ended.value.code == 0
-    (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert row["evaluations"] == 4 and row["moves"] >= 4 and row["failed"] < 1
-    (best,) = json.loads((run / "schedules.json").read_text()).values()
-    # "" is IREE's default, which is a schedule too.
-    assert best["speedup"] > 0 and (not best["schedule"] or "lowering_config" in best["schedule"])
-
-
-def test_a_spec_of_an_earlier_tuning_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("gain", [0.39, 1.0, 1.5])
+def test_a_schedule_that_gains_nothing_is_never_the_best(
+    gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tokmill.cli import rl_tune_shown
-    from tokmill.mlir.iree.tune import Tuned
+    """Measured again, what seemed four times as fast is slower than none, as fast, or faster."""
+    measured = Measurements.__call__
 
-    spec = tmp_path / "old.spec.mlir"
-    for earlier in (False, True):
-        if earlier:
-            spec.write_text("an earlier one")
-        rl_tune_shown.print_operations(Tuned(spec="", parts=[], chosen=[]), [], spec, (), False)
-        assert ("earlier tuning" in capsys.readouterr().err) == earlier
+    def made(self: Any, problem: Any, schedule: Any, *, again: bool = False) -> Result:
+        if self.space.name != "loops":
+            return measured(self, problem, schedule, again=again)
+        speedup = (gain if again else 4.0) if schedule else 1.0
+        return Result(status="ok", nanoseconds=1e6 / speedup, baseline=1e6, noise=0.0)
 
+    def default(self: Any, problem: Any, text: str, *, again: bool = False) -> Result:
+        assert (self.space.name, text) == ("iree", "")
+        return Result(status="ok", nanoseconds=5e5, baseline=5e5, noise=0.0)
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('[task]\nkind = "schedules"\nmodules = ["relu 8"]\n[model]\nkind = "decoder"', "a policy"),
-        ("task = 3", "not schedules"),
-        ('[task]\nmodules = ["relu 8"]', "not schedules"),
-    ],
-)
-def test_a_recipe_that_cannot_be_searched_says_why(
-    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "r.toml").write_text(text)
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "search", str(tmp_path / "r.toml")])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert says in said and "hint:" in said and "bug" not in said
-
-
-def test_a_recipe_says_what_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = tmp_path / "small.toml"
-    recipe.write_text(
-        'extends = "schedules-lstm"\n'
-        '[task]\nmodules = ["relu 8", "relu 16"]\nbench_count = 3\nheld_out = []\nruns = 1\n'
-        f'cache = "{tmp_path / "measured.db"}"\n'
-        "[run]\nsteps = 2\n"
-    )
-    cached = []
-    for _ in range(2):
+    monkeypatch.setattr(Measurements, "__call__", made)
+    monkeypatch.setattr(Measurements, "file", default)
+    best = tmp_path / "best"
+    words = ["rl", "search", "matmul 8 8 8", "--evaluations", "9", "--with", "random", "-q"]
+    for more in ([], ["--json", "-o", str(best)]):
         with pytest.raises(SystemExit) as ended:
-            main(["rl", "search", str(recipe), "--with", "random", "--json", "-q"])
+            main([*words, *more])
         assert ended.value.code == 0
-        found = json.loads(capsys.readouterr().out)
-        # Two steps of three evaluations are shared by two modules.
-        assert found["evaluations"] == 3
-        assert [one["module"] for one in found["modules"]] == ["relu 8", "relu 16"]
-        assert sum(sum(one["counts"].values()) for one in found["modules"]) == 6
-        cached.append(found["cached"])
-    # Three draws may have two alike.
-    assert cached[0] < 6
-    assert cached[1] == 6
-    # Another seed means other inputs: nothing that was measured is of them.
-    with pytest.raises(SystemExit):
-        main(["rl", "search", str(recipe), "--seed", "9", "--evaluations", "1", "--json", "-q"])
-    assert json.loads(capsys.readouterr().out)["cached"] == 0
-
-
-@pytest.mark.parametrize("speedup", [0.67, 1.0, 1.5])
-def test_a_best_schedule_that_gains_nothing_is_said(
-    speedup: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = rl_search._best
-
-    def made(*given: Any) -> Any:
-        best = found(*given)
-        return best._replace(row=best.row | {"speedup": speedup})
-
-    monkeypatch.setattr(rl_search, "_best", made)
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "search", "relu 8", "--evaluations", "1", "--with", "greedy", "--runs", "1"])
-    assert ended.value.code == 0
-    assert ("is faster than none" in capsys.readouterr().err) == (speedup <= 1)
+        out, err = capsys.readouterr()
+        if not more:
+            assert ("no schedule that was measured is faster than none" in err) == (gain <= 1)
+            assert "IREE's default is" in err and "0.500" in out
+            assert "to apply it" not in err
+    (row,) = json.loads(out)["modules"]
+    assert (row["speedup"], bool(row["actions"]), bool(row["file"])) == (
+        max(gain, 1.0), gain > 1, gain > 1,
+    )  # fmt: skip
+    assert (best / "000.schedule.mlir").exists() == (gain > 1)
+    assert row["iree_default_milliseconds"] == 0.5

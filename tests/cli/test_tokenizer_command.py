@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tokmill.cli import main
+from tokmill.files import writing
 from tokmill.text.tokenizer import Tokenizer
 
 pytest.importorskip("gigatoken", reason="needs the extra text")
@@ -60,6 +61,17 @@ def test_a_vocabulary_that_is_not_reached_says_why(tokmill: Run, tmp_path: Path)
     done = tokmill("tokenizer", "train", "few.txt", "-o", "t.json", "--vocab-size", 5000)
     assert "not 5,000: every word of the text is one token" in done.stderr
     assert done.stdout == "t.json\n"
+
+
+def test_two_trainings_of_one_tokenizer(tokmill: Run, tmp_path: Path, corpus: Any) -> None:
+    """Their files would be mixed."""
+    with writing(tmp_path / "t.json"):
+        done = tokmill(
+            "tokenizer", "train", corpus.txt, "-o", "t.json", "--vocab-size", 300, code=5
+        )
+        assert "another process is writing t.json" in done.stderr
+        tokmill("tokenizer", "train", corpus.txt, "-o", "u.json", "--vocab-size", 300)
+    assert not (tmp_path / "t.json").exists() and (tmp_path / "u.json").exists()
 
 
 def test_encode_and_decode(tokmill: Run, tmp_path: Path, trained: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from interval_stores import write_intervals
 from making import quick_build, rec, write_store
 from tokmill import plugins, recipe
-from tokmill.errors import TokmillError
+from tokmill.errors import MachineError, TokmillError
 from tokmill.formats import notes
 from tokmill.formats.notes import check
 from tokmill.store.schema import Column
@@ -75,9 +75,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The files of an export without its note."""
+    """The files of an export without its note, and without the lock that a kill leaves."""
     found = contents(folder)
-    return {name: data for name, data in found.items() if notes.SUFFIX not in name}
+    return {n: data for n, data in found.items() if notes.SUFFIX not in n and ".lock" not in n}
 
 
 @pytest.mark.parametrize("kind", EXPORTS)
@@ -123,6 +123,37 @@ def killed_at(number: int, kind: str, store: Store, folder: Path) -> bool:
         write(kind, store, folder)
     finally:
         os._exit(0)
+
+
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_two_exports_at_the_same_time(
+    kind: str, stores: dict[str, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into one place the second is refused; in one folder neither removes what the other writes."""
+    write(kind, stores[kind], tmp_path / "whole")
+    whole, tried = notes.write_file, 0
+
+    def meanwhile(path: Path, chunks: Any, **more: Any) -> Path:
+        def parts(inside: Any) -> Iterator[Any]:
+            nonlocal tried
+            tried += 1
+            for number, part in enumerate([inside] if isinstance(inside, bytes) else inside):
+                if not number and tried == 2:
+                    with pytest.raises(MachineError, match="another process is writing"):
+                        write(kind, stores[kind], tmp_path / "both")
+                    notes.write_noted(path.parent, "another", "figure", {"another.csv": "1"})
+                yield part
+
+        return whole(path, parts(chunks), **more)
+
+    monkeypatch.setattr(notes, "write_file", meanwhile)
+    write(kind, stores[kind], tmp_path / "both")
+    assert tried > 1
+    found = files(tmp_path / "both")
+    assert {name for name in found if "another.csv" in name}
+    found = {name: data for name, data in found.items() if "another.csv" not in name}
+    assert found == files(tmp_path / "whole")
+    assert check(place(kind, tmp_path / "both")).ok
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])

@@ -116,10 +116,10 @@ def points_of(scenario: Scenario, forked: Forked) -> list[Point]:
 
 
 def ordinary(points: list[Point]) -> list[Point]:
-    """Return every fsync, rename and unlink, and writes spread evenly."""
+    """Return every fsync, rename, unlink and lock, and writes spread evenly."""
     writes = [point for point in points if point.call == "write"]
     step = max(1, len(writes) // PLAIN_WRITES)
-    kept = ("fsync", "rename", "unlink", "rmdir", "mkdir")
+    kept = ("fsync", "rename", "unlink", "rmdir", "mkdir", "flock")
     return [point for point in points if point.call.startswith(kept)] + writes[::step]
 
 
@@ -184,7 +184,7 @@ def remains_of(store: Path) -> str:
 def test_a_fault_at_each_commit(
     name: str, part: str, fast_path: Path, tokenizer: Path, strace: Forked
 ) -> None:
-    """Every rename, unlink, mkdir and fsync, and 30 writes, of a store of two shards.
+    """Every rename, unlink, mkdir, fsync and lock, and 30 writes, of a store of two shards.
 
     The errors ENOSPC and EIO take turns; the long test below has all.
     """

@@ -35,7 +35,7 @@ def run(commands: list[str], folder: Path) -> str:
 def test_the_commands_of_the_page_work(repository: Path, tmp_path: Path) -> None:
     commands = (
         blocks(repository, "schedules")[0]
-        .replace("--evaluations 32", "--evaluations 4")
+        .replace("--evaluations 32", "--evaluations 12")
         .splitlines()
     )
     assert len(commands) == 3
@@ -88,14 +88,8 @@ def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
 
 @pytest.mark.long
 def test_specs_are_found_and_models_tuned(repository: Path, tmp_path: Path) -> None:
-    model, operations = [block for block in blocks(repository, "tuning") if "rl tune" in block]
-    few = operations.replace("--evaluations 16", "--evaluations 4").replace(
-        "--minutes 1", "--minutes 0.1"
-    )
-    commands = few.replace("matmul 128 256 64", "matmul 64 64 64").splitlines()
-    assert len(commands) == 2
-    run(commands, tmp_path)
+    (model,) = [block for block in blocks(repository, "tuning") if "rl tune" in block]
     small_model(tmp_path / "resnet18.onnx")
-    (command,) = model.replace("--minutes 10", "--minutes 0.1 --json").splitlines()
+    (command,) = model.replace("--minutes 10", "--evaluations 2 --json").splitlines()
     assert '"operations"' in run([command], tmp_path)
     assert (tmp_path / "resnet18.spec.mlir.model.irpa").exists()

@@ -222,17 +222,12 @@ def contests(benchmark_script: Callable[[str], ModuleType]) -> Any:
     return benchmark_script("schedules")
 
 
-def test_a_contest_has_its_recipes_and_all_searches(contests: Any) -> None:
-    kinds = {
-        name: [recipe.read_toml(one)["model"] for one in contest.recipes.values()]
-        for name, contest in contests.CONTESTS.items()
-    }
-    for name, models in kinds.items():
-        assert {one["model_type"] for one in models} == {"lstm", "distilbert", "loop_transformer"}
-        assert {one.get("space", "loops") for one in models} == {name}
-    tasks = [recipe.read_toml(one)["task"] for one in contests.IREE.recipes.values()]
+def test_a_contest_has_its_recipes(contests: Any) -> None:
+    recipes = [recipe.read_toml(one) for one in contests.LOOPS.recipes.values()]
+    kinds = {one["model"]["model_type"] for one in recipes}
+    assert kinds == {"lstm", "distilbert", "loop_transformer"}
     # Of the same modules with the same settings.
-    assert tasks[0] == tasks[1] == tasks[2]
+    assert all(one["task"] == recipes[0]["task"] for one in recipes)
 
 
 def test_confirmed_gains_below_one_count(contests: Any) -> None:
@@ -251,11 +246,11 @@ class Slow(Measurements):
         return Result(status="ok", nanoseconds=time, baseline=100.0, noise=0.0)
 
 
-def test_a_search_that_finds_only_what_is_slower_says_so(contests: Any) -> None:
+def test_a_search_that_finds_only_what_is_slower_ends_with_no_schedule(contests: Any) -> None:
     with Slow(Settings()) as measure:
         final, curve = contests.searched(problem.of_line("matmul 8 8 8"), "random", measure, 4, 0)
-    assert final == 0.5
-    # Before anything was gained the module runs without a schedule.
+    # Nothing was gained: the module runs without a schedule.
+    assert final == 1.0
     assert curve == [1.0] * 4
 
 
@@ -295,8 +290,8 @@ def test_a_contest_goes_on_and_knows_how_long_an_empty_cache_takes(
         contests.compare(contest, tmp_path, -1)
     most = 99
     table = contests.compare(contest, tmp_path, 1e9)
-    assert len(played) == len(set(played)) == 14
-    assert [[one.fresh for one in each] for each in table.values()] == [[True, False]] * 7
+    assert len(played) == len(set(played)) == 12
+    assert [[one.fresh for one in each] for each in table.values()] == [[True, False]] * 6
     assert all(one.wall >= 0 and one.trained == [0.5] for each in table.values() for one in each)
     # With other measurements in the cache the first seed does not begin with an empty one.
     other = tmp_path / "other"

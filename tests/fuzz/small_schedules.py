@@ -41,7 +41,7 @@ def make_measurements(folder: Path) -> Iterable[Path]:
 
     cache = Cache(folder / "a.db")
     cache.put(b"key", Result(status="ok", nanoseconds=2.0, baseline=3.0, noise=0.1))
-    cache.keep(b"key", [{"name": "linalg.matmul", "bounds": [1, 2, 3]}])
+    cache.put(b"other", [{"name": "linalg.matmul", "bounds": [1, 2, 3]}])
     cache.close()
     return [folder / "a.db"]
 
@@ -50,11 +50,11 @@ def read_measurements(folder: Path) -> Any:
     """What it knows; a result has times that can be compared, or is none."""
     import math
 
-    from tokmill.mlir.measure import STATUSES, Cache, reward
+    from tokmill.mlir.measure import STATUSES, Cache, Result, reward
 
     cache = Cache(folder / "a.db")
     try:
-        result, answer = cache.get(b"key"), cache.answer(b"key")
+        result, answer = cache.get(b"key", Result), cache.get(b"other", Any)
     finally:
         cache.close()
     assert result is None or result.status in STATUSES

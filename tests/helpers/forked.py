@@ -23,7 +23,7 @@ from typing import Any
 
 ALL_CALLS = (
     "?write,?fsync,?fdatasync,?rename,?renameat,?renameat2,"
-    "?unlink,?unlinkat,?mkdir,?mkdirat,?rmdir,?openat,?open,?ftruncate"
+    "?unlink,?unlinkat,?mkdir,?mkdirat,?rmdir,?openat,?open,?ftruncate,?flock"
 )
 
 

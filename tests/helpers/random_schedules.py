@@ -113,10 +113,8 @@ def main() -> None:
     """Print the counts of all lines."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--each", type=int, default=10, help="schedules of each line")
-    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    settings = Settings(runs=QUICK.runs, most_seconds=QUICK.most_seconds, threads=given.threads)
-    with Measurements(settings) as child:
+    with Measurements(QUICK) as child:
         print(table(fuzzed(lines(), given.each, child, said)))
 
 

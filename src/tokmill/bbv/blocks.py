@@ -12,7 +12,7 @@ import numpy as np
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
-from tokmill.headers import loads_json
+from tokmill.headers import loads_json, refused
 from tokmill.store.references import reference_to
 from tokmill.store.schema import PHRASE_BIT, Array, has_phrases
 from tokmill.store.shard import Shard
@@ -131,14 +131,8 @@ def _flow(store: Store) -> Array | None:
     path = store.vocabulary_file("mne")
     with machine_errors("read", path):
         raw = path.read_bytes()
-    try:
+    with refused("the vocabulary cannot be read", path, hint="tokmill store repair makes it again"):
         tokens = msgspec.convert(loads_json(raw), Mnemonics).tokens
-    except ValueError as error:
-        raise TokmillError(
-            f"the vocabulary cannot be read: {error}",
-            where=str(path),
-            hint="tokmill store repair makes it again",
-        ) from None
     return ends_flow(tokens)
 
 

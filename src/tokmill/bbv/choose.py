@@ -20,7 +20,7 @@ from tokmill.bbv.population import Population, as_matrix, population, rates_of
 from tokmill.bbv.projection import Matrix
 from tokmill.bbv.vectors import BlockVectors
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors
+from tokmill.files import reading
 
 POINTS = 30
 """Of the methods that draw, where no number is asked for."""
@@ -151,7 +151,7 @@ def rates_in(memory: Path, vectors: BlockVectors, trace: Path) -> dict[str, Floa
 
     CPI, modelled or not, is no rate.
     """
-    with machine_errors("read", memory), open(memory, "rb") as handle:
+    with reading(memory) as handle:
         first = handle.readline(1 << 16)
     if not any(name.encode() in first for name in RATES) and first[:1] not in (b"[", b"{"):
         return interval_table.read_table(memory, len(vectors))

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tokmill.child import environment_of_users
 from tokmill.errors import MachineError, TokmillError
 from tokmill.files import machine_errors
 from tokmill.progress import Progress
@@ -66,7 +67,11 @@ class Command(NamedTuple):
             machine_errors("start", words[0]),
         ):
             process = subprocess.Popen(
-                words, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                words,
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment_of_users(),
             )
         with process:
             _, errors = process.communicate()

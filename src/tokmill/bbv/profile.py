@@ -30,13 +30,15 @@ from tokmill.bbv.markers import (
 )
 from tokmill.bbv.vectors import BlockVectors, write
 from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.files import inside, make_folder, write_file
+from tokmill.files import inside, make_folder, write_file, writing
 from tokmill.progress import Progress, elapsed
 from tokmill.store.schema import Array
 
 CACHES = {"I1": "32768,8,64", "D1": "32768,8,64", "LL": "8388608,16,64"}
 """Bytes, ways and bytes of a line of the caches that are modelled: fixed, as valgrind would take
 those of this machine."""
+ALONE = "--command-line-only=yes"
+"""Keeps valgrind from reading options in the working directory (`.valgrindrc`)."""
 DUMPED = ("--dump-instr=yes", "--dump-line=no", "--compress-pos=no", "--cache-sim=yes",
           "--branch-sim=yes")  # fmt: skip
 LEAST_BLOCKS = 1000
@@ -133,8 +135,8 @@ def profile(
             hint=f"at least {LEAST_BLOCKS:,} blocks, 2 intervals and 1 run",
         )
     command = Command((program, *words[1:]), stdin)
-    make_folder(out)
-    with tempfile.TemporaryDirectory(prefix="tokmill-profile-") as place:
+    trace = stem.with_name(f"{name}.bb.gz")
+    with writing(trace), tempfile.TemporaryDirectory(prefix="tokmill-profile-") as place:
         folder = Path(place)
         ticks, faults, about = None, None, _about(command, asked)
         cutting, environment = [f"--dump-every-bb={asked.every_blocks}"], {}
@@ -167,7 +169,7 @@ def profile(
         }  # fmt: skip
     cpi["modelled"] = modelled(totals)
     about["modelled"] = {"weights": USUAL}
-    trace = stem.with_name(f"{name}.bb.gz")
+    make_folder(out)
     write(trace, vectors)
     write_addresses(stem.with_name(f"{name}.pc"), addresses)
     # The library of marks is gone by now, and it is no part of the program.
@@ -194,7 +196,9 @@ def _program(words: Sequence[str]) -> str:
 
 
 def _about(command: Command, asked: Asked) -> dict[str, Any]:
-    said = subprocess.run(["valgrind", "--version"], capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        ["valgrind", ALONE, "--version"], capture_output=True, text=True, check=False
+    )
     return {
         "command": list(command.words),
         "stdin": command.stdin,
@@ -222,7 +226,7 @@ def _callgrind(
     out = folder / "callgrind.%p"
     before = ["env", *(f"{name}={value}" for name, value in environment.items())]
     caches = [f"--{name}={value}" for name, value in CACHES.items()]
-    valgrind = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={out}", *DUMPED,
+    valgrind = ["valgrind", ALONE, "-q", "--tool=callgrind", f"--callgrind-out-file={out}", *DUMPED,
                 *caches, *cutting]  # fmt: skip
     # LD_PRELOAD is set for valgrind, which hands it on.
     with contextlib.nullcontext() if quiet else elapsed("under callgrind"):

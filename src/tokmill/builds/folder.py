@@ -24,6 +24,7 @@ from tokmill.files import (
     machine_errors,
     make_folder,
     new_folder,
+    read_file,
     remove,
     remove_leftovers,
     write_file,
@@ -306,8 +307,7 @@ def report_changes(
 
 def write_if_different(path: Path, data: bytes) -> bool:
     """Write a file unless it has the same content already; say whether it was written."""
-    with machine_errors("read", path):
-        same = path.exists() and path.read_bytes() == data
+    same = path.exists() and read_file(path) == data
     if not same:
         write_file(path, data)
     return not same

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tokmill.builds.source import Source
-from tokmill.files import machine_errors
+from tokmill.files import reading
 from tokmill.inflate import CAT, inflate, packing
 
 BYTE_ORDER = {
@@ -64,7 +64,7 @@ def encoding_of(head: bytes) -> str:
 
 def conversion(path: str) -> str:
     """Return how to convert a file that is not UTF-8: the command, where its encoding is known."""
-    with machine_errors("read", path), open(path, "rb") as file:
+    with reading(path) as file:
         head = file.read(HEAD)
     packed = packing(head)
     found = encoding_of(next(inflate(path, kind=packed), b"")[:HEAD] if packed else head)

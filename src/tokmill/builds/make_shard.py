@@ -23,6 +23,7 @@ from tokmill.errors import TokmillError
 from tokmill.files import (
     inside,
     machine_errors,
+    read_file,
     sampled_digest,
     sha256_file,
     stamp,
@@ -81,8 +82,7 @@ def planned_work(store: Path, plan: Plan, resources: Resources | None = None) ->
 
 def read_vocabulary(path: Path, vocabulary: Vocabulary) -> bytes:
     """Return a vocabulary's file; raises `TokmillError` if it is not the one of the plan."""
-    with machine_errors("read", path):
-        data = path.read_bytes()
+    data = read_file(path)
     if hashlib.sha256(data).hexdigest() != vocabulary.sha256:
         raise TokmillError(
             "the vocabulary is not the one of the plan",

@@ -12,7 +12,7 @@ import msgspec
 from tokmill.builds.scan import CHOICE
 from tokmill.builds.source import Frozen, Item, Source
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, path_to_text, write_file
+from tokmill.files import machine_errors, open_file, path_to_text, read_file, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import (
     Plan,
@@ -178,9 +178,9 @@ def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool
     with machine_errors("read", store):
         if not all((store / name).exists() for name in (layout.PLAN, "inputs.jsonl")):
             return False
-        if (store / layout.PLAN).read_bytes() != sealed(plan):
+        if read_file(store / layout.PLAN) != sealed(plan):
             return False
-        with open(store / "inputs.jsonl", "rb") as handle:
+        with open_file(store / "inputs.jsonl") as handle:
             same = all(handle.read(len(lines)) == lines for lines in _lines(planned))
             return same and not handle.read(1)
 

@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from tokmill import bounds
+from tokmill.bus_error import explain_bus_errors
 from tokmill.errors import MachineError
 from tokmill.stop import SIGNALS
 
@@ -54,6 +55,7 @@ def in_processes(
             initializer=_begin,
             initargs=(start, argument),
         )
+    started = pool._processes
     running: dict[Future[R], T] = {}
     done: set[Future[R]] = set()
     try:
@@ -77,6 +79,10 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
+        # Exit codes are known when all have ended.
+        pool.shutdown(wait=True, cancel_futures=True)
+        if MachineError.exit_code in [process.exitcode for process in (started or {}).values()]:
+            hint = "the line above says why"
         names = ", ".join(dict.fromkeys(filter(None, map(name, running.values()))))
         raise MachineError("a worker process was killed", where=names, hint=hint) from None
     finally:
@@ -119,6 +125,7 @@ def _begin(start: Callable[[Any], None] | None, argument: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.set_threshold(200_000, 50, 50)
     bounds.own_process = True
+    explain_bus_errors()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if start is not None:
         start(argument)

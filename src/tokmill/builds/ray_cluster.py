@@ -126,7 +126,8 @@ def cluster(terms: Terms) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
-        with _signals_kept():
+        # Ray lets workers import from the folder in which it was started.
+        with _signals_kept(), contextlib.chdir(os.sep):
             _connect(address, terms.workers)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_error, machine_errors, sampled
+from tokmill.files import machine_error, machine_errors, open_file, sampled
 from tokmill.inflate import MAGIC
 from tokmill.progress import human_count
 from tokmill.store.marks import kind_of
@@ -252,7 +252,7 @@ def _entries(
 
 
 def _begins(path: Path, like: re.Pattern[bytes]) -> bool:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError, TokmillError), open_file(path) as file:
         return like.match(file.read(4096)) is not None
     return False
 

@@ -23,7 +23,7 @@ from tokmill.builds.scan import CHOICE, a_list, is_list
 from tokmill.builds.shared import shared
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import sampled, sampled_digest
+from tokmill.files import read_file, sampled, sampled_digest
 from tokmill.store.hashes import mix, row_digests, store_digests, token_names
 from tokmill.store.manifest import PLAN, Made, Manifest, Reference, canonical_digest, read_plan
 from tokmill.store.probe import Probe, read_probe
@@ -152,7 +152,7 @@ class SelectSource(Source):
         check_idle(config)
         first = open_stores(request.inputs, config.partial)[0]
         frozen = {
-            name: Frozen(vocabulary, first.vocabulary_file(name).read_bytes())
+            name: Frozen(vocabulary, read_file(first.vocabulary_file(name)))
             for name, vocabulary in first.vocabularies.items()
         }
         if request.tokenizer is not None:

@@ -24,6 +24,7 @@ from tokmill.files import (
     make_folder,
     path_from_text,
     path_to_text,
+    read_file,
     stamp,
     write_file,
 )
@@ -72,8 +73,8 @@ def stamps_of(planned: Iterable[PlannedItem]) -> dict[str, Stamp]:
 def read_stamps(store: Path) -> dict[str, Stamp]:
     """Return the stamps of a store; none if they are lost or damaged."""
     try:
-        lines = msgspec.json.Decoder(_Line).decode_lines((store / FILE).read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        lines = msgspec.json.Decoder(_Line).decode_lines(read_file(store / FILE))
+    except (TokmillError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return {path_from_text(line.path): line.stamp for line in lines}
 

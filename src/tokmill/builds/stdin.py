@@ -23,7 +23,7 @@ from tokmill import plugins
 from tokmill.builds.folder import check_folder, claimed
 from tokmill.builds.prepare import BuildRecipe
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, make_folder, remove, write_file
+from tokmill.files import machine_errors, make_folder, read_file, remove, write_file
 from tokmill.inflate import packing
 from tokmill.store import manifest as layout
 from tokmill.store.marks import LOCK
@@ -85,10 +85,7 @@ def _spelled(cache: Path, name: str, data: bytes) -> Path:
     if len(stem) > LONGEST:
         stem = f"{stem[:LONGEST]}-{hashlib.sha256(data).hexdigest()[:8]}"
     path = cache / f"{SPELLED}{stem}{suffix}"
-    with contextlib.suppress(OSError):
-        if path.read_bytes() == data:
-            return path
-    return write_file(path, data)
+    return path if path.is_file() and read_file(path) == data else write_file(path, data)
 
 
 def _kept(cache: Path, suffix: str) -> Path:

@@ -17,7 +17,7 @@ import numpy as np
 from tokmill.builds.overlay import OverlaySource
 from tokmill.builds.source import Frozen, Hash, Item, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors
+from tokmill.files import machine_errors, open_file, read_file
 from tokmill.headers import ZIP_ERRORS, array_header
 from tokmill.store.manifest import Overlay, Reference
 from tokmill.store.mask import LOSS, check_mask
@@ -215,8 +215,7 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
             if not path.is_file():
                 what = "this is no file" if path.exists() else "there is no such file"
                 raise TokmillError(what, where=str(path), hint="check the path")
-            with open(path, "rb") as handle:
-                head = handle.read(6)
+            head = read_file(path, 6)
         if head == NPY:
             found = {column or name: _mapped(path, 0)}
         elif head[:4] == ZIP:
@@ -251,7 +250,7 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
 def _members(path: Path, column: str) -> dict[str, Array]:
     """Return the arrays of an .npz file, mapped; with `column`, only that array."""
     found = {}
-    with zipfile.ZipFile(path) as archive, open(path, "rb") as handle:
+    with zipfile.ZipFile(path) as archive, open_file(path) as handle:
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
         if column and column not in entries:
             raise UsageError(
@@ -281,7 +280,7 @@ def _mapped(path: Path, start: int) -> Array:
 
     Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     """
-    with open(path, "rb") as handle:
+    with open_file(path) as handle:
         handle.seek(start)
         shape, fortran, dtype = array_header(handle)
         place = handle.tell()

@@ -16,6 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 from tokmill import bounds
+from tokmill.bus_error import explain_bus_errors
+from tokmill.child import keep_out_of_working_directory
 from tokmill.cli.lazy import as_command, flowing, lazy_group
 from tokmill.cli.options import hint_of_option
 from tokmill.cli.output import behind_doors
@@ -186,6 +188,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def entry() -> None:
     """Run the command line as a process of its own."""
+    explain_bus_errors()
+    keep_out_of_working_directory()
     # Imports make hundreds of thousands of objects and no garbage. With the default thresholds, the
     # garbage collector takes a seventh of a short build.
     gc.set_threshold(200_000, 50, 50)

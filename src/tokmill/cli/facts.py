@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokmill.cli.output import in_words, print_table
+from tokmill.errors import one_line
 from tokmill.progress import human_bytes, human_count, human_share
 from tokmill.report.records import fact_in_words, input_in_words
 from tokmill.store.stats import Statistics
@@ -25,20 +26,16 @@ def print_facts(facts: dict[str, Any]) -> None:
         if name in tables or name == "recipe" or value in (None, {}, []):
             continue
         if name == "vocabularies":
-            shown = "\n".join(_vocabulary(key, one) for key, one in value.items())
+            shown = [_vocabulary(key, one) for key, one in value.items()]
+        elif name.endswith("bytes") and type(value) is int:
+            shown = [human_bytes(value)]
         else:
-            shown = (
-                human_bytes(value)
-                if name.endswith("bytes") and type(value) is int
-                else _text(value)
-            )
-        rows.append([name.replace("_", " "), shown])
-    width = max((len(row[0]) for row in rows), default=0)
+            shown = [_text(value)]
+        rows.append((name.replace("_", " "), shown))
+    width = max((len(name) for name, _ in rows), default=0)
     for name, shown in rows:
-        first, *more = shown.split("\n")
-        print(f"{name.ljust(width)}  {first}")
-        for line in more:
-            print(f"{'':{width}}  {line}")
+        for number, line in enumerate(shown):
+            print(f"{'' if number else name:{width}}  {one_line(line)}")
     for name, value in tables.items():
         headers = list(dict.fromkeys(key for entry in value for key in entry))
         print(f"\n{name.replace('_', ' ')}")

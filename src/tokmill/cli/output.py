@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar, cast
 
 import msgspec
 
-from tokmill.errors import UNSAFE, UsageError, plain
+from tokmill.errors import UNSAFE, UsageError, one_line, plain
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -132,7 +132,8 @@ def _plain_values(value: Any) -> Any:
 
 def print_table(headers: list[str], rows: list[list[Any]]) -> None:
     """Print rows as an aligned plain table to stdout; numbers to the right."""
-    cells = [[in_words(value) for value in row] for row in rows]
+    headers = list(map(one_line, headers))
+    cells = [[one_line(in_words(value)) for value in row] for row in rows]
     widths = [
         max([len(header), *(len(row[i]) for row in cells)]) for i, header in enumerate(headers)
     ]

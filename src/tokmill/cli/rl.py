@@ -8,26 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from tokmill import plugins
-from tokmill.cli import rl_search, rl_train, rl_tune
+from tokmill.cli import rl_eval, rl_search, rl_tune
+from tokmill.cli import train as training
 from tokmill.cli.options import AsJson
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.cli.rl_problems import (
-    BASELINES,
-    Modules,
-    Runs,
-    Threads,
-    problems_of,
-    space_called,
-)
-from tokmill.cli.rl_shown import (
-    PUBLISHED,
-    print_results,
-    published_time,
-    shown_times,
-)
+from tokmill.cli.rl_problems import Modules, Runs, problems_of
+from tokmill.cli.rl_shown import print_results, row_of, say_what_is_faster
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import read_start
-from tokmill.mlir.facts import facts_of_result
+from tokmill.files import read_file
+
+LARGEST = 16 << 20
+"""Bytes that a schedule may have."""
 
 app = typer.Typer(
     add_completion=False,
@@ -37,8 +28,11 @@ app = typer.Typer(
 )
 
 app.command()(rl_search.search)
-app.command()(rl_train.train)
-app.command("eval")(rl_train.evaluate)
+app.command(
+    help="Learn to schedule modules: `tokmill train` with a recipe of the task schedules, such as "
+    "schedules-lstm, or a JSON file of settings."
+)(training.train)
+app.command("eval")(rl_eval.evaluate)
 app.command()(rl_tune.tune)
 
 
@@ -56,7 +50,6 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
             "arithmetic": sum(each.arithmetic),
             "vectorizable": each.vectorizable,
             "producers": [f"op_{number}" for _, number in each.producers],
-            **published_time(problem),
         }
         for problem in problems
         for each in problem.operations
@@ -64,9 +57,8 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    published = [PUBLISHED] * any("published_milliseconds" in row for row in found)
     print_table(
-        ["module", "operation", "name", "loops", "iterators", "vectors", "producers", *published],
+        ["module", "operation", "name", "loops", "iterators", "vectors", "producers"],
         [
             [
                 row["module"],
@@ -76,7 +68,6 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
                 row["iterators"],
                 "yes" if row["vectorizable"] else "no",
                 " ".join(row["producers"]),
-                *shown_times(row, published),
             ]
             for row in found
         ],
@@ -90,52 +81,40 @@ def replay(
         str, typer.Argument(metavar="MODULE", help="A .mlir file, or sizes as for `search`.")
     ],
     schedule: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SCHEDULE", help="A schedule that `search` wrote, or a tuning spec."
-        ),
+        Path, typer.Argument(metavar="SCHEDULE", help="A schedule that `search` wrote.")
     ],
     runs: Runs = 5,
-    threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Apply a schedule to a module, compare the results with those without it, time both.
-
-    A tuning spec of IREE is compiled by IREE, and compared with IREE's default.
-    """
+    """Apply a schedule to a module, compare the results with those without it, time both."""
     actions = plugins.require("tokmill.mlir.loops.schedule")
     measure = plugins.require("tokmill.mlir.measure")
+    searches = plugins.require("tokmill.mlir.search")
+    tiles = plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
     problems = problems_of([module])
     if len(problems) != 1:
         raise UsageError(
             f"the folder has {len(problems):,} modules", where=module, hint="name one of them"
         )
     (problem,) = problems
-    most = plugins.require("tokmill.mlir.iree.spec").MOST
-    data = read_start(schedule, most + 1)
-    if len(data) > most:
+    data = read_file(schedule, LARGEST + 1)
+    if len(data) > LARGEST:
         raise TokmillError(
-            f"the file has more than {most >> 20} MiB",
+            f"the file has more than {LARGEST >> 20} MiB",
             where=str(schedule),
-            hint="schedules and specs are small: is it another file?",
+            hint="schedules are small: is it another file?",
         )
-    text = data.decode("utf-8", "replace")
-    space = "loops" if text.startswith(actions.HEADER) else "iree"
-    if space == "iree" and "iree_codegen.tuning_spec_entrypoint" not in text:
-        # It says what a schedule begins with.
-        actions.read(text, str(schedule))
-    settings = measure.Settings(runs=runs, threads=threads)
-    with measure.Measurements(settings, None, space_called(space)) as made:
-        if space == "iree":
-            result = made.file(problem, text)
-        else:
-            result = made(problem, actions.read(text, str(schedule)))
+    taken = actions.read(data.decode("utf-8", "replace"), str(schedule))
+    settings = measure.Settings(runs=runs)
+    with measure.Measurements(settings) as made:
+        result = made(problem, taken)
+    with measure.Measurements(settings, None, tiles) as iree:
+        row = row_of(problem, searches.Trial(taken, result), searches.iree_default(problem, iree))
     if as_json:
-        print_json({"module": problem.name, "space": space, **facts_of_result(result)})
+        print_json(row)
     else:
-        print_results(
-            [{"module": problem.name, "counts": {}, **facts_of_result(result)}], BASELINES[space]
-        )
+        print_results([row])
+        say_what_is_faster([row] * (result.status == "ok"))
     if result.status != "ok":
         raise TokmillError(
             f"the schedule gave no result: {result.status}, {result.reason}",

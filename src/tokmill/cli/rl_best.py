@@ -18,13 +18,13 @@ import msgspec
 
 from tokmill.cli.rl_problems import check_files
 from tokmill.errors import UsageError
-from tokmill.files import read_start, remove, write_file
+from tokmill.files import read_file, remove, write_file
 from tokmill.headers import loads_json
 from tokmill.store.manifest import encode
 
 RESULTS = "results.json"
 FORMAT = "tokmill best schedules 1"
-NAME = re.compile(r"\d{3,}(\.\w+)?\.mlir")
+NAME = re.compile(r"\d{3,}(\.schedule)?\.mlir")
 """Names that are written: others are never removed, whatever `results.json` says."""
 LARGEST = 64 << 20
 """Bytes that `results.json` may have."""
@@ -52,16 +52,16 @@ class _Results(msgspec.Struct, frozen=True):
 
 
 def check(
-    folder: Path, count: int, kind: str, inputs: Sequence[str], others: Mapping[str, Path | None]
+    folder: Path, count: int, inputs: Sequence[str], others: Mapping[str, Path | None]
 ) -> None:
     """Refuse a folder where the best schedules of `count` modules would replace other files.
 
-    `kind`: what a schedule's file is called; `inputs`: modules and folders of them that are read;
-    `others`: option → another file that is written. Raises `UsageError`.
+    `inputs`: modules and folders of them that are read; `others`: option → another file that is
+    written. Raises `UsageError`.
     """
     files = [RESULTS]
     for number in range(count):
-        files += _names(number, kind)
+        files += _names(number)
     check_files(list(inputs), {**others, **{f"-o {name}": folder / name for name in files}})
     own = _earlier(folder)
     for name in files:
@@ -73,7 +73,7 @@ def check(
             )
 
 
-def write(folder: Path, kind: str, found: Sequence[Best]) -> list[dict[str, Any]]:
+def write(folder: Path, found: Sequence[Best]) -> list[dict[str, Any]]:
     """Write the best schedules; return the rows of all modules, with the paths of their files.
 
     `file` is that of the schedule, "" if there is none, and `module_file` that of the module.
@@ -84,7 +84,7 @@ def write(folder: Path, kind: str, found: Sequence[Best]) -> list[dict[str, Any]
     rows: list[dict[str, Any]] = []
     texts: dict[str, str] = {}
     for number, one in enumerate(found):
-        schedule, module = _names(number, kind)
+        schedule, module = _names(number)
         rows.append({**one.row, "file": one.schedule and schedule, "module_file": module})
         texts |= {schedule: one.schedule, module: one.module}
     # Before the files that it names: what is killed here is still a result of tokmill.
@@ -98,9 +98,9 @@ def write(folder: Path, kind: str, found: Sequence[Best]) -> list[dict[str, Any]
     ]
 
 
-def _names(number: int, kind: str) -> tuple[str, str]:
+def _names(number: int) -> tuple[str, str]:
     """Return the names of the best schedule of a module, and of the module."""
-    return f"{number:03d}.{kind}.mlir", f"{number:03d}.mlir"
+    return f"{number:03d}.schedule.mlir", f"{number:03d}.mlir"
 
 
 def _earlier(folder: Path) -> set[str]:
@@ -108,7 +108,7 @@ def _earlier(folder: Path) -> set[str]:
     path = folder / RESULTS
     with contextlib.suppress(ValueError):
         if path.is_file():
-            held: _Results = loads_json(read_start(path, LARGEST), _Results)
+            held: _Results = loads_json(read_file(path, LARGEST), _Results)
             named = {name for row in held.modules for name in (row.file, row.module_file) if name}
             return {RESULTS, *filter(NAME.fullmatch, named)}
     return set()

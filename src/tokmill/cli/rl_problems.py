@@ -1,4 +1,4 @@
-"""What the commands of `tokmill rl` share: modules, spaces of schedules, options."""
+"""What the commands of `tokmill rl` share: modules and options."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ import typer
 from tokmill import plugins
 from tokmill.cli.output import check_outputs, say
 from tokmill.errors import Interrupted, MachineError, UsageError
-from tokmill.files import read_start
+from tokmill.files import read_file
 
-FILES = {"loops": "schedule", "iree": "spec"}
-"""Space of schedules → how their files are called."""
-BASELINES = {"loops": "unscheduled", "iree": "IREE's default"}
 OWN = b"// tokmill "
 """What a schedule or a spec that was written here begins with."""
 
@@ -30,33 +27,17 @@ Modules = Annotated[
     ),
 ]
 MOST_RUNS = 1_000_000
-RUNS = typer.Option(
-    min=1, max=MOST_RUNS, help="Runs of each schedule; the least time counts. Default: 5."
-)
-Runs = Annotated[int, RUNS]
+Runs = Annotated[
+    int,
+    typer.Option(min=1, max=MOST_RUNS, help="Runs of each schedule; the least time counts."),
+]
 MOST_SEED = (1 << 63) - 1
 """As of recipes (`training.recipe.check.SEEDS`), but none below 0."""
-SEED = typer.Option(
-    min=0,
-    max=MOST_SEED,
-    help="Of random choices and of the inputs' numbers. Default: 0.",
-)
-Threads = Annotated[
-    int, typer.Option(min=1, help="Threads of parallel loops, by OpenMP; then the clock counts.")
-]
-SPACE = typer.Option(
-    "--space",
-    help="What is changed: loops (this package's lowering, the default) or iree (tiles of IREE's).",
-)
+SEED = typer.Option(min=0, max=MOST_SEED, help="Of random choices and of the inputs' numbers.")
 CacheFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
 ]
-
-
-def space_called(name: str) -> Any:
-    """Return a space of schedules; raises `UsageError` for an unknown one."""
-    return plugins.require("tokmill.mlir.space").space_called(name, "--space")
 
 
 def iree_line(spec: Path | None, module: str = "MODULE.mlir", extra: tuple[str, ...] = ()) -> str:
@@ -91,19 +72,19 @@ def check_files(modules: list[str], outputs: Mapping[str, Path | None]) -> None:
 
 def _is_module(path: Path) -> bool:
     """Say whether a file in a folder of modules is none of tokmill's own results."""
-    return path.is_file() and not read_start(path, len(OWN)).startswith(OWN)
+    return path.is_file() and not read_file(path, len(OWN)).startswith(OWN)
 
 
 def problems_of(modules: list[str]) -> list[Any]:
     """Return the problems that files, folders and lines of sizes name."""
     problem = plugins.require("tokmill.mlir.modules.problem")
-    reading = plugins.require("tokmill.mlir.modules.reading")
+    importing = plugins.require("tokmill.mlir.modules.importing")
     found: list[Any] = []
     for name in modules:
         path = Path(name)
-        if path.suffix.lower() == reading.ONNX and not path.exists():
+        if path.suffix.lower() == importing.ONNX and not path.exists():
             raise MachineError("there is no such file", where=name, hint="check the path")
-        if path.suffix.lower() == reading.ONNX:
+        if path.suffix.lower() == importing.ONNX:
             raise UsageError(
                 "a model is no single module",
                 where=name,

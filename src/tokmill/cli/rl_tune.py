@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +12,9 @@ import typer
 from tokmill import plugins
 from tokmill.cli import rl_problems, rl_tune_model
 from tokmill.cli.options import AsJson, Quiet
-from tokmill.cli.rl_tune_shown import print_choice, print_operations
+from tokmill.cli.rl_tune_shown import print_choice
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import write_file
+from tokmill.files import read_file, write_file
 from tokmill.progress import elapsed, human_count, human_time
 
 MOST_MINUTES = 1e6
@@ -22,12 +22,10 @@ MOST_MINUTES = 1e6
 
 
 def tune(
-    modules: Annotated[
-        list[str],
+    model: Annotated[
+        str,
         typer.Argument(
-            metavar="MODEL...",
-            help="A model (.onnx, .mlir), a folder of modules, or sizes such as "
-            "'matmul 256 512 1024'.",
+            metavar="MODEL", help="A model (.onnx, .mlir), or sizes such as 'matmul 256 512 1024'."
         ),
     ],
     out: Annotated[
@@ -35,11 +33,7 @@ def tune(
     ],
     minutes: Annotated[
         float,
-        typer.Option(
-            min=0.01,
-            max=MOST_MINUTES,
-            help="Time for the search, checks at the end not counted.",
-        ),
+        typer.Option(min=0.01, max=MOST_MINUTES, help="Time for all: compiling, search, checks."),
     ] = 10.0,
     evaluations: Annotated[
         int, typer.Option(min=1, help="Tiles of an operation that are measured at most.")
@@ -70,92 +64,69 @@ def tune(
     The model is compiled with IREE's flags and with channels last, and the dispatches of the best
     are tuned within the time, most time where the model spends its own. Each result is compared
     with IREE's default; what gains nothing stays out of the spec. At the end the whole model is
-    timed, and what makes it slower is dropped. Of several modules the operations are tuned one by
-    one. A tuning that was ended goes on when it is started again with the same SPEC.
+    timed, and what makes it slower is dropped. The same command goes on where an earlier one ended:
+    what was measured is not measured again.
     """
-    if out.name in ("", "..") or out.is_dir():
-        raise UsageError("-o names no file but a folder", where=str(out), hint="-o model.spec.mlir")
+    seconds = 60 * minutes
+    until = time.monotonic() + seconds
+    _check_out(out)
     measure = plugins.require("tokmill.mlir.measure")
+    models = plugins.require("tokmill.mlir.iree.model")
     processor = plugins.require("tokmill.mlir.iree.compiler").PROCESSOR
     flags = (f"{processor}{target_cpu}",) if target_cpu else ()
     space = plugins.require("tokmill.mlir.iree.tiles").IreeSpace(flags)
-    state, kept = out.with_name(out.name + ".state"), out.with_name(out.name + ".measurements")
-    kept = cache or kept
+    kept = cache or out.with_name(out.name + ".measurements")
     rl_problems.check_files(
-        [*modules, *([str(parameters)] if parameters else [])],
+        [model, *([str(parameters)] if parameters else [])],
         {
             "-o": out, "--cache": kept, "the model in MLIR": rl_tune_model.beside(out, "mlir"),
             "its weights": rl_tune_model.beside(out, "irpa"),
         },
     )  # fmt: skip
-    settings = measure.Settings(runs=runs, seed=seed)
-    begin = partial(
-        plugins.require("tokmill.mlir.iree.tuning_state").begin, state, seed=seed, flags=flags
-    )
-    told = _Told(60 * minutes)
+    line = "tune"
+
+    def tick(stage: str, done: int) -> None:
+        nonlocal line
+        line = f"tune: {stage}, {human_count(done, 'evaluation')}, of {human_time(seconds)}"
+
     with rl_tune_model.alone(out):
-        given = rl_tune_model.read(modules, out, parameters, begin)
+        given = rl_tune_model.read(model, out, parameters, until)
         with (
-            measure.Measurements(settings, kept, space) as measurements,
-            contextlib.nullcontext() if quiet else elapsed(lambda: told.line),
+            measure.Measurements(measure.Settings(runs=runs, seed=seed), kept, space) as made,
+            contextlib.nullcontext() if quiet else elapsed(lambda: line),
         ):
+            made.until = until
             if target_cpu:
-                _check_target(target_cpu, measurements)
-            bounds = {"seconds": told.seconds, "most": evaluations, "seed": seed, "state": state}
-            if given.text is None:
-                found = plugins.require("tokmill.mlir.iree.tune").tune(
-                    given.problems,
-                    given.counts,
-                    measurements,
-                    tick=partial(told.hear, "tiles of operations"),
-                    **bounds,
+                _check_target(target_cpu, made)
+            # The printed line is for IREE, so what it reads is what is tuned.
+            known = plugins.require("tokmill.mlir.iree.compiler").known(given.text)
+            with models.Model(
+                known, made, parameters=given.parameters, length=given.length, flags=flags
+            ) as whole:
+                choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(
+                    whole, until=until, most=evaluations, seed=seed, tick=tick
                 )
-                if found.spec:
-                    write_file(out, found.spec)
-            else:
-                choice, line = _whole(given, measurements, flags, out, told, bounds)
-    if given.text is None:
-        print_operations(found, given.skipped, out, flags, as_json)
-    else:
-        print_choice(choice, out, line, as_json)
+                text = whole.module(choice.way)
+        path = given.path
+        if path is None or text != given.text or path.suffix != ".mlir":
+            path = write_file(rl_tune_model.beside(out, "mlir"), text)
+        if choice.spec:
+            write_file(out, choice.spec)
+    command = rl_problems.iree_line(out if choice.spec else None, str(path), choice.way.flags)
+    print_choice(choice, out, command, as_json)
 
 
-class _Told:
-    """What the line of progress says."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.line = seconds, "tune"
-
-    def hear(self, stage: str, spent: float, done: int) -> None:
-        """Hear what is done now, of the seconds of the search, and of evaluations."""
-        searched = f"{human_time(spent)} of {human_time(self.seconds)} of the search"
-        self.line = f"tune: {stage}, {human_count(done, 'evaluation')}, {searched}"
-
-
-def _whole(
-    given: rl_tune_model.Given,
-    measurements: Any,
-    flags: tuple[str, ...],
-    out: Path,
-    told: _Told,
-    bounds: dict[str, Any],
-) -> tuple[Any, str]:
-    """Tune a whole model; return what was chosen, and the line that compiles it."""
-    # The printed line is for IREE, so what it reads is what is tuned.
-    known = plugins.require("tokmill.mlir.iree.compiler").known(given.text)
-    model = plugins.require("tokmill.mlir.iree.model").Model(
-        known, measurements, parameters=given.parameters, length=given.length, flags=flags
-    )
-    choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(
-        model, tick=told.hear, **bounds
-    )
-    path, text = given.path, model.module(choice.way)
-    if path is None or text != given.text or path.suffix != ".mlir":
-        path = write_file(rl_tune_model.beside(out, "mlir"), text)
-    if choice.spec:
-        write_file(out, choice.spec)
-    line = rl_problems.iree_line(out if choice.spec else None, str(path), choice.way.flags)
-    return choice, line
+def _check_out(out: Path) -> None:
+    """Refuse a place for a spec where something else is."""
+    if out.name in ("", "..") or out.is_dir():
+        raise UsageError("-o names no file but a folder", where=str(out), hint="-o model.spec.mlir")
+    header = plugins.require("tokmill.mlir.iree.spec").HEADER.encode()
+    if out.exists() and read_file(out, len(header)) != header:
+        raise UsageError(
+            "-o would replace a file that is no spec of tokmill",
+            where=str(out),
+            hint="name another file",
+        )
 
 
 def _check_target(name: str, measurements: Any) -> None:

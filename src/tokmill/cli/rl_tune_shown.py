@@ -7,41 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tokmill import plugins
-from tokmill.cli import rl_problems
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.progress import human_count
-
-
-def print_operations(
-    found: Any, skipped: list[tuple[str, str]], out: Path, flags: tuple[str, ...], as_json: bool
-) -> None:
-    """Print what was found for operations that were tuned one by one."""
-    line = rl_problems.iree_line(out, extra=flags)
-    if not found.spec:
-        _say_if_stale(out)
-    if as_json:
-        print_json(
-            {
-                "spec": str(out) if found.spec else None,
-                "compile": line if found.spec else None,
-                "operations": [_row(part) for part in found.parts],
-                "skipped": [{"operation": name, "reason": why} for name, why in skipped],
-                "whole": None,
-            }
-        )
-        return
-    print_parts(found.parts, skipped)
-    if not found.spec:
-        say("no operation is faster with other tiles: no spec is written")
-        return
-    say(f"wrote {out}")
-    say("note: operations were compared one by one; a whole is compared where one is named")
-    say(f"to apply it: {line}")
-
-
-def _say_if_stale(out: Path) -> None:
-    if out.exists():
-        say(f"note: {out} is of an earlier tuning and no part of this result")
 
 
 def print_parts(parts: list[Any], skipped: list[tuple[str, str]]) -> None:
@@ -74,8 +41,8 @@ def print_parts(parts: list[Any], skipped: list[tuple[str, str]]) -> None:
 def print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:
     """Print what was found for a whole model."""
     default, untuned, tuned = choice.default, choice.untuned, choice.tuned
-    if not choice.spec:
-        _say_if_stale(out)
+    if not choice.spec and out.exists():
+        say(f"note: {out} is of an earlier tuning and no part of this result")
     if as_json:
         print_json(
             {
@@ -120,10 +87,16 @@ def print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:
     )
     if not choice.spec:
         least = plugins.require("tokmill.mlir.iree.tune").LEAST
-        simpler = "these flags alone" if choice.way.flags else "IREE's default"
+        simpler = "IREE's default" if tuned is default else "these flags alone"
         say(f"no spec makes the whole {least - 1:.0%} faster than {simpler}: no spec is written")
     else:
         say(f"wrote {out}: {choice.obeyed} of {tuned.dispatches} dispatches obey it")
+    if tuned is default:
+        say(
+            f"whole: nothing is faster than IREE's default, {default.nanoseconds / 1e6:.3f} ms "
+            f"(noise {default.noise:.1%})"
+        )
+        return
     ratio = default.nanoseconds / tuned.nanoseconds
     say(
         f"whole: {tuned.nanoseconds / 1e6:.3f} ms ({choice.way.name}"

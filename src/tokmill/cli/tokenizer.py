@@ -17,7 +17,7 @@ from tokmill.cli.options import AsJson, FilesFrom
 from tokmill.cli.output import print_json, print_table, print_text, say, say_not_reached
 from tokmill.cli.structs import settings
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors, make_folder, write_file
+from tokmill.files import machine_errors, write_file, writing
 from tokmill.inflate import MAGIC
 from tokmill.progress import human_bytes, human_count, human_time
 
@@ -110,19 +110,19 @@ def train(
     path = Path(out)
     if path.is_dir() or not path.suffix:
         path = path / "tokenizer.json"
-    check_beside(path)
-    make_folder(path.parent)
     begun = time.monotonic()
     options = settings(set_) | ({"fields": field} if field else {})
-    seen = Seen(read_records(inputs, kind or _kind(inputs), options, unit=records))
-    if model == "wordpiece":
-        most = ALPHABET if alphabet is None else alphabet
-        tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased, alphabet=most)
-    else:
-        tokenizer = train_tokenizer(
-            seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
-        )
-    tokenizer.save(path)
+    with writing(path):
+        check_beside(path)
+        seen = Seen(read_records(inputs, kind or _kind(inputs), options, unit=records))
+        if model == "wordpiece":
+            most = ALPHABET if alphabet is None else alphabet
+            tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased, alphabet=most)
+        else:
+            tokenizer = train_tokenizer(
+                seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
+            )
+        tokenizer.save(path)
     facts: dict[str, Any] = {
         "tokenizer": str(path),
         "size": tokenizer.size,

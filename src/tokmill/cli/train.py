@@ -174,10 +174,10 @@ def train(
     resolving = plugins.require("tokmill.training.recipe.resolve")
     launching = plugins.require("tokmill.training.launch")
     if recipe is None and not (data or config_ or set_ or resume):
-        wanted = context.command.params[0].metavar or ""
+        wanted = "RECIPE" if context.command_path.endswith(" rl train") else "STORE"
         raise UsageError(
             "there is neither a recipe nor a store",
-            hint=f"name one: {context.command_path} {wanted.rpartition('|')[2]} -o RUN",
+            hint=f"name one: {context.command_path} {wanted} -o RUN",
         )
     if out is None and not dry_run:
         names = (f"run{number or ''}" for number in itertools.count())

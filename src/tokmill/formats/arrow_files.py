@@ -17,7 +17,7 @@ from tokmill import plugins
 from tokmill.bounds import bounded
 from tokmill.builds.source import MAX_ITEM
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors
+from tokmill.files import read_file, reading
 from tokmill.headers import arrow_errors
 from tokmill.store.schema import Array
 
@@ -27,8 +27,7 @@ MOST_ROWS = 8192
 
 def is_parquet(path: str) -> bool:
     """Say whether a file is Parquet, by its first bytes or else its name."""
-    with open(path, "rb") as file:
-        head = file.read(4)
+    head = read_file(path, 4)
     return head == b"PAR1" or (path.endswith(".parquet") and not head.startswith(b"ARRO"))
 
 
@@ -185,7 +184,7 @@ class ArrowFile(TableFile):
 
 def damaged(path: str, error: Exception) -> TokmillError:
     """Return the error for a file that pyarrow cannot read."""
-    with machine_errors("read", path), open(path, "rb") as file:
+    with reading(path) as file:
         known = file.read(6).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
     lines = str(error).splitlines() or [type(error).__name__]
     return TokmillError(

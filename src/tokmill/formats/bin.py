@@ -19,7 +19,7 @@ from tokmill.builds.make_shard import InputChanged
 from tokmill.builds.scan import InputFile
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, sampled_digest
+from tokmill.files import machine_errors, reading, sampled_digest
 from tokmill.formats import exports
 from tokmill.formats.bin_files import MAX_RECORD, IdRange, Ids, Place, in_order, places
 from tokmill.formats.llmc import HEADER, LlmcExport, read_header
@@ -101,7 +101,7 @@ class BinSource(TokenSource):
 
     def id_range(self, path: Path) -> IdRange:
         """Return the place of a file's ids; refuse an impossible size, header or width."""
-        with machine_errors("read", path), open(path, "rb") as file:
+        with reading(path) as file:
             size = file.seek(0, 2)
             head = read_exactly(file, 0, min(size, SAMPLE), path)
         wanted = None if self.config.dtype == "auto" else np.dtype(f"<{self.config.dtype}")
@@ -194,7 +194,7 @@ class BinSource(TokenSource):
         header, dtype, tokens = id_range
         size = dtype.itemsize
         first, last = (item.start - header) // size, (item.stop - header) // size
-        with machine_errors("read", path), open(path, "rb") as file:
+        with reading(path) as file:
             part = Ids(file, path, id_range)
             if self.separator is None:
                 found = part.even(first, last, self._record_tokens, self.resources.block_bytes)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokmill.builds.scan import InputFile
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors
+from tokmill.files import reading
 from tokmill.formats.tokens import read_exactly
 from tokmill.store.schema import Array
 
@@ -133,7 +133,7 @@ class Place:
         after = self.next if self.is_open and self.id_range.tokens else None
         while after is not None:
             path = after.file.path
-            with machine_errors("read", path), open(path, "rb") as handle:
+            with reading(path) as handle:
                 ids = Ids(handle, path, after.id_range)
                 end = ids.behind(0, separator, left)
                 found.append((path, after.id_range.header, ids[0:end]))
@@ -187,5 +187,5 @@ def _numbered(path: PurePath) -> tuple[str, str, int]:
 
 
 def _last(path: Path, id_range: IdRange) -> int:
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         return int(Ids(handle, path, id_range)[id_range.tokens - 1 : id_range.tokens][0])

@@ -15,7 +15,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import UsageError, nearest
-from tokmill.files import inside, make_folder
+from tokmill.files import inside, make_folder, read_file
 from tokmill.formats import exports
 from tokmill.formats.notes import exporting
 from tokmill.store.schema import Array
@@ -91,7 +91,7 @@ def words_of(store: Store, column: str) -> list[str]:
             where=str(store.path),
             hint="--column names a column with a vocabulary",
         )
-    raw = store.vocabulary_file(name).read_bytes()
+    raw = read_file(store.vocabulary_file(name))
     if vocabulary.coder == "x86":
         tokens = plugins.require("tokmill.x86.tokens.vocabulary").TokenList.from_json(raw, name)
         found: dict[int, str] = dict(enumerate(tokens.tokens))

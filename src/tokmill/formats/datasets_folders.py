@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import inside, machine_errors
-from tokmill.headers import loads_json
+from tokmill.files import inside, read_file
+from tokmill.headers import loads_json, refused
 
 T = TypeVar("T")
 STATE, DICT = "state.json", "dataset_dict.json"
@@ -114,14 +114,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _read(path: Path, kind: type[T]) -> T:
-    with machine_errors("read", path):
-        raw = path.read_bytes()
-    try:
+    raw = read_file(path)
+    with refused("this is not a file of `datasets`", path, hint="name the .arrow files themselves"):
         value: T = loads_json(raw, kind)
         return value
-    except ValueError as error:
-        raise TokmillError(
-            f"this is not a file of `datasets`: {error}",
-            where=str(path),
-            hint="name the .arrow files themselves",
-        ) from None

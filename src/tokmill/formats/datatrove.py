@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, remove
+from tokmill.files import machine_errors, read_file, reading, remove
 from tokmill.formats import exports
 from tokmill.formats.indexed import Index, IndexedSource
 from tokmill.formats.notes import exporting
@@ -37,7 +37,7 @@ class DatatroveIndex(Index):
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         index = path.with_name(path.name + ".index")
-        with machine_errors("read", index), open(index, "rb") as file:
+        with reading(index) as file:
             length = file.seek(0, 2)
             if length % 8:
                 raise self._damaged(f"{length} bytes are no whole number of uint64")
@@ -93,8 +93,7 @@ def _metadata(path: Path) -> tuple[int | None, int | None]:
     metadata = path.with_name(path.name + ".metadata")
     if not metadata.is_file():
         return None, None
-    with machine_errors("read", metadata), open(metadata, "rb") as file:
-        lines = file.read(MOST_METADATA).splitlines() or [b""]
+    lines = read_file(metadata, MOST_METADATA).splitlines() or [b""]
     size, number = lines[0].rpartition(b"|")[2].strip(), b"".join(lines[1:2]).strip()
     if size not in (b"2", b"4"):
         raise TokmillError(

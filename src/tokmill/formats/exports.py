@@ -56,6 +56,7 @@ def lengths(store: Store) -> Iterator[Array]:
     """Yield the token counts of all records (int64), a shard at a time."""
     for number in range(len(store.shards)):
         yield np.diff(store.shard(number)["offsets"].astype(np.int64))
+    store.check_sizes()
 
 
 def blocks(store: Store, name: str, tokens: int = BLOCK) -> Iterator[tuple[Array, int, int, int]]:
@@ -79,6 +80,7 @@ def blocks(store: Store, name: str, tokens: int = BLOCK) -> Iterator[tuple[Array
                 ids = shard[name][int(offsets[first]) : int(offsets[last])]
             yield ids, number, first, last
             first = last
+    store.check_sizes()
 
 
 def pieces(store: Store, name: str, dtype: np.dtype[Any]) -> Iterator[Array]:

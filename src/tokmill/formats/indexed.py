@@ -14,7 +14,7 @@ import numpy as np
 from tokmill.builds.scan import InputFile, find_files
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError
-from tokmill.files import inside, machine_errors, sampled_digest
+from tokmill.files import inside, machine_errors, reading, sampled_digest
 from tokmill.formats.tokens import IdType, TokenSource, at_byte, read_exactly, store_dtype
 from tokmill.store.schema import Array, Records
 
@@ -128,7 +128,7 @@ class IndexedSource(TokenSource):
         for at in range(first, last, DOCUMENTS):
             lengths = np.diff(index.starts(at, min(last, at + DOCUMENTS)))
             digest.update(np.ascontiguousarray(lengths, "<i8").tobytes())
-        with machine_errors("read", path), open(path, "rb") as file:
+        with reading(path) as file:
             for starts in _batches(index, first, last, self.resources.block_bytes // size):
                 byte, stop = int(starts[0]) * size, int(starts[-1]) * size
                 data = read_exactly(file, byte, stop, path)

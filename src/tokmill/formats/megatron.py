@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, make_folder, remove
+from tokmill.files import machine_errors, make_folder, reading, remove
 from tokmill.formats import exports
 from tokmill.formats.indexed import Index, IndexedSource
 from tokmill.formats.notes import exporting
@@ -50,7 +50,7 @@ class MegatronIndex(Index):
 
     def __init__(self, path: Path, bin_size: int, unit: str) -> None:
         self.path, self.unit = path, unit
-        with machine_errors("read", path), open(path, "rb") as file:
+        with reading(path) as file:
             size = file.seek(0, 2)
             if size < HEADER.size:
                 raise self._damaged(f"it is {size} bytes long, its header {HEADER.size}")

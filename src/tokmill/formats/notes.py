@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import TEMPORARY, inside, is_private, remove, sha256_file, write_file
+from tokmill.files import inside, remove, remove_leftovers, sha256_file, write_file, writing
 from tokmill.store.manifest import canonical_digest, read_sealed
 from tokmill.store.seal import sealed
 from tokmill.store.store import Store
@@ -143,12 +143,12 @@ class Export:
 
     def begin(self) -> None:
         """Note that the export has begun, and the files that were written before."""
-        _sweep(self.path)
+        remove_leftovers(self.folder, self.path.name)
         self._note(complete=False, files=list(self.before.values()))
 
     def put(self, path: Path, chunks: bytes | str | Iterable[bytes | memoryview]) -> Path:
         """Write a file atomically, unless it equals its note; then `chunks` are not read."""
-        _sweep(path)
+        remove_leftovers(path.parent, path.name)
         if not self.stands(path):
             self.changed = True
             if isinstance(chunks, str):
@@ -199,13 +199,6 @@ class Export:
             self.known = note
 
 
-def _sweep(path: Path) -> None:
-    """Remove the private files that killed writers of a file have left."""
-    for left in path.parent.iterdir():
-        if left.name.startswith(f"{TEMPORARY}{path.name}-") and is_private(left.name):
-            remove(left)
-
-
 @contextmanager
 def exporting(
     store: Store,
@@ -222,13 +215,15 @@ def exporting(
 
     `files`: the files to write. `named`: the path that the user has named.
     `others`: a pattern of the files that a reader would read, and the pattern of this export's.
+    Raises `MachineError` if another process writes an export of that name into the folder.
     """
     identity = canonical_digest([kind, msgspec.to_builtins(config), store.content])
-    export = Export(folder, name, kind, identity)
-    if others is not None:
-        export.refuse_others(*others)
-    with _begun(export, files, named):
-        yield export
+    with writing(inside(folder, name)):
+        export = Export(folder, name, kind, identity)
+        if others is not None:
+            export.refuse_others(*others)
+        with _begun(export, files, named):
+            yield export
 
 
 def write_noted(folder: Path, name: str, kind: str, files: Mapping[str, bytes | str]) -> list[Path]:
@@ -237,14 +232,15 @@ def write_noted(folder: Path, name: str, kind: str, files: Mapping[str, bytes | 
     Raises `UsageError` if one would replace a file that no note names.
     """
     data = {inside(folder, file): text for file, text in files.items()}
-    export = Export(folder, name, kind, canonical_digest([kind, name]))
-    with _begun(export, data, folder):
-        for path, text in data.items():
-            text = text.encode() if isinstance(text, str) else text
-            known = export.before.get(path.name)
-            if known is not None and known.sha256 != hashlib.sha256(text).hexdigest():
-                del export.before[path.name]
-            export.put(path, text)
+    with writing(inside(folder, name)):
+        export = Export(folder, name, kind, canonical_digest([kind, name]))
+        with _begun(export, data, folder):
+            for path, text in data.items():
+                text = text.encode() if isinstance(text, str) else text
+                known = export.before.get(path.name)
+                if known is not None and known.sha256 != hashlib.sha256(text).hexdigest():
+                    del export.before[path.name]
+                export.put(path, text)
     return list(data)
 
 

@@ -24,7 +24,7 @@ from tokmill import plugins
 from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors
+from tokmill.files import reading
 from tokmill.formats.token_dicts_export import COLUMNS, ONCE, TokenDictsExport, tokens_of
 from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, id_dtype
 from tokmill.store.strings import Strings
@@ -139,7 +139,7 @@ class TokenDictsSource(Source):
         path = Path(item.path)
         table = _Table(self.frozen, self.config.separator)
         batch, part = _Batch(), 0
-        with machine_errors("read", path), open(path, "rb") as raw:
+        with reading(path) as raw:
             for place, (key, sequence, position) in enumerate(_sequences(path)):
                 phrases = array("I")
                 for number, instruction in enumerate(sequence):

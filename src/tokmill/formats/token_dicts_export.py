@@ -17,7 +17,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import UsageError, nearest
-from tokmill.files import inside, make_folder
+from tokmill.files import inside, make_folder, read_file
 from tokmill.formats import exports
 from tokmill.formats.notes import exporting
 from tokmill.store.schema import PHRASE_BIT, Array
@@ -154,7 +154,7 @@ class _Writer:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.tokens = [
-            tokens_of(store.vocabulary_file(store.schema[name].vocab or name).read_bytes(), name)
+            tokens_of(read_file(store.vocabulary_file(store.schema[name].vocab or name)), name)
             for name in COLUMNS
         ]
         self.separator = [tokens.ids.get("[SEP]", -1) for tokens in self.tokens]

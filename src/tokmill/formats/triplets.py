@@ -19,7 +19,7 @@ import numpy as np
 from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors
+from tokmill.files import reading
 from tokmill.store.hashes import record_digests
 from tokmill.store.manifest import Reference
 from tokmill.store.references import reference_to
@@ -139,7 +139,7 @@ class TripletsSource(Source):
         budget = pickle.budget()
         entries: list[Entry] = []
         empty: list[int] = []
-        with machine_errors("read", path), open(path, "rb") as raw:
+        with reading(path) as raw:
             for number, value in pickle.entries():
                 entry = Entry(pickle, number, value)
                 entry.check(self.config, self.blocks.records if self.blocks else 1 << 64)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside, machine_errors
+from tokmill.files import inside, machine_errors, read_file
 from tokmill.headers import loads_json
 from tokmill.tasks.inputs import Facts
 from tokmill.training.runs.made import options_of
@@ -45,8 +45,7 @@ def load_chats(run: Path, facts: Facts, template: str = "") -> Writer:
             hint="give ids with --ids 1,2,3, or another kind of prompt with --prompt",
         )
     path = inside(run / VOCAB, vocabulary.file)
-    with machine_errors("read", path):
-        data = path.read_bytes()
+    data = read_file(path)
     made: Mapping[str, Any] = options_of(run)
     kept: Sequence[Mapping[str, Any]] = [made] if made else []
     load = plugins.load(plugins.CHATS, "chat")

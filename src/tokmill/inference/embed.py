@@ -22,7 +22,7 @@ from tokmill.builds.prepare import BuildRecipe, How
 from tokmill.builds.resources import Amount
 from tokmill.builds.run import run as build
 from tokmill.builds.source import Frozen, Hash, Item, Resources
-from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.feed.values import Vectors as ReadVectors
 from tokmill.files import machine_errors, make_folder, sha256_file, write_file
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, refuse_vectors
@@ -34,6 +34,7 @@ from tokmill.store.receipts import read_receipts
 from tokmill.store.schema import Array, Column, Records
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import Facts
+from tokmill.tasks.task import Task
 from tokmill.training.engines.allocator import keep_freed_memory
 from tokmill.training.engines.device import pick_device
 from tokmill.training.engines.precision import Precision
@@ -270,7 +271,7 @@ class EmbedSource(OverlaySource):
         if self.device.type == "cpu":
             keep_freed_memory()
         return Vectors(
-            load_task(self.model.run, self.config.at),
+            load_known(self.config, self.model),
             Precision(self.model.precision, self.device),
             self.model.pool,
             self.config.batch_tokens,
@@ -332,6 +333,18 @@ def known_model(config: EmbedConfig) -> Known:
         facts,
         recipe,
     )
+
+
+def load_known(config: EmbedConfig, known: Known) -> Task:
+    """Return the task of a model; raises `MachineError` if its weights are newer ones by now."""
+    task = load_task(known.run, config.at)
+    if known_model(config).digest != known.digest:
+        raise MachineError(
+            "a training has replaced the weights meanwhile",
+            where=str(known.run),
+            hint="run the command again, or name a step that stays: --at STEP",
+        )
+    return task
 
 
 @lru_cache(maxsize=8)

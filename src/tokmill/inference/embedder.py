@@ -12,12 +12,11 @@ import torch
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.inference.coders import Coder, load_coder
-from tokmill.inference.embed import EmbedConfig, known_model
+from tokmill.inference.embed import EmbedConfig, known_model, load_known
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, groups
 from tokmill.store.schema import Array
 from tokmill.training.engines.device import pick_device
 from tokmill.training.engines.precision import Precision
-from tokmill.training.runs.run import load_task
 
 Ids = dict[str, Array]
 """Column → the ids of one sequence."""
@@ -47,7 +46,7 @@ class Embedder:
     ) -> None:
         config = EmbedConfig(run=str(run), pool=pool, at=at)  # type: ignore[arg-type]
         known = known_model(config)
-        task = load_task(known.run, at)
+        task = load_known(config, known)
         self._load = partial(load_coder, known.run, known.facts, [*task.sizes])
         self._own = threading.local()
         if self.coder is None:

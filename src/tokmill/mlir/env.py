@@ -9,9 +9,8 @@ its kind count:
 - the last `loops` places: for each place of an interchange the loop that comes there.
 
 The space is that of the measurements. `info["action_mask"]` says what is legal: `kind` (kinds,),
-`cuts` (kinds, loops, tiles): the tiles that each kind allows for each loop; `tiles` and
-`parallel_tiles` (loops, tiles): what any kind allows whose part in `space.parts` has that name; and
-`loops` (loops,): which loops the operation has. Two rules are not in the masks: a tiling cuts at
+`cuts` (kinds, loops, tiles): the tiles that each kind allows for each loop; and `loops` (loops,):
+which loops the operation has. Two rules are not in the masks: a tiling cuts at
 least one loop, and an interchange names each loop once. The reward is 0 until the module is
 complete. Then it is log10 of the gain over the unscheduled module, or `measure.PENALTY` if there
 is no result.
@@ -135,13 +134,11 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         # An operation with more loops than there is room for can be changed as a whole alone.
         fits = len(state.bounds) <= loops
         kinds = [may[kind] and (fits or kind not in parts) for kind in self.space.kinds]
-        cuts = space.cuts(self.space, state, loops)
-        found = {"kind": np.array(kinds, np.int8), "cuts": cuts}
-        for name in ("tiles", "parallel_tiles"):
-            of = [number for number, kind in enumerate(self.space.kinds) if parts.get(kind) == name]
-            found[name] = cuts[of].max(0)
-        found["loops"] = (np.arange(loops) < len(state.bounds)).astype(np.int8)
-        return found
+        return {
+            "kind": np.array(kinds, np.int8),
+            "cuts": space.cuts(self.space, state, loops),
+            "loops": (np.arange(loops) < len(state.bounds)).astype(np.int8),
+        }
 
     def _result(self) -> Result:
         return self.measure(self.problem, self.schedule)

@@ -2,7 +2,8 @@
 
 A result is a time beside the unscheduled module in the same child, and only after the outputs of
 both were compared. A schedule that MLIR declines, that computes something else, that hangs or
-ends the child is a result too, with a status of its own, and never a speed-up.
+ends the child is a result too, with a status of its own, and never a speed-up. The module without
+a schedule is measured first: how long a schedule may take follows from its time.
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ import numpy as np
 
 from tokmill.child import Limits
 from tokmill.child_calls import Child, ChildDied
-from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.errors import MachineError, TokmillError
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS, Space
 
 STATUSES = ("ok", "wrong", "refused", "ignored", "timeout", "memory", "crashed")
-MOST = 256
-"""Threads."""
-SHORTEST, LONGEST = 1e-3, 1e15
-"""Nanoseconds of a run."""
-VERSION = 2
+VERSION = 3
 """Of what is measured and how; another version does not read results of this one."""
+RUNS_ALLOWED, ALONE = 30, 10
+"""How many times the time of the module without a schedule the runs of a schedule may take (five
+of each are the fewest), and how many times `Settings.seconds` the module itself."""
 PENALTY = -1.0
 """Reward of a schedule that was refused, computed something else, hung or crashed."""
 
@@ -46,15 +46,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     runs: int = 5
     """Runs of candidate and baseline, in turns; the least time of each counts."""
     seconds: float = 30.0
-    """Seconds that compiling and running one candidate may take."""
+    """Seconds that compiling one candidate may take; those of its runs are added (`RUNS_ALLOWED`),
+    and the module without a schedule may take `ALONE` times as many."""
     most_seconds: float = 2.0
     """CPU seconds after which no further run is begun."""
     memory_mb: int = 4096
     """MiB that the child may take."""
     seed: int = 0
     """Of the random numbers in the inputs."""
-    threads: int = 1
-    """Threads of parallel loops; on more than one, times are those of the clock."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +73,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     allowed: float = float("nan")
     compile_seconds: float = float("nan")
 
+    def __post_init__(self) -> None:
+        times = (self.nanoseconds, self.baseline)
+        timed = all(0 < one < math.inf for one in times) and self.noise >= 0
+        if self.status not in STATUSES or (self.status == "ok" and not timed):
+            # Of a damaged cache: it is measured again.
+            raise ValueError("no such result can be")
+
     @property
     def ratio(self) -> float:
         """Return the time of the baseline over that of the schedule; NaN without a result."""
@@ -83,6 +89,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def gain(self) -> float:
         """Return the speed-up, or 1 where it lies within the noise of the baseline."""
         return 1.0 if abs(self.ratio - 1) <= self.noise else self.ratio
+
+    def facts(self) -> dict[str, Any]:
+        """Return the result as JSON has it; times in milliseconds, NaN for those that are not."""
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "milliseconds": self.nanoseconds / 1e6,
+            "baseline_milliseconds": self.baseline / 1e6,
+            "speedup": self.gain,
+            "noise": self.noise,
+            "error": self.error,
+            "allowed_error": self.allowed,
+        }
 
 
 def reward(result: Result) -> float:
@@ -104,18 +123,15 @@ class Measurements:
     """
 
     def __init__(self, settings: Settings, cache: Path | None = None, space: Space = LOOPS) -> None:
-        if settings.threads != 1 and (space.name != "loops" or not 1 <= settings.threads <= MOST):
-            raise UsageError(
-                f"{settings.threads} threads cannot be measured in the space {space.name}",
-                hint=f"1 to {MOST} in the space loops; one thread in the others",
-            )
         self.settings, self.space = settings, space
+        self.until = math.inf
+        """When all measurements end, by `time.monotonic`."""
         self._problems: dict[str, Problem] = {}
+        self._alone: dict[str, Result] = {}
         self.evaluations = self.hits = 0
         self.path = cache
         self._cache = None if cache is None else Cache(cache)
-        limits = Limits(seconds=settings.seconds, memory=settings.memory_mb << 20)
-        self._child = Child(space.child, limits)
+        self._child = Child(space.child, Limits(memory=settings.memory_mb << 20))
 
     def __enter__(self) -> Self:
         return self
@@ -161,23 +177,56 @@ class Measurements:
     def file(self, problem: Problem, text: str, *, again: bool = False) -> Result:
         """Return what a schedule of a problem is worth, by the text of its file."""
         self.evaluations += 1
+        hits, empty = self.hits, self.space.text(problem, ())
+        alone = self._alone.get(problem.text)
+        if alone is not None:
+            self.hits += text == empty and not again
+        else:
+            alone = self._result(problem, empty, ALONE * self.settings.seconds, False)
+            if alone.status == "ok":
+                self._alone[problem.text] = alone
+        if text == empty and not again:
+            return alone
+        # What the module itself took is no evaluation.
+        self.hits = hits
+        if alone.status != "ok":
+            return Result(status=alone.status, reason=f"without a schedule too: {alone.reason}")
+        seconds = self.settings.seconds + RUNS_ALLOWED * alone.baseline / 1e9
+        return self._result(problem, text, seconds, again)
+
+    def _result(self, problem: Problem, text: str, seconds: float, again: bool) -> Result:
         key = self._key(problem.text, text)
-        if self._cache is not None and not again and (known := self._cache.get(key)):
+        known: Result | None = None
+        if self._cache is not None and not again:
+            known = self._cache.get(key, Result)
+        if known is not None:
             self.hits += 1
             return known
         if again:
             self._child.close()
+        left = self.until - time.monotonic()
+        if left <= 0:
+            return Result(status="timeout", reason="no time is left")
         kept = not again
+        self._limit(seconds)
         try:
             result = self._measure(problem, text)
         except ChildDied as died:
-            result, ended = _dead(died), died.ended
+            result, ended = dead(died), died.ended
             if ended is not None and ended.code == -SIGKILL and not ended.passed:
                 # Who killed it, and why, is not known: it may be another user of the machine.
                 kept = False
+            kept &= result.status != "timeout" or seconds <= left
         if self._cache is not None and kept:
             self._cache.put(key, result)
         return result
+
+    def _limit(self, seconds: float) -> None:
+        """Limit what the child is asked next to so many seconds, and to the end of all."""
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TokmillError("no time is left", hint="allow more of it")
+        self._child.limits = self._child.limits._replace(seconds=min(seconds, left))
 
     def _measure(self, problem: Problem, schedule: str) -> Result:
         request = {
@@ -187,7 +236,6 @@ class Measurements:
             "seed": self.settings.seed,
             "length": problem.length,
             "most_seconds": self.settings.most_seconds,
-            "threads": self.settings.threads,
             "flags": list(self.space.flags),
         }
         try:
@@ -202,16 +250,24 @@ class Measurements:
 
     def _ask(self, request: dict[str, Any]) -> Any:
         """Ask the child of the space, unless the cache has its answer."""
-        return self.kept(request, lambda: self._child(request))
+
+        def asked() -> Any:
+            self._limit(ALONE * self.settings.seconds)
+            return self._child(request)
+
+        return self.kept(request, asked)
 
     def kept(self, request: dict[str, Any], make: Callable[[], Any]) -> Any:
-        """Return what the cache has for a request, or else what `make` gives, and keep it."""
+        """Return what the cache has for a request, or else what `make` gives.
+
+        It is kept unless the time of all measurements is over then: it may be cut short.
+        """
         key = self._key("", repr(sorted(request.items())))
-        if self._cache is not None and (known := self._cache.answer(key)) is not None:
+        if self._cache is not None and (known := self._cache.get(key, Any)) is not None:
             return known
         answer = make()
-        if self._cache is not None:
-            self._cache.keep(key, answer)
+        if self._cache is not None and time.monotonic() < self.until:
+            self._cache.put(key, answer)
         return answer
 
     def _key(self, module: str, schedule: str) -> bytes:
@@ -253,7 +309,8 @@ def noise_of(times: Sequence[float]) -> float:
     return float(np.median(times) / min(times) - 1)
 
 
-def _dead(died: ChildDied) -> Result:
+def dead(died: ChildDied) -> Result:
+    """Return what a child that died says of a candidate."""
     passed = "" if died.ended is None else died.ended.passed
     # The other limits are seconds, and MiB of output.
     status = "timeout" if "second" in passed else "memory" if passed[-3:] == "MiB" else "crashed"
@@ -262,95 +319,45 @@ def _dead(died: ChildDied) -> Result:
 
 UNUSABLE = (OSError, sqlite3.Error, UnicodeDecodeError)
 """What SQLite raises for a file that is none of its own, or damaged: names are texts in it."""
-
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a row that is damaged."""
-
 PATIENCE = 60.0
 """Seconds to wait for another process that writes to the same cache."""
 
 
 class Cache:
-    """Results by what was measured, in an SQLite file that several processes may use."""
+    """Answers by what was asked, in an SQLite file that several processes may use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._data = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
-            self._prepare()
         except UNUSABLE as error:
             raise _unusable(path, error) from None
+        self._run("CREATE TABLE IF NOT EXISTS results (key BLOB PRIMARY KEY, result BLOB NOT NULL)")
 
-    def _prepare(self) -> None:
-        """Make the tables, and let several processes read and write beside one another."""
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                self._data.execute("PRAGMA journal_mode = WAL")
-                for table in ("results", "answers"):
-                    self._data.execute(
-                        f"CREATE TABLE IF NOT EXISTS {table} "
-                        "(key BLOB PRIMARY KEY, result BLOB NOT NULL)"
-                    )
-                return
-            except sqlite3.OperationalError as error:
-                # For these, SQLite does not wait for other processes, as it does for all else.
-                if "locked" not in str(error) or time.monotonic() > until:
-                    raise
-                time.sleep(0.02)
-
-    def get(self, key: bytes) -> Result | None:
-        """Return the result of a key; None if it has none that can be right."""
-        with contextlib.suppress(*UNREADABLE):
-            found = msgspec.msgpack.decode(self._read("results", key), type=Result)
-            return found if _possible(found) else None
+    def get(self, key: bytes, kind: Any) -> Any:
+        """Return the answer of a key as a type; None if it has none that can be read."""
+        row = self._run("SELECT result FROM results WHERE key = ?", key)
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            # A row of a damaged file may be of another type.
+            if row and isinstance(row[0], bytes):
+                return msgspec.msgpack.decode(row[0], type=kind)
         return None
 
-    def put(self, key: bytes, result: Result) -> None:
-        """Keep a result."""
-        self._write("results", key, result)
+    def put(self, key: bytes, answer: Any) -> None:
+        """Keep an answer."""
+        row = msgspec.msgpack.encode(answer)
+        self._run("INSERT OR REPLACE INTO results VALUES (?, ?)", key, row)
 
-    def answer(self, key: bytes) -> Any:
-        """Return another answer of the child; None if it has none that can be read."""
-        with contextlib.suppress(*UNREADABLE):
-            return msgspec.msgpack.decode(self._read("answers", key))
-        return None
-
-    def keep(self, key: bytes, answer: Any) -> None:
-        """Keep such an answer."""
-        self._write("answers", key, answer)
-
-    def _read(self, table: str, key: bytes) -> bytes:
-        """Return a row; nothing if there is none, or one of another type."""
+    def _run(self, command: str, *values: bytes) -> Any:
         try:
-            row = self._data.execute(f"SELECT result FROM {table} WHERE key = ?", (key,)).fetchone()
-        except UNUSABLE as error:
-            raise _unusable(self.path, error) from None
-        return row[0] if row is not None and isinstance(row[0], bytes) else b""
-
-    def _write(self, table: str, key: bytes, value: Any) -> None:
-        try:
-            self._data.execute(
-                f"INSERT OR REPLACE INTO {table} VALUES (?, ?)",
-                (key, msgspec.msgpack.encode(value)),
-            )
+            return self._data.execute(command, values).fetchone()
         except UNUSABLE as error:
             raise _unusable(self.path, error) from None
 
     def close(self) -> None:
         """Close the file."""
         self._data.close()
-
-
-def _possible(result: Result) -> bool:
-    """Say whether a result of a file is one that was measured: its times are divided."""
-    times = (result.nanoseconds, result.baseline)
-    return result.status in STATUSES and (
-        result.status != "ok"
-        or (all(SHORTEST <= one <= LONGEST for one in times) and 0 <= result.noise < math.inf)
-    )
 
 
 def _unusable(path: Path, error: Exception) -> MachineError:

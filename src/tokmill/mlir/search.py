@@ -2,7 +2,8 @@
 
 Each search is a function of a problem, measurements, a number of evaluations and a seed; a hit of
 the cache counts as an evaluation, so that all have the same number. It yields `Trial`s in the
-order in which they were measured.
+order in which they were measured; the first is no schedule at all, and the only one of a module
+that does not run without a schedule.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import UsageError
-from tokmill.mlir.draws import draw, draw_action
-from tokmill.mlir.loops import legal
-from tokmill.mlir.loops import schedule as actions
+from tokmill.errors import TokmillError, UsageError
+from tokmill.mlir.draws import draw
 from tokmill.mlir.measure import Measurements, Result, reward
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import Space, replay
@@ -29,8 +28,6 @@ from tokmill.mlir.tokens.features import Sizes
 Schedule = tuple[Any, ...]
 """Actions of the space of the measurements."""
 Row = np.ndarray[Any, Any]
-BRANCHES = 8
-"""Ways on from a schedule that a greedy search measures."""
 FIRST = 16
 """Random schedules before the evolution begins."""
 GUESSED = 4
@@ -45,8 +42,6 @@ CONFIRMED = 2
 """Best schedules that are measured again."""
 CHANCE = 0.15
 """Share of a generation that is picked by chance, whatever the cost model says."""
-ENDED = ("timeout", "memory", "crashed")
-"""Statuses that a module may have without a schedule too."""
 
 
 class Trial(NamedTuple):
@@ -66,51 +61,52 @@ def measured(problem: Problem, schedule: Sequence[Any], measure: Measurements) -
     return Trial(tuple(schedule), measure(problem, schedule))
 
 
-def confirmed(problem: Problem, schedules: Sequence[Sequence[Any]], measure: Measurements) -> Trial:
-    """Return the best of some schedules, measured again in fresh processes.
+def measured_again(
+    problem: Problem, schedules: Sequence[Sequence[Any]], measure: Measurements
+) -> list[Trial]:
+    """Return schedules, and no schedule last, measured again in fresh processes.
 
     The module without a schedule is compiled a second time and measured beside itself: what it
-    seems to gain by that is noise of the result too.
+    seems to gain by that is noise of all results.
     """
-    again = [Trial(tuple(one), measure(problem, one, again=True)) for one in schedules]
-    # What is very slow is worth less than what gave no result, and is a result nevertheless.
-    best = max(again, key=lambda one: (one.result.status == "ok", score(one)))
-    if best.result.status != "ok" or not best.schedule:
-        return best
-    alone = measure(problem, (), again=True)
+    again = [Trial(tuple(one), measure(problem, one, again=True)) for one in (*schedules, ())]
+    alone = again[-1].result
     spread = abs(alone.ratio - 1) if alone.status == "ok" else 0.0
-    noise = max(best.result.noise, spread)
-    return Trial(best.schedule, msgspec.structs.replace(best.result, noise=noise))
+    return [
+        Trial(one, msgspec.structs.replace(result, noise=max(result.noise, spread)))
+        for one, result in again
+    ]
+
+
+def confirmed(problem: Problem, schedules: Sequence[Sequence[Any]], measure: Measurements) -> Trial:
+    """Return the best of some schedules as `measured_again`, or no schedule if none is faster."""
+    *again, alone = measured_again(problem, schedules, measure)
+    best = max(again, key=score, default=alone)
+    return best if score(best) > 0 else alone
 
 
 def best_of(problem: Problem, trials: Sequence[Trial], measure: Measurements) -> Trial:
-    """Return the better one of the two best trials, as `confirmed` measures them again.
+    """Return the better one of the two best trials, or no schedule, as `confirmed` says.
 
     Of two, because one may hang in the fresh process that did not before. Where no trial gave a
     result, it is the best of the failures as it was.
     """
     ranked = sorted(trials, key=score, reverse=True)
-    good = list(dict.fromkeys(one.schedule for one in ranked if one.result.status == "ok"))
-    return confirmed(problem, good[:CONFIRMED], measure) if good else ranked[0]
+    if all(one.result.status != "ok" for one in ranked):
+        return ranked[0]
+    good = dict.fromkeys(one.schedule for one in ranked if score(one) > 0 and one.schedule)
+    return confirmed(problem, list(good)[:CONFIRMED], measure)
 
 
-def while_it_runs(
-    trials: Iterator[Trial], problem: Problem, measure: Measurements
-) -> Iterator[Trial]:
-    """Pass trials on, and end after one that shows that the module does not run unscheduled.
+def iree_default(problem: Problem, iree: Measurements) -> Result:
+    """Return what IREE's default of a module is worth, by measurements in the space of its tiles.
 
-    Where a schedule ends its process, hangs or wants too much memory, the module is run once
-    without one.
+    What IREE does not compile is `refused`.
     """
-    runs = False
-    for trial in trials:
-        yield trial
-        if trial.result.status == "ok":
-            runs = True
-        elif not runs and trial.result.status in ENDED:
-            runs = measure(problem, ()).status == "ok"
-            if not runs:
-                return
+    try:
+        return iree.file(problem, "")
+    except TokmillError as error:
+        return Result(status="refused", reason=error.what)
 
 
 def by_chance(
@@ -118,47 +114,10 @@ def by_chance(
 ) -> Iterator[Trial]:
     """Measure random schedules."""
     chance, problem = random.Random(seed), measure.problem(problem)
-    for _ in range(evaluations):
+    alone = measured(problem, (), measure)
+    yield alone
+    for _ in range(evaluations - 1 if alone.result.status == "ok" else 0):
         yield measured(problem, draw(problem, chance, space=measure.space), measure)
-
-
-def greedy(problem: Problem, measure: Measurements, evaluations: int, seed: int) -> Iterator[Trial]:
-    """Add the best action of a few, one at a time, operation after operation."""
-    chance, problem = random.Random(seed), measure.problem(problem)
-    space, spent = measure.space, 1
-    best = measured(problem, (), measure)
-    yield best
-    for number in range(len(problem.operations) - 1, -1, -1):
-        front = best
-        for _ in range(legal.LONGEST):
-            grown: list[Trial] = []
-            for schedule in _ways_on(space, problem, front.schedule, number, chance):
-                if spent >= evaluations:
-                    return
-                grown.append(measured(problem, schedule, measure))
-                spent += 1
-                yield grown[-1]
-            if not grown:
-                break
-            front = max(grown, key=score)
-            best = max(best, front, key=score)
-    while spent < evaluations:
-        yield measured(problem, draw(problem, chance, space=space), measure)
-        spent += 1
-
-
-def _ways_on(
-    space: Space, problem: Problem, schedule: Schedule, number: int, chance: random.Random
-) -> list[Schedule]:
-    state = replay(space, problem.operations, schedule)[number]
-    found: dict[Schedule, None] = {}
-    for _ in range(4 * BRANCHES):
-        if state.done or len(found) == BRANCHES:
-            break
-        action = draw_action(space, state, chance)
-        if not isinstance(action, actions.Stop):
-            found[(*schedule, action)] = None
-    return list(found)
 
 
 def evolution(
@@ -179,7 +138,10 @@ def evolution(
         rows[schedule] = _row(space, problem, schedule, sizes)
         return known[schedule]
 
-    spent = 0
+    alone, spent = spend(()), 1
+    yield alone
+    if alone.result.status != "ok":
+        return
     while spent < min(FIRST, evaluations):
         guess = space.guess(problem, chance) if spent % GUESSED else ()
         yield spend(guess or draw(problem, chance, space=space))
@@ -271,6 +233,5 @@ def _logs(bounds: Sequence[int], sizes: Sizes) -> Row:
 
 SEARCHES: dict[str, Callable[[Problem, Measurements, int, int], Iterator[Trial]]] = {
     "random": by_chance,
-    "greedy": greedy,
     "evolution": evolution,
 }

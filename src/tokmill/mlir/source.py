@@ -23,7 +23,7 @@ from tokmill.child import Limits
 from tokmill.child_calls import ChildDied, shared
 from tokmill.errors import MissingExtraError, TokmillError, UsageError
 from tokmill.files import machine_errors, path_to_text
-from tokmill.mlir.modules import generators, reading
+from tokmill.mlir.modules import generators, importing
 from tokmill.mlir.tokens import field_tokens
 from tokmill.store.schema import Column, Drop, Records, Schema, drops_of, id_dtype
 from tokmill.store.strings import Strings
@@ -62,7 +62,7 @@ class MlirSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = MlirConfig
     places = "record"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
     is_bounded = False
@@ -120,7 +120,7 @@ class MlirSource(Source):
 
     def items(self) -> Iterator[Item]:
         """Yield the modules and models, one item each."""
-        found = find_files(self.inputs, reading.SUFFIXES, choice=self.config)
+        found = find_files(self.inputs, importing.SUFFIXES, choice=self.config)
         self.left_out = found.left_out
         for file in found.files:
             yield Item(
@@ -151,7 +151,7 @@ class MlirSource(Source):
         request: dict[str, Any] = {"where": path_to_text(item.path), "seed": self.config.seed}
         records = 0
         try:
-            request["text"] = reading.text_of(Path(item.path))
+            request["text"] = importing.text_of(Path(item.path))
             for first in (0, *range(1, self.config.schedules + 1, CHUNK)):
                 last = min(first + CHUNK, self.config.schedules + 1) if first else 1
                 child = shared("tokmill.mlir.tokens.sequences:make", LIMITS)

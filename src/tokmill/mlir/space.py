@@ -1,20 +1,19 @@
 """What can be changed about a module, and how a list of changes is measured: a space of schedules.
 
-The environment, the searches and the checks know a space by this interface alone. `loops` is the
-own lowering, whose actions change loops (`legal`, `schedule`, `execute`). An operation is changed
-by actions one after the other; a schedule is the list of all of them, and is written as a file.
+The environment, the searches and the checks know a space by this interface alone. The first one is
+the own lowering, whose actions change loops (`legal`, `schedule`, `execute`); `iree.tiles` has the
+other. An operation is changed by actions one after the other; a schedule is the list of all of
+them, and is written as a file.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from tokmill import plugins
-from tokmill.errors import UsageError, nearest
 from tokmill.mlir.loops import legal, lower
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
@@ -25,70 +24,8 @@ Ask = Callable[[dict[str, Any]], Any]
 """Asks the child of a space; answers are kept."""
 
 
-class Space(Protocol):
-    """A space of schedules."""
-
-    name: str
-    kinds: tuple[str, ...]
-    """Kinds of actions; the first one is `stop`."""
-    parts: Mapping[str, str]
-    """Kind → what else an action of it says: `tiles`, `parallel_tiles` (reductions stay whole) or
-    `order`. A kind that is not there says nothing else."""
-    sizes: tuple[int, ...]
-    """Tiles that loops can have; the first one is 0, for a loop that stays as it is."""
-    child: str
-    """`module:function` that measures in a child."""
-    package: str
-    """Whose version belongs to a measurement."""
-    flags: tuple[str, ...]
-    """Flags of its compiler, which belong to a measurement too."""
-
-    @property
-    def rules(self) -> str:
-        """What else a measurement depends on: how this package compiles and runs."""
-        ...
-
-    def problem(self, given: Problem, ask: Ask) -> Problem:
-        """Return a problem with the operations that can be changed; actions name them by tag."""
-        ...
-
-    def begin(self, operation: Operation) -> State:
-        """Return the state of an operation before any action."""
-        ...
-
-    def allowed(self, state: State) -> dict[str, bool]:
-        """Return for each kind whether an action of it is possible now."""
-        ...
-
-    def tiles(self, state: State, kind: str, loop: int) -> list[bool]:
-        """Return for each of `sizes` whether an action of a kind may cut a loop so."""
-        ...
-
-    def action(
-        self, state: State, kind: str, sizes: tuple[int, ...], order: tuple[int, ...]
-    ) -> actions.Action:
-        """Return an action on the operation of a state."""
-        ...
-
-    def take(self, state: State, action: Any) -> State:
-        """Return the state after an action; raises `UsageError` if it is not possible."""
-        ...
-
-    def guess(self, problem: Problem, chance: random.Random) -> tuple[Any, ...]:
-        """Return a schedule that is often good, drawn from several; () if there is none."""
-        ...
-
-    def text(self, problem: Problem, schedule: Any) -> str:
-        """Return a schedule as a file."""
-        ...
-
-    def read(self, text: str, where: str) -> tuple[Any, ...]:
-        """Return the actions of a file; raises `TokmillError` if it is none of this space."""
-        ...
-
-
-class Loops:
-    """Changes of loops, lowered and compiled by MLIR's own passes."""
+class Space:
+    """The own lowering, by MLIR's passes; another space has these names with its own contents."""
 
     name = "loops"
     kinds: tuple[str, ...] = (
@@ -101,6 +38,7 @@ class Loops:
         "im2col",
         "vectorize",
     )
+    """Kinds of actions; the first one is `stop`."""
     parts: Mapping[str, str] = {
         "tile": "tiles",
         "parallel": "parallel_tiles",
@@ -108,18 +46,24 @@ class Loops:
         "interchange": "order",
         "pack": "tiles",
     }
+    """Kind → what else an action of it says: `tiles`, `parallel_tiles` (reductions stay whole) or
+    `order`. A kind that is not there says nothing else."""
     sizes: tuple[int, ...] = legal.TILES
+    """Tiles that loops can have; the first one is 0, for a loop that stays as it is."""
     child = "tokmill.mlir.loops.execute:measure"
+    """`module:function` that measures in a child."""
     package = "torch-mlir"
+    """Whose version belongs to a measurement."""
     flags: tuple[str, ...] = ()
+    """Flags of its compiler, which belong to a measurement too."""
 
     @property
     def rules(self) -> str:
-        """The passes of the lowering."""
+        """What else a measurement depends on: how this package compiles and runs."""
         return lower.rules()
 
     def problem(self, given: Problem, ask: Ask) -> Problem:
-        """Return the problem as it is: all its operations can be changed."""
+        """Return a problem with the operations that can be changed; actions name them by tag."""
         return given
 
     def begin(self, operation: Operation) -> State:
@@ -138,7 +82,7 @@ class Loops:
 
     def action(
         self, state: State, kind: str, sizes: tuple[int, ...], order: tuple[int, ...]
-    ) -> actions.AnyAction:
+    ) -> Any:
         """Return an action on the operation of a state."""
         operation = state.operation
         tag = operation.tag
@@ -162,32 +106,16 @@ class Loops:
         return legal.take(state, action)
 
     def guess(self, problem: Problem, chance: random.Random) -> tuple[Any, ...]:
-        """Return (): a search begins with random schedules."""
+        """Return a schedule that is often good, drawn from several; () if there is none."""
         return ()
 
     def text(self, problem: Problem, schedule: Any) -> str:
-        """Return a schedule as a module of the transform dialect."""
+        """Return a schedule as a file."""
         states = legal.replay(problem.operations, schedule)
         return actions.text(schedule, legal.decomposed(states))
 
-    def read(self, text: str, where: str) -> tuple[Any, ...]:
-        """Return the actions of a file; raises `TokmillError` if it is none of this space."""
-        return actions.read(text, where)
 
-
-LOOPS = Loops()
-
-
-def space_called(name: str, where: str = "") -> Space:
-    """Return the space of a name; raises `UsageError` for an unknown one."""
-    if name not in plugins.SPACES:
-        raise UsageError(
-            f"no space of schedules is called {name!r}",
-            where=where,
-            hint=nearest(name, plugins.SPACES),
-        )
-    made: Space = plugins.load(plugins.SPACES, name)()
-    return made
+LOOPS = Space()
 
 
 def replay(space: Space, operations: Sequence[Operation], schedule: Sequence[Any]) -> list[State]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tokmill.builds.scan import in_words
-from tokmill.files import machine_errors
+from tokmill.files import reading
 from tokmill.report.recogniser import Facts, Look, read_header, shorten
 from tokmill.report.runs import is_run, read_run
 from tokmill.store import manifest as layout
@@ -171,7 +171,7 @@ def log(look: Look) -> Facts | None:
     beside, what = LOGS.get(look.path.name, ("", ""))
     if not beside or not look.path.with_name(beside).is_file():
         return None
-    with machine_errors("read", look.path), open(look.path, "rb") as file:
+    with reading(look.path) as file:
         lines = sum(1 for _ in file)
     command = "compare" if beside == "recipe.json" else "inspect"
     return {

@@ -6,11 +6,13 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokmill.errors import one_line
 from tokmill.report.compare import SEEDS, Comparison, Group
 from tokmill.report.recogniser import short_names
 
@@ -21,6 +23,9 @@ SPECIAL = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }  # fmt: skip
 """Characters with a special meaning in LaTeX → how they are escaped."""
+
+FORMULA = "=+-@"
+NUMBER = re.compile(r"[-+][\d.]+(?:[eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -108,23 +113,38 @@ def write_latex(found: Comparison) -> str:
 
 def escape(text: str) -> str:
     """Return a text with all special characters of LaTeX escaped."""
-    return "".join(SPECIAL.get(sign, sign) for sign in text)
+    return "".join(SPECIAL.get(sign, sign) for sign in one_line(text))
 
 
 def write_csv(found: Comparison) -> str:
     """Return CSV with one line for each group and unrounded numbers; unknown values are empty."""
-    out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
-    lines.writerow(
+    lines = [
         ["run", *found.columns, "seeds", found.metric, "half_width_95", "best", "finished",
          "step_min", "step_max", "steps", "targets", "parameters", "tokens_per_second", "seconds"]
-    )  # fmt: skip
+    ]  # fmt: skip
     for one, shown in zip(found.groups, settings(found), strict=True):
-        row = as_row(one)
         values = [_plain(shown[key], "") for key in found.columns]
-        name, *numbers = (_plain(value, "") for value in row.values())
-        lines.writerow([name, *values, *numbers])
+        name, *numbers = (_plain(value, "") for value in as_row(one).values())
+        lines.append([name, *values, *numbers])
+    return csv_text(lines)
+
+
+def csv_text(lines: Iterable[Iterable[Any]]) -> str:
+    """Return lines as CSV, each cell in one line.
+
+    A spreadsheet takes a text that begins with one of `FORMULA` for a formula, which may run
+    programs: such a text that is no number gets an apostrophe before it.
+    """
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(map(_cell, line) for line in lines)
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = one_line(value)
+    return f"'{text}" if text[:1] in FORMULA and text and not NUMBER.fullmatch(text) else text
 
 
 def as_row(one: Group) -> dict[str, Any]:

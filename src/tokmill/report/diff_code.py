@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import plain
+from tokmill.errors import one_line
 from tokmill.store.schema import Array
 from tokmill.x86.diff.result import Diff
 from tokmill.x86.graph import Edge, Graph
@@ -59,7 +59,7 @@ class Code(msgspec.Struct, array_like=True):
 
 def shown(text: str, most: int) -> str:
     """Return text of a program that is safe to show: no control characters, and cut off."""
-    found = plain(text[: most + 1]).replace("\n", "\\n").replace("\t", "\\t")
+    found = one_line(text[: most + 1])
     return found[: most - 1] + "…" if len(found) > most else found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.formats.exports import lengths as record_lengths
 from tokmill.progress import human_count
 from tokmill.report.compare import common_name, seeds_together, settings_of
+from tokmill.report.comparison_table import csv_text
 from tokmill.report.pickles import PICKLES, lengths_of_pickle
 from tokmill.report.recogniser import short_names
 from tokmill.report.runs import RunSummary, read_runs
@@ -90,16 +89,12 @@ def lengths(paths: Sequence[Path], sample: int | None = None, column: str = "") 
 def each_length(paths: Sequence[Path], **options: Any) -> Iterator[bytes]:
     """Yield as CSV each of what `lengths` counts: series, number in it, length, unit."""
     refuse("lengths", **options)
-    out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
-    lines.writerow(["series", "number", "length", "in"])
+    yield csv_text([["series", "number", "length", "in"]]).encode()
     for label, path in zip(short_names(paths), paths, strict=True):
         unit, parts = _lengths_in(path)
         number = itertools.count()
         for part in parts:
-            lines.writerows((label, next(number), length, unit) for length in part.tolist())
-            yield out.getvalue().encode("utf-8", "backslashreplace")
-            out.seek(out.truncate(0))
+            yield csv_text((label, next(number), n, unit) for n in part.tolist()).encode()
 
 
 def length_figure(
@@ -344,18 +339,18 @@ def refuse(kind: str, **options: Any) -> None:
 
 def write_csv(figure: Figure) -> str:
     """Return the numbers of a figure as CSV: series, x (of bars: from, to), y, further columns."""
-    out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
     extra = sorted({name for s in figure.series for name in s.more})
     bars = figure.form == "bars"
-    lines.writerow(["series", *(["from", "to"] if bars else [figure.x]), figure.y, *extra])
+    lines: list[list[Any]] = [
+        ["series", *(["from", "to"] if bars else [figure.x]), figure.y, *extra]
+    ]
     for series in figure.series:
         columns = [series.x[:-1], series.x[1:]] if bars else [series.x]
         lacks = np.full(len(series.y), "")
         columns += [series.y, *(series.more.get(name, lacks) for name in extra)]
         for row in zip(*(c.tolist() for c in columns), strict=True):
-            lines.writerow([series.label, *(_plain(value) for value in row)])
-    return out.getvalue()
+            lines.append([series.label, *(_plain(value) for value in row)])
+    return csv_text(lines)
 
 
 def token_lengths(path: Path) -> Array:

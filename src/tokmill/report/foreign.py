@@ -17,7 +17,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.bounds import bounded
 from tokmill.errors import MissingExtraError
-from tokmill.files import machine_errors
+from tokmill.files import machine_errors, read_file
 from tokmill.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
 from tokmill.report.pickles import read_pickle
 from tokmill.report.programs import graph, program
@@ -156,8 +156,8 @@ def datatrove(look: Look) -> Facts | None:
     facts["bytes"] = look.size
     if not index.exists():
         return {**facts, "problem": f"its index {index.name} is missing"}
-    with machine_errors("read", index):
-        ends = np.frombuffer(index.read_bytes()[: (index.stat().st_size // 8) * 8], "<u8")
+    raw = read_file(index)
+    ends = np.frombuffer(raw[: len(raw) // 8 * 8], "<u8")
     tokens = int(ends[-1]) if len(ends) else 0
     facts |= {"documents": len(ends), "tokens": tokens}
     width = look.size / tokens if tokens else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokmill import plugins
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
-from tokmill.files import machine_errors
+from tokmill.files import machine_errors, read_file
 from tokmill.formats.datasets_folders import DICT, STATE
 from tokmill.headers import loads_toml
 from tokmill.progress import human_count
@@ -229,8 +229,7 @@ def recipe(look: Look) -> Facts | None:
         return None
     facts: Facts = {"kind": "toml", "what": "TOML, but not a recipe", "bytes": look.size}
     try:
-        with machine_errors("read", look.path):
-            value = loads_toml(look.path.read_text())
+        value = loads_toml(read_file(look.path).decode())
     except ValueError as error:
         return {**facts, "what": "TOML by its name", "problem": str(error)}
     if "source" in value:

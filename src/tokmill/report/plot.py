@@ -117,7 +117,10 @@ def render(figure: Figure, form: str, *, page: str = "") -> bytes:
         "axes.spines.right": False,
     }
     out = io.BytesIO()
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # Not what a matplotlibrc in the working directory says.
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(settings)
         # Names of files may have characters that the font lacks; they are drawn as boxes.
         warnings.simplefilter("ignore", UserWarning)
         wide = max(SIZE[0], CELL * min(len(figure.names), MOST_CELLS) + 2)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.errors import MissingExtraError, TokmillError
-from tokmill.files import machine_errors
+from tokmill.files import read_file
 from tokmill.report.recogniser import Facts, Look
 
 PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
@@ -67,8 +67,7 @@ def vocabulary(look: Look) -> Facts | None:
         return None
     kind = plugins.require("tokmill.x86.tokens.vocabulary").TokenList
     try:
-        with machine_errors("read", look.path):
-            tokens = kind.from_json(look.path.read_bytes(), str(look.path))
+        tokens = kind.from_json(read_file(look.path), str(look.path))
     except TokmillError as error:
         return {"kind": "vocabulary", "what": "a list of tokens", "problem": error.what}
     return {

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from tokmill.files import machine_errors
+from tokmill.files import reading
 from tokmill.headers import loads_json, tensor_header
 
 HEAD = 1 << 16
@@ -55,7 +55,7 @@ Recogniser = Callable[[Look], Facts | None]
 
 def open_look(path: Path) -> Look:
     """Read the beginning of a file, and all of it if it may be a JSON value."""
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         head = handle.read(HEAD)
         size = handle.seek(0, 2)
         value = None
@@ -70,7 +70,7 @@ def open_look(path: Path) -> Look:
 
 def tail(look: Look, size: int = 1) -> bytes:
     """Return the last bytes of a file."""
-    with machine_errors("read", look.path), open(look.path, "rb") as handle:
+    with reading(look.path) as handle:
         handle.seek(max(0, look.size - size))
         return handle.read(size)
 
@@ -82,7 +82,7 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
         ValueError: the file is no such file, or damaged.
         MachineError: it cannot be read.
     """
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         size = handle.seek(0, 2)
         handle.seek(0)
         header = tensor_header(handle, size)

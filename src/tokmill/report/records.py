@@ -11,8 +11,8 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.builds.conditions import parse_condition
-from tokmill.errors import MachineError, MissingExtraError, TokmillError
-from tokmill.files import machine_errors
+from tokmill.errors import MissingExtraError, TokmillError, one_line
+from tokmill.files import read_file
 from tokmill.headers import loads_json
 from tokmill.store.schema import Array, place_in_words
 from tokmill.store.store import Store
@@ -51,7 +51,7 @@ def input_in_words(record: Mapping[str, Any]) -> str:
 
 def fact_in_words(name: str, value: Any) -> str:
     """Return the value of a column in a shown record."""
-    return f"{name}: {value:#x}" if name == "address" else f"{name}: {value}"
+    return f"{name}: {value:#x}" if name == "address" else f"{name}: {one_line(str(value))}"
 
 
 class Reader:
@@ -87,10 +87,9 @@ class Reader:
             return []
         path = self.store.vocabulary_file(vocabulary)
         try:
-            with machine_errors("read", path):
-                found: list[str] = loads_json(path.read_bytes(), _TokenList).tokens
-                return found
-        except (MachineError, ValueError):
+            found: list[str] = loads_json(read_file(path), _TokenList).tokens
+            return found
+        except (TokmillError, ValueError):
             self.talk = f"ids instead of tokens: {path} is not a list of tokens"
             return []
 

@@ -240,11 +240,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunSummary]:
 def metrics(path: Path) -> list[Facts]:
     """Return the lines of a run's metrics.jsonl; [] without the file."""
     file = path / METRICS
-    if not file.is_file():
-        return []
-    with machine_errors("read", file):
-        entries: list[Facts] = list(read_metrics(file))
-    return entries
+    return list[Facts](read_metrics(file)) if file.is_file() else []
 
 
 def listing(folder: Path) -> list[Facts]:

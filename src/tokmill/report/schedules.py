@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tokmill.errors import TokmillError
-from tokmill.mlir.space import space_called
+from tokmill.mlir.loops import schedule as schedules
 from tokmill.report.figures import Figure, Series, curves_of, refuse
 from tokmill.report.runs import RunSummary, read_runs
 from tokmill.store.manifest import read_json
@@ -18,7 +18,7 @@ from tokmill.store.manifest import read_json
 BEST = "schedules.json"
 """File of a run (`rl.loop`): the best schedule of each module that it learned from, by one
 measurement of each."""
-HEADERS = ["module", "times as fast", "ms", "schedule"]
+HEADERS = ["module", "times as fast as plain loops", "ms", "schedule"]
 
 SPEEDUPS = {
     "speedup": ("drawn schedules", ":"),
@@ -63,14 +63,13 @@ def best(run: RunSummary) -> list[list[str]]:
     path = run.path / BEST
     if not path.exists():
         return []
-    space = space_called(str(run.flat.get("model.space", "loops")), str(run.path))
     found: dict[str, Best] = read_json(path, dict[str, Best])
     return [
         [
             name,
             f"{one.speedup:.2f}",
             f"{one.milliseconds:.4g}",
-            in_words(space.read(one.schedule, str(path))) or "none",
+            in_words(schedules.read(one.schedule, str(path))) or "none",
         ]
         for name, one in found.items()
     ]

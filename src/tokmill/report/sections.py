@@ -228,7 +228,7 @@ def _schedules(run: RunSummary, section: Section) -> None:
     try:
         rows = schedules.best(run)
         if rows:
-            title = "Best schedules, times as fast as without one (one measurement each)"
+            title = "Best schedules, by one measurement each; `rl eval` has IREE's default too"
             section.tables.append(Table(rows, schedules.HEADERS, title, [1, 2]))
     except TokmillError as error:
         # The rest of the page is still useful.

@@ -23,10 +23,8 @@ from tokmill.models.encoder import Encoder
 from tokmill.models.model import Tensors
 from tokmill.rl.distilbert import DistilBert
 from tokmill.rl.embeddings import Embedding, Observation, batch
-from tokmill.rl.loop_transformer import LoopTransformer
 from tokmill.training.runs.run import load_task
 
-ROLES = ("[CLS]", "operation", "producer")
 NAMES = {number: name for name, number in field_tokens.VOCABULARY.items()}
 """Id → name of a token of a field."""
 
@@ -86,15 +84,15 @@ def looked_at(embedding: Embedding, observation: Observation) -> tuple[Tensor, l
     """Return the attention of `[CLS]`, (N, H, P), and the names of the positions that it sees.
 
     Args:
-        embedding: a `distilbert` on fields, or a `loop_transformer`.
+        embedding: a `distilbert` on fields.
         observation: one row.
 
-    Raises `UsageError` for an embedding without attention, or on tokens without names.
+    Raises `UsageError` for another embedding, or tokens without names.
     """
-    if not isinstance(embedding, DistilBert | LoopTransformer):
+    if not isinstance(embedding, DistilBert):
         raise UsageError(
-            f"a policy with {type(embedding).__name__.lower()} has no attention",
-            hint="it is there with model_type distilbert and loop_transformer",
+            f"a policy with {type(embedding).__name__.lower()} has no attention to fields",
+            hint="it is there with model_type distilbert",
         )
     if "segments" not in observation:
         raise UsageError(
@@ -107,12 +105,7 @@ def looked_at(embedding: Embedding, observation: Observation) -> tuple[Tensor, l
     weights, _ = attention_of(embedding.encoder, tensors)
     embedding.train(was)
     used = tensors.document[0] >= 0
-    names = (
-        token_names(observation)
-        if isinstance(embedding, DistilBert)
-        else loop_names(observation, tensors)
-    )
-    return weights[:, 0, :, 0, used], names
+    return weights[:, 0, :, 0, used], token_names(observation)
 
 
 def token_names(observation: Observation) -> list[str]:
@@ -124,28 +117,4 @@ def token_names(observation: Observation) -> list[str]:
         if there:
             name = re.sub(r"(bound|tile) ", r"\1 2^", NAMES[number])
             names.append(f"{depth}: {name}" if depth else name)
-    return names
-
-
-def loop_names(observation: Observation, tensors: Tensors) -> list[str]:
-    """Return the names of a row's loops, with what `field_tokens` says: bounds are rounded."""
-    said: dict[tuple[int, int], list[str]] = {}
-    rows = (observation[name][0].tolist() for name in ("ids", "segments", "depths"))
-    for number, segment, depth in zip(*rows, strict=True):
-        name = NAMES[number]
-        kind, _, rest = name.partition(" ")
-        if kind == "bound":
-            said.setdefault((segment, depth), []).append(f"~{2 ** float(rest):.0f}")
-        elif depth and name in ("parallel", "reduction"):
-            said.setdefault((segment, depth), []).append(name)
-        elif kind == "type":
-            said.setdefault((segment, 0), []).append(rest)
-    used = tensors.document[0] >= 0
-    names = []
-    for role, depth in zip(
-        tensors.columns["role"][0, used].tolist(), tensors.position[0, used].tolist(), strict=True
-    ):
-        what = " ".join(said.get((role - 1, depth), []))
-        place = f"{ROLES[role]} {depth}:" if depth else ROLES[role]
-        names.append(f"{place} {what}".strip())
     return names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from torch import Tensor
 from tokmill.errors import UsageError
 from tokmill.mlir import search
 from tokmill.mlir.env import ScheduleEnv
-from tokmill.mlir.facts import facts_of_result
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.search import Trial
+from tokmill.mlir.space import LOOPS
 from tokmill.models.model import Tensors
 from tokmill.rl.loop import outcome
 from tokmill.rl.modules import check_fits
@@ -37,15 +37,9 @@ class Evaluated:
     tried: list[Episode]
     """Those and the drawn ones, in the order in which they were measured."""
     best: Episode
-    """The best of them; its result was measured again in a fresh process."""
+    """The best of them and of no schedule; its result was measured again in a fresh process."""
     text: str
-    """That schedule as a file."""
-
-    @property
-    def operation(self) -> str:
-        """Return the kind of its operation; `chain` for several."""
-        operations = self.problem.operations
-        return operations[0].kind if len(operations) == 1 else "chain"
+    """That schedule as a file; "" for none."""
 
 
 def evaluate(
@@ -86,34 +80,20 @@ def evaluate(
     found = []
     for number, problem in enumerate(problems):
         tried = [episodes[number] for episodes in rounds]
-        best = max(tried, key=lambda one: one.gain)
-        if samples and best.result.status == "ok":
-            # The best of several is partly the luckiest.
-            trials = [Trial(one.schedule, one.result) for one in tried]
-            again = search.best_of(problem, trials, measure)
-            best = next(one for one in tried if one.schedule == again.schedule)
-            # A copy: what was found without a measurement stays as it was.
-            best = replace(best, result=again.result)
-        text = task.space.text(measure.problem(problem), best.schedule)
+        # The best of several is partly the luckiest, and the only one may be slower than none.
+        trials = [Trial(one.schedule, one.result) for one in tried]
+        again = search.best_of(problem, trials, measure)
+        best = Episode(number, schedule=again.schedule, result=again.result)
+        text = LOOPS.text(problem, best.schedule) if best.schedule else ""
         found.append(Evaluated(problem, tried[0], tried, best, text))
     return found
 
 
 def summary(found: Sequence[Evaluated]) -> dict[str, Any]:
-    """Return geometric means and shares over modules, and the best gain of each operation."""
+    """Return geometric means and shares over modules."""
     return {
         "zero_shot": outcome([one.first for one in found]),
         "best": outcome([one.best for one in found]),
-        "operations": {
-            kind: {
-                "modules": len(same),
-                "zero_shot": outcome([one.first for one in same])["speedup"],
-                "best": outcome([one.best for one in same])["speedup"],
-                "largest": float(np.max([one.best.gain for one in same])),
-            }
-            for kind in sorted({one.operation for one in found})
-            for same in [[one for one in found if one.operation == kind]]
-        },
     }
 
 
@@ -121,7 +101,6 @@ def facts(one: Evaluated) -> dict[str, Any]:
     """Return what `--json` says of a module."""
     return {
         "module": one.problem.name,
-        "operation": one.operation,
         "zero_shot": _facts(one.first),
         "best": _facts(one.best),
         "measured": len(one.tried),
@@ -132,4 +111,4 @@ def facts(one: Evaluated) -> dict[str, Any]:
 
 def _facts(episode: Episode) -> Mapping[str, Any]:
     actions = [repr(action) for action in episode.schedule]
-    return {**facts_of_result(episode.result), "actions": actions}
+    return {**episode.result.facts(), "actions": actions}

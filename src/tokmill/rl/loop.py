@@ -17,11 +17,12 @@ from tokmill.files import write_file
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules.problem import Problem
-from tokmill.mlir.tokens.features import Sizes
+from tokmill.mlir.space import LOOPS
 from tokmill.models.model import Tensors
 from tokmill.progress import Progress, human_count
-from tokmill.rl import actions, embeddings, plan, ppo
-from tokmill.rl.modules import held_out, to_learn
+from tokmill.rl import actions, embeddings, ppo
+from tokmill.rl.modules import facts as facts_of
+from tokmill.rl.modules import modules_of
 from tokmill.rl.rollout import Episode, again, play, play_new
 from tokmill.rl.task import Schedules, SchedulesConfig, batch_of
 from tokmill.store.manifest import encode, read_json
@@ -70,7 +71,7 @@ class ScheduleLoop:
         self.config, self.task, self.engine, self.out = config, task, engine, out
         self.mine: SchedulesConfig = config.task
         self.problems, self.others = modules_of(config)
-        self.environment = environment_of(config, self.problems, self.others)
+        self.environment = facts_of(config, self.problems, self.others)
         self.evaluates = bool(self.others)
 
     @staticmethod
@@ -81,7 +82,7 @@ class ScheduleLoop:
     @staticmethod
     def check(config: TrainConfig) -> Mapping[str, Any]:
         """Read the modules; raises `TokmillError` for those that cannot be learned from."""
-        return environment_of(config, *modules_of(config))
+        return facts_of(config, *modules_of(config))
 
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:
@@ -93,8 +94,7 @@ class ScheduleLoop:
                 f"the measurements of the steps before are gone ({place}): what follows is "
                 "measured anew, and differs from what an unbroken run would have measured"
             )
-        settings, space = settings_of(self.mine), self.task.space
-        with Measurements(settings, place, space) as self.measure_one:
+        with Measurements(settings_of(self.mine), place) as self.measure_one:
             self.room = self._room(self.problems)
             if self.others:
                 self.other_room = self._room(self.others)
@@ -211,16 +211,12 @@ class ScheduleLoop:
             self.task.memory.see(
                 problem.name, episode.rewards[-1], episode.chosen, episode.schedule
             )
-            before = self.task.best.get(problem.name)
-            if episode.result.status == "ok" and (
-                before is None or episode.gain > before["speedup"]
-            ):
+            # What is slower than no schedule is no best one.
+            if episode.gain > self.task.best.get(problem.name, {}).get("speedup", 1.0):
                 self.task.best[problem.name] = {
                     "speedup": episode.gain,
                     "milliseconds": episode.result.nanoseconds / 1e6,
-                    "schedule": self.task.space.text(
-                        self.measure_one.problem(problem), episode.schedule
-                    ),
+                    "schedule": LOOPS.text(problem, episode.schedule),
                 }
 
     def _imitated(self) -> list[Episode]:
@@ -239,8 +235,7 @@ class ScheduleLoop:
     def _best(self) -> float:
         """Return the geometric mean of the best gains, each of one measurement; 1 for none."""
         gains = [
-            max(1.0, self.task.best.get(problem.name, {}).get("speedup", 1.0))
-            for problem in self.problems
+            self.task.best.get(problem.name, {}).get("speedup", 1.0) for problem in self.problems
         ]
         return float(np.exp(np.mean(np.log(gains))))
 
@@ -265,20 +260,6 @@ class ScheduleLoop:
 
     def _keep_best(self) -> None:
         write_file(self.out / BEST, encode(self.task.best))
-
-
-def modules_of(config: TrainConfig) -> tuple[list[Problem], list[Problem]]:
-    """Return the modules of a recipe to learn from, and those held out."""
-    sizes: Sizes = config.model.sizes
-    learned = to_learn(config.task, sizes)
-    return learned, held_out(config.task, sizes, learned)
-
-
-def environment_of(
-    config: TrainConfig, learned: Sequence[Problem], others: Sequence[Problem]
-) -> dict[str, Any]:
-    """Return what is known of a training before it begins (`plan`)."""
-    return plan.facts(config.model, config.task, config.run.steps, learned, others)
 
 
 def drawn(problems: int, step: int, count: int, seed: int) -> list[int]:

@@ -1,16 +1,20 @@
-"""The modules that a recipe names, to learn from and held out, and the space of schedules."""
+"""The modules that a recipe names, to learn from and held out, and what a policy reads of them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokmill.errors import UsageError
 from tokmill.mlir.modules import problem
 from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
+from tokmill.rl.policy import PolicyConfig
 from tokmill.rl.task import SchedulesConfig
+from tokmill.training.recipe.config import TrainConfig
 
 SMALL = "`model.loops`, `model.accesses` and `model.dimensions` say how much room there is"
 
@@ -66,3 +70,50 @@ def check_fits(one: Problem, sizes: Sizes) -> None:
             raise UsageError(
                 f"{operation.tag} ({operation.name}) has {missing}", where=one.name, hint=SMALL
             )
+
+
+def modules_of(config: TrainConfig) -> tuple[list[Problem], list[Problem]]:
+    """Return the modules of a recipe to learn from, and those held out."""
+    learned = to_learn(config.task, config.model.sizes)
+    return learned, held_out(config.task, config.model.sizes, learned)
+
+
+def facts(
+    config: TrainConfig, learned: Sequence[Problem], held_out: Sequence[Problem]
+) -> dict[str, Any]:
+    """Return what is known of a training before it begins: names and numbers; shares are floats.
+
+    Raises `UsageError` if a sequence of tokens has no room for one of the modules.
+    """
+    model, task = config.model, config.task
+    found = {
+        "modules_to_learn_from": len(learned),
+        "modules_held_out": len(held_out),
+        "evaluations_a_step": task.bench_count,
+        "evaluations_in_all": task.bench_count * config.run.steps,
+        "moves_an_update": task.ppo_batch_size,
+        "operation_features": model.sizes.operation,
+        "history_features": model.sizes.history,
+    }
+    return found | _sequence(model, [*learned, *held_out])
+
+
+def _sequence(model: PolicyConfig, problems: list[Problem]) -> dict[str, Any]:
+    """Return how long the sequence is that the embedding reads, and how much it keeps."""
+    view = views.make(model.view, model.sizes, problems)
+    if isinstance(view, views.Flat):
+        # Those of the operation and of its producer.
+        return {"vectors_a_sequence": 2}
+    if isinstance(view, views.Buckets):
+        kept = view.tokenizer.coverage()
+        found: dict[str, Any] = {"tokens_a_sequence": view.tokenizer.max_seq_length}
+        if kept.distinct < kept.numbers:
+            found["features_kept"] = kept.share
+            found["features_with_ids_of_their_own"] = kept.distinct / kept.numbers
+        return found
+    assert isinstance(view, views.Fields)
+    longest = views.longest(problems)
+    found = {"tokens_a_sequence": view.length, "tokens_of_the_longest": longest}
+    if longest > view.length:
+        found["tokens_of_it_kept"] = view.length / longest
+    return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.errors import UsageError
-from tokmill.mlir.space import space_called
+from tokmill.mlir.space import LOOPS
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
 from tokmill.mlir.tokens.views import Spaces, Wanted
@@ -44,8 +44,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """What makes a vector of an operation: lstm, distilbert or loop_transformer."""
     model_config: dict[str, dict[str, Any]] = {}
     """Sizes of each model_type: `[model.model_config.distilbert]`."""
-    space: str = "loops"
-    """What it changes: loops, or iree for the tiles of IREE's code generator."""
     hidden: int = 256
     """Width of the layers behind it."""
     depth: int = 2
@@ -74,7 +72,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             accesses=self.accesses,
             dimensions=self.dimensions,
             normalize="log2",
-            tiles=space_called(self.space, "model.space").sizes,
         )
 
     @property
@@ -153,8 +150,7 @@ class Policy(Model):
         self.spaces = config.spaces
         self.observes = embeddings.make(config.model_type, self.spaces, config.model_config)
         layers: list[nn.Module] = []
-        space = space_called(config.space, "model.space")
-        width = self.observes.output_size + len(space.kinds) + config.loops * len(space.sizes)
+        width = self.observes.output_size + len(LOOPS.kinds) + config.loops * len(LOOPS.sizes)
         weights = config.hidden * (width + (config.depth - 1) * config.hidden)
         if weights > embeddings.MOST_WEIGHTS:
             raise UsageError(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import read_start
-from tokmill.headers import loads_json
+from tokmill.files import read_file
+from tokmill.headers import loads_json, refused
 from tokmill.mlir.tokens import field_tokens
 from tokmill.models.encoder import EncoderConfig
 from tokmill.models.fields import PREFIX
@@ -82,14 +82,12 @@ def check_tokens(run: Path, theirs: int, mine: int) -> None:
     file = run / VOCAB / TOKENS
     names = None
     if file.is_file():
-        try:
-            names = loads_json(read_start(file, MOST), Names).tokens
-        except ValueError as error:
-            raise TokmillError(
-                f"the list of tokens cannot be read: {error}",
-                where=str(file),
-                hint="restore the run from where it was copied",
-            ) from None
+        with refused(
+            "the list of tokens cannot be read",
+            file,
+            hint="restore the run from where it was copied",
+        ):
+            names = loads_json(read_file(file, MOST), Names).tokens
     if theirs != mine or names != list(field_tokens.VOCABULARY):
         raise TokmillError(
             f"the run knows {theirs:,} tokens, which are not those of the fields of operations",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.errors import UsageError
-from tokmill.mlir.space import space_called
+from tokmill.mlir.space import LOOPS
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Tensors, decay_groups
 from tokmill.rl import actions, ppo
@@ -76,7 +76,7 @@ class SchedulesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     runs: int = 5
     """Runs of each schedule; the least time counts."""
     seconds: float = 30.0
-    """Seconds that compiling and running one schedule may take."""
+    """Seconds that compiling one schedule may take; those of its runs are added."""
     most_seconds: float = 2.0
     """CPU seconds after which no further run is begun."""
     memory_mb: int = 4096
@@ -121,9 +121,7 @@ class Schedules(Task):
                 hint="--set model.kind=policy",
             )
         super().__init__(config, model, inputs)
-        self.space = space_called(model.config.space, "model.space")
-        space = self.space
-        self.layout = Layout(space.kinds, space.parts, model.config.loops, len(space.sizes))
+        self.layout = Layout(LOOPS.kinds, LOOPS.parts, model.config.loops, len(LOOPS.sizes))
         self.heads = Heads(model.dim, self.layout)
         self.entropy = ppo.Entropy(config.entropy_coef, config.entropy_floor)
         self.best: dict[str, Any] = {}

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, make_folder, path_from_text, path_to_text, write_file
+from tokmill.files import make_folder, path_from_text, path_to_text, reading, write_file
 from tokmill.headers import loads_json, tensor_header
 from tokmill.similarity import dense_index, sparse_index
 from tokmill.similarity.dense_index import DenseIndex, damaged, dense_arrays
@@ -105,7 +105,7 @@ def is_index(path: Path) -> bool:
     """Say whether a file is an index."""
     if not path.is_file():
         return False
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         try:
             return tensor_header(handle, path.stat().st_size).metadata.get("format") == FORMAT
         except ValueError:
@@ -120,7 +120,7 @@ def read_index(path: Path) -> tuple[IndexFacts, dict[str, Array]]:
     if not is_index(path):
         what = "this is no index" if path.exists() else "there is no such index"
         raise TokmillError(what, where=str(path), hint="`tokmill similarity index` makes one")
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         size = handle.seek(0, 2)
         whole: Any = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     try:

@@ -19,7 +19,7 @@ from typing import Self
 import msgspec
 
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, write_file
+from tokmill.files import read_file, reading, write_file
 from tokmill.headers import loads_json
 from tokmill.store.store import Store, shard_path
 
@@ -55,9 +55,11 @@ class ShardCheck:
         self._thread = threading.Thread(target=self._work, name="tokmill-check", daemon=True)
 
     def tell(self) -> None:
-        """Raise `TokmillError` if a damaged shard was found."""
+        """Raise `TokmillError` if a damaged shard was found, or one that was cut since."""
         if self.error is not None:
             raise self.error
+        for store in self.stores:
+            store.check_sizes()
 
     def finish(self) -> None:
         """Wait until all shards that were used are hashed, then do as `tell`."""
@@ -118,7 +120,7 @@ class ShardCheck:
         entry = store.shards[number]
         path = shard_path(store.path, entry.name).absolute()
         digest = hashlib.sha256()
-        with machine_errors("read", path), open(path, "rb") as handle:
+        with reading(path) as handle:
             stat = os.fstat(handle.fileno())
             # ctime, not mtime: anyone can set mtime back.
             now = (entry.sha256, stat.st_size, stat.st_ctime_ns, stat.st_ino)
@@ -144,7 +146,7 @@ def recall(memory: Path | None) -> Known:
     if memory is None or not memory.is_file():
         return {}
     try:
-        known: Known = loads_json(memory.read_bytes(), Known)
+        known: Known = loads_json(read_file(memory), Known)
         return known
-    except (OSError, ValueError):
+    except (TokmillError, ValueError):
         return {}

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from tokmill.errors import UsageError, nearest
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import open_file
 from tokmill.store.receipts import read_planned
 from tokmill.store.store import Store
 
@@ -133,11 +134,11 @@ def line_of(path: str, byte: int) -> int | None:
     if not path.endswith((".jsonl", ".ndjson", ".tsv", ".txt", ".text", ".md")):
         return None
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             lines = 1
             while byte > 0 and (block := file.read(min(byte, 1 << 20))):
                 lines += block.count(b"\n")
                 byte -= len(block)
             return lines
-    except OSError:
+    except (OSError, TokmillError):
         return None

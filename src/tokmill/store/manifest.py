@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tokmill.errors import TokmillError, UsageError, plain
-from tokmill.files import machine_errors, path_from_text
-from tokmill.headers import loads_json
+from tokmill.errors import UsageError, plain
+from tokmill.files import path_from_text, read_file
+from tokmill.headers import loads_json, refused
 from tokmill.store.schema import Places, Schema
 from tokmill.store.seal import check_seal
 from tokmill.store.vocab import Vocabulary
@@ -329,16 +329,13 @@ def read_plan(store: Path) -> Plan:
 
 
 def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
-    with machine_errors("read", path):
-        data = path.read_bytes()
-    try:
+    data = read_file(path)
+    with refused(
+        "the file cannot be read",
+        path,
+        hint="it is damaged, or of another version of tokmill; in a store, the same build "
+        "makes manifest, plan and receipts again, `tokmill store repair` all but the plan",
+    ):
         if sealed:
             check_seal(data)
         return loads_json(data, kind)
-    except ValueError as error:
-        raise TokmillError(
-            f"the file cannot be read: {error}",
-            where=str(path),
-            hint="it is damaged, or of another version of tokmill; in a store, the same build "
-            "makes manifest, plan and receipts again, `tokmill store repair` all but the plan",
-        ) from error

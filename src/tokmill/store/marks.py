@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from tokmill.files import is_lock
+from tokmill.errors import TokmillError
+from tokmill.files import is_lock, read_file
 from tokmill.headers import loads_json
 
 HEAD = 1 << 12
@@ -60,15 +61,13 @@ def kind_of(folder: Path, names: Collection[str]) -> str:
 
 
 def _is_marked(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        if path.is_file():
-            with open(path, "rb") as handle:
-                return STORE.search(handle.read(HEAD)) is not None
+    with contextlib.suppress(OSError, TokmillError):
+        return path.is_file() and STORE.search(read_file(path, HEAD)) is not None
     return False
 
 
 def _keys(path: Path) -> set[str]:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, TokmillError, ValueError):
         if path.is_file() and path.stat().st_size <= LARGEST:
-            return set(loads_json(path.read_bytes(), dict[str, msgspec.Raw]))
+            return set(loads_json(read_file(path), dict[str, msgspec.Raw]))
     return set()

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tokmill.errors import MachineError, TokmillError
-from tokmill.files import machine_errors, path_from_text, sha256_file
+from tokmill.files import path_from_text, reading, sha256_file
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Plan, PlannedItem, Receipt, ShardEntry
 from tokmill.store.probe import probe_digest
@@ -27,7 +27,7 @@ def gather_manifest(path: Path) -> Manifest:
 def read_planned(path: Path) -> Iterator[PlannedItem]:
     """Yield the items of a store's plan in order."""
     decoder = msgspec.json.Decoder(PlannedItem)
-    with machine_errors("read", path / "inputs.jsonl"), open(path / "inputs.jsonl", "rb") as lines:
+    with reading(path / "inputs.jsonl") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 item = decoder.decode(line)

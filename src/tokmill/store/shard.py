@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from tokmill.bus_error import cut_short
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, write_file
+from tokmill.files import reading, write_file
 from tokmill.headers import tensor_header
 from tokmill.store.held import Held, Offsets, Part, pieces
 from tokmill.store.manifest import FORMAT
@@ -254,7 +255,7 @@ class Shard:
     def __init__(self, path: Path, *, checked: bool = True) -> None:
         """Map a file; `checked=False` gives offsets unchecked, for callers that check them."""
         self.path, self.checked = path, checked
-        with machine_errors("open", path), open(path, "rb") as handle:
+        with reading(path) as handle:
             size = handle.seek(0, 2)
             if size < 8:
                 raise self.damaged(f"it is {size} bytes long")
@@ -270,7 +271,7 @@ class Shard:
             raise self.damaged(str(error)) from error
         except KeyError as error:
             raise self.damaged(f"it holds the type {error}, which no column has") from error
-        self._data = 8 + header.length
+        self._size, self._data = size, 8 + header.length
         end = max((entry[3] for entry in self._tensors.values()), default=0)
         if self._data + end != size:
             raise self.damaged(f"{size} bytes, but its header says {self._data + end}")
@@ -286,6 +287,11 @@ class Shard:
             hint="`tokmill store validate STORE` finds all damage, `tokmill store repair STORE` "
             "makes the shards again from their inputs",
         )
+
+    def check_size(self) -> None:
+        """Raise `MachineError` if the file was cut: the rest of its last page reads as zeros."""
+        if (size := self._map.size()) < self._size:
+            raise cut_short(self.path, size)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

@@ -149,8 +149,15 @@ class Store:
             for overlay in self.overlays.values():
                 for name in overlay.schema:
                     shard.lay(name, overlay.shard(number)[name])
+        shard.check_size()
         self._mapped[number] = shard
         return shard
+
+    def check_sizes(self) -> None:
+        """Raise `MachineError` if a shard was cut while it is mapped; see `Shard.check_size`."""
+        for store in (self, *self.overlays.values()):
+            for shard in store._mapped.copy().values():
+                shard.check_size()
 
     def touched(self) -> list[int]:
         """Return the numbers of the shards that were used since the store was opened."""
@@ -228,6 +235,7 @@ class Store:
             for start in range(0, entry.records, size):
                 stop = min(start + size, entry.records)
                 yield number, start, self.shard(number).records(start, stop, self.schema)
+        self.check_sizes()
 
     def column(self, name: str) -> Array:
         """Return a whole record column of numbers (copied, in the order of the records)."""

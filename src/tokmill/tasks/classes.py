@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors
+from tokmill.files import read_file
 from tokmill.headers import loads_json
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
@@ -75,10 +75,8 @@ def classes_of(store: Store, name: str) -> tuple[str, ...]:
 
 def _names(store: Store, vocabulary: str) -> tuple[str, ...]:
     path = store.vocabulary_file(vocabulary)
-    with machine_errors("read", path):
-        raw = path.read_bytes()
     try:
-        names = loads_json(raw)["tokens"]
+        names = loads_json(read_file(path))["tokens"]
         if not all(isinstance(name, str) for name in names) or not names:
             raise ValueError("its tokens are not names")
     except (ValueError, TypeError, KeyError) as error:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.feed.feed import Batch
-from tokmill.files import machine_errors
+from tokmill.files import read_file
 from tokmill.models.inputs import Inputs
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
@@ -57,8 +57,7 @@ def affixes_of(store: Store) -> tuple[dict[str, list[int]], dict[str, list[int]]
     for name, named in names.items():
         assert named is not None
         vocabulary, file = store.vocabularies[named], store.vocabulary_file(named)
-        with machine_errors("read", file):
-            before, after = template_of(vocabulary, file.read_bytes())
+        before, after = template_of(vocabulary, read_file(file))
         end = [number for role, number in vocabulary.roles.items() if role == "eot"]
         some = [ids.tolist() for record in records if len(ids := record[name])]
         prefix[name] = before if all(ids[: len(before)] == before for ids in some) else []

@@ -69,6 +69,8 @@ class Task(nn.Module):
         self.config: Any = config
         self.length, self.model, self.reads = config.length, model, inputs
         self.sizes = dict(inputs.ids)
+        self.step = 0
+        """The step of a training after which its weights were taken; 0: it was not loaded."""
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:

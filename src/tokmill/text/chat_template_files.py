@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors
-from tokmill.headers import loads_json
+from tokmill.errors import UsageError
+from tokmill.files import read_file
+from tokmill.headers import loads_json, refused
 
 CHATML = """\
 {%- for message in messages %}
@@ -139,13 +139,7 @@ def _names(folder: Path) -> dict[str, str]:
 
 def _read(path: Path) -> Any:
     """Return the value of a JSON file, or the text of another."""
-    try:
-        with machine_errors("read", path):
-            raw = path.read_bytes()
+    raw = read_file(path)
+    hint = "name a tokenizer_config.json, a .jinja file, or a template that is built in"
+    with refused("this cannot be read", path, hint=hint):
         return loads_json(raw) if path.suffix == ".json" else raw.decode()
-    except ValueError as error:
-        raise TokmillError(
-            f"this cannot be read: {error}",
-            where=str(path),
-            hint="name a tokenizer_config.json, a .jinja file, or a template that is built in",
-        ) from None

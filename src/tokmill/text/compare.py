@@ -119,7 +119,8 @@ def draw(rows: Sequence[Comparison], path: Path) -> None:
             where=str(path),
             hint="name it .svg, .png or .pdf",
         )
-    plugins.require("matplotlib")
+    # Not what a matplotlibrc in the working directory says.
+    plugins.require("matplotlib").rcdefaults()
     from io import BytesIO
 
     from matplotlib.figure import Figure

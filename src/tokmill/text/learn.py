@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside, machine_errors, make_folder, remove, sha256_file, write_file
+from tokmill.files import (
+    inside,
+    make_folder,
+    read_file,
+    remove,
+    sha256_file,
+    write_file,
+)
 from tokmill.store.manifest import read_sealed
 from tokmill.store.marks import is_store
 from tokmill.store.seal import sealed
@@ -47,8 +54,7 @@ def mend_beside(folder: Path) -> list[str]:
     the tokenizer has, and its tie-break the default.
     """
     file = folder / "tokenizer.json"
-    with machine_errors("read", file):
-        tokenizer = Tokenizer.from_json(file.read_bytes(), str(file))
+    tokenizer = Tokenizer.from_json(read_file(file), str(file))
     mended = []
     try:
         note = read_note(folder)

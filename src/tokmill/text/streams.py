@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 from typing import BinaryIO
 
-from tokmill.files import machine_errors
+from tokmill.files import reading
 from tokmill.inflate import MAGIC, OUTPUT, decompressor, is_damage
 
 SUFFIXES = tuple(MAGIC)
@@ -38,7 +38,7 @@ def members(path: str, size: int) -> list[int]:
     edges = [0]
     if size <= STEP or suffix(path) not in (".gz", ".zst"):
         return edges
-    with machine_errors("read", path), open(path, "rb") as file:
+    with reading(path) as file:
         first = _next_member(file, 1, min(size, SEARCH), suffix(path))
         if first is None:
             return edges

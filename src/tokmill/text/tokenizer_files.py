@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from tokmill.bounds import bounded_reader
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors
-from tokmill.headers import loads_json
+from tokmill.files import read_file
+from tokmill.headers import loads_json, refused
 from tokmill.text import sentencepiece_model, tekken, tokenizer_json, wordpiece
 from tokmill.text.patterns import CL100K_TIKTOKEN, GPT2, O200K, PATTERNS, QWEN2, resolve_pattern
 
@@ -111,8 +111,7 @@ def read(
             where=str(path),
             hint=f"give {tokenizer_json.FORMATS} file",
         )
-    with machine_errors("read", path):
-        raw = path.read_bytes()
+    raw = read_file(path)
     if not raw:
         raise TokmillError("the file is empty", where=str(path), hint="give a tokenizer.json")
     if path.suffix == ".tiktoken" or RANKS.match(raw[:1000]):
@@ -143,18 +142,15 @@ def _beside(path: Path) -> dict[str, Any]:
         file = path.with_name(name)
         if not file.is_file():
             continue
-        with machine_errors("read", file):
-            raw = file.read_bytes()
-        try:
+        raw = read_file(file)
+        with refused(
+            f"the file beside the {path.name} cannot be read",
+            file,
+            hint="fetch it again, or take it away: it names classes and special tokens",
+        ):
             found = loads_json(raw)
             if not isinstance(found, dict):
                 raise ValueError("it is no JSON object")
-        except ValueError as error:
-            raise TokmillError(
-                f"the file beside the {path.name} cannot be read: {error}",
-                where=str(file),
-                hint="fetch it again, or take it away: it names classes and special tokens",
-            ) from None
         if name == "added_tokens.json":
             found = {"added_tokens": found}
         elif name == "config.json":
@@ -265,22 +261,16 @@ def read_pair(path: Path, kind: str) -> dict[str, Any]:
                 where=str(part),
                 hint="copy the missing file beside the other",
             )
-    with machine_errors("read", vocab_path):
-        raw = vocab_path.read_bytes()
-    with machine_errors("read", merges_path):
-        lines = merges_path.read_bytes()
-    try:
+    raw = read_file(vocab_path)
+    lines = read_file(merges_path)
+    with refused(
+        "this is no vocab.json", vocab_path, hint="vocab.json is one JSON object, token to id"
+    ):
         spelled = loads_json(raw)
         if not isinstance(spelled, dict) or not all(
             isinstance(number, int) for number in spelled.values()
         ):
             raise ValueError("it is no map from tokens to ids")
-    except ValueError as error:
-        raise TokmillError(
-            f"this is no vocab.json: {error}",
-            where=str(vocab_path),
-            hint="vocab.json is one JSON object, token to id",
-        ) from None
     vocab: dict[int, bytes] = {}
     specials: dict[str, int] = {}
     for token, number in spelled.items():

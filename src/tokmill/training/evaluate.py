@@ -28,7 +28,6 @@ from tokmill.training.engines.single import Single
 from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import OptimConfig, TrainConfig
 from tokmill.training.runs.run import affix_notes, load_task, read_run
-from tokmill.training.runs.weights import step_of, weights_at
 from tokmill.training.validation import Validation, open_validation
 
 
@@ -107,7 +106,7 @@ def evaluate(
         "run": str(run),
         "store": str(store),
         "fingerprint": opened.fingerprint,
-        "step": step_of(weights_at(run, at).parent),
+        "step": task.step,
         "rows": validation.size,
         "tokens": validation.tokens,
         "targets": targets,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors
+from tokmill.files import machine_errors, reading
 from tokmill.unpickle.budget import Budget
 from tokmill.unpickle.inert import type_name
 from tokmill.unpickle.operations import CLOSING, OTHER, SIGNED, UNSIGNED, Operations
@@ -84,7 +84,7 @@ class Pickle:
 
     @contextlib.contextmanager
     def _mapped(self) -> Iterator[mmap.mmap]:
-        with machine_errors("read", self.path), open(self.path, "rb") as handle:
+        with reading(self.path) as handle:
             if not handle.seek(0, 2):
                 raise TokmillError(
                     "the file is empty, which no pickle is",

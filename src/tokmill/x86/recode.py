@@ -14,7 +14,7 @@ from tokmill.builds.repeats import batches
 from tokmill.builds.select import open_stores
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import sampled_digest
+from tokmill.files import read_file, sampled_digest
 from tokmill.store.manifest import Reference
 from tokmill.store.references import references_of
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Records, Schema, id_dtype
@@ -86,7 +86,7 @@ class RecodeSource(Source):
         stores = open_stores(request.inputs)
         old = vocabularies_in(stores[0])
         frozen = {
-            name: Frozen(vocabulary, stores[0].vocabulary_file(name).read_bytes())
+            name: Frozen(vocabulary, read_file(stores[0].vocabulary_file(name)))
             for name, vocabulary in stores[0].vocabularies.items()
         }
         for column, tokens in _chosen(config, stores, old).items():

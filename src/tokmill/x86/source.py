@@ -14,7 +14,7 @@ from tokmill import plugins
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
-from tokmill.files import machine_errors
+from tokmill.files import reading
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.files import read_about
@@ -241,7 +241,7 @@ class Caches:
 
 def take_file(path: Path, digest: Hash) -> None:
     """Hash all bytes of a file."""
-    with machine_errors("read", path), open(path, "rb") as file:
+    with reading(path) as file:
         while data := file.read(1 << 20):
             digest.update(data)
 

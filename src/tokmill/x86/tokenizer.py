@@ -10,7 +10,7 @@ from typing import NamedTuple, Self, get_args
 import numpy as np
 
 from tokmill.errors import UsageError, nearest
-from tokmill.files import machine_errors
+from tokmill.files import machine_errors, read_file
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases
 from tokmill.store.store import Store
 from tokmill.store.strings import Strings
@@ -181,7 +181,7 @@ class X86Coder:
         lists = {}
         for column, path in files.items():
             with machine_errors("read", path):
-                lists[column] = TokenList.from_json(path.read_bytes(), str(path))
+                lists[column] = TokenList.from_json(read_file(path), str(path))
         return cls(lists)
 
     def encode(self, text: str) -> dict[str, list[int]]:

@@ -1,19 +1,21 @@
-"""Folders as MLIR-RL has them: the clock is taken out, published times are shown and not used."""
+"""Modules as MLIR-RL, tpp-mlir and torch-mlir have them: what is taken out, what is refused."""
 
 from __future__ import annotations
 
-import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_cut_modules import T
 
-from tokmill.cli import main, rl_problems
+from tokmill.cli import rl_problems
 from tokmill.errors import TokmillError
-from tokmill.mlir import search
+from tokmill.mlir import draws, search
+from tokmill.mlir.loops import execute, legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
-from tokmill.mlir.modules import benchmarks, problem
+from tokmill.mlir.modules import problem
 from tokmill.rl import modules
 from tokmill.rl.policy import PolicyConfig
 
@@ -32,14 +34,12 @@ module attributes {{torch.debug_module_name = "Net"}} {{
 """
 
 
-def folder(path: Path, times: str | None = None) -> Path:
+def folder(path: Path) -> Path:
     path.mkdir()
     (path / "matmul_8.mlir").write_text(TIMED)
     (path / "other.mlir").write_text(TIMED)
     (path / "broken.mlir").write_text("module {")
-    (path / "times.json").write_text(
-        json.dumps({"matmul_8": 146_000_000, "gone": 5.5}) if times is None else times
-    )
+    (path / "times.json").write_text('{"matmul_8": 146000000}')
     return path
 
 
@@ -69,27 +69,13 @@ def test_other_uses_of_the_clock_are_refused(change: tuple[str, str], says: str)
     assert caught.value.hint
 
 
-def test_a_folder_has_published_times_and_counted_refusals(tmp_path: Path) -> None:
+def test_a_folder_has_counted_refusals(tmp_path: Path) -> None:
     found = problem.of_folder(folder(tmp_path / "b"))
-    assert [one.published for one in found.problems] == [146_000_000, None]
+    assert len(found.problems) == 2
     assert len(found.refused) == 1
     assert found.refused[0][0].endswith("broken.mlir")
-    assert found.notes == ["2 published times, 1 of them of modules that are not there"]
-
-
-def test_of_two_files_with_times_the_first_counts_and_that_is_said(tmp_path: Path) -> None:
-    place = folder(tmp_path / "b")
-    (place / "a.json").write_text(json.dumps({"matmul_8": 7, "gone": 5.5, "other": 3}))
-    found = problem.of_folder(place)
-    assert [one.published for one in found.problems] == [7, 3]
-    # Equal times are no contradiction.
-    (said,) = [note for note in found.notes if "different times" in note]
-    assert said == "two files have different times for matmul_8; the first file by name counts"
-    many = {f"m{number:02}": number + 1 for number in range(40)}
-    (place / "c.json").write_text(json.dumps(many))
-    (place / "d.json").write_text(json.dumps({name: time + 1 for name, time in many.items()}))
-    (said,) = [note for note in problem.of_folder(place).notes if "different times" in note]
-    assert "m00, m01, m02, m03, m04 and 36 more" in said
+    # Times of another machine are not read.
+    assert found.said("b")[0] == "b: 1 entry left out: not named .mlir, or no file"
 
 
 def test_refused_modules_are_named_by_one_rule(
@@ -108,17 +94,6 @@ def test_refused_modules_are_named_by_one_rule(
     assert capsys.readouterr().err == shown
 
 
-@pytest.mark.parametrize(
-    "times",
-    ["", "[1]", '{"matmul_8": "x"}', '{"matmul_8": NaN}', '{"matmul_8": -1}', "[" * 99_999,
-     '{"matmul_8": 1' + "0" * 400 + "}", '{"matmul_8": true}', '{"matmul_8": Infinity}'],
-)  # fmt: skip
-def test_files_that_hold_no_times_are_told(times: str, tmp_path: Path) -> None:
-    found = problem.of_folder(folder(tmp_path / "b", times))
-    assert [one.published for one in found.problems] == [None, None]
-    assert any("times.json" in note for note in found.notes)
-
-
 def test_a_folder_without_a_sound_module_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.mlir").write_text("module {")
     (tmp_path / "b.mlir").write_text("module {}")
@@ -129,22 +104,150 @@ def test_a_folder_without_a_sound_module_is_an_error(tmp_path: Path) -> None:
         problem.of_folder(tmp_path / "empty")
 
 
-def test_the_command_shows_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["rl", "show", str(folder(tmp_path / "b"))])
-    assert not left.value.code
-    shown = capsys.readouterr()
-    assert "146.000" in shown.out
-    assert "published ms" in shown.out
-    assert "broken.mlir: refused" in shown.err
-    with pytest.raises(SystemExit) as left:
-        main(["rl", "search", str(tmp_path / "b"), "--evaluations", "1", "--runs", "1", "-q",
-              "--json", "--with", "random"])  # fmt: skip
-    assert not left.value.code
-    modules = json.loads(capsys.readouterr().out)["modules"]
-    assert [one.get("published_milliseconds") for one in modules] == [146, None]
+MATRIX, FILLED = "tensor<8x8xf32>", "%f = linalg.fill ins(%z : f32) outs(%e : tensor<8x8xf32>)"
+ENTRY = f"""
+func.func @entry(%a: {MATRIX}) -> {MATRIX} {{
+  %w = GLOBAL
+  %z = arith.constant 0.0 : f32
+  %e = EMPTY : {MATRIX}
+  {FILLED} -> {MATRIX}
+  %r = linalg.matmul ins(%a, %w : {MATRIX}, {MATRIX}) outs(%f : {MATRIX}) -> {MATRIX}
+  return %r : {MATRIX}
+}}
+"""
+PLAIN = ENTRY.replace("GLOBAL", f"arith.constant dense<2.0> : {MATRIX}").replace(
+    "EMPTY", "tensor.empty()"
+)
+GLOBAL = f"ml_program.global private @w(dense<2.0> : {MATRIX}) : {MATRIX}\n"
+SEED = "ml_program.global private mutable @seed(dense<0> : tensor<i64>) : tensor<i64>\n"
+MAIN = f"""
+func.func private @printMemrefF32(tensor<*xf32>)
+func.func @main() {{
+  %c = arith.constant dense<1.0> : {MATRIX}
+  %r = func.call @entry(%c) : ({MATRIX}) -> {MATRIX}
+  %u = tensor.cast %r : {MATRIX} to tensor<*xf32>
+  func.call @printMemrefF32(%u) : (tensor<*xf32>) -> ()
+  return
+}}
+"""
+READ = ENTRY.replace("EMPTY", "tensor.empty()")
+FORMS = {
+    "main beside it": MAIN + PLAIN,
+    "a module in a module": f"module {{ module {{ {PLAIN} }} }}",
+    "a global that is read": GLOBAL
+    + READ.replace("GLOBAL", f"ml_program.global_load_const @w : {MATRIX}"),
+    "one that may change and does not": SEED
+    + GLOBAL.replace("private", "private mutable")
+    + READ.replace("GLOBAL", f"ml_program.global_load @w : {MATRIX}"),
+    "all of it": GLOBAL
+    + MAIN
+    + READ.replace("GLOBAL", f"ml_program.global_load_const @w : {MATRIX}"),
+}
 
 
-def test_a_module_that_names_no_clock_is_left_alone() -> None:
-    assert not benchmarks.is_timed("func.func @nanoTimes()")
-    assert benchmarks.is_timed('call @"nanoTime"()')
+@pytest.mark.parametrize("name", FORMS)
+def test_modules_of_other_projects_are_the_function_that_computes(name: str) -> None:
+    found, plain = (problem.of_text(text, "m") for text in (FORMS[name], PLAIN))
+    kernels = [execute.Kernel(one.text, None, 3) for one in (found, plain)]
+    for one in kernels:
+        one.poison()
+        one.run()
+    # Twice the sums of rows, by numpy.
+    given = kernels[0].buffers[0]
+    expected = np.repeat(2 * given.sum(axis=1, keepdims=True), 8, axis=1)
+    for one in kernels:
+        np.testing.assert_allclose(one.outputs[0], expected, atol=1e-5)
+
+
+STORED = GLOBAL.replace("private", "private mutable") + READ.replace(
+    "GLOBAL", f"ml_program.global_load @w : {MATRIX}"
+).replace("  return", f"  ml_program.global_store @w = %r : {MATRIX}\n  return")
+TWICE = MAIN.replace("  return", f"  %s = func.call @entry(%r) : ({MATRIX}) -> {MATRIX}\n  return")
+MEMORY = f"func.func @f(%a: memref<8x8xf32>) -> {MATRIX} {{\n" + (
+    f"  %t = bufferization.to_tensor %a : memref<8x8xf32> to {MATRIX}\n"
+    f"  %r = linalg.exp ins(%t : {MATRIX}) outs(%t : {MATRIX}) -> {MATRIX}\n"
+    f"  return %r : {MATRIX}\n}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (STORED, "ml_program.global.* is not allowed"),
+        (TWICE + PLAIN, "2 functions with a body"),
+        (MEMORY, "takes or gives a memref<8x8xf32>"),
+    ],
+)
+def test_what_is_more_than_that_is_refused_by_name(text: str, says: str) -> None:
+    with pytest.raises(TokmillError, match=says) as caught:
+        problem.of_text(text, "m")
+    assert caught.value.hint
+
+
+def test_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    older = ENTRY.replace("GLOBAL", f"arith.constant dense<2.0> : {MATRIX}").replace(
+        "EMPTY", "linalg.init_tensor [8, 8]"
+    )
+    (tmp_path / "a.mlir").write_text(older)
+    assert problem.of_file(tmp_path / "a.mlir").operations[0].name == "linalg.matmul"
+    packed = f"""
+func.func @main(%a: {MATRIX}, %b: tensor<2x2x4x4xf32>) -> tensor<2x2x4x4xf32> {{
+  %r = tensor.pack %a inner_dims_pos = [0, 1] inner_tiles = [4, 4] into %b
+    : {MATRIX} -> tensor<2x2x4x4xf32>
+  return %r : tensor<2x2x4x4xf32>
+}}
+"""
+    (tmp_path / "b.mlir").write_text(packed)
+    with pytest.raises(TokmillError, match="linalg.pack has no loops of its own"):
+        problem.of_file(tmp_path / "b.mlir")
+
+
+REVERSED = """
+func.func @main(%a: tensor<16x8xbf16>, %b: tensor<4x8x2xbf16>, %i: tensor<16xbf16>)
+    -> (tensor<16x8xbf16>, tensor<16xbf16>) {
+  %z = arith.constant 0.0 : bf16
+  %e = tensor.empty() : tensor<16x8xbf16>
+  %f = linalg.fill ins(%z : bf16) outs(%e : tensor<16x8xbf16>) -> tensor<16x8xbf16>
+  %r = linalg.generic {indexing_maps = [affine_map<(d0, d1, d2) -> (d0, d2)>,
+      affine_map<(d0, d1, d2) -> (d2 floordiv 2, d1, d2 mod 2)>,
+      affine_map<(d0, d1, d2) -> (d0, d1)>],
+      iterator_types = ["parallel", "parallel", "reduction"]}
+      ins(%a, %b : tensor<16x8xbf16>, tensor<4x8x2xbf16>) outs(%f : tensor<16x8xbf16>) {
+    ^bb0(%x: bf16, %y: bf16, %o: bf16):
+      %m = arith.mulf %x, %y : bf16
+      %s = arith.addf %o, %m : bf16
+      linalg.yield %s : bf16
+  } -> tensor<16x8xbf16>
+  %g = tensor.empty() : tensor<16xbf16>
+  %v = linalg.generic {indexing_maps = [affine_map<(d0) -> (-d0 + 15)>, affine_map<(d0) -> (d0)>],
+      iterator_types = ["parallel"]} ins(%i : tensor<16xbf16>) outs(%g : tensor<16xbf16>) {
+    ^bb0(%x: bf16, %o: bf16):
+      linalg.yield %x : bf16
+  } -> tensor<16xbf16>
+  return %r, %v : tensor<16x8xbf16>, tensor<16xbf16>
+}
+"""
+
+
+def test_loops_of_odd_indices_stay_whole_and_the_others_are_right() -> None:
+    """MLIR computes wrong which part of an operand such a tile reads."""
+    given = problem.of_text(REVERSED, "m")
+    first, second = given.operations
+    assert (first.whole, second.whole) == ({2}, {0})
+    # A negative factor is one of its own.
+    assert second.loads[0].matrix.tolist() == [[-1, 15]] and second.loads[0].plain
+    state = legal.begin(first)
+    turned = legal.take(state, actions.Interchange("op_0", (2, 0, 1)))
+    for whole, one, loop in (
+        (True, state, 2),
+        (False, state, 0),
+        (True, turned, 0),
+        (False, turned, 2),
+    ):
+        assert any(legal.tiles(one, loop)[1:]) != whole
+    assert not legal.allowed(legal.begin(second))["tile"]
+    chance = random.Random(0)
+    with Measurements(Settings(runs=1, most_seconds=0.1)) as measurements:
+        for _ in range(6):
+            result = measurements(given, draws.draw(given, chance))
+            assert result.status in ("ok", "refused"), result

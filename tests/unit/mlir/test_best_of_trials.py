@@ -1,4 +1,4 @@
-"""Which schedule a search reports: the better one of its two best, measured again."""
+"""Which schedule a search reports: the better one of its two best, measured again, or none."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ class Again(Measurements):
         ({ONE: ok(1.5), TWO: ok(2)}, TWO, ok(2)),
         # The best one hangs in the fresh process, and the other one was right.
         ({ONE: TIMEOUT, TWO: ok(2)}, TWO, ok(2)),
-        # Even if it is slower than what a failure is worth.
-        ({ONE: TIMEOUT, TWO: ok(0.01)}, TWO, ok(0.01)),
-        ({ONE: TIMEOUT, TWO: TIMEOUT}, ONE, TIMEOUT),
+        # What is slower than no schedule is never reported, nor what gains no more than noise.
+        ({ONE: ok(0.39), TWO: ok(0.94)}, (), ok(1)),
+        ({ONE: ok(1.2, noise=0.3), TWO: ok(0.9)}, (), ok(1)),
+        ({ONE: TIMEOUT, TWO: ok(0.01)}, (), ok(1)),
+        ({ONE: TIMEOUT, TWO: TIMEOUT}, (), ok(1)),
     ],
 )
 def test_the_better_one_of_two_is_reported(

@@ -67,22 +67,12 @@ def test_a_module_calls_nothing(before: str, inside: str, named: str) -> None:
         problem.of_text(before + HEAD + inside + TAIL, "module")
 
 
-def test_what_is_no_file_among_published_times_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.mlir").write_text(generators.chain("relu 8"))
-    os.mkfifo(tmp_path / "a.json")
-    (tmp_path / "b.json").mkdir()
-    assert [note for note in problem.of_folder(tmp_path).notes if "no file" in note][-2:] == [
-        "a.json: it is no file",
-        "b.json: it is no file",
-    ]
-
-
 def test_a_pipe_in_a_folder_is_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.mlir")
     (tmp_path / "b.mlir").write_text(generators.chain("add 4"))
     folder = problem.of_folder(tmp_path)
     assert len(folder.problems) == 1
-    assert folder.notes == ["1 entry left out: not named .mlir, or no file"]
+    assert folder.said("b") == ["b: 1 entry left out: not named .mlir, or no file"]
 
 
 def test_a_module_that_cannot_be_compiled_says_its_name() -> None:

@@ -13,12 +13,12 @@ from making import quick_build
 from onnx_models import small_model, write
 from tokmill.builds.source import Resources
 from tokmill.errors import MissingExtraError, TokmillError
-from tokmill.mlir.modules import cut, importing, reading
+from tokmill.mlir.modules import cut, importing
 from tokmill.mlir.source import MlirSource
 
 
 def test_a_small_model_as_operations(tmp_path: Path) -> None:
-    found = cut.cut(reading.text_of(small_model(tmp_path / "m.onnx")), "m.onnx")
+    found = cut.cut(importing.text_of(small_model(tmp_path / "m.onnx")), "m.onnx")
     names = [one.operations[0].name for one in found.problems]
     assert names == ["linalg.matmul", "linalg.generic", "linalg.generic"]
     assert found.counts == [2, 2, 1]
@@ -65,7 +65,7 @@ def test_versions_that_read_models_belong_to_a_store(
 
 def test_sizes_that_are_not_known_are_told(tmp_path: Path) -> None:
     model = small_model(tmp_path / "m.onnx", "rows")
-    with pytest.raises(TokmillError, match="not known before"):
+    with pytest.raises(TokmillError, match="sizes are not all known"):
         quick_build("mlir", model, tmp_path / "s")
 
 
@@ -105,12 +105,12 @@ util.func public @main(%a: !hal.buffer_view) -> !hal.buffer_view {
 def test_modules_of_iree_are_read_in_their_own_syntax(tmp_path: Path) -> None:
     path = tmp_path / "m.mlir"
     path.write_text(IREE)
-    found = cut.cut(reading.text_of(path), "m.mlir")
+    found = cut.cut(importing.text_of(path), "m.mlir")
     assert [one.operations[0].bounds for one in found.problems] == [(8, 4, 8)]
     assert not found.skipped
     path.write_text(IREE.replace("util.return %2", "util.return %3"))
     with pytest.raises(TokmillError, match="no valid MLIR") as caught:
-        reading.text_of(path)
+        importing.text_of(path)
     assert caught.value.hint
 
 
@@ -137,7 +137,7 @@ KNOWN: dict[str, dict[str, tuple[int, int]]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", KNOWN)
 def test_real_models_are_counted(name: str, tmp_path: Path) -> None:
-    found = cut.cut(reading.text_of(write(name, tmp_path)), name)
+    found = cut.cut(importing.text_of(write(name, tmp_path)), name)
     kinds: dict[str, tuple[int, int]] = {}
     for one, count in zip(found.problems, found.counts, strict=True):
         runs, different = kinds.get(one.operations[0].kind, (0, 0))

@@ -10,12 +10,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 import random_schedules
-from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir import draws, measure, search
-from tokmill.mlir.env import ScheduleEnv
+from tokmill.errors import UsageError
+from tokmill.mlir import draws, search
 from tokmill.mlir.iree import compiler, spec
 from tokmill.mlir.iree.tiles import Cache, Distribute, IreeSpace, Pipeline, Vector
 from tokmill.mlir.loops import schedule as actions
@@ -117,16 +115,6 @@ def test_a_match_holds_where_operations_are_generalised(measurements: Measuremen
     assert tuned[0].config.levels["vector_common_parallel"] == (4, 16, 0)
 
 
-def test_a_spec_is_read_from_its_own_file(measurements: Measurements) -> None:
-    for line, taken in CASES.values():
-        text = measurements.space.text(measurements.problem(problem.of_line(line)), taken)
-        assert measurements.space.read(text, "x") == taken
-    for text in ("", "module {}", spec.HEADER, spec.HEADER + "[{}]"):
-        with pytest.raises(TokmillError) as caught:
-            measurements.space.read(text, "given")
-        assert caught.value.hint
-
-
 @pytest.mark.parametrize(
     "taken",
     [
@@ -155,24 +143,6 @@ def test_odd_sizes_have_tiles_too(measurements: Measurements) -> None:
     assert any(measurements.space.tiles(state, "distribute", 1)[1:])
     taken = (D("op_0", (0, 64, 0)), V("op_0", (0, 32, 0)))
     assert measurements(given, taken).status == "ok"
-
-
-def test_the_environment_is_the_same(tmp_path: Path) -> None:
-    with Measurements(QUICK, tmp_path / "cache", IreeSpace()) as made:
-        env = ScheduleEnv([problem.of_line("matmul 16 32 8"), problem.of_line("reduce 8 64")], made)
-        check_env(env, skip_render_check=True)
-        chance = np.random.default_rng(0)
-        env.reset(options={"problem": 0})
-        for _ in range(20):
-            mask = env.masks()
-            kind = int(chance.choice(np.flatnonzero(mask["kind"])))
-            tiles = [int(chance.choice(np.flatnonzero(row))) for row in mask["cuts"][kind]]
-            _, _, over, _, info = env.step(np.array([kind, *tiles, *[0] * len(tiles)]))
-            assert not info["illegal"] or not any(tiles)
-            if over:
-                break
-        assert over
-        assert info["result"].status in measure.STATUSES
 
 
 def test_a_search_finds_and_repeats(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import pytest
 
 from tokmill.errors import MachineError, TokmillError, UsageError
 from tokmill.mlir import measure, search
-from tokmill.mlir.loops import execute, legal
+from tokmill.mlir.loops import execute, legal, lower
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import dtypes, problem
-from tokmill.mlir.space import Loops
+from tokmill.mlir.space import Space
 
 QUICK = Settings(runs=2, most_seconds=0.5)
 
@@ -137,8 +138,8 @@ def test_another_result_is_wrong_however_fast(monkeypatch: pytest.MonkeyPatch) -
     other = problem.of_line("matmul 16 16 16, relu")
     made = execute.Kernel
 
-    def swapped(text: str, schedule: str | None, seed: int, threads: int) -> execute.Kernel:
-        return made(other.text if schedule is not None else text, None, seed, threads)
+    def swapped(text: str, schedule: str | None, seed: int) -> execute.Kernel:
+        return made(other.text if schedule is not None else text, None, seed)
 
     monkeypatch.setattr(execute, "Kernel", swapped)
     answer = execute.measure(
@@ -172,12 +173,28 @@ def test_what_mlir_declines_is_refused(measurements: Measurements) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "status"),
-    [(Settings(seconds=0.01), "timeout"), (Settings(memory_mb=1), "memory")],
+    [(Settings(seconds=0.001), "timeout"), (Settings(memory_mb=1), "memory")],
 )
 def test_a_child_beyond_its_limits_is_a_result(settings: Settings, status: str) -> None:
     given, taken = CASES["tile"]
     with Measurements(settings) as limited:
         assert search.measured(given, taken, limited).result.status == status
+
+
+def test_what_llvm_makes_no_code_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a result of one schedule, and no end of a search."""
+    made, given = lower.compiled, problem.of_line("relu 8")
+
+    class Engine:
+        def lookup(self, name: str) -> Any:
+            raise RuntimeError(f"Unknown function {name}")
+
+    base = execute.Kernel(given.text, None, 1)
+    monkeypatch.setattr(execute, "_baseline", lambda *_: base)
+    monkeypatch.setattr(lower, "compiled", lambda module: [made(module), Engine()][-1])
+    request = {"module": given.text, "schedule": actions.text(()), "seed": 1, "length": 1}
+    answer = execute.measure(request)
+    assert answer["status"] == "refused" and "no code of the module" in answer["reason"]
 
 
 def test_differences_that_are_allowed() -> None:
@@ -209,10 +226,13 @@ def test_a_result_comes_from_the_cache(tmp_path: Path) -> None:
 def test_a_timeout_is_kept_for_its_limit(tmp_path: Path) -> None:
     """A search that goes on must meet what it met before, without waiting for it again."""
     given, taken = CASES["tile"]
-    for hits in range(2):
-        with Measurements(Settings(seconds=0.01), tmp_path / "cache") as limited:
+    for _ in range(2):
+        with Measurements(Settings(seconds=0.001), tmp_path / "cache") as limited:
             assert search.measured(given, taken, limited).result.status == "timeout"
-            assert limited.hits == hits
+            # It was the module itself that took too long.
+            assert limited._cache is not None and limited.hits == 0
+            key = limited._key(given.text, Space().text(given, ()))
+            assert limited._cache.get(key, Result).status == "timeout"
     with Measurements(Settings(seconds=60), tmp_path / "cache") as patient:
         assert search.measured(given, taken, patient).result.status == "ok"
 
@@ -241,9 +261,9 @@ def test_a_cache_with_impossible_results_is_measured_again(
 ) -> None:
     fine: dict[str, Any] = {"status": "ok", "nanoseconds": 2.0, "baseline": 3.0, "noise": 0.0}
     cache = measure.Cache(tmp_path / "cache")
-    cache.put(b"fine", measure.Result(**fine))
-    cache.put(b"wrong", measure.Result(**fine | wrong))
-    assert cache.get(b"fine") and cache.get(b"wrong") is None
+    cache.put(b"fine", fine)
+    cache.put(b"wrong", fine | wrong)
+    assert cache.get(b"fine", measure.Result) and cache.get(b"wrong", measure.Result) is None
     cache.close()
 
 
@@ -253,9 +273,9 @@ def test_rows_that_cannot_be_read_are_measured_again(
 ) -> None:
     cache = measure.Cache(tmp_path / "cache")
     with sqlite3.connect(tmp_path / "cache") as data:
-        for table in ("results", "answers") if row is not None else ():
-            data.execute(f"INSERT INTO {table} VALUES (?, ?)", (b"key", row))
-    assert cache.get(b"key") is None and cache.answer(b"key") is None
+        if row is not None:
+            data.execute("INSERT INTO results VALUES (?, ?)", (b"key", row))
+    assert cache.get(b"key", measure.Result) is None and cache.get(b"key", Any) is None
     cache.close()
 
 
@@ -270,8 +290,8 @@ cache = Cache(Path(sys.argv[1]))
 for number in range(first, first + size):
     result = Result(status="ok", nanoseconds=float(number + 1), baseline=1e3, noise=0.0)
     cache.put(b"result %d" % number, result)
-    cache.keep(b"answer %d" % number, [number])
-    assert cache.get(b"result %d" % number).nanoseconds == number + 1
+    cache.put(b"answer %d" % number, [number])
+    assert cache.get(b"result %d" % number, Result).nanoseconds == number + 1
 cache.close()
 """
 
@@ -283,8 +303,8 @@ def test_a_cache_waits_for_a_process_that_makes_it(tmp_path: Path) -> None:
     release = threading.Timer(0.3, lambda: other.execute("COMMIT"))
     release.start()
     cache = measure.Cache(path)
-    cache.keep(b"some", 1)
-    assert cache.answer(b"some") == 1
+    cache.put(b"some", 1)
+    assert cache.get(b"some", int) == 1
     release.join()
     other.close()
     cache.close()
@@ -313,9 +333,9 @@ def test_processes_write_one_cache_at_once(tmp_path: Path) -> None:
     assert [one.returncode for one in writers] == [0, 0, 0], said
     cache = measure.Cache(path)
     for number in range(2 * size):
-        result = cache.get(b"result %d" % number)
+        result = cache.get(b"result %d" % number, Result)
         assert result is not None and result.nanoseconds == number + 1
-        assert cache.answer(b"answer %d" % number) == [number]
+        assert cache.get(b"answer %d" % number, Any) == [number]
     cache.close()
 
 
@@ -330,7 +350,7 @@ def test_a_candidate_may_print_megabytes(
     taken: actions.AnyAction, status: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To both streams; a result counts all the same, and what never ends is cut off."""
-    monkeypatch.setattr(Loops, "child", "printing_child:measure")
+    monkeypatch.setattr(Space, "child", "printing_child:measure")
     given = problem.of_line("matmul 16 16 16")
     with Measurements(QUICK) as child:
         result = child.file(given, actions.text((taken,)))
@@ -360,35 +380,51 @@ def test_what_the_baseline_gains_beside_itself_is_noise() -> None:
             fast = 5.0 if schedule else self.alone
             return Result(status="ok", nanoseconds=fast, baseline=6.0, noise=0.01)
 
-    measure = Measure()
-    found = search.confirmed(given, [vector], measure).result  # type: ignore[arg-type]
+    measure: Any = Measure()
+    found = search.measured_again(given, [vector], measure)[0].result
     assert (found.noise, found.gain) == (0.5, 1.0)
+    assert search.confirmed(given, [vector], measure).schedule == ()
     measure.alone = 6.0
-    found = search.confirmed(given, [vector], measure).result  # type: ignore[arg-type]
+    found = search.confirmed(given, [vector], measure).result
     assert (found.noise, found.gain) == (0.01, 1.2)
 
 
-@pytest.mark.parametrize(
-    ("statuses", "alone", "left"),
-    [
-        (["refused", "crashed", "ok"], "crashed", 2),
-        (["refused", "crashed", "crashed", "ok"], "ok", 4),
-        (["ok", "timeout", "ok"], "timeout", 3),
-        (["wrong", "ignored", "memory", "ok"], "timeout", 3),
-    ],
-)
-def test_a_search_ends_where_the_module_itself_does_not_run(
-    statuses: list[str], alone: str, left: int
-) -> None:
-    given = problem.of_line("relu 8")
-    trials = [search.Trial((), Result(status=status)) for status in statuses]
+@pytest.mark.parametrize("method", search.SEARCHES)
+@pytest.mark.parametrize("status", ["crashed", "timeout", "memory"])
+def test_a_search_ends_where_the_module_itself_does_not_run(method: str, status: str) -> None:
+    class Fails(Measurements):
+        def _measure(self, given: Any, schedule: str) -> Result:
+            return Result(status=status, reason="because")
 
-    def measure(given: Any, schedule: Any) -> Result:
-        assert schedule == ()
-        return Result(status=alone)
+    with Fails(QUICK) as failing:
+        given = problem.of_line("relu 8")
+        (only,) = search.SEARCHES[method](given, failing, 9, 0)
+        assert (only.schedule, only.result.status) == ((), status)
+        # Whatever schedule is asked for.
+        found = failing(given, (actions.Vectorize("op_0"),))
+        assert (found.status, found.reason) == (status, "without a schedule too: because")
 
-    found = search.while_it_runs(iter(trials), given, measure)  # type: ignore[arg-type]
-    assert list(found) == trials[:left]
+
+def test_what_a_schedule_may_take_follows_from_the_time_without_one(tmp_path: Path) -> None:
+    limits = []
+
+    class Noted(Measurements):
+        def _measure(self, given: Any, schedule: str) -> Result:
+            limits.append(self._child.limits.seconds)
+            return Result(status="ok", nanoseconds=1.0, baseline=2e9, noise=0.0)
+
+    with Noted(Settings(seconds=5.0), tmp_path / "cache") as noted:
+        given = problem.of_line("relu 8")
+        noted(given, (actions.Vectorize("op_0"),))
+        assert limits == [5.0 * measure.ALONE, 5.0 + 2 * measure.RUNS_ALLOWED]
+        # The module without a schedule was no evaluation.
+        assert (noted.evaluations, noted.hits) == (1, 0)
+        noted.until = time.monotonic() + 3
+        noted(given, (actions.Tile("op_0", (2,)),))
+        assert limits[-1] <= 3
+        noted.until = time.monotonic() - 1
+        late = noted(given, (actions.Tile("op_0", (4,)),))
+        assert late.status == "timeout" and len(limits) == 3
 
 
 def test_a_gain_within_the_noise_is_none() -> None:

@@ -17,7 +17,7 @@ from tokmill.mlir.loops import execute
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
-from tokmill.mlir.space import LOOPS, Loops
+from tokmill.mlir.space import LOOPS, Space
 
 QUICK = Settings(runs=2, most_seconds=0.5)
 RELU, TILED = problem.of_line("relu 8 8"), (actions.Tile("op_0", (4, 4)),)
@@ -35,7 +35,7 @@ func.func @main(%a: tensor<32x48xf32>, %b: tensor<48x64xf32>, %c: tensor<32x64xf
 
 @pytest.fixture
 def telling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Loops, "child", "telling_child:measure")
+    monkeypatch.setattr(Space, "child", "telling_child:measure")
 
 
 def request_of(given: problem.Problem, schedule: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_what_is_measured_again_is_measured_in_another_process(
 ) -> None:
     with Measurements(QUICK, tmp_path / "cache") as child:
         first = child(RELU, TILED).reason
-        other = child(RELU, ()).reason
+        other = child(RELU, (actions.Tile("op_0", (4, 2)),)).reason
         again = child(RELU, TILED, again=True).reason
         # The cache keeps the first result, and the new process goes on.
         assert child(RELU, TILED).reason == first
@@ -64,13 +64,12 @@ def test_what_is_measured_again_is_measured_in_another_process(
     assert str(os.getpid()) not in (first, again)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_candidate_and_baseline_run_in_turns(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidate_and_baseline_run_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
     class Seen(execute.Kernel):
-        def __init__(self, text: str, schedule: str | None, seed: int, threads: int = 1) -> None:
-            super().__init__(text, schedule, seed, threads)
+        def __init__(self, text: str, schedule: str | None, seed: int) -> None:
+            super().__init__(text, schedule, seed)
             self.name = "baseline" if schedule is None else "candidate"
 
         def run(self, times: int = 1) -> float:
@@ -80,7 +79,7 @@ def test_candidate_and_baseline_run_in_turns(threads: int, monkeypatch: pytest.M
     monkeypatch.setattr(execute, "Kernel", Seen)
     monkeypatch.setattr(execute, "_baselines", type(execute._baselines)())
     text = LOOPS.text(RELU, TILED)
-    answer = execute.measure(request_of(RELU, text) | {"threads": threads})
+    answer = execute.measure(request_of(RELU, text))
     assert answer["status"] == "ok"
     # Two pairs before: one for the results, and one that says how often a run is repeated.
     assert ran == ["baseline", "candidate"] * 6
@@ -194,7 +193,7 @@ def test_each_space_has_the_version_of_its_own_compiler(monkeypatch: pytest.Monk
 def test_other_flags_have_another_result(telling: None, tmp_path: Path) -> None:
     found = []
     for flags in ((), ("--some",), ("--some", "--other"), ("--some",)):
-        space = Loops()
+        space = Space()
         space.flags = flags
         with Measurements(QUICK, tmp_path / "cache", space) as child:
             child(RELU, TILED)

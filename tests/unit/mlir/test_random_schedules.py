@@ -9,7 +9,7 @@ import pytest
 
 import random_schedules
 from random_schedules import ALONE, CHAINS, QUICK
-from tokmill.mlir.measure import Measurements, Result, Settings
+from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules import generators, problem
 
 FINE = {"ok", "refused"}
@@ -96,23 +96,3 @@ def test_five_hundred_random_schedules() -> None:
     print(random_schedules.table(counts))
     assert random_schedules.total(counts).total() >= 500
     check(counts)
-
-
-@pytest.mark.long
-def test_forty_random_schedules_on_two_threads() -> None:
-    alone = [f"{name} {one}" for name, sizes in ALONE.items() for one in sizes[:3]]
-    some = [*alone, *CHAINS]
-    assert len(some) >= 40
-    taken = [
-        action.__struct_config__.tag
-        for line in some
-        for action in random_schedules.drawn(problem.of_line(line), line, 0)
-    ]
-    # Else nothing would run on two threads.
-    assert sum(tag in ("parallel", "fuse") for tag in taken) > 10
-    settings = Settings(runs=QUICK.runs, most_seconds=QUICK.most_seconds, threads=2)
-    with Measurements(settings) as child:
-        counts = random_schedules.fuzzed(some, 1, child, random_schedules.said)
-    found = random_schedules.total(counts)
-    print(random_schedules.table(counts))
-    assert found.keys() <= FINE and found["ok"] > 0.8 * found.total(), counts

@@ -40,7 +40,7 @@ def masked(made: ScheduleEnv, chance: np.random.Generator) -> np.ndarray:
     """Draw an action that the masks allow."""
     mask = made.masks()
     kind = int(chance.choice(np.flatnonzero(mask["kind"])))
-    tiles = mask["parallel_tiles" if LOOPS.kinds[kind] in ("parallel", "fuse") else "tiles"]
+    tiles = mask["cuts"][kind]
     cuts = [int(chance.choice(np.flatnonzero(row))) for row in tiles]
     loops = len(made._states[made._place].bounds)
     order = [*chance.permutation(loops), *[0] * (len(tiles) - loops)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,32 +51,13 @@ def test_a_search_meets_the_same_results_after_its_best_was_measured_again(
         assert measure.made == before
 
 
-def tuned(measure: Measurements, state: Path, seconds: float, most: int = 24) -> tune.Tuned:
-    return tune.tune([GIVEN], [1], measure, seconds=seconds, most=most, seed=1, state=state)
-
-
-def test_a_tuning_without_its_cache_begins_anew_and_keeps_to_its_time(tmp_path: Path) -> None:
-    """It must not measure all that the state speaks of, whatever time is allowed."""
-    state = tmp_path / "state"
-    with Made(Settings(), tmp_path / "cache", IreeSpace()) as measure:
-        assert tuned(measure, state, 600, most=400).parts[0].evaluations == 400
-    with Made(Settings(), tmp_path / "other", IreeSpace()) as measure:
-        assert tuned(measure, state, 0.01, most=400).parts[0].evaluations < 100
-
-
-def test_a_tuning_goes_on_only_as_it_was_measured(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    with Made(Settings(), tmp_path / "cache", IreeSpace()) as measure:
-        tuned(measure, state, 600)
-        before = measure.made
-        tuned(measure, state, 600)
-        # The best is measured again, and the default beside it.
-        assert measure.made <= before + 3
-    with (
-        Made(Settings(runs=9), tmp_path / "cache", IreeSpace()) as measure,
-        pytest.raises(UsageError, match="number of runs"),
-    ):
-        tuned(measure, state, 600)
+def test_a_tuning_goes_on_as_it_was_measured(tmp_path: Path) -> None:
+    for runs, fresh in ((5, True), (5, False), (9, True)):
+        with Made(Settings(runs=runs), tmp_path / "cache", IreeSpace()) as measure:
+            until = time.monotonic() + 600
+            tune.tune([GIVEN], [1], measure, until=until, most=24, seed=1)
+            # The best are measured again, and the default beside them.
+            assert (measure.made > 12) == fresh, measure.made
 
 
 def test_times_of_a_model_are_those_of_its_weights(
@@ -152,8 +134,8 @@ def test_a_file_of_another_program_takes_its_place_and_leftovers_of_it_go(tmp_pa
 def test_weights_belong_to_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = tmp_path / "weights.irpa"
     weights.touch()
-    words = ["matmul 8 8 8", "matmul 8 8 16", "-o", str(tmp_path / "spec")]
     with pytest.raises(SystemExit) as ended:
-        main(["rl", "tune", *words, "--parameters", str(weights)])
+        main(["rl", "tune", "matmul 8 8 8", "-o", str(tmp_path / "spec"), "--parameters",
+              str(weights)])  # fmt: skip
     assert ended.value.code == 2
-    assert "--parameters names the weights of one model" in capsys.readouterr().err
+    assert "--parameters names the weights of a model" in capsys.readouterr().err

@@ -264,6 +264,20 @@ def test_csv_has_numbers_in_full(root: Path) -> None:
     assert len({row["parameters"] for row in rows}) == 1
 
 
+def test_a_name_is_no_formula_and_no_line(root: Path, tmp_path: Path) -> None:
+    """A spreadsheet runs what begins with one of these; a reader of lines sees a run of its own."""
+    names = ["=cmd|' -C calc'!A0", "+1+1", "@SUM(A1)", "-x", "-1.5e3", "a\nb\t9", "plain"]
+    for name in names:
+        shutil.copytree(root / "runs/lr-0.01/seed-0", tmp_path / name)
+    found = compare([tmp_path / name for name in names])
+    text = tables.write_csv(found)
+    shown = [row["run"] for row in csv.DictReader(io.StringIO(text))]
+    wanted = [f"'{name}" for name in names[:4]] + ["-1.5e3", "a\\nb\\t9", "plain"]
+    assert sorted(shown) == sorted(wanted)
+    assert len(text.splitlines()) == 1 + len(names)
+    assert len(tables.write_latex(found).splitlines()) == 7 + len(names)
+
+
 def test_latex_sees_no_command_in_names(root: Path, tmp_path: Path) -> None:
     run = shutil.copytree(root / "runs/lr-0.01/seed-0", tmp_path / r"a_b&50%\x~^{}#$")
     text = tables.write_latex(compare([run, root / "runs/lr-0.003"]))

@@ -53,20 +53,10 @@ def test_names_of_fields() -> None:
     assert "[PAD]" not in names
 
 
-def test_names_of_loops() -> None:
-    embedding, given = shown("loop_transformer")
-    weights, names = attention.looked_at(embedding, given)
-    assert weights.shape == (2, 4, len(names))
-    assert names[:3] == ["[CLS]", "operation generic", "operation 1: ~1 parallel"]
-    assert names[6] == "producer conv"
-    assert names[-1] == "producer 7: ~3 reduction"
-    assert len(names) == 1 + 1 + 4 + 1 + 7
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4))
-
-
 def test_what_has_no_names_is_refused() -> None:
     for kind, tokens, said in (
-        ("lstm", "fields", "has no attention"),
+        ("lstm", "fields", "no attention to fields"),
+        ("loop_transformer", "fields", "no attention to fields"),
         ("distilbert", "buckets", "without names"),
     ):
         embedding, given = shown(kind, tokens)

@@ -14,7 +14,7 @@ import torch
 import tokmill
 from made_times import recipe
 from tokmill.mlir.measure import Cache, Measurements, Result
-from tokmill.mlir.space import Loops
+from tokmill.mlir.space import Space
 from toy import losses
 
 torch.set_num_threads(1)
@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 def test_a_training_outlives_its_candidates(
     steps: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Loops, "child", "dying_child:measure")
+    monkeypatch.setattr(Space, "child", "dying_child:measure")
     measured, seen = Measurements.file, Counter[str]()
 
     def counted(*given: Any, **other: Any) -> Result:
@@ -44,7 +44,7 @@ def test_a_training_outlives_its_candidates(
     with sqlite3.connect(tmp_path / "cache") as data:
         keys = [row[0] for row in data.execute("SELECT key FROM results")]
     with closing(Cache(tmp_path / "cache")) as cache:
-        found = [cache.get(key) for key in keys]
+        found = [cache.get(key, Result) for key in keys]
     kept = {one.status for one in found if one is not None}
     assert len(found) >= 3 and None not in found
     assert {"ok", "crashed", "timeout"} <= kept <= {"ok", "crashed", "timeout", "memory"}

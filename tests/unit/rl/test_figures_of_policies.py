@@ -97,7 +97,7 @@ def test_what_is_found_without_a_measurement_does_not_depend_on_samples(
     problems = [problem.of_line("matmul 32 64 64")]
     worse = Result(status="ok", nanoseconds=9e6, baseline=1e6, noise=0.0)
     monkeypatch.setattr(
-        search, "confirmed", lambda problem, schedules, measure: Trial(schedules[0], worse)
+        search, "best_of", lambda problem, trials, measure: Trial(trials[0].schedule, worse)
     )
     failed = [Episode(0, result=Result(status="crashed"))]
     monkeypatch.setattr(evaluate, "play_new", lambda *given: failed)
@@ -108,6 +108,24 @@ def test_what_is_found_without_a_measurement_does_not_depend_on_samples(
     assert some.first.result == some.tried[0].result == alone.first.result
     assert some.best.result == worse and some.best.schedule == alone.first.schedule
     assert evaluate.facts(some)["zero_shot"] == evaluate.facts(alone)["zero_shot"]
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_the_best_is_never_slower_than_no_schedule(
+    samples: int, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(self: Measurements, module: Any, schedule: str) -> Result:
+        time = 2e6 if '"action"' in schedule else 1e6
+        return Result(status="ok", nanoseconds=time, baseline=1e6, noise=0.0)
+
+    monkeypatch.setattr(Measurements, "_measure", slow)
+    task: Any = load_task(run)
+    problems = [problem.of_line("matmul 32 64 64")]
+    with Measurements(Settings()) as measure:
+        (one,) = evaluate.evaluate(task, problems, measure, samples=samples, seed=3)
+    assert any(each.gain == 0.5 for each in one.tried) == any(each.schedule for each in one.tried)
+    assert (one.best.schedule, one.best.gain, one.text) == ((), 1.0, "")
+    assert evaluate.summary([one])["best"] == {"speedup": 1.0, "regressions": 0.0, "failed": 0.0}
 
 
 @pytest.mark.parametrize(("words", "runs"), [([], 4), (["--runs", "9"], 9)])
@@ -131,4 +149,5 @@ def test_a_policy_is_measured_as_it_was_trained(
     assert ended.value.code == 0
     (row,) = json.loads(capsys.readouterr().out)["modules"]
     assert np.isfinite(row["best"]["milliseconds"])
-    assert used == [Settings(**SETTINGS | {"runs": runs})]
+    # The own lowering's, and those of IREE's default.
+    assert used == [Settings(**SETTINGS | {"runs": runs})] * 2

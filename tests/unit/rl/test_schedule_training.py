@@ -189,7 +189,6 @@ def test_evaluation_of_a_run(recorded: Path, tmp_path: Path) -> None:
         [e.schedule for e in one.tried] for one in again
     ]
     means = summary(found)
-    assert set(means["operations"]) == {"matmul", "chain"}
     gains = [one.first.gain for one in found]
     assert means["zero_shot"]["speedup"] == pytest.approx(np.exp(np.mean(np.log(gains))))
 

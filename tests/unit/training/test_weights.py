@@ -12,8 +12,11 @@ import pytest
 import torch
 
 import tokmill
-from tokmill.errors import Interrupted, TokmillError
-from tokmill.training.engines.tensors import write_tensors
+from tokmill.errors import Interrupted, MachineError, TokmillError
+from tokmill.inference.embed import embed
+from tokmill.training.engines.tensors import read_tensors, write_tensors
+from tokmill.training.evaluate import evaluate
+from tokmill.training.runs import run as runs
 from tokmill.training.runs import weights as module
 from tokmill.training.runs.run import load_task
 from tokmill.training.runs.weights import step_of, weights_at
@@ -82,6 +85,52 @@ def test_weights_by_name(run: Path) -> None:
         assert caught.value.what == f"the run has no weights {named}"
         steps = sorted([14, 21, 24, step_of(run / "best")])
         assert caught.value.hint == f"there are: {', '.join(map(str, steps))}, best, last"
+
+
+def test_weights_that_a_training_replaces_while_they_are_read(
+    run: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step that is reported is that of the weights; what is gone is replaced by the newest."""
+    mine = shutil.copytree(run, tmp_path / "run")
+    load, steps = runs.load_from, [24, 21, 14]
+
+    def removed(task: Any, file: Path) -> None:
+        shutil.rmtree(file.parent)
+        if file.parent.name == "model":
+            shutil.rmtree(mine / "checkpoints/step-00000024")
+        if len(steps) == 3 and file.parent.name.endswith("14"):
+            shutil.copytree(run / "checkpoints/step-00000014", file.parent)
+        load(task, file)
+
+    monkeypatch.setattr(runs, "load_from", removed)
+    task = load_task(mine)
+    assert task.step == 14
+    wanted = read_tensors(run / "checkpoints/step-00000014/model.safetensors")
+    assert all(torch.equal(value, wanted[name]) for name, value in task.state_dict().items())
+    with pytest.raises(TokmillError, match="no weights of step 21"):
+        load_task(mine, "21")
+
+
+def test_the_step_of_an_evaluation_is_that_of_its_weights(
+    run: Path, val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that goes on replaces the best weights while they are measured."""
+    mine = shutil.copytree(run, tmp_path / "run")
+
+    def then_replaced(*arguments: Any) -> Any:
+        task = load_task(*arguments)
+        shutil.copy(mine / "model/model.safetensors", mine / "best/model.safetensors")
+        return task
+
+    before = step_of(mine / "best")
+    monkeypatch.setattr("tokmill.training.evaluate.load_task", then_replaced)
+    assert evaluate(mine, val, at="best", device="cpu")["step"] == before
+    assert step_of(mine / "best") == 24 != before
+    monkeypatch.setattr("tokmill.inference.embed.load_task", then_replaced)
+    shutil.copy(run / "best/model.safetensors", mine / "best/model.safetensors")
+    with pytest.raises(MachineError, match="has replaced the weights"):
+        embed(mine, val, at="best", npy=tmp_path / "v.npy", device="cpu")
+    assert not (tmp_path / "v.npy").exists()
 
 
 @pytest.mark.parametrize("metadata", [{}, {"step": "x"}, {"step": "-1"}, {"step": "9" * 5000}])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.files import locked
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import write_file
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs import lifting
 from tokmill.x86.graphs.files import read_about, read_graph
 from tokmill.x86.graphs.lifting import find_programs, lift_files, lifter_version
 from tokmill.x86.lift import cfg
@@ -140,11 +144,30 @@ def test_a_file_that_is_no_graph_is_not_replaced(form: str, programs: Path, tmp_
     assert lift_files([str(programs / "first")], mine, form=form).made == 1
 
 
-def test_two_writers_of_a_folder(programs: Path, tmp_path: Path) -> None:
+def test_several_writers_of_a_folder(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `make -j` starts them: while one graph is half written, another process makes others."""
     out = tmp_path / "graphs"
-    out.mkdir()
-    with locked(out / ".graphs.lock", "what", "hint"), pytest.raises(MachineError, match="another"):
-        lift_files([str(programs)], out)
+    whole = lifting.write_graph
+
+    def while_others_write(graph: Graph, path: Path, *more: Any) -> Any:
+        monkeypatch.setattr(lifting, "write_graph", whole)
+
+        def chunks() -> Iterator[bytes]:
+            yield b"half"
+            assert lift_files([str(programs)], out).made == 3
+            assert lift_files([str(programs / "first")], out / "one.parquet").made == 1
+            yield b"whole"
+
+        write_file(out / "slow", chunks())
+        return whole(graph, path, *more)
+
+    monkeypatch.setattr(lifting, "write_graph", while_others_write)
+    assert lift_files([str(programs / "first")], out / "mine.parquet").made == 1
+    assert (out / "slow").read_bytes() == b"halfwhole"
+    assert {"mine.parquet", "one.parquet", "slow"} <= {path.name for path in out.iterdir()}
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
 
 
 def test_a_file_that_is_named_is_taken_whatever_it_is(programs: Path) -> None:

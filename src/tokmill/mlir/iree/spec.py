@@ -9,16 +9,10 @@ gets it back behind them, without its configuration. So such a spec gives it bac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from tokmill.errors import TokmillError
-from tokmill.headers import loads_json
-
 HEADER = "// tokmill tuning spec, version 1: "
-MOST = 16 << 20
-"""Bytes that a spec may have."""
 _OP, _PARAM = "!transform.any_op", "!transform.any_param"
 _INTEGER = "!transform.param<i64>"
 
@@ -107,26 +101,6 @@ def text(configs: Sequence[tuple[Root, Config]], comment: str) -> str:
         f"({_OP}) -> {_OP}\n"
         f"    transform.yield %done : {_OP}\n  }}\n}}\n"
     )
-
-
-def read(text: str, where: str, kind: Any) -> Any:
-    """Return what the comment of a spec holds, as `kind`.
-
-    Raises `TokmillError` if it is no spec that `text` wrote.
-    """
-    first, _, _ = text.partition("\n")
-    if not first.startswith(HEADER) or len(text) > MOST:
-        raise TokmillError(
-            "this is no tuning spec of tokmill: its first line does not list actions",
-            where=where,
-            hint=f"it begins with {HEADER!r}",
-        )
-    try:
-        return loads_json(first[len(HEADER) :].encode(), kind)
-    except ValueError as error:
-        raise TokmillError(
-            f"the actions of the spec cannot be read: {error}", where=where, hint="make it again"
-        ) from None
 
 
 def hits(text: str, roots: Sequence[Root]) -> dict[str, int]:

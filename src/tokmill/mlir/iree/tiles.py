@@ -33,7 +33,7 @@ from tokmill.mlir.loops.legal import State
 from tokmill.mlir.loops.schedule import Action
 from tokmill.mlir.modules.operations import Access, Operation
 from tokmill.mlir.modules.problem import Problem
-from tokmill.mlir.space import Ask
+from tokmill.mlir.space import Ask, Space
 
 TILES = (0, 1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 192, 256, 384,
          512)  # fmt: skip
@@ -69,7 +69,6 @@ class Pipeline(Action, frozen=True, tag="pipeline"):
     """Lower a convolution as other operations are lowered, or as one if IREE does not."""
 
 
-AnyChange = Distribute | Cache | Vector | Pipeline | actions.Stop
 LEVELS = ("distribute", "cache", "vector")
 _OTHER, _OF_WINDOWS = "DoubleTilingExpert", "ConvTileAndDecomposeExpert"
 _MADE: dict[str, type[Distribute] | type[Cache] | type[Vector]] = {
@@ -96,7 +95,7 @@ _FIRST, _WIDE = 14, (8, 8, 7, 14)
 """Rows of an image whose task has them all, so that filters are read once; columns of a vector."""
 
 
-class IreeSpace:
+class IreeSpace(Space):
     """Configurations of the roots of a problem's dispatches; see the module."""
 
     name = "iree"
@@ -196,7 +195,7 @@ class IreeSpace:
 
     def action(
         self, state: State, kind: str, sizes: tuple[int, ...], order: tuple[int, ...]
-    ) -> AnyChange:
+    ) -> Any:
         """Return an action on the operation of a state."""
         tag = state.operation.tag
         if kind in _MADE:
@@ -303,11 +302,6 @@ class IreeSpace:
                 found.setdefault(spec.identity(root), (root, changed))
         names = [problem.name for problem, _ in chosen]
         return spec.text(list(found.values()), json.dumps(names)) if found else ""
-
-    def read(self, text: str, where: str) -> tuple[Any, ...]:
-        """Return the actions of a spec; raises `TokmillError` if it lists none."""
-        found: tuple[Any, ...] = spec.read(text, where, tuple[AnyChange, ...])
-        return found
 
 
 def _along(operation: Operation) -> int:

@@ -4,24 +4,22 @@ Operations that a spec cannot tell apart, such as a convolution that is followed
 by a sum there, get the same tiles: those of the one that runs most often, which are measured on
 the others too. The time goes where the model spends its own: the next few evaluations are those of
 the operation with the largest share that has had the fewest. Results are in the cache of the
-measurements, and a state says how far it came, so that a tuning that was ended goes on.
+measurements, so a tuning that is repeated goes on where it was ended.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir import search
-from tokmill.mlir.iree import tuning_state
 from tokmill.mlir.iree.tiles import IreeSpace
-from tokmill.mlir.iree.tuning_state import State
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.search import Trial
@@ -34,6 +32,8 @@ LEAST = 1.02
 """A gain below it is not worth a line in the spec."""
 NOT_REACHED = "not reached"
 """The status of an operation for which no time was left."""
+CONFIRMING = 3.0
+"""Seconds of a measurement in a new process beyond those of another one."""
 SLOWEST = 0.98
 """No operation may be slower than this with the tiles of its group."""
 
@@ -64,20 +64,24 @@ class Again:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, tuple[Any, ...]], Trial] = {}
+        self._best: dict[Any, Trial] = {}
+        self._one: dict[Any, Result] = {}
 
     def best(
         self, problem: Problem, schedules: Sequence[tuple[Any, ...]], measure: Measurements
     ) -> Trial:
         """Return `search.confirmed` of some schedules."""
         key = (problem.text, tuple(schedules))
-        if key not in self._known:
-            self._known[key] = search.confirmed(problem, schedules, measure)
-        return self._known[key]
+        if key not in self._best:
+            self._best[key] = search.confirmed(problem, schedules, measure)
+        return self._best[key]
 
     def one(self, problem: Problem, schedule: tuple[Any, ...], measure: Measurements) -> Result:
         """Return the result of one schedule of one problem."""
-        return self.best(problem, [schedule], measure).result
+        key = (problem.text, schedule)
+        if key not in self._one:
+            self._one[key] = measure(problem, schedule, again=True)
+        return self._one[key]
 
 
 class NothingToTuneError(UsageError):
@@ -100,64 +104,45 @@ def tune(
     counts: Sequence[int],
     measure: Measurements,
     *,
-    seconds: float,
+    until: float,
     most: int = MOST,
     seed: int = 0,
-    state: Path | None = None,
     again: Again | None = None,
-    tick: Callable[[float, int], None] = lambda spent, evaluations: None,
+    tick: Callable[[int], None] = lambda evaluations: None,
 ) -> Tuned:
     """Return the best spec for some operations; `counts` says how often each runs.
 
-    It ends after so many `seconds`, or when each operation had `most` evaluations.
-    `state` is read if it is there, and written as it goes. `again` has what an earlier call in
-    this process measured again. `tick` hears of the seconds spent and of the evaluations.
+    It ends at `until` (`time.monotonic`), or when each operation had `most` evaluations; the
+    search ends earlier, so that its winners can be measured again. `again` has what an earlier
+    call in this process measured again. `tick` hears of the evaluations.
 
-    Raises `NothingToTuneError`, and `UsageError` if the state is that of another tuning.
+    Raises `NothingToTuneError`.
     """
     space, again = measure.space, again or Again()
     assert isinstance(space, IreeSpace)
-    new = State(
-        problems=[tuning_state.digest(problem.text) for problem in problems],
-        seed=seed,
-        measured=repr(measure.settings),
-        flags=list(space.flags),
-        evaluations=[0] * len(problems),
-    )
-    kept = tuning_state.begun(state, new)
+    measure.until = until
     parts, made = _parts(problems, counts, measure)
     groups = _groups(made, counts, space)
     found: list[list[Trial]] = [[] for _ in problems]
-    running = {
-        number: search.while_it_runs(
-            search.evolution(made[number], measure, most, seed), made[number], measure
-        )
-        for number in groups
-    }
+    running = {number: search.evolution(made[number], measure, most, seed) for number in groups}
     often = {number: sum(counts[each] for each in group) for number, group in groups.items()}
-    done = [0] * len(problems)
-    since = time.monotonic() - kept.seconds
-    before, missed = sum(kept.evaluations), 0
+    since, done = time.monotonic(), 0
     # What was evaluated before comes from the cache, in the same order.
-    while running and (time.monotonic() - since < seconds or sum(done) < before):
+    while running:
+        missed = measure.evaluations - measure.hits
+        each = (time.monotonic() - since) / max(missed, 1) + CONFIRMING
+        winners = sum(any(search.score(one) > 0 for one in trials) for trials in found)
+        if time.monotonic() + winners * (search.CONFIRMED + 1) * each > until:
+            break
         number = max(running, key=lambda each: _share(found[each], often[each], made[each]))
-        for _ in range(BATCH):
-            hits = measure.hits
-            trial = next(running[number], None)
-            if trial is None:
-                del running[number]
-                break
+        for trial in itertools.islice(running[number], BATCH):
             found[number].append(trial)
-            done[number] += 1
-            tick(time.monotonic() - since, sum(done))
-            missed += measure.hits == hits
-            if before and missed == BATCH:
-                # The cache is another one, or gone: the time begins anew too.
-                since, before = time.monotonic(), 0
-        if sum(done) >= before:
-            before = 0
-            kept.seconds, kept.evaluations = time.monotonic() - since, list(done)
-            tuning_state.write(state, kept)
+            done += 1
+            tick(done)
+            if time.monotonic() > until:
+                break
+        if len(found[number]) % BATCH or len(found[number]) >= most:
+            del running[number]
     chosen = []
     for number, group in groups.items():
         problem = made[number]

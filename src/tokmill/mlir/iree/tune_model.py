@@ -6,15 +6,15 @@ what helps a dispatch alone and not the whole model is dropped.
 
 from __future__ import annotations
 
-import re
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tokmill.errors import TokmillError
+from tokmill.mlir.iree.dispatches import Cut
 from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, fastest, helping
 from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.iree.tune import LEAST, MOST, Again, NothingToTuneError, Part, Tuned, tune
@@ -23,6 +23,8 @@ from tokmill.mlir.modules.problem import Problem
 
 COMPARED, WHOLE = "flags and layouts", "the whole model"
 """What is done first, and at the end."""
+CHECKS = 4
+"""Compilations of the whole model for which time is left when the search ends."""
 
 
 class Choice(msgspec.Struct, kw_only=True):
@@ -47,69 +49,70 @@ class Choice(msgspec.Struct, kw_only=True):
 def tune_model(
     model: Model,
     *,
-    seconds: float,
+    until: float,
     most: int = MOST,
     seed: int = 0,
-    state: Path | None = None,
-    tick: Callable[[str, float, int], None] = lambda stage, spent, evaluations: None,
+    tick: Callable[[str, int], None] = lambda stage, evaluations: None,
 ) -> Choice:
     """Return the best layout, flags and spec for a model; what gains nothing is left out.
 
-    The dispatches that IREE forms under the fastest flags of each layout are tuned one by one,
-    until so many `seconds` are spent or each dispatch had `most` evaluations in all layouts (one in
-    each, at least). Then the whole model is timed with the spec. If it is slower than without, or
-    gives other results, the matchers that make it so are found by halves and dropped. Flags and
-    spec that gain less than `LEAST` over what is simpler are left out, so IREE's default may be the
-    answer.
+    All ends at `until` (`time.monotonic`). The dispatches that IREE forms under the fastest flags
+    of each layout are tuned one by one, until the time that the checks at the end need is left, or
+    each dispatch had `most` evaluations in all layouts (one in each, at least). Then the whole
+    model is timed with the spec. If it is slower than without, or gives other results, the
+    matchers that make it so are found by halves and dropped. Flags and spec that gain less than
+    `LEAST` over what is simpler are left out, so IREE's default may be the answer.
 
-    `tick` hears what is done now, and of the seconds and evaluations of the search so far. Each
-    layout keeps how far it came in a file of its own, whose name begins with that of `state`.
+    `tick` hears what is done now, and of the evaluations of the search so far.
 
     Raises `TokmillError` if IREE does not compile the model, or obeys no matcher of the spec.
     """
-
-    spent: dict[Way, tuple[float, int]] = {}
+    evaluations: dict[Way, int] = {}
 
     def tell(stage: str) -> None:
-        tick(stage, sum(one for one, _ in spent.values()), sum(one for _, one in spent.values()))
+        tick(stage, sum(evaluations.values()))
 
-    def heard(way: Way, seconds: float, evaluations: int) -> None:
-        spent[way] = (seconds, evaluations)
+    def heard(way: Way, done: int) -> None:
+        evaluations[way] = done
         tell(f"tiles of dispatches ({way.name})")
 
+    model.measure.until = until
     ways = model.ways()
     tell(COMPARED)
     found = model.compare([(way, "") for way in ways], partial(tell, COMPARED))
-    quickest, _ = fastest(list(zip(ways, found, strict=True)))
-    looks = [
-        _Look(model, way, seed, state, partial(heard, way))
-        for way in _worth(list(zip(ways, found, strict=True)))
-    ]
+    tried = list(zip(ways, found, strict=True))
+    quickest, untuned = fastest(tried)
+    left = max(until - time.monotonic(), 0.0)
+    searching = until - min(left / 2, CHECKS * max(one.seconds for one in found))
+    looks = [_Look(model, way, seed, partial(heard, way)) for way in _worth(tried)]
     # Of two layouts each gets a third, and the better one the last.
     shares = len(looks) + 1 if len(looks) > 1 else 1
     whole = partial(tell, WHOLE)
     for look in looks:
-        look.go_on(seconds / shares, max(1, most // shares))
+        now = time.monotonic()
+        look.go_on(now + (searching - now) / shares, max(1, most // shares))
+    look = looks[0]
     if len(looks) > 1:
         whole()
-        ran = model.compare([(ways[0], ""), *((look.way, look.spec) for look in looks)], whole)
-        pairs = [(look.way, one) for look, one in zip(looks, ran[1:], strict=True)]
+        ran = model.compare([(ways[0], ""), *((one.way, one.spec) for one in looks)], whole)
+        pairs = list(zip(looks, ran[1:], strict=True))
         right = [pair for pair in pairs if pair[1].status == "ok"] or pairs
-        best_way, _ = min(right, key=lambda pair: pair[1].nanoseconds)
-        look = next(one for one in looks if one.way == best_way)
-        look.go_on(2 * seconds / shares, max(1, 2 * most // shares))
+        look, _ = min(right, key=lambda pair: pair[1].nanoseconds)
+        look.go_on(searching, max(1, 2 * most // shares))
     whole()
-    kept = _helping_the_whole(model, look.way, look.tuned, look.space, whole)
-    made = [(problem, schedule) for _, problem, schedule in kept]
+    made, skipped = _helping_the_whole(model, look, whole), look.skipped
     way, text = look.way, look.space.merged(made) if made else ""
-    default, untuned, best = model.compare([(ways[0], ""), (quickest, ""), (way, text)], whole)
-    settled = settle([(ways[0], "", default), (quickest, "", untuned), (way, text, best)])
+    default, fast, best = model.compare([(ways[0], ""), (quickest, ""), (way, text)], whole)
+    if default.status != "ok":
+        # No time was left: a spec that was not compared is none.
+        way, text, default, fast, best = quickest, "", found[0], untuned, untuned
+    settled = settle([(ways[0], "", default), (quickest, "", fast), (way, text, best)])
     way, text, best = settled[-1]
     return Choice(
         way=way,
         spec=text,
         parts=look.tuned.parts,
-        skipped=look.cut.skipped,
+        skipped=skipped,
         flags=found,
         default=default,
         untuned=next(timed for _, spec, timed in settled[::-1] if not spec),
@@ -142,38 +145,33 @@ def _worth(tried: Sequence[tuple[Way, Timed]]) -> list[Way]:
 class _Look:
     """A layout and flags whose dispatches are tuned."""
 
-    def __init__(
-        self,
-        model: Model,
-        way: Way,
-        seed: int,
-        state: Path | None,
-        tick: Callable[[float, int], None],
-    ) -> None:
-        self.way, self.cut, self.space = way, model.dispatches(way), IreeSpace(way.flags)
+    def __init__(self, model: Model, way: Way, seed: int, tick: Callable[[int], None]) -> None:
+        self.way, self.space = way, IreeSpace(way.flags)
         self._measure, self._seed, self._tick = model.measure, seed, tick
-        name = re.sub(r"\W+", "-", way.name)
-        self._state = None if state is None else state.with_name(f"{state.name}.{name}")
         self.tuned = Tuned(spec="", parts=[], chosen=[])
         self._again = Again()
+        try:
+            self._cut = model.dispatches(way)
+        except TokmillError as error:
+            self._cut = Cut([], [], [("all dispatches", error.what)])
+        self.skipped = self._cut.skipped
 
     @property
     def spec(self) -> str:
         """Return the spec of all groups that gain alone."""
         return self.tuned.spec
 
-    def go_on(self, seconds: float, most: int) -> None:
-        """Tune until so many seconds were spent in all, or evaluations of each dispatch."""
+    def go_on(self, until: float, most: int) -> None:
+        """Tune until then, or until each dispatch had so many evaluations."""
         with Measurements(self._measure.settings, self._measure.path, self.space) as measure:
             try:
                 self.tuned = tune(
-                    self.cut.problems,
-                    self.cut.counts,
+                    self._cut.problems,
+                    self._cut.counts,
                     measure,
-                    seconds=seconds,
+                    until=until,
                     most=most,
                     seed=self._seed,
-                    state=self._state,
                     again=self._again,
                     tick=self._tick,
                 )
@@ -183,9 +181,10 @@ class _Look:
 
 
 def _helping_the_whole(
-    model: Model, way: Way, tuned: Tuned, space: Any, alive: Callable[[], None]
-) -> list[tuple[list[int], Problem, tuple[Any, ...]]]:
-    """Return the groups whose tiles help the whole model; the status of the others says why not."""
+    model: Model, look: _Look, alive: Callable[[], None]
+) -> list[tuple[Problem, tuple[Any, ...]]]:
+    """Return what helps the whole model; the status of the other parts says why not."""
+    way, tuned, space = look.way, look.tuned, look.space
 
     def timed(some: Sequence[Any]) -> tuple[Timed, Timed]:
         spec = space.merged([(problem, schedule) for _, problem, schedule in some])
@@ -193,6 +192,8 @@ def _helping_the_whole(
         return base, other
 
     def slower(some: Sequence[Any]) -> bool:
+        if time.monotonic() > model.measure.until:
+            return True
         base, other = timed(some)
         return other.status != "ok" or other.nanoseconds > base.nanoseconds
 
@@ -215,6 +216,8 @@ def _helping_the_whole(
         if one in kept:
             continue
         why = "no dispatch of the model obeys" if one in missed else "the whole is slower with it"
+        if time.monotonic() > model.measure.until:
+            why = "no time to compare the whole with it"
         for number in one[0]:
             tuned.parts[number].leave(why)
-    return kept
+    return [(problem, schedule) for _, problem, schedule in kept]

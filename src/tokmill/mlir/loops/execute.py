@@ -3,8 +3,8 @@
 Buffers are page-aligned, as alignment alone changes the time of a vector kernel by a third, and
 hold random numbers: pages of zeros that were never written share one page of memory, which
 flatters whatever is bound by memory. Outputs are poisoned before each run, so that what a kernel
-does not write is seen. Times are CPU time of the thread, on several threads time on the clock; the
-least of several runs, baseline and candidate in turns.
+does not write is seen. Times are CPU time of the thread; the least of several runs, baseline and
+candidate in turns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.mlir.loops import lower, openmp
+from tokmill.mlir.loops import lower
 from tokmill.mlir.modules import dtypes, operations, toolkit
 
 NAME = "tokmill_kernel"
@@ -44,9 +44,7 @@ class Timed(Protocol):
 class Kernel:
     """A compiled module and its buffers."""
 
-    def __init__(self, text: str, schedule: str | None, seed: int, threads: int = 1) -> None:
-        libraries = [openmp.use(threads)] if threads > 1 else []
-        self._clock = time.perf_counter_ns if threads > 1 else time.thread_time_ns
+    def __init__(self, text: str, schedule: str | None, seed: int) -> None:
         since = time.thread_time()
         inside = toolkit.context()
         module = toolkit.parse(text, inside, "module")
@@ -62,8 +60,8 @@ class Kernel:
             _protect(function)
             if schedule is not None:
                 lower.transform(module, schedule)
-            lower.lower(module, threads)
-            self.engine = lower.compiled(module, libraries)
+            lower.lower(module)
+            self.engine = lower.compiled(module)
         self.seconds = time.thread_time() - since
         self.buffers = [_aligned(shape, dtypes.of(element)) for shape, element in shapes]
         dtypes.fill(self.buffers[: self.inputs], seed, text)
@@ -75,14 +73,21 @@ class Kernel:
         self._packed = (ctypes.c_void_p * len(self._pointers))(
             *[ctypes.addressof(one) for one in self._pointers]
         )
-        self._call = self.engine.lookup(NAME)
+        try:
+            # Only here LLVM makes code; what it cannot make is not there.
+            self._call = self.engine.lookup(NAME)
+        except RuntimeError as error:
+            raise lower.Refused(
+                f"LLVM makes no code of the module: {error}",
+                hint="another schedule of this operation may pass",
+            ) from None
 
     def run(self, times: int = 1) -> float:
-        """Run so many times; return the time of one in nanoseconds, by the clock of the kernel."""
-        since = self._clock()
+        """Run so many times; return the CPU time of one in nanoseconds."""
+        since = time.thread_time_ns()
         for _ in range(times):
             self._call(self._packed)
-        return (self._clock() - since) / times
+        return (time.thread_time_ns() - since) / times
 
     def poison(self) -> None:
         """Overwrite the outputs."""
@@ -108,14 +113,14 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Time a schedule of a module beside the module as it is.
 
     `request`: `module`, `schedule` (texts), `runs`, `seed`, `length` (longest sum of additions),
-    `most_seconds` of CPU for all runs, `threads`. The answer: `status` (`ok`, `wrong` or
-    `refused`), `reason`, and for what ran `times` and `baseline` (ns, a run each), `compile` (s),
-    `error` and `allowed`, the largest difference found and allowed, in units of the largest result.
+    `most_seconds` of CPU for all runs. The answer: `status` (`ok`, `wrong` or `refused`),
+    `reason`, and for what ran `times` and `baseline` (ns, a run each), `compile` (s), `error` and
+    `allowed`, the largest difference found and allowed, in units of the largest result.
     """
-    module, seed, threads = request["module"], request["seed"], request.get("threads", 1)
-    base = _baseline(module, seed, threads)
+    module, seed = request["module"], request["seed"]
+    base = _baseline(module, seed)
     try:
-        kernel = Kernel(module, request["schedule"], seed, threads)
+        kernel = Kernel(module, request["schedule"], seed)
     except lower.Refused as refused:
         return {"status": "refused", "reason": refused.what}
     error, allowed = _difference(base, kernel, request["length"])
@@ -130,11 +135,11 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     return answer | {"status": "ok", "reason": "", "times": times, "baseline": baseline}
 
 
-def _baseline(module: str, seed: int, threads: int) -> Kernel:
-    key = f"{seed} {threads} {module}"
+def _baseline(module: str, seed: int) -> Kernel:
+    key = f"{seed} {module}"
     if key not in _baselines:
         try:
-            _baselines[key] = Kernel(module, None, seed, threads)
+            _baselines[key] = Kernel(module, None, seed)
         except lower.Refused as refused:
             raise TokmillError(
                 f"the module cannot be compiled without a schedule: {refused.what}",

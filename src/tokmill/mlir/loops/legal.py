@@ -98,7 +98,12 @@ def reached(state: State, schedule: Sequence[Any]) -> State:
 
 def tiles(state: State, loop: int) -> list[bool]:
     """Return for each of `TILES` whether a loop may be cut so."""
-    bound = state.bounds[loop]
+    bound, first = state.bounds[loop], loop
+    for action in reversed(state.taken):
+        if isinstance(action, actions.Interchange):
+            first = action.order[first]
+    if first in state.operation.whole:
+        return [size == 0 for size in TILES]
     return [size == 0 or (size < bound and bound % size == 0) for size in TILES]
 
 
@@ -120,7 +125,8 @@ def allowed(state: State) -> dict[str, bool]:
         "fuse": cuts
         and free
         and not (state.cut or state.fused or state.reads_copies)
-        and bool(state.operation.producers),
+        and bool(state.operation.producers)
+        and state.operation.fuses,
         "interchange": more and len(state.bounds) > 1 and not windows,
         "pack": cuts and first and state.operation.kind == "matmul",
         "im2col": more and first and state.operation.name in _IM2COL,

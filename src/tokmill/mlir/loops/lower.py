@@ -7,7 +7,6 @@ set can undo each other without end (LLVM 22 took 12 GB and 70 s for one small s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 from tokmill import plugins
@@ -103,18 +102,15 @@ def transform(module: Any, schedule: str) -> None:
         ) from None
 
 
-def lower(module: Any, threads: int = 1) -> None:
-    """Turn a module on tensors into LLVM's dialect; results become arguments behind the others.
-
-    On several threads parallel loops become OpenMP's.
-    """
+def lower(module: Any) -> None:
+    """Turn a module on tensors into LLVM's dialect; results become arguments behind the others."""
     transform(module, _patterns(BEFORE_BUFFERS))
     _copy_results_given_twice(module)
     _passes(module, BUFFERS)
     _copies(module)
     transform(module, _patterns(VECTORS))
     _copies(module)
-    _passes(module, machine_passes(threads))
+    _passes(module, MACHINE)
 
 
 def _copy_results_given_twice(module: Any) -> None:
@@ -161,40 +157,20 @@ llvm.func @__truncsfbf2(%x: f32) -> bf16 {
 older systems has it."""
 
 
-def compiled(module: Any, libraries: Sequence[str] = ()) -> Any:
-    """Return an execution engine of a lowered module; `libraries` have functions that it calls.
-
-    Raises `Refused` if LLVM does not take it.
-    """
+def compiled(module: Any) -> Any:
+    """Return an execution engine of a lowered module; raises `Refused` if LLVM declines it."""
     engine = plugins.require("torch_mlir.execution_engine")
     if "xbf16>" in str(module):
         rounding = toolkit.parse(ROUND_TO_BF16, module.context, "rounding")
         place = toolkit.ir().InsertionPoint(module.body)
         rounding.body.operations[0].operation.clone(place)
     try:
-        return engine.ExecutionEngine(module, opt_level=3, shared_libs=list(libraries))
+        return engine.ExecutionEngine(module, opt_level=3)
     except RuntimeError as error:
         raise Refused(
             f"LLVM cannot compile the module: {error}",
             hint="another schedule of this operation may pass",
         ) from None
-
-
-def machine_passes(threads: int) -> tuple[str, ...]:
-    """Return the passes from loops to LLVM's dialect."""
-    if threads == 1:
-        return MACHINE
-    passes: list[str] = []
-    for name in MACHINE:
-        if name == "func.func(scf-forall-to-for)":
-            name = "func.func(scf-forall-to-parallel)"
-        elif name == "convert-scf-to-cf":
-            # Bodies are put into scopes of one block: branches inside of them come later.
-            passes += ["convert-scf-to-openmp", "canonicalize", "finalize-memref-to-llvm"]
-        elif name == "convert-func-to-llvm":
-            passes.append("convert-openmp-to-llvm")
-        passes.append(name)
-    return tuple(passes)
 
 
 def _passes(module: Any, names: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokmill.errors import TokmillError
-from tokmill.headers import loads_json
+from tokmill.headers import loads_json, refused
 
 
 class Action(msgspec.Struct, frozen=True, tag_field="action", forbid_unknown_fields=True):
@@ -106,15 +106,11 @@ def read(text: str, where: str) -> Schedule:
     if not first.startswith(HEADER) or len(first) > MOST:
         raise wrong
     line = first[len(HEADER) :]
-    try:
+    with refused(
+        "the actions of the schedule cannot be read", where, hint="make the schedule again"
+    ):
         # Behind the actions stands which operations are decomposed.
         found: Schedule = loads_json(line.rpartition(" [")[0].encode(), tuple[AnyAction, ...])
-    except ValueError as error:
-        raise TokmillError(
-            f"the actions of the schedule cannot be read: {error}",
-            where=where,
-            hint="make the schedule again",
-        ) from None
     return found
 
 

@@ -8,6 +8,7 @@ dialects can parse.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -22,17 +23,49 @@ from tokmill.scratch import Scratch
 LIMITS = Limits(seconds=300, memory=8 << 30)
 GENERIC = "--mlir-print-op-generic"
 IMPORT, COMPILE, OPT = "iree-import-onnx", "iree-compile", "iree-opt"
+ONNX = ".onnx"
+SUFFIXES = (".mlir", ONNX)
 
 
-def of_onnx(path: Path, parameters: Path | None = None) -> str:
+def text_of(path: Path) -> str:
+    """Return a file as the text of a module that `cut` reads.
+
+    Raises `TokmillError` for what is no text, and for models that cannot be imported.
+    """
+    if path.suffix.lower() == ONNX:
+        return of_onnx(path)
+    text = toolkit.text_of(path)
+    return of_iree(text, str(path)) if is_of_iree(text) else text
+
+
+def check_sizes(text: str, where: str) -> None:
+    """Raise `TokmillError` if a module's function takes tensors of sizes that are not known."""
+    for line in text.splitlines():
+        head, _, result = line.partition("->")
+        if '"hal.tensor.import"' in line:
+            head = result
+        elif "func.func" not in head or "private" in head:
+            continue
+        if found := re.search(r"!?(?:torch\.v)?tensor<\[?[^<>]*\?[^<>]*>", head):
+            raise TokmillError(
+                f"the model takes a {found[0]}: its sizes are not all known",
+                where=where,
+                hint="export it with fixed sizes, that of the batch too: torch.onnx.export without "
+                "dynamic_shapes or dynamic_axes",
+            )
+
+
+def of_onnx(path: Path, parameters: Path | None = None, seconds: float = math.inf) -> str:
     """Return an ONNX model as the text of a module; write its weights to `parameters` (`.irpa`).
+
+    `seconds`: how long its tools may take.
 
     Raises `MissingExtraError` without the packages `iree-base-compiler` and `onnx`, `TokmillError`
     with the tool's reason for what is no model, and for operations that it does not know.
     """
     for package in ("onnx", "iree.compiler.ir"):
         plugins.require(package)
-    toolkit.check_regular(path)
+    files.read_file(path, 0)
     with Scratch() as scratch:
         torch, linalg = Path(scratch.path, "torch.mlir"), Path(scratch.path, "linalg.mlir")
         # Without its own path the importer could not find weights in files beside the model.
@@ -46,13 +79,16 @@ def of_onnx(path: Path, parameters: Path | None = None) -> str:
             path,
             "IREE imports no such model",
             "export it with `torch.onnx.export(…, dynamo=True, opset_version=18)` and fixed sizes",
+            seconds,
         )
+        check_sizes(_read(torch), str(path))
         _tool(
             COMPILE,
             [torch, "--compile-to=input", GENERIC, "-o", linalg],
             path,
             "IREE makes no linalg operations of it",
             "another opset, or simpler operations, may pass",
+            seconds,
         )
         return _read(linalg)
 
@@ -79,7 +115,7 @@ def is_of_iree(text: str) -> bool:
 
 
 def _read(path: Path) -> str:
-    return files.read_start(path, toolkit.LARGEST + 1).decode("utf-8", "replace")
+    return files.read_file(path, toolkit.LARGEST + 1).decode("utf-8", "replace")
 
 
 def _program(tool: str) -> list[str]:
@@ -89,7 +125,7 @@ def _program(tool: str) -> list[str]:
     of their own, whose memory no limit counts.
     """
     if tool == IMPORT:
-        return [sys.executable, "-m", "iree.compiler.tools.import_onnx"]
+        return [sys.executable, "-P", "-m", "iree.compiler.tools.import_onnx"]
     try:
         return [str(plugins.require("iree.compiler.tools.binaries").find_tool(tool))]
     except ValueError as error:
@@ -98,11 +134,19 @@ def _program(tool: str) -> list[str]:
         ) from None
 
 
-def _tool(tool: str, arguments: Sequence[Path | str], where: Path, what: str, hint: str) -> None:
+def _tool(
+    tool: str,
+    arguments: Sequence[Path | str],
+    where: Path,
+    what: str,
+    hint: str,
+    seconds: float = math.inf,
+) -> None:
     """Run a tool; raises `TokmillError` with the first error that it prints."""
     command = [*_program(tool), *map(str, arguments)]
     try:
-        ended = run(command, LIMITS, lifeline=False)
+        limits = LIMITS._replace(seconds=min(LIMITS.seconds, seconds))
+        ended = run(command, limits, lifeline=False)
     except OSError as error:
         raise MachineError(
             f"{tool} cannot be started: {error}", hint="are there too many processes?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ _NARROW = {
     )
 }
 """Windows of one dimension, which MLIR knows how to vectorize by their names."""
+_TERM = re.compile(r"\s*([+-]?)\s*(?:d(\d+)(?: \* (-?\d+))?|(\d+))")
+"""A term of a sum of loops: its sign, and a loop with its factor or a constant."""
 _PARTS = {"linalg.fill", "linalg.yield", "linalg.index"}
 """Operations of the dialect that prepare data or stand inside of others: nothing to schedule."""
 
@@ -54,6 +56,9 @@ class Access:
     shape: tuple[int, ...]
     element: str
     plain: bool = True
+    whole: tuple[int, ...] = ()
+    """Loops of such rows, and loops with a negative factor: what a tile of them reads MLIR
+    computes wrong, so they stay whole."""
 
     @property
     def projected(self) -> bool:
@@ -84,6 +89,8 @@ class Operation:
     """Counts of `ARITHMETIC` in the body."""
     producers: tuple[tuple[int, int], ...] = field(default=())
     """(operand, number of the operation that makes it)."""
+    fuses: bool = True
+    """Whether its last producer can be computed tile by tile: it has no loops that stay whole."""
 
     @property
     def of_bits(self) -> bool:
@@ -99,6 +106,11 @@ class Operation:
         """
         projected = all(one.projected for one in (*self.loads, *self.stores))
         return not self.of_bits and (projected or self.name in _NARROW)
+
+    @property
+    def whole(self) -> set[int]:
+        """Return the loops that stay whole (`Access.whole`)."""
+        return {loop for one in (*self.loads, *self.stores) for loop in one.whole}
 
     @property
     def iterations(self) -> int:
@@ -120,7 +132,10 @@ def find(module: Any, where: str) -> list[Operation]:
             continue
         tag = f"op_{len(found)}"
         view.attributes["tag"] = bindings.StringAttr.get(tag)
-        found.append(_describe(operation, tag, number, where))
+        made = _describe(operation, tag, number, where)
+        for _, last in made.producers[-1:]:
+            made = replace(made, fuses=not found[last].whole)
+        found.append(made)
         for result in view.results:
             number[result] = len(found) - 1
     if not found:
@@ -281,21 +296,25 @@ def _access(one: Any, value: Any, loops: int, where: str) -> Access:
     for place, row in enumerate(rows):
         if row is not None:
             matrix[place] = row
-    return Access(matrix, shape, element, all(row is not None for row in rows))
+    odd = [
+        str(result)
+        for result, row in zip(one.results, rows, strict=True)
+        if row is None or min(row[:loops], default=0) < 0
+    ]
+    whole = sorted({int(loop) for loop in re.findall(r"d(\d+)", " ".join(odd))})
+    return Access(matrix, shape, element, all(row is not None for row in rows), tuple(whole))
 
 
 def row_of(text: str, loops: int) -> list[int] | None:
     """Return the factors of a sum of loops, `d0 * 2 + d3 - 1`, and its constant last."""
-    row = [0] * (loops + 1)
-    for sign, term in re.findall(r"([+-]?)\s*([^+-]+(?:\* -\d+)?)", text):
-        factor = -1 if sign == "-" else 1
-        found = re.fullmatch(r"(?:d(\d+)(?: \* (-?\d+))?|(\d+))", term.strip())
+    row, place = [0] * (loops + 1), 0
+    while place < len(text):
+        found = _TERM.match(text, place)
         if found is None:
             return None
-        if found[3] is not None:
-            row[loops] += factor * int(found[3])
-        else:
-            row[int(found[1])] += factor * int(found[2] or 1)
+        sign, loop, factor, constant = found.groups()
+        place = found.end()
+        row[loops if loop is None else int(loop)] += int(f"{sign}1") * int(constant or factor or 1)
     return row
 
 

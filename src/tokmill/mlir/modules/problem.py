@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError
 from tokmill.files import path_to_text
-from tokmill.mlir.modules import benchmarks, dtypes, generators, guard, operations, toolkit
+from tokmill.mlir.modules import dtypes, forms, generators, guard, operations, toolkit
 from tokmill.mlir.modules.operations import Operation
 from tokmill.progress import human_count
 
@@ -35,8 +35,6 @@ class Problem:
     """In the order of the module; schedules go from the last to the first."""
     longest: int = 1
     """Additions of a sum that no operation of `operations` shows."""
-    published: float | None = None
-    """Nanoseconds without a schedule, on another machine, as a folder of benchmarks says."""
 
     @property
     def length(self) -> int:
@@ -51,14 +49,13 @@ class Problem:
 
 
 def of_text(text: str, name: str) -> Problem:
-    """Return the problem that a module's text is; calls of a clock around it are left out.
+    """Return the problem that a module's text is, without what `forms.plain` takes out.
 
     Raises `TokmillError` for what is no valid module, for several functions or branches, shapes
     that are not known, elements that this cannot make, tensors beyond `LARGEST`, and for
     operations that may do something else than compute.
     """
-    if benchmarks.is_timed(text):
-        text = benchmarks.without_timing(text, name)
+    text = forms.plain(text, name)
     inside = toolkit.context()
     module = toolkit.parse(text, inside, name)
     with inside:
@@ -72,7 +69,7 @@ def of_text(text: str, name: str) -> Problem:
             shape, element = operations.type_of(one, name)
             if not re.fullmatch(r"tensor<.*>", str(one)) or element not in dtypes.TYPES:
                 raise TokmillError(
-                    f"@main takes or gives a {one}",
+                    f"the function takes or gives a {one}",
                     where=name,
                     hint=f"arguments and results are tensors of {', '.join(dtypes.TYPES)}",
                 )
@@ -127,12 +124,15 @@ class Folder(NamedTuple):
     problems: list[Problem]
     refused: list[tuple[str, str]]
     """File and why it cannot be scheduled."""
-    notes: list[str]
-    """What else lies in the folder, in words."""
+    others: int
+    """What else lies in the folder."""
 
     def said(self, where: str) -> list[str]:
-        """Return these notes and what was refused, the first of it by name; a line each."""
-        lines = [f"{where}: {note}" for note in self.notes]
+        """Return what was left out and refused, the first of it by name; a line each."""
+        lines = []
+        if self.others:
+            entries = human_count(self.others, "entry", "entries")
+            lines.append(f"{where}: {entries} left out: not named .mlir, or no file")
         lines += [f"{file}: refused, {why}" for file, why in self.refused[:SHOWN]]
         if len(self.refused) > SHOWN:
             lines.append(f"{where}: {len(self.refused):,} modules refused in all")
@@ -140,7 +140,7 @@ class Folder(NamedTuple):
 
 
 def of_folder(path: Path) -> Folder:
-    """Return the modules of a folder, with the times that a JSON file in it has for them.
+    """Return the modules of a folder.
 
     Raises `TokmillError` if no module lies there, or none that can be scheduled.
     """
@@ -150,39 +150,14 @@ def of_folder(path: Path) -> Folder:
         raise TokmillError(
             "no .mlir file lies there", where=str(path), hint="name files, or another folder"
         )
-    times = benchmarks.times_of(path)
     problems, refused = [], []
     for file in inside:
         try:
-            made = of_file(file)
+            problems.append(of_file(file))
         except TokmillError as error:
             refused.append((str(file), error.what))
-        else:
-            problems.append(replace(made, published=times.nanoseconds.get(file.stem)))
     if not problems:
         where, why = refused[0]
         more = f", and so {len(refused) - 1:,} others" if len(refused) > 1 else ""
         raise TokmillError(f"{why}{more}", where=where, hint="no module there can be scheduled")
-    return Folder(problems, refused, _notes(path, inside, times))
-
-
-def _notes(path: Path, inside: list[Path], times: benchmarks.Times) -> list[str]:
-    notes = []
-    read = sum(1 for _ in path.glob("*.json")) - len(times.unread)
-    if others := sum(1 for _ in path.iterdir()) - len(inside) - read:
-        entries = human_count(others, "entry", "entries")
-        notes.append(f"{entries} left out: not named .mlir, or no file")
-    notes += [f"{name}: {why}" for name, why in times.unread.items()]
-    if times.twice:
-        notes.append(
-            f"two files have different times for {', '.join(times.twice[:SHOWN])}"
-            + (f" and {len(times.twice) - SHOWN:,} more" if len(times.twice) > SHOWN else "")
-            + "; the first file by name counts"
-        )
-    if times.nanoseconds:
-        missing = len(times.nanoseconds.keys() - {file.stem for file in inside})
-        notes.append(
-            f"{human_count(len(times.nanoseconds), 'published time')}"
-            + (f", {missing:,} of them of modules that are not there" if missing else "")
-        )
-    return notes
+    return Folder(problems, refused, sum(1 for _ in path.iterdir()) - len(inside))

@@ -11,32 +11,33 @@ from tokmill.errors import TokmillError
 
 LARGEST = 64 << 20
 """Bytes of text that a module may have: weights belong in a file beside it."""
+_OLDER = {
+    r"\btensor\.((?:un)?pack)\b": r"linalg.\1",
+    r"\barith\.(max|min)f\b": r"arith.\1imumf",
+    r"\blinalg\.init_tensor *\[[\d, ]*\]": "tensor.empty()",
+}
+"""Names of operations in earlier versions of MLIR → how the same is written now."""
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file; raises `TokmillError` if it is none, or larger than `LARGEST`."""
-    check_regular(path)
-    data = files.read_start(path, LARGEST + 1)
+    """Return the text of a file, in the names of today (`_OLDER`).
+
+    Raises `TokmillError` if it is none, or larger than `LARGEST`.
+    """
+    data = files.read_file(path, LARGEST + 1)
     if len(data) > LARGEST:
         raise _too_large(str(path))
     try:
-        return data.decode()
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise TokmillError(
             f"byte {error.start} is not UTF-8",
             where=str(path),
             hint="a module is text; bytecode becomes text by `mlir-opt`",
         ) from None
-
-
-def check_regular(path: Path) -> None:
-    """Raise `TokmillError` for pipes and devices: modules and models are read more than once."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise TokmillError(
-            "is neither a file nor a folder (a pipe or a device?)",
-            where=str(path),
-            hint="write its content to a file first: inputs are read more than once",
-        )
+    for old, new in _OLDER.items():
+        text = re.sub(old, new, text)
+    return text
 
 
 def ir() -> Any:

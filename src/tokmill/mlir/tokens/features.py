@@ -34,8 +34,6 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of a tensor."""
     normalize: str = "none"
     """Of loop bounds: `none`, `max` (divided by 4,096) or `log2`."""
-    constants: bool = False
-    """Whether the constants of indices are kept; MLIR-RL drops them."""
     tiles: tuple[int, ...] = TILES
     """Tiles that a history can hold: `sizes` of its space."""
 
@@ -68,13 +66,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def operation(self) -> int:
         """Return the length of an operation's vector."""
-        row = self.loops + self.constants
-        return (
-            len(KINDS)
-            + 2 * self.loops
-            + 2 * self.accesses * self.dimensions * row
-            + len(ARITHMETIC)
-        )
+        indices = 2 * self.accesses * self.dimensions * self.loops
+        return len(KINDS) + 2 * self.loops + indices + len(ARITHMETIC)
 
     @property
     def history(self) -> int:
@@ -151,10 +144,8 @@ def _normalized(bounds: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:
 
 
 def _accesses(accesses: Sequence[Access], sizes: Sizes) -> np.ndarray[Any, Any]:
-    room = np.zeros((sizes.accesses, sizes.dimensions, sizes.loops + sizes.constants))
+    room = np.zeros((sizes.accesses, sizes.dimensions, sizes.loops))
     for place, access in enumerate(accesses):
         rows, loops = len(access.matrix), access.matrix.shape[1] - 1
         room[place, :rows, :loops] = access.matrix[:, :loops]
-        if sizes.constants:
-            room[place, :rows, -1] = access.matrix[:, -1]
     return room.ravel()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, write_file
+from tokmill.files import reading, write_file
 from tokmill.headers import MAX_HEADER, SIZES, Entry, loads_json
 
 TYPES: dict[torch.dtype, str] = {
@@ -161,7 +161,7 @@ def read_metadata(source: Path | BufferedIOBase) -> dict[str, str]:
 def _opened(source: Path | BufferedIOBase) -> Iterator[tuple[BufferedIOBase, Path]]:
     """Yield an open file, and its name for errors."""
     if isinstance(source, Path):
-        with machine_errors("read", source), open(source, "rb") as handle:
+        with reading(source) as handle:
             yield handle, source
     else:
         yield source, Path(str(getattr(source, "name", "an open file")))

@@ -63,7 +63,7 @@ UNUSED_OF_POLICIES = {
     "times without a schedule are measured beside each schedule": "json_file eval_json_file",
     "task.cache names a file of measurements": "main_exec_data_file",
     "-o names the folder of the run": "results_dir",
-    "model.space has its own": "num_tile_sizes vect_size_limit interchange_mode",
+    "actions are those of `rl search`": "num_tile_sizes vect_size_limit interchange_mode",
     "masks say what may follow, and what ends a schedule": "order truncate split_ops",
     "actions are drawn from the policy": "exploration strategy init_epsilon",
     "a policy sees bounds as logarithms": "normalize_bounds",

@@ -28,6 +28,7 @@ from tokmill.files import (
     TEMPORARY,
     machine_errors,
     make_folder,
+    read_file,
     sha256_file,
     sync_folder,
     write_file,
@@ -92,8 +93,7 @@ class OtherRun(TokmillError):
 def run_id(run: Path) -> str:
     """Return the id of a run; "": its file is lost."""
     path = run / RUN_ID
-    with machine_errors("read", path):
-        return path.read_text(errors="replace").strip() if path.is_file() else ""
+    return read_file(path).decode(errors="replace").strip() if path.is_file() else ""
 
 
 def save_checkpoint(
@@ -199,8 +199,7 @@ def read_state(folder: Path) -> State:
     Raises `OtherRun` if another run wrote it, else `TokmillError` if it is damaged.
     """
     path = folder / STATE
-    with machine_errors("read", path):
-        data = path.read_bytes()
+    data = read_file(path)
     what, state = "", State()
     try:
         state = loads_json(data, State)

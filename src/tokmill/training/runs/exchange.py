@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside, make_folder, write_file
+from tokmill.files import inside, lock_of, make_folder, write_file, writing
 from tokmill.models.block import TransformerConfig
 from tokmill.models.huggingface import architecture, public_of, read_config
 from tokmill.models.public import Public
@@ -253,7 +253,8 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     run, folder = Path(run), Path(folder)
     task = load_task(run, at)
     public, head, column = public_parts(task, str(run))
-    if folder.exists() and {path.name for path in folder.iterdir()} - set(WRITTEN):
+    own = {*WRITTEN, lock_of(folder / CONFIG).name}
+    if folder.exists() and {path.name for path in folder.iterdir()} - own:
         raise TokmillError(
             "the folder holds other files", where=str(folder), hint="name a new folder"
         )
@@ -268,22 +269,22 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
             "then `tokmill build corpus WALKS/corpus.txt --words WALKS/vocab.txt -o WORDS`; "
             "-o F.pt writes the weights of any run",
         )
-    make_folder(folder)
-    if vocabulary:
-        tokenizers = plugins.require("tokmill.text.tokenizer")
-        tokenizer = tokenizers.Tokenizer.from_file(inside(run / VOCAB, vocabulary.file))
-        tokenizer.save(folder, vocabulary.roles, segments=public.segments)
     roles = vocabulary.roles if vocabulary else {}
     # Written out even where there are none: the defaults of an architecture name ids of its own.
     ids: dict[str, Any] = {key: roles.get(role) for role, key in public.roles.items()}
     if ends := facts.ends.get(column):
         ids[public.roles["eot"]] = [*ends] if len(ends) > 1 else ends[0]
     state = to_public(task.state_dict(), public.tensor_names, head, column)
-    write_tensors(folder / MODEL, state, {"format": "pt"})
-    if task.continues:
-        write_file(folder / GENERATION, encode(ids))
     said = public.to_config(head.task) | ids | labels_of(task) | facts.public
-    write_file(folder / CONFIG, encode(said))
+    with writing(folder / CONFIG):
+        if vocabulary:
+            tokenizers = plugins.require("tokmill.text.tokenizer")
+            tokenizer = tokenizers.Tokenizer.from_file(inside(run / VOCAB, vocabulary.file))
+            tokenizer.save(folder, vocabulary.roles, segments=public.segments)
+        write_tensors(folder / MODEL, state, {"format": "pt"})
+        if task.continues:
+            write_file(folder / GENERATION, encode(ids))
+        write_file(folder / CONFIG, encode(said))
     return folder
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tokmill import plugins
 from tokmill.errors import MachineError, TokmillError
-from tokmill.files import inside, machine_errors
-from tokmill.headers import loads_json
+from tokmill.files import inside, read_file
+from tokmill.headers import loads_json, refused
 from tokmill.store.vocab import Vocabulary
 from tokmill.training.engines.saving import MODEL
 from tokmill.training.engines.tensors import read_tensors
@@ -106,12 +106,7 @@ def find_vocabulary(
 
 def read_public(path: Path, kind: type[T]) -> T:
     """Read a JSON file of a checkpoint."""
-    with machine_errors("read", path):
-        data = path.read_bytes()
-    try:
+    data = read_file(path)
+    with refused("the file cannot be read", path, hint="fetch it again"):
         value: T = loads_json(data, kind)
         return value
-    except ValueError as error:
-        raise TokmillError(
-            f"the file cannot be read: {error}", where=str(path), hint="fetch it again"
-        ) from None

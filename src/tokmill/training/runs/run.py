@@ -23,9 +23,9 @@ import msgspec
 import torch
 
 from tokmill import plugins
-from tokmill.errors import MissingExtraError, TokmillError
+from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.feed.values import Vectors
-from tokmill.files import inside, locked, machine_errors, make_folder, write_file
+from tokmill.files import inside, locked, make_folder, new_folder, read_file, write_file
 from tokmill.models.inputs import Inputs
 from tokmill.store.manifest import canonical_digest, encode, read_json
 from tokmill.store.probe import FILE as PROBE
@@ -84,23 +84,20 @@ def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
         raise TokmillError(
             "the folder holds other files and no run", where=str(out), hint="name a new folder"
         )
-    new = not out.exists()
-    make_folder(out)
-    with locked(out / LOCK, "another process trains in this folder", "wait for it, or stop it"):
+    lock = locked(out / LOCK, "another process trains in this folder", "wait for it, or stop it")
+    with new_folder(out), lock:
         try:
             yield
         except BaseException:
-            leave_nothing(out, new)
+            leave_nothing(out)
             raise
 
 
-def leave_nothing(out: Path, new: bool) -> None:
-    """Remove the lock of a refused run if nothing else is there, and the folder if it is `new`."""
+def leave_nothing(out: Path) -> None:
+    """Remove the lock of a refused run if nothing else is there."""
     with contextlib.suppress(OSError):
         if [path.name for path in out.iterdir()] == [LOCK]:
             (out / LOCK).unlink()
-            if new:
-                out.rmdir()
 
 
 def is_weights_alone(out: Path) -> bool:
@@ -242,12 +239,10 @@ def copy_vocabularies(store: Store, out: Path) -> None:
     """Copy the vocabularies of a store into a run."""
     for vocabulary in store.vocabularies.values():
         path = inside(store.path / VOCAB, vocabulary.file)
-        with machine_errors("read", path):
-            data = path.read_bytes()
+        data = read_file(path)
         write_file(inside(out / VOCAB, vocabulary.file), data)
     if isinstance(store.manifest.probe, str):
-        with machine_errors("read", probe_path(store.path)):
-            write_file(out / VOCAB / PROBE, probe_path(store.path).read_bytes())
+        write_file(out / VOCAB / PROBE, read_file(probe_path(store.path)))
 
 
 def check_engine(store: Store, folder: Path) -> None:
@@ -373,13 +368,24 @@ def make_task(config: TrainConfig, inputs: Inputs) -> Task:
 
 
 def load_task(run: Path | str, at: str = "") -> Task:
-    """Return the task of a run with its weights at a point (`weights_at`), ready to evaluate."""
+    """Return the task of a run with its weights at a point (`weights_at`), ready to evaluate.
+
+    A training may replace or remove the weights that were found: then newer ones are taken.
+    """
     run = Path(run)
     config, facts = read_run(run)
     file = weights_at(run, at)
     task = make_task(config, inputs_of(config, facts))
-    load_from(task, file)
-    return task.eval()
+    while True:
+        try:
+            task.step = step_of(file.parent)
+            load_from(task, file)
+            if task.step == step_of(file.parent):
+                return task.eval()
+        except MachineError:
+            if file.exists():
+                raise
+        file = weights_at(run, at)
 
 
 def read_run(run: Path) -> tuple[TrainConfig, Facts]:

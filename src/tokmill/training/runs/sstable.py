@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors
+from tokmill.files import reading
 
 MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 """The last bytes of a table."""
@@ -38,7 +38,7 @@ Checksum = Callable[[Any], int]
 
 def is_table(path: Path) -> bool:
     """Say whether a file ends with the magic number of a table."""
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         handle.seek(max(0, handle.seek(0, 2) - len(MAGIC)))
         return handle.read() == MAGIC
 
@@ -49,7 +49,7 @@ def read_table(path: Path, checksum: Checksum | None) -> Iterator[tuple[bytes, b
     `checksum`: None leaves those of the blocks unchecked. Raises `TokmillError` where the file is
     damaged or compressed, `MachineError` where it cannot be read.
     """
-    with machine_errors("read", path), open(path, "rb") as handle:
+    with reading(path) as handle:
         size = handle.seek(0, 2)
         handle.seek(0)
         data = handle.read(MOST_BYTES + 1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tokmill.files import append_line, write_file
+from tokmill.files import append_line, read_file, write_file
 from tokmill.headers import loads_json
 
 METRICS = "metrics.jsonl"
@@ -50,7 +50,7 @@ class JsonLines:
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Return the entries of a metrics file; a last line that a crash cut is left out."""
     entries: list[dict[str, float]] = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in read_file(path).decode(errors="replace").splitlines():
         try:
             entry = loads_json(line)
         except ValueError:

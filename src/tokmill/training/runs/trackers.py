@@ -17,7 +17,7 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.errors import MachineError
-from tokmill.files import write_file
+from tokmill.files import read_file, write_file
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.track import JsonLines, Tracker
 
@@ -78,7 +78,7 @@ class Wandb:
         try:
             self.run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "tokmill"),
-                id=place.read_text(),
+                id=read_file(place).decode(errors="replace"),
                 name=run.name,
                 resume="allow",
                 dir=str(run),

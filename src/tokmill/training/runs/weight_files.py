@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, write_file
+from tokmill.files import reading, write_file
 from tokmill.models.fields import PREFIX
 from tokmill.models.rwkv7 import RWKV7
 from tokmill.store.schema import Column, id_dtype
@@ -187,7 +187,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
         )
     if path.suffix == ".safetensors":
         return read_fetched(path)
-    with machine_errors("read", path), open(path, "rb") as file:
+    with reading(path) as file:
         head = file.read(len(ZIP))
     if head != ZIP:
         raise TokmillError(

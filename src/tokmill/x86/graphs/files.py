@@ -25,7 +25,7 @@ from tokmill import plugins
 from tokmill.bounds import bounded_reader
 from tokmill.errors import TokmillError
 from tokmill.files import write_file
-from tokmill.headers import arrow_errors, loads_json
+from tokmill.headers import arrow_errors, loads_json, refused
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.binexport import binexport, read_head
@@ -400,14 +400,10 @@ def _facts(file: Any, path: Path) -> About:
             "the Parquet file holds no graph", where=str(path), hint="tokmill cfg makes such files"
         )
     raw = metadata[KEY]
-    try:
+    with refused("the facts of the graph are damaged", path, hint="make it again"):
         if metadata.get(SUM) != b"%08x" % zlib.crc32(raw):
             raise ValueError("their checksum is another")
         facts: About = loads_json(raw, About)
-    except ValueError as error:
-        raise TokmillError(
-            f"the facts of the graph are damaged: {error}", where=str(path), hint="make it again"
-        ) from None
     return facts
 
 

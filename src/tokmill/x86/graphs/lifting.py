@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,11 +16,9 @@ from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, fi
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import (
     inside,
-    locked,
     machine_errors,
     make_folder,
     new_folder,
-    remove,
     remove_leftovers,
     sha256_file,
 )
@@ -154,7 +151,10 @@ def lift_files(
         raise UsageError(
             "the graph would replace the program", where=str(replaced), hint="choose another path"
         )
-    with _folder(out.parent if single else out):
+    folder = out.parent if single else out
+    with new_folder(folder):
+        # Graphs are written as a whole, so several processes may write into one folder.
+        remove_leftovers(folder)
         done = _carry_out(tasks, workers, quiet)
         others = (
             [] if single else _others(out, SUFFIXES[form], {outcome.program for outcome in done})
@@ -240,22 +240,6 @@ def _may_be_program(path: Path, head: bytes) -> bool:
     if path.suffix == PICKLE:
         return path.name.endswith(("saved_index.pkl", "_extract.pkl"))
     return head[:4] == elf.MAGIC or head[:2] == pe.MAGIC
-
-
-@contextlib.contextmanager
-def _folder(folder: Path) -> Iterator[None]:
-    path = folder / ".graphs.lock"
-    lock = locked(
-        path,
-        "another process is writing graphs into this folder",
-        "wait for it, or choose another folder",
-    )
-    with new_folder(folder), lock:
-        remove_leftovers(folder)
-        try:
-            yield
-        finally:
-            remove(path)
 
 
 def _carry_out(tasks: Sequence[_Task], workers: int, quiet: bool) -> list[Outcome]:

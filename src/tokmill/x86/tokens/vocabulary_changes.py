@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tokmill.errors import TokmillError
+from tokmill.files import read_file
 from tokmill.formats.token_dicts_export import ONCE
 from tokmill.store.stats import count
 from tokmill.store.store import Store
@@ -24,7 +25,7 @@ def vocabularies_in(store: Store) -> Vocabularies:
     for column in COLUMNS:
         if column in store.schema and (name := store.schema[column].vocab) in store.vocabularies:
             path = store.vocabulary_file(name or column)
-            found[column] = TokenList.from_json(path.read_bytes(), str(path))
+            found[column] = TokenList.from_json(read_file(path), str(path))
     if not found:
         raise TokmillError(
             "the store has no vocabulary of an x86 column",

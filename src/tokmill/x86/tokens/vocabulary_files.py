@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import is_private, machine_errors, make_folder, write_file
+from tokmill.files import is_private, machine_errors, make_folder, read_file, write_file
 from tokmill.formats.notes import write_noted
 from tokmill.formats.token_dicts_export import pickled_counts
 from tokmill.store.marks import has_store_files
@@ -143,7 +143,7 @@ def read_list(path: Path | str, rules: str | None = None, column: str = "") -> F
         if not path.is_file():
             raise TokmillError("there is no such file", where=str(path), hint="check the path")
         if form == "frozen":
-            tokens = TokenList.from_json(path.read_bytes(), str(path))
+            tokens = TokenList.from_json(read_file(path), str(path))
             if rules is not None and tokens.rules != rules:
                 raise TokmillError(
                     f"the list is for the rules {tokens.rules}, not {rules}",

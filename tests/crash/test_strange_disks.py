@@ -1,0 +1,163 @@
+"""File systems without locks, pipes in the place of files, and commands at the same time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import tokmill
+from crash_stores import contents, write_inputs
+from making import quick_build
+from tokmill.builds.prepare import How
+from tokmill.errors import TokmillError
+from tokmill.report.inspect import describe
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+from tokmill.training.evaluate import evaluate
+from toy import cycles, make_store, recipe
+from x86_programs import compiler
+
+NO_FLOCK = """
+#include <errno.h>
+#include <stdlib.h>
+int flock(int file, int how) { errno = atoi(getenv("FLOCK_ERRNO")); return -1; }
+"""
+SECONDS = 20
+"""After which what waits for a pipe is ended."""
+
+
+def run(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tokmill", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | more,
+    )
+
+
+@pytest.fixture(scope="module")
+def no_flock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library in which flock fails, as on a file system without locks."""
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "a.c").write_text(NO_FLOCK)
+    command = [compiler("gcc"), "-shared", "-fPIC", "-o", str(folder / "a.so"), str(folder / "a.c")]
+    subprocess.run(command, check=True)
+    return folder / "a.so"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
+def test_a_disk_without_locks(number: int, no_flock: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """Who writes ends with the reason and leaves nothing in the way; who reads works."""
+    write_inputs(tmp_path / "in", 1)
+    fails = {"LD_PRELOAD": str(no_flock), "FLOCK_ERRNO": str(number)}
+    build = (
+        "build",
+        "jsonl",
+        tmp_path / "in",
+        "-o",
+        tmp_path / "s",
+        "--tokenizer",
+        tokenizer,
+        "-q",
+    )
+    ran = run(*build, **fails)
+    assert ran.returncode == 5 and os.strerror(number) in ran.stderr and "hint: " in ran.stderr
+    assert ("has no locks" in ran.stderr) == (number != errno.EIO)
+    assert not (tmp_path / "s").exists()
+    assert run(*build).returncode == 0
+    before = contents(tmp_path / "s")
+    assert run("inspect", tmp_path / "s", "--json", **fails).returncode == 0
+    assert run("store", "validate", tmp_path / "s", **fails).returncode == 0
+    assert contents(tmp_path / "s") == before
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """End a test that waits for a pipe."""
+    before = signal.signal(signal.SIGALRM, _waited)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+class Waited(BaseException):
+    """Something waited for a pipe. No `OSError`, which would become a refusal."""
+
+
+def _waited(*_: object) -> None:
+    raise Waited
+
+
+def each_pipe(folder: Path, out: Path) -> Iterator[tuple[str, Path]]:
+    """Yield copies of a folder, in each of which another file has become a pipe."""
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = file.relative_to(folder).as_posix()
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(folder, out)
+        (out / name).unlink()
+        os.mkfifo(out / name)
+        yield name, out
+
+
+def refused(function: Callable[..., object], *arguments: object, **options: object) -> str:
+    """Return why a call was refused; "": it was not."""
+    try:
+        function(*arguments, **options)
+    except TokmillError as error:
+        assert error.hint
+        return str(error)
+    return ""
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_pipe_in_a_store_keeps_nobody_waiting(tmp_path: Path) -> None:
+    write_inputs(tmp_path / "in", 1)
+    quick_build("jsonl", tmp_path / "in", tmp_path / "s")
+    seen = set()
+    for name, store in each_pipe(tmp_path / "s", tmp_path / "pipes"):
+        signal.alarm(SECONDS)
+        why = [
+            refused(read, store),
+            refused(lambda path: validate(Store(path)), store),
+            refused(describe, store),
+            refused(quick_build, "select", store, tmp_path / name.replace("/", "-")),
+            refused(quick_build, "jsonl", tmp_path / "in", store, how=How(yes=True, quiet=True)),
+        ]
+        if any("neither a file nor a folder" in one for one in why):
+            seen.add(name.partition("/")[0])
+    assert {"manifest.json", "shards"} <= seen
+
+
+def read(path: Path) -> None:
+    """Read all of a store."""
+    for _ in Store(path):
+        pass
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("soon")
+def test_a_pipe_in_a_run_keeps_nobody_waiting(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", cycles(30))
+    tokmill.train(recipe(store, 4), tmp_path / "run", quiet=True)
+    seen = set()
+    for name, run in each_pipe(tmp_path / "run", tmp_path / "pipes"):
+        signal.alarm(SECONDS)
+        why = [
+            refused(describe, run),
+            refused(evaluate, run, store, device="cpu"),
+            refused(tokmill.sample, run, "", tokens=1),
+            refused(tokmill.train, recipe(store, 6), run, resume=True, quiet=True),
+        ]
+        if any("neither a file nor a folder" in one for one in why):
+            seen.add(name)
+    assert {"recipe.json", "schema.json", "model/model.safetensors"} <= seen
