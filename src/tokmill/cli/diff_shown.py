@@ -9,7 +9,7 @@ from tokmill.progress import human_count, human_share
 from tokmill.x86.diff.folders import FolderDiff
 from tokmill.x86.diff.programs import NOT_FOLLOWED
 from tokmill.x86.diff.result import Diff
-from tokmill.x86.diff.summary import ARROW, Counts, changed_most, shown_name
+from tokmill.x86.diff.summary import ARROW, Changed, Counts, changed_most, shown_name
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.program import demangle
 
@@ -18,6 +18,8 @@ MEANING = {
     "leads to may be missing; `tokmill cfg -o GRAPH.jsonl` lists them)"
 }
 """What could not be looked at → what that means."""
+MOST_REFERENCES = 2
+"""Most references of one function in a table."""
 LONGEST_NAME = 48
 """Characters of a function's name in a table; templates of C++ have hundreds."""
 
@@ -40,7 +42,10 @@ def print_programs(
     most = changed_most(*graphs, found, MOST_LISTED)
     if most:
         print("\nchanged most")
-        headers = ["function", "old", "new", "similarity", "instructions", "blocks changed", "by"]
+        headers = [
+            "function", "old", "new", "similarity", "instructions", "blocks changed", "by",
+            "other references",
+        ]  # fmt: skip
         rows = [
             [
                 _short(one.name),
@@ -50,6 +55,7 @@ def print_programs(
                 f"{one.instructions_a:,}{ARROW}{one.instructions_b:,}",
                 one.blocks,
                 one.reason,
+                _references(one),
             ]
             for one in most
         ]
@@ -71,12 +77,24 @@ def print_programs(
 
 
 def _in_words(counts: Counts) -> str:
-    unlike = f" ({counts.nothing_alike:,} in all that they do)" if counts.nothing_alike else ""
+    parts = (
+        (counts.references_only, "only in what they refer to"),
+        (counts.nothing_alike, "in all that they do"),
+    )
+    said = "; ".join(f"{count:,} {how}" for count, how in parts if count)
+    unlike = f" ({said})" if said else ""
     return (
         f"{counts.same:,} the same, {counts.changed:,} changed{unlike}, "
         f"{counts.deleted:,} deleted, {counts.inserted:,} inserted; "
         f"{human_share(counts.similarity)} of the instructions alike"
     )
+
+
+def _references(one: Changed) -> str:
+    """Return the first operands that refer to something else as they fit into a line."""
+    parts = [_short(text) for text in one.references[:MOST_REFERENCES]]
+    more = len(one.references) - len(parts)
+    return ", ".join([*parts, f"{more:,} more"] if more else parts)
 
 
 def _line(text: str) -> str:

@@ -22,6 +22,7 @@ from tokmill.store.schema import Array
 from tokmill.version import __version__
 from tokmill.x86.diff.files import REASONS
 from tokmill.x86.diff.result import Diff
+from tokmill.x86.diff.summary import MOST_REFERENCES, references_of
 from tokmill.x86.graph import Graph
 
 MOST_CODE = 24 << 20
@@ -30,8 +31,13 @@ MOST_FUNCTION = 2 << 20
 """Most bytes of one function's code; larger functions are only listed."""
 MOST_BLOCKS = 1000
 """A function's graph is drawn if it has at most so many blocks."""
-CHANGED, SAME, DELETED, INSERTED = range(4)
-"""Kinds of rows."""
+CHANGED, REFERENCES, SAME, DELETED, INSERTED = range(5)
+"""Kinds of rows: `REFERENCES` are the same instructions, which refer to something else."""
+KINDS = {
+    "changed": "changed", "references": "same but for references", "same": "same",
+    "deleted": "deleted", "inserted": "inserted",
+}  # fmt: skip
+"""Their names for styles, and as they are shown."""
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -51,6 +57,8 @@ class Row(msgspec.Struct, array_like=True):
     size_b: int
     code: int
     """Number of its code; -1: the page does not have it."""
+    references: list[str] = []
+    """What operands of equal instructions refer to, `old → new`."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -130,9 +138,9 @@ def _about(graph: Graph, name: str) -> dict[str, str]:
     return {"name": shown(name, LONGEST_NAME), "facts": ", ".join(filter(None, facts))}
 
 
-def _counts(rows: list[tuple[Row, int]]) -> list[tuple[str, int]]:
-    numbers = np.bincount([row.kind for row, _ in rows], minlength=4).tolist()
-    return list(zip(("changed", "same", "deleted", "inserted"), numbers, strict=True))
+def _counts(rows: list[tuple[Row, int]]) -> list[tuple[str, str, int]]:
+    numbers = np.bincount([row.kind for row, _ in rows], minlength=len(KINDS)).tolist()
+    return [(*names, number) for names, number in zip(KINDS.items(), numbers, strict=True)]
 
 
 def _rows(sides: SideBySide, diff: Diff) -> list[tuple[Row, int]]:
@@ -158,8 +166,9 @@ def _match(sides: SideBySide, diff: Diff, number: int) -> Row:
     similarity = float(diff.similarity[number])
     # A function that is not the same must not be rounded to 100 %.
     rounded = min(round(similarity, 3), 0.999) if similarity < 1 else 1.0
+    kind = REFERENCES if diff.references_only[number] else CHANGED
     return Row(
-        SAME if similarity == 1 else CHANGED,
+        SAME if similarity == 1 else kind,
         sides.a.names[one],
         f"{int(sides.a.graph.function_address[one]):x}",
         sides.b.names[other],
@@ -170,6 +179,7 @@ def _match(sides: SideBySide, diff: Diff, number: int) -> Row:
         sides.a.size(one),
         sides.b.size(other),
         -1,
+        [shown(text, LONGEST_NAME) for text in references_of(diff, number)[:MOST_REFERENCES]],
     )
 
 

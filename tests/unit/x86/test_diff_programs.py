@@ -254,8 +254,8 @@ def test_the_best_pairs_of_blocks_are_taken_first() -> None:
             if score[pair] > of_blocks.LEAST and not taken & both:
                 taken |= both
                 wanted.append(pair)
-        assert of_blocks._greedy(one, other, score).tolist() == sorted(wanted)
-    assert not len(of_blocks._greedy(one[:0], other[:0], score[:0]))
+        assert of_blocks.greedy(one, other, score).tolist() == sorted(wanted)
+    assert not len(of_blocks.greedy(one[:0], other[:0], score[:0]))
 
 
 def test_pairs_beside_are_those_that_are_looked_up() -> None:

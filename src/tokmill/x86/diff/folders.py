@@ -24,8 +24,8 @@ from tokmill.x86.image.elf import MAGIC, Elf
 from tokmill.x86.image.program import mapped
 
 FORMAT = "tokmill.diff.folders"
-VERSION = 2
-"""1: `changed` was lists without names."""
+VERSION = 3
+"""1: `changed` was lists without names; 2: without references."""
 MOST_CHANGED = 10
 """Most functions that are named for one program."""
 VERSIONS = re.compile(r"\d+(\.\d+)*")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,26 @@ class Reason(enum.IntEnum):
     """Places in tables of pointers, and the strings beside them."""
 
 
+class References(NamedTuple):
+    """K operands of matched blocks with the same instructions that refer to something else."""
+
+    match: Array
+    """(K,) i8, ascending: the match of their functions."""
+    block: Array
+    """(K,) i8: the pair of blocks."""
+    a: Array
+    """(K,) u8: address of the instruction in A."""
+    b: Array
+    old: list[str]
+    """What it refers to in A, in words."""
+    new: list[str]
+
+
+def _no_references() -> References:
+    none = np.zeros(0, np.int64)
+    return References(none, none, none.astype(np.uint64), none.astype(np.uint64), [], [])
+
+
 @dataclass(slots=True)
 class Diff:
     """The matches of two programs.
@@ -53,8 +74,8 @@ class Diff:
     """(M,) i8, their partners in B."""
     similarity: Array
     """(M,) f4 from 0 to 1: how much of the two is alike. 1 only if nothing changed: the same
-    instructions, numbers, strings and control flow in the same order, and calls of the same
-    functions."""
+    instructions, numbers and control flow in the same order, and operands that refer to the
+    same."""
     confidence: Array
     """(M,) f4 from 0 to 1: how sure the match is."""
     reason: Array
@@ -66,7 +87,7 @@ class Diff:
     block_b: Array
     """(N,) i8, their partners in B."""
     block_similarity: Array
-    """(N,) f4 from 0 to 1; 1: the same instructions, numbers, strings and calls."""
+    """(N,) f4 from 0 to 1; 1: the same instructions and numbers, which refer to the same."""
     block_reason: Array
     """(N,) u1, a `Reason`."""
     deleted: Array
@@ -77,12 +98,20 @@ class Diff:
     """i8, ascending: blocks of matched functions of A without a partner."""
     inserted_blocks: Array
     """i8, ascending: blocks of matched functions of B without a partner."""
+    references_only: Array = field(default_factory=lambda: np.zeros(0, bool))
+    """(M,) bool: the instructions of both are the same, but not all that they refer to."""
+    references: References = field(default_factory=_no_references)
+    """What matched functions refer to in one program, and in the other."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Kind of what was not compared, in words that begin with a plural → number."""
 
+    def __post_init__(self) -> None:
+        if not len(self.references_only):
+            self.references_only = np.zeros(len(self.function_a), bool)
+
     @property
     def changed(self) -> Array:
-        """(M,) bool: which matches are not identical."""
+        """(M,) bool: which matches are not identical, `references_only` too."""
         changed: Array = self.similarity < 1
         return changed
 

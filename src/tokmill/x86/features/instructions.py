@@ -28,13 +28,15 @@ class Instructions:
 
     code: Array
     """(I,) u8, a hash of the canonical bytes: instructions with equal hashes differ only in
-    numbers. If an instruction has an address relative to itself, the size of the number is left out
-    too."""
+    numbers. If an instruction has an address relative to itself, or on the stack, the size of the
+    number is left out too."""
     form: Array
     """(I,) u8, a hash of the mnemonic, the kinds of operands and the sizes of memory operands,
     without registers and numbers. 0 for bytes that are not an instruction."""
     mnemonic: Array
     """(I,) u2, number of the mnemonic (iced-x86); 0 for bytes that are not an instruction."""
+    width: Array
+    """(I,) u1, bytes that the memory operand reads or writes; 0 where there is none."""
 
 
 def instructions_of(graph: Graph) -> Instructions:
@@ -59,14 +61,13 @@ def instructions_of(graph: Graph) -> Instructions:
         keys.append(np.stack([low[rows], high[rows]], axis=1))
     if not codes:
         none = np.zeros(0, np.uint64)
-        return Instructions(none, none, none.astype(np.uint16))
+        return Instructions(none, none, none.astype(np.uint16), none.astype(np.uint8))
     hashes = np.concatenate(codes)
     different, number = numbered(hashes)
     all_keys = np.concatenate(keys)
     rows = np.unique(mix(mix(all_keys[:, 0]) + all_keys[:, 1]), return_index=True)[1]
     decoded = _decoded(different, all_keys[rows], graph.bits)
-    code, form, mnemonic = (column[number] for column in decoded)
-    return Instructions(code, form, mnemonic)
+    return Instructions(*(column[number] for column in decoded))
 
 
 def _words(code: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
@@ -80,15 +81,18 @@ def _words(code: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
     return low, high | (lengths.astype(np.uint64) << np.uint64(56))
 
 
-def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array]:
-    """Return code, form and mnemonic of canonical encodings, (n, 2) u8, and their hashes."""
+def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array, Array]:
+    """Return the columns of `Instructions` of canonical encodings, (n, 2) u8, and their hashes."""
     raw = np.ascontiguousarray(keys).view(np.uint8).reshape(-1, LONGEST + 1)
     text = raw[np.arange(LONGEST + 1) < raw[:, LONGEST:]].tobytes()
     iced = plugins.require("iced_x86")
     form, mnemonic = np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint16)
     kinds = np.zeros((len(raw), 8), np.uint64)
     relative = np.zeros(len(raw), bool)
-    registers = np.zeros((len(raw), 5), np.uint64)
+    parts = np.zeros((len(raw), 10), np.uint64)
+    width = np.zeros(len(raw), np.uint8)
+    stack = (iced.Register.RSP, iced.Register.ESP, iced.Register.RBP, iced.Register.EBP)
+    wide = iced.MemorySizeExt.size
     branches = {iced.OpKind.NEAR_BRANCH16, iced.OpKind.NEAR_BRANCH32, iced.OpKind.NEAR_BRANCH64}
     place = 0
     for row, size in enumerate(raw[:, LONGEST].tolist()):
@@ -102,14 +106,21 @@ def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array
             kinds[row, number] = 1 + kind
             relative[row] |= kind in branches
             if kind == iced.OpKind.REGISTER:
-                registers[row, number] = one.op_register(number)
-        relative[row] |= one.is_ip_rel_memory_operand
+                parts[row, number] = one.op_register(number)
+        relative[row] |= one.is_ip_rel_memory_operand or one.memory_base in stack
+        if relative[row]:
+            base = 0 if one.is_ip_rel_memory_operand else one.memory_base
+            parts[row, 5:8] = base, one.memory_index, one.memory_index_scale
+            parts[row, 8] = one.segment_prefix << 8 | one.op_mask << 4 | one.zeroing_masking
+            flags = one.has_lock_prefix, one.has_rep_prefix, one.has_repne_prefix
+            parts[row, 9] = sum(flag << place for place, flag in enumerate(flags))
+        width[row] = min(wide(one.memory_size), 255)
         kinds[row, 5] = one.memory_size
     for column in range(kinds.shape[1]):
         form = mix(form * _GOLDEN + kinds[:, column])
     form = mix(form + mnemonic)
     form[mnemonic == 0] = 0
     code = form.copy()
-    for column in range(registers.shape[1]):
-        code = mix(code * _GOLDEN + registers[:, column])
-    return np.where(relative, code, hashes), form, mnemonic
+    for column in range(parts.shape[1]):
+        code = mix(code * _GOLDEN + parts[:, column])
+    return np.where(relative, code, hashes), form, mnemonic, width

@@ -27,9 +27,12 @@ WINDOWED = (
     f"more than {LARGE >> 20} MiB of code, searched for functions {WINDOW >> 20} MiB at a time"
 )
 PADDING = (0x00, 0x90, 0xCC)
-OFFSETS = ("function_blocks", "block_bytes", "block_instructions", "block_edges")
+OFFSETS = (
+    "function_blocks", "block_bytes", "block_instructions", "block_edges", "table_entries"
+)  # fmt: skip
 COLUMNS = (
-    "function_address", "block_address", "code", "lengths", "edge_target", "edge_kind"
+    "function_address", "block_address", "code", "lengths", "edge_target", "edge_kind",
+    "table_address", "table_size", "table_target",
 )  # fmt: skip
 
 
@@ -84,7 +87,6 @@ def joined(graphs: list[Graph]) -> Graph:
     # What blocks refer to is looked for in the whole graph.
     found.block_strings = np.zeros(len(found.block_address) + 1, np.int64)
     found.block_constants = np.zeros(len(found.block_address) + 1, np.int64)
-    found.block_references = np.zeros(len(found.block_address) + 1, np.int64)
     found.function_name = [name for one in graphs for name in one.function_name]
     found.unresolved = [place for one in graphs for place in one.unresolved]
     found.cut_short = tuple(dict.fromkeys(why for one in graphs for why in one.cut_short))
