@@ -8,7 +8,7 @@ from tokmill.errors import plain
 from tokmill.progress import human_count, human_share
 from tokmill.x86.diff.folders import FolderDiff
 from tokmill.x86.diff.programs import NOT_FOLLOWED
-from tokmill.x86.diff.result import Diff
+from tokmill.x86.diff.result import Diff, ProgramChanges
 from tokmill.x86.diff.summary import ARROW, Changed, Counts, changed_most, shown_name
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.program import demangle
@@ -70,10 +70,40 @@ def print_programs(
                 [f"{len(functions) - MOST_LISTED:,} more"] if len(functions) > MOST_LISTED else []
             )
             print(f"\n{title}: {', '.join([*shown, *more])}")
+    _print_other(found.other)
     if found.same and not same_bytes:
-        print("no function differs; the files differ in other bytes")
+        where = "data, imports or exports" if found.other.any else "other bytes"
+        if all(graph.facts for graph in graphs):
+            print(f"no function differs; the files differ in {where}")
+        else:
+            print("no instruction differs; what they refer to is not known")
     for what, count in found.left_out.items():
         print(f"not looked at: {count:,} {what}{MEANING.get(what, '')}")
+
+
+def _print_other(found: ProgramChanges) -> None:
+    """Print what changed outside of functions."""
+    if found.data:
+        print("\ndata changed")
+        rows = [
+            [
+                _short(one.name) or "(no name)", f"{one.a:x}", f"{one.b:x}",
+                f"{one.size_a:,}{ARROW}{one.size_b:,}",
+                f"at +{one.first:#x}: {one.old or 'nothing'}{ARROW}{one.new or 'nothing'}",
+            ]
+            for one in found.data[:MOST_LISTED]
+        ]  # fmt: skip
+        print_table(["name", "old", "new", "bytes", "first difference"], rows)
+        if len(found.data) > MOST_LISTED:
+            print(f"… {len(found.data) - MOST_LISTED:,} more (-o diff.json has all)")
+    for what in ("imports", "exports"):
+        for how in ("deleted", "inserted"):
+            if names := getattr(found, f"{what}_{how}"):
+                more = len(names) - MOST_LISTED
+                shown = [_short(name) for name in names[:MOST_LISTED]]
+                print(
+                    f"{what} {how}: {', '.join([*shown, f'{more:,} more'] if more > 0 else shown)}"
+                )
 
 
 def _in_words(counts: Counts) -> str:

@@ -21,7 +21,7 @@ from tokmill.report.diff_code import LONGEST_NAME, Code, Listing, SideBySide, sh
 from tokmill.store.schema import Array
 from tokmill.version import __version__
 from tokmill.x86.diff.files import REASONS
-from tokmill.x86.diff.result import Diff
+from tokmill.x86.diff.result import Diff, ProgramChanges
 from tokmill.x86.diff.summary import MOST_REFERENCES, references_of
 from tokmill.x86.graph import Graph
 
@@ -122,6 +122,7 @@ def diff_page(
         programs=[_about(one, name) for one, name in zip((a, b), names, strict=True)],
         counts=_counts(rows),
         notes=notes,
+        other=[(title, rows) for title, rows in _other(diff.other) if rows],
         data=_safe(data),
     )
     make_folder(out.parent)
@@ -136,6 +137,23 @@ def _about(graph: Graph, name: str) -> dict[str, str]:
         " ".join(filter(None, (graph.compiler, graph.level))),
     ]
     return {"name": shown(name, LONGEST_NAME), "facts": ", ".join(filter(None, facts))}
+
+
+def _other(found: ProgramChanges) -> list[tuple[str, list[str]]]:
+    """Return what changed outside of functions: titles, and lines of text."""
+    data = [
+        f"{shown(one.name, LONGEST_NAME) or 'data'} at {one.a:x} → {one.b:x}, {one.size_a:,} → "
+        f"{one.size_b:,} bytes, at +{one.first:#x}: {one.old or 'nothing'} → {one.new or 'nothing'}"
+        for one in found.data
+    ]
+    return [
+        ("data changed", data),
+        *(
+            (f"{what} {how}", [shown(n, LONGEST_NAME) for n in getattr(found, f"{what}_{how}")])
+            for what in ("imports", "exports")
+            for how in ("deleted", "inserted")
+        ),
+    ]
 
 
 def _counts(rows: list[tuple[Row, int]]) -> list[tuple[str, str, int]]:

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 
 from tokmill.files import write_file
-from tokmill.x86.diff.result import Diff, Reason
+from tokmill.x86.diff.result import Diff, ProgramChanges, Reason
 from tokmill.x86.graph import Graph
 
 FORMAT = "tokmill.diff"
 VERSION = 2
-"""1: without `level` and `references`."""
+"""1: without `level`, `references` and `other`."""
 LEVELS = "same", "references", "changed"
 REASONS = [reason.name.lower() for reason in Reason]
 
@@ -97,6 +97,7 @@ class DiffFile(msgspec.Struct, frozen=True, kw_only=True):
     """By address in A."""
     deleted: list[Function]
     inserted: list[Function]
+    other: ProgramChanges = ProgramChanges()
     left_out: dict[str, int] = {}
 
 
@@ -152,6 +153,7 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
         matched=matched,
         deleted=_functions(a, diff.deleted.tolist()),
         inserted=_functions(b, diff.inserted.tolist()),
+        other=diff.other,
         left_out=diff.left_out,
     )
 

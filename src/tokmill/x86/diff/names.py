@@ -15,6 +15,13 @@ CLONE = re.compile(r"\.(isra|constprop|part|cold|llvm|lto_priv)(\.|$).*")
 """What compilers add to the name of a function that they changed or made from another."""
 
 
+def all_names(graph: Graph, function: int) -> set[str]:
+    """Return the names of one function."""
+    address = graph.function_address[function]
+    low, high = (np.searchsorted(graph.symbol_address, address, side) for side in ("left", "right"))
+    return {graph.function_name[function], *graph.symbol_name[int(low) : int(high)]} - {""}
+
+
 def names_of(graph: Graph) -> dict[str, list[int]]:
     """Return name → the functions that have it, as their only name or as one of several."""
     found: dict[str, list[int]] = {}

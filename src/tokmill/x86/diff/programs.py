@@ -11,7 +11,8 @@ from tokmill.x86.diff.blocks import BlockMatches, Side, match_blocks
 from tokmill.x86.diff.evidence import weigh
 from tokmill.x86.diff.functions import Given, Matched, match_functions
 from tokmill.x86.diff.names import names_of, same_names
-from tokmill.x86.diff.references import Compared, References, compare
+from tokmill.x86.diff.other_references import compare
+from tokmill.x86.diff.references import Compared, Operands
 from tokmill.x86.diff.result import Diff, Reason, unmatched
 from tokmill.x86.diff.same import Content, block_hashes, content_of, function_hashes
 from tokmill.x86.diff.weights import VECTORS
@@ -104,21 +105,21 @@ def _with_blocks(
     """Return the matches of functions with those of their blocks."""
     first, second = (len(graph.function_address) for graph in graphs)
     numbers = _shared_numbers(first, second, found.i, found.j)
-    sides, shapes, references = [], [], []
+    sides, shapes, operands = [], [], []
     for graph, functions, content, number in zip(graphs, features, contents, numbers, strict=True):
         hashes = block_hashes(content, number, len(graph.block_address))
         callees = content.edge_block, number[content.edge_function].astype(np.uint64)
         sides.append(Side(graph, functions.instructions, hashes, callees))
         shapes.append(function_hashes(content.shape, content.within, graph.function_blocks))
-        references.append(References(graph, functions.instructions, content.leaving))
+        operands.append(Operands(graph, functions.instructions, content.leaving))
     alike = shapes[0][found.i] == shapes[1][found.j]
     blocks = match_blocks(sides[0], sides[1], found.i, found.j, alike)
     same_shape = contents[0].shape[blocks.a] == contents[1].shape[blocks.b]
-    compared = Compared(references[0], references[1], names)
+    compared = Compared(operands[0], operands[1], names)
     compared.number(
         numbers, _shared_numbers(*(len(one.block_address) for one in graphs), blocks.a, blocks.b)
     )
-    changes, unverified = compare(compared, alone, found, blocks, np.flatnonzero(same_shape))
+    changes, others = compare(compared, alone, blocks, np.flatnonzero(same_shape))
     other = np.zeros(len(blocks.a), bool)
     other[changes.block] = True
     unlike = np.minimum(blocks.similarity, MOST_OF_CHANGED_BLOCK)
@@ -127,8 +128,9 @@ def _with_blocks(
     differs[blocks.match[other]] = True
     diff = _columns(graphs, found, alike & ~differs, blocks)
     diff.references_only, diff.references = alike & differs, changes
-    if unverified:
-        diff.left_out[UNVERIFIED] = unverified
+    diff.other = others
+    if compared.unverified:
+        diff.left_out[UNVERIFIED] = compared.unverified
     return diff
 
 

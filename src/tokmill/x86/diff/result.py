@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from tokmill.store.schema import Array
@@ -53,6 +54,40 @@ class References(NamedTuple):
     old: list[str]
     """What it refers to in A, in words."""
     new: list[str]
+
+
+class DataChange(msgspec.Struct, frozen=True):
+    """Data that is not the same in both programs."""
+
+    name: str
+    """"" if there is none."""
+    a: int
+    """Address."""
+    b: int
+    size_a: int
+    """Bytes; of data without a name as many as are read at once, or lie before what is next."""
+    size_b: int
+    first: int
+    """Where the first difference is, in bytes from its beginning."""
+    old: str
+    """Some bytes from there on, hexadecimal."""
+    new: str
+
+
+class ProgramChanges(msgspec.Struct, frozen=True):
+    """What changed outside of functions."""
+
+    data: list[DataChange] = []
+    """Data in the file that has a name, and constants that matched functions use."""
+    imports_deleted: list[str] = []
+    imports_inserted: list[str] = []
+    exports_deleted: list[str] = []
+    exports_inserted: list[str] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a change."""
+        return any(getattr(self, name) for name in self.__struct_fields__)
 
 
 def _no_references() -> References:
@@ -102,6 +137,7 @@ class Diff:
     """(M,) bool: the instructions of both are the same, but not all that they refer to."""
     references: References = field(default_factory=_no_references)
     """What matched functions refer to in one program, and in the other."""
+    other: ProgramChanges = field(default_factory=ProgramChanges)
     left_out: dict[str, int] = field(default_factory=dict)
     """Kind of what was not compared, in words that begin with a plural → number."""
 
@@ -117,7 +153,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether no function was deleted, inserted or changed."""
+        """Whether no function was deleted, inserted or changed; see also `other`."""
         return not (len(self.deleted) or len(self.inserted) or bool(self.changed.any()))
 
 

@@ -81,5 +81,7 @@ def _in_function(function: Array, values: Array) -> Array:
 
 def slot_text(graph: Graph, number: int) -> str:
     """Return an operand on the stack as it is shown."""
-    place = int(graph.slot[number])
-    return f"argument at +{place:#x}" if place >= 0 else f"stack at -{-place:#x}"
+    place, size = int(graph.slot[number]), int(graph.slot_size[number])
+    if place >= 0:
+        return f"argument at +{place:#x}"
+    return f"stack at -{-place:#x}" + (f" ({size:,} bytes)" if size else "")

@@ -7,6 +7,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.diff.files import REASONS
+from tokmill.x86.diff.names import all_names
 from tokmill.x86.diff.result import Diff
 from tokmill.x86.graph import Graph
 
@@ -107,9 +108,11 @@ def shown_name(graph: Graph, function: int) -> str:
 
 def _both_names(a: Graph, one: int, b: Graph, other: int) -> str:
     old, new = a.function_name[one], b.function_name[other]
-    return (
-        f"{old}{ARROW}{new}" if old and new and old != new else new or old or shown_name(b, other)
-    )
+    if old and new and old != new:
+        # One address may have several names.
+        shared = all_names(a, one) & all_names(b, other)
+        return min(shared) if shared else f"{old}{ARROW}{new}"
+    return new or old or shown_name(b, other)
 
 
 def _changed(a: Graph, b: Graph, diff: Diff, match: int, sizes: tuple[int, int]) -> Changed:
