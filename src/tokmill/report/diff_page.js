@@ -3,7 +3,7 @@
   const DATA = JSON.parse(document.getElementById("data").textContent);
   // Fields of a row, as diff_page.py writes them.
   const [KIND, NAME_A, ADDRESS_A, NAME_B, ADDRESS_B, SIMILARITY, CONFIDENCE, REASON, SIZE_A, SIZE_B,
-    CODE, REFERENCES_OF] = Array(12).keys();
+    REFERENCES_OF, CODE] = Array(12).keys();
   // Fields of a block.
   const [ADDRESS, TEXT, MARKS, PARTNER, EDGES, STRINGS] = Array(6).keys();
   const KINDS = ["changed", "references", "same", "deleted", "inserted"];

@@ -55,10 +55,10 @@ class Row(msgspec.Struct, array_like=True):
     size_a: int
     """Number of instructions."""
     size_b: int
+    references: list[str]
+    """What operands of equal instructions refer to, `old → new`."""
     code: int
     """Number of its code; -1: the page does not have it."""
-    references: list[str] = []
-    """What operands of equal instructions refer to, `old → new`."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -196,8 +196,8 @@ def _match(sides: SideBySide, diff: Diff, number: int) -> Row:
         REASONS[int(diff.reason[number])],
         sides.a.size(one),
         sides.b.size(other),
-        -1,
         [shown(text, LONGEST_NAME) for text in references_of(diff, number)[:MOST_REFERENCES]],
+        -1,
     )
 
 
@@ -205,8 +205,8 @@ def _alone(listing: Listing, number: int, kind: int) -> Row:
     name, size = listing.names[number], listing.size(number)
     address = f"{int(listing.graph.function_address[number]):x}"
     if kind == DELETED:
-        return Row(kind, name, address, "", "", 0, 0, "", size, 0, -1)
-    return Row(kind, "", "", name, address, 0, 0, "", 0, size, -1)
+        return Row(kind, name, address, "", "", 0, 0, "", size, 0, [], -1)
+    return Row(kind, "", "", name, address, 0, 0, "", 0, size, [], -1)
 
 
 def _code(sides: SideBySide, rows: list[tuple[Row, int]], most: int) -> tuple[list[Code], int]:

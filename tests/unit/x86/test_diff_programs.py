@@ -185,13 +185,23 @@ def test_vectors_of_a_model_are_evidence() -> None:
 
 
 def test_names_that_compilers_change() -> None:
+    def named(*names: str) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for number, name in enumerate(names):
+            if name:
+                found.setdefault(name, []).append(number)
+        return found
+
     i, j = same_names(
-        ["main", "f.isra.0", "g", "", "twin", "twin", "x.part.0"],
-        ["main", "f", "g.constprop.1", "", "twin", "y.part.0", "f.cold"],
+        named("main", "f.isra.0", "g", "", "twin", "twin", "x.part.0"),
+        named("main", "f", "g.constprop.1", "", "twin", "y.part.0", "f.cold"),
     )
     assert list(zip(i.tolist(), j.tolist(), strict=True)) == [(0, 0), (2, 2)]
-    i, j = same_names(["f.isra.0"], ["f"])
+    i, j = same_names(named("f.isra.0"), named("f"))
     assert (i.tolist(), j.tolist()) == ([0], [0])
+    # A function with several names has them all.
+    i, j = same_names({"a": [0], "b": [0], "c": [1]}, {"b": [1], "c": [0], "d": [1]})
+    assert list(zip(i.tolist(), j.tolist(), strict=True)) == [(0, 1), (1, 0)]
 
 
 def test_names_decide_and_are_the_reason(built: Path) -> None:

@@ -21,9 +21,10 @@ class Memory:
         self.linker = np.asarray(
             [name.startswith((".got", ".plt")) for name in graph.data_name], bool
         )
-        named = ~member(graph.symbol_address, graph.function_address)
-        self.symbol = np.flatnonzero(named)
-        self.symbol = self.symbol[np.argsort(graph.symbol_address[self.symbol], kind="stable")]
+        symbol = np.flatnonzero(~member(graph.symbol_address, graph.function_address))
+        # Of several names at one address those without a size are labels of a linker.
+        order = (graph.symbol_size[symbol] == 0, graph.symbol_address[symbol])
+        self.symbol = symbol[np.lexsort(order)]
         self.starts = graph.symbol_address[self.symbol]
         self.code = distinct(graph.block_address)
         tables = graph.table_address + graph.table_size.astype(np.uint64)

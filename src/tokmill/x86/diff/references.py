@@ -75,7 +75,7 @@ class Operands:
         strings = (self.text >= 0) & np.isin(self.kind, (DATA, UNKNOWN))
         self.kind[strings] = STRING
         self.number[strings] = texts[self.text[strings]].view(np.int64)
-        data = (self.kind == DATA) | (self.kind == UNKNOWN)
+        data = np.isin(self.kind, (DATA, STRING, UNKNOWN))
         self.memory.end_at(self.address[data])
 
     def _through_offset_table(self) -> None:
@@ -310,7 +310,8 @@ class Compared:
         bare, holds = [], []
         for side, address, content in zip(self.sides, (a, b), (first, second), strict=True):
             places = side.graph.pointer_address
-            low, high = np.searchsorted(places, [address, address + len(content)]).tolist()
+            ends = np.asarray([address, min(address + len(content), (1 << 64) - 1)], np.uint64)
+            low, high = np.searchsorted(places, ends).tolist()
             at = (places[low:high] - np.uint64(address)).astype(np.int64)
             cells = at[:, None] + np.arange(side.memory.word)
             bare.append(content.copy())
