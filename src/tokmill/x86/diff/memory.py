@@ -8,6 +8,9 @@ from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.ranges import distinct, member
 
+LONGEST = 4096
+"""Bytes of a string that are compared."""
+
 
 class Memory:
     """The data of a program: where it ends, its names and its bytes."""
@@ -108,3 +111,20 @@ class Memory:
             return np.zeros(0, np.uint8)
         place = address - int(self.begin[number])
         return self.graph.data[number][place : place + size]
+
+    def strings(self, addresses: Array) -> list[bytes] | None:
+        """Return the strings of ASCII at addresses; None where a string begins not at all of them.
+
+        One begins behind a zero.
+        """
+        section = self.section(addresses)
+        number = int(section[0])
+        if number < 0 or not (section == number).all() or not self.graph.data_constant[number]:
+            return None
+        data = self.graph.data[number]
+        place = (addresses - self.begin[number]).astype(np.int64)
+        if (place < 1).any() or data[place - 1].any():
+            return None
+        if ((data[place] < 0x20) | (data[place] >= 0x7F)).any():
+            return None
+        return [data[at : at + LONGEST].tobytes().partition(b"\0")[0] for at in place.tolist()]

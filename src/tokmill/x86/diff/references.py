@@ -46,6 +46,19 @@ class Operands:
         """`leaving`: i8, the edges that count."""
         self.graph = graph
         self.memory = Memory(graph)
+        # A block that several functions share is known by the first of them.
+        self._starts, self._first = np.unique(graph.block_address, return_index=True)
+        order = np.argsort(graph.table_address, kind="stable")
+        slots = [name.partition("@")[0] for name in graph.import_slot_name]
+        named = np.asarray([name != "" for name in slots], bool)
+        self._things = (
+            (CODE, self._starts, self._first),
+            (TABLE, graph.table_address[order], order),
+            (FUNCTION, graph.function_address, np.arange(len(graph.function_address))),
+            (IMPORT, graph.import_slot[named], hash_texts(slots)[named].view(np.int64)),
+            (IMPORT, graph.import_address, hash_texts(import_names(graph)).view(np.int64)),
+        )
+        """What lies at addresses (u8, ascending), and its numbers; the last one counts."""
         rows = graph.reference_place // PLACES
         block = np.searchsorted(graph.block_instructions, rows, side="right") - 1
         edge_block = np.searchsorted(graph.block_edges, leaving, side="right") - 1
@@ -89,21 +102,9 @@ class Operands:
 
     def kinds_at(self, address: Array) -> tuple[Array, Array]:
         """Return what lies at addresses, as `kind` and `number`; of strings it does not know."""
-        graph = self.graph
         kind, number = np.full(len(address), UNKNOWN, np.int64), np.zeros(len(address), np.int64)
         kind[self.memory.holds(address)] = DATA
-        # A block that several functions share is known by the first of them.
-        starts, first = np.unique(graph.block_address, return_index=True)
-        order = np.argsort(graph.table_address, kind="stable")
-        slots = np.asarray([name != "" for name in graph.import_slot_name], bool)
-        slot_names = [name.partition("@")[0] for name in graph.import_slot_name]
-        for what, keys, values in (
-            (CODE, starts, first),
-            (TABLE, graph.table_address[order], order),
-            (FUNCTION, graph.function_address, np.arange(len(graph.function_address))),
-            (IMPORT, graph.import_slot[slots], hash_texts(slot_names)[slots].view(np.int64)),
-            (IMPORT, graph.import_address, hash_texts(import_names(graph)).view(np.int64)),
-        ):
+        for what, keys, values in self._things:
             place, there = find(keys, address)
             kind[there], number[there] = what, values[place[there]]
         return kind, number
@@ -122,10 +123,9 @@ class Operands:
     def block_tables(self, numbers: Array) -> Array:
         """Return a hash (u8) of each jump table; `numbers`: of blocks, shared by matched ones."""
         graph = self.graph
-        starts, first = np.unique(graph.block_address, return_index=True)
-        place, there = find(starts, graph.table_target)
+        place, there = find(self._starts, graph.table_target)
         value = np.full(len(place), -1, np.int64)
-        value[there] = numbers[first[place[there]]]
+        value[there] = numbers[self._first[place[there]]]
         step = np.arange(len(value)) - np.repeat(
             graph.table_entries[:-1], np.diff(graph.table_entries)
         )
@@ -291,7 +291,7 @@ class Compared:
         for row, a, b, length, pointed, full in rows:
             first, second = memories[0].read(a, length), memories[1].read(b, length)
             if not pointed and first.tobytes() == second.tobytes():
-                same[row] = full
+                same[row] = full and (width[row] > 0 or self._same_strings(a, b, first))
             elif full and (pointed or not width[row]):
                 same[row] = self.first_difference(a, b, first, second, deep=deep) < 0
         return same
@@ -344,6 +344,20 @@ class Compared:
             same[data[fixed]] = self.same_content(left, right, none, deep=False)
         found += both[~same][:1].tolist()
         return min(found, default=-1)
+
+    def _same_strings(self, a: int, b: int, table: Array) -> bool:
+        """Return whether equal bytes lead to equal strings, if they are distances to strings."""
+        count = len(table) // 4
+        if count < 2 or len(table) % 4:
+            return True
+        found = []
+        for side, address in zip(self.sides, (a, b), strict=True):
+            target = table.view("<i4").astype(np.int64).astype(np.uint64) + np.uint64(address)
+            texts = side.memory.strings(target)
+            if texts is None:
+                return True
+            found.append(texts)
+        return found[0] == found[1]
 
     def _same_distances(self, a: int, b: int, first: Array, second: Array) -> bool:
         """Return whether two tables hold distances (4 bytes) from themselves to the same."""

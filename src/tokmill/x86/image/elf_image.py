@@ -22,15 +22,7 @@ from tokmill.x86.image.elf import (
     Tag,
     text,
 )
-from tokmill.x86.image.image import (
-    NONE,
-    Program,
-    Section,
-    name_functions,
-    name_symbols,
-    refuse_cut,
-    tidy,
-)
+from tokmill.x86.image.image import NONE, Program, Section, name_functions, refuse_cut, tidy
 from tokmill.x86.image.link import Placement, relocate
 from tokmill.x86.image.ranges import distinct
 from tokmill.x86.image.stubs import find_stubs
@@ -222,9 +214,9 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
         keep[row] = PADDING.match(program.read(int(address[row]), 8).tobytes()) is None
     kept = [name for name, wanted in zip(names, keep.tolist(), strict=True) if wanted]
     name_functions(program, address[keep], size[keep], rank[keep], kept)
-    address = np.concatenate([address[keep], np.asarray(data[0], np.uint64)])
-    size = np.concatenate([size[keep], np.asarray(data[1], np.uint64)])
-    name_symbols(program, address, size, [*kept, *data[2]])
+    program.symbol_address = np.append(address[keep], np.asarray(data[0], np.uint64))
+    program.symbol_size = np.append(size[keep], np.asarray(data[1], np.uint64))
+    program.symbol_name = [*kept, *data[2]]
     program.exports = sorted(exports - {""})
 
 

@@ -103,7 +103,7 @@ class Program:
     slot_full_name: list[str] = field(default_factory=list)
     """Of PE files `library!name`, of an ordinal `library!#7`; empty where `slot_name` is all."""
     symbol_address: Array = field(default_factory=lambda: NONE)
-    """All names of functions and of data, more than one an address too, ascending."""
+    """All names of functions and of data, in the order of the file."""
     symbol_size: Array = field(default_factory=lambda: NONE)
     """0 where it is not known."""
     symbol_name: list[str] = field(default_factory=list)
@@ -194,18 +194,6 @@ def refuse_cut(path: str, size: int, needed: int) -> None:
             hint=f"it ends at {size:,} bytes, its headers speak of {needed:,}: "
             "copy or download it again",
         )
-
-
-def name_symbols(program: Program, address: Array, size: Array, names: list[str]) -> None:
-    """Set the names of functions and data, each pair of address and name once."""
-    sizes: dict[tuple[int, str], int] = {}
-    for at, name, length in zip(address.tolist(), names, size.tolist(), strict=True):
-        if name:
-            sizes[at, name] = max(length, sizes.get((at, name), 0))
-    ordered = sorted(sizes)
-    program.symbol_address = np.asarray([at for at, _ in ordered], np.uint64)
-    program.symbol_size = np.asarray([sizes[key] for key in ordered], np.uint64)
-    program.symbol_name = [name for _, name in ordered]
 
 
 def name_functions(

@@ -13,15 +13,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import (
-    Program,
-    Section,
-    Unwind,
-    name_functions,
-    name_symbols,
-    refuse_cut,
-    tidy,
-)
+from tokmill.x86.image.image import Program, Section, Unwind, name_functions, refuse_cut, tidy
 
 MAGIC = b"MZ"
 MACHINES = {
@@ -156,8 +148,10 @@ def _name_functions(program: Program, binary: Any, base: int) -> None:
             rank.append(1)
     places = np.asarray([one & MASK for one in address], np.uint64)
     name_functions(program, places, np.zeros(len(places), np.uint64), np.asarray(rank), names)
-    places = np.append(places, np.asarray([at for at, _ in data], np.uint64))
-    name_symbols(program, places, np.zeros_like(places), [*names, *(name for _, name in data)])
+    more = np.asarray([at for at, _ in data], np.uint64)
+    program.symbol_address = np.concatenate([places, more])
+    program.symbol_size = np.zeros_like(program.symbol_address)
+    program.symbol_name = [*names, *(name for _, name in data)]
     entries = exports.entries if exports is not None else ()
     program.exports = sorted({_name(one) or f"#{int(one.ordinal)}" for one in entries})
     callbacks = binary.tls.callbacks if binary.has_tls else ()

@@ -52,8 +52,7 @@ def add_facts(graph: Graph, program: Program) -> None:
     graph.data_address = np.asarray([one.address for one in data], np.uint64)
     graph.data_constant = np.asarray([one.constant for one in data], bool)
     graph.import_slot, graph.import_slot_name = program.slot_address, program.slot_name
-    graph.symbol_address, graph.symbol_size = program.symbol_address, program.symbol_size
-    graph.symbol_name, graph.exports = program.symbol_name, program.exports
+    _set_symbols(graph, program)
     add_pointers(graph, program)
 
 
@@ -67,6 +66,20 @@ def _texts(program: Program, address: Array, length: Array) -> list[str | None]:
         return [counted.get(key) for key in zip(address.tolist(), length.tolist(), strict=True)]
     known = strings_at(program, distinct(address))
     return [known.get(at) for at in address.tolist()]
+
+
+def _set_symbols(graph: Graph, program: Program) -> None:
+    """Set the names of functions and data, each pair of address and name once."""
+    sizes: dict[tuple[int, str], int] = {}
+    columns = program.symbol_address.tolist(), program.symbol_name, program.symbol_size.tolist()
+    for address, name, size in zip(*columns, strict=True):
+        if name:
+            sizes[address, name] = max(size, sizes.get((address, name), 0))
+    ordered = sorted(sizes)
+    graph.symbol_address = np.asarray([address for address, _ in ordered], np.uint64)
+    graph.symbol_size = np.asarray([sizes[key] for key in ordered], np.uint64)
+    graph.symbol_name = [name for _, name in ordered]
+    graph.exports = program.exports
 
 
 def _set_imports(graph: Graph, program: Program) -> None:
@@ -155,12 +168,20 @@ def _growth(found: Operands, word: int) -> Array:
     pushes = (opcode & 0xF8 == 0x50) | np.isin(opcode, (0x68, 0x6A, 0x9C))
     pushes |= (opcode == 0xFF) & (middle == 6)
     pops = (opcode & 0xF8 == 0x58) | (opcode == 0x9D) | ((opcode == 0x8F) & (middle == 0))
-    moves = np.isin(opcode, (0x81, 0x83)) & (found.second == STACK)
     steps = (opcode == LEA) & (found.first == STACK) & (found.base == STACK)
     grows = word * pushes.astype(np.int64) - word * pops
-    grows += found.immediate * (moves & (middle == 5)) - found.immediate * (moves & (middle == 0))
-    found_growth: Array = np.where(one, grows - found.displacement * steps, 0)
-    return found_growth
+    grown: Array = np.where(one, grows - found.displacement * steps, 0) + _room(found)
+    return grown
+
+
+def _room(found: Operands) -> Array:
+    """Return what instructions subtract from the stack pointer, less what they add: (n,) i8."""
+    moves = (found.map == 0) & np.isin(found.opcode, (0x81, 0x83)) & (found.second == STACK)
+    middle = found.form >> 3 & 7
+    room: Array = found.immediate * (moves & (middle == 5)) - found.immediate * (
+        moves & (middle == 0)
+    )
+    return room
 
 
 def _slots(
@@ -188,8 +209,16 @@ def _slots(
     used = distinct(function[rows] * span + slot, np.unique(function[rows]) * span)
     at = np.minimum(np.searchsorted(used, function[rows] * span + slot, "right"), len(used) - 1)
     taken = ((found.opcode == LEA) & (found.map == 0) | found.indexed | _copies(found))[rows]
-    size = np.where(taken & (slot < 0), used[at] - function[rows] * span - slot, 0)
-    return slot, rows + first, size.astype(np.int64)
+    taken &= slot < 0
+    size = np.where(taken, used[at] - function[rows] * span - slot, 0)
+    # Where an address is taken, what lies there may be as large as the frame.
+    room = _room(found)
+    frames = np.flatnonzero((room > 0) & member(function, distinct(function[rows[taken]])))
+    bottom = depth[frames] + room[frames]
+    places = np.concatenate([rows, frames])
+    order = np.argsort(places, kind="stable")
+    slot, size = np.append(slot, -bottom)[order], np.append(size, bottom)[order]
+    return slot, places[order] + first, size.astype(np.int64)
 
 
 class _Finder:
