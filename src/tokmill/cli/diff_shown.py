@@ -18,6 +18,8 @@ MEANING = {
     "leads to may be missing; `tokmill cfg -o GRAPH.jsonl` lists them)"
 }
 """What could not be looked at → what that means."""
+DOUBTFUL = 0.5
+"""Matches with a lower confidence get a question mark."""
 MOST_REFERENCES = 2
 """Most references of one function in a table."""
 LONGEST_NAME = 48
@@ -44,7 +46,7 @@ def print_programs(
         print("\nchanged most")
         headers = [
             "function", "old", "new", "similarity", "instructions", "blocks changed", "by",
-            "other references",
+            "confidence", "other references",
         ]  # fmt: skip
         rows = [
             [
@@ -55,6 +57,7 @@ def print_programs(
                 f"{one.instructions_a:,}{ARROW}{one.instructions_b:,}",
                 one.blocks,
                 one.reason,
+                f"{one.confidence:.2f}{'?' if one.confidence < DOUBTFUL else ''}",
                 _references(one),
             ]
             for one in most
@@ -65,11 +68,8 @@ def print_programs(
     lists = (("deleted", graphs[0], found.deleted), ("inserted", graphs[1], found.inserted))
     for title, graph, functions in lists:
         if len(functions):
-            shown = [_short(shown_name(graph, one)) for one in functions[:MOST_LISTED].tolist()]
-            more = (
-                [f"{len(functions) - MOST_LISTED:,} more"] if len(functions) > MOST_LISTED else []
-            )
-            print(f"\n{title}: {', '.join([*shown, *more])}")
+            names = [shown_name(graph, one) for one in functions.tolist()]
+            print(f"\n{title}: {_listed(names)}")
     _print_other(found.other)
     if found.same and not same_bytes:
         where = "data, imports or exports" if found.other.any else "other bytes"
@@ -99,11 +99,7 @@ def _print_other(found: ProgramChanges) -> None:
     for what in ("imports", "exports"):
         for how in ("deleted", "inserted"):
             if names := getattr(found, f"{what}_{how}"):
-                more = len(names) - MOST_LISTED
-                shown = [_short(name) for name in names[:MOST_LISTED]]
-                print(
-                    f"{what} {how}: {', '.join([*shown, f'{more:,} more'] if more > 0 else shown)}"
-                )
+                print(f"{what} {how}: {_listed(names)}")
 
 
 def _in_words(counts: Counts) -> str:
@@ -122,9 +118,13 @@ def _in_words(counts: Counts) -> str:
 
 def _references(one: Changed) -> str:
     """Return the first operands that refer to something else as they fit into a line."""
-    parts = [_short(text) for text in one.references[:MOST_REFERENCES]]
-    more = len(one.references) - len(parts)
-    return ", ".join([*parts, f"{more:,} more"] if more else parts)
+    return _listed(one.references, MOST_REFERENCES)
+
+
+def _listed(names: list[str], most: int = MOST_LISTED) -> str:
+    """Return the first names as they fit into a line, and how many more there are."""
+    more = [f"{len(names) - most:,} more"] if len(names) > most else []
+    return ", ".join([*map(_short, names[:most]), *more])
 
 
 def _line(text: str) -> str:
@@ -156,13 +156,18 @@ def print_folders(found: FolderDiff) -> None:
         counts = pair.counts
         assert counts is not None
         name = _line(pair.a if pair.a == pair.b else f"{pair.a} → {pair.b}")
-        numbers = [counts.same, counts.changed, counts.deleted, counts.inserted]
+        numbers = [
+            counts.same, counts.changed, counts.references_only, counts.deleted, counts.inserted
+        ]  # fmt: skip
         rows.append(
             [name, counts.similarity, *numbers, ", ".join(_short(x.name) for x in pair.changed[:3])]
         )
     if rows:
         print()
-        headers = ["program", "similarity", "same", "changed", "deleted", "inserted", "most"]
+        headers = [
+            "program", "similarity", "same", "changed", "only in references", "deleted", "inserted",
+            "most",
+        ]  # fmt: skip
         print_table(headers, rows)
     for title, programs in (("deleted", found.deleted), ("inserted", found.inserted)):
         if programs:

@@ -86,6 +86,8 @@ class Operands:
         """(R,) i8: what lies there; which function, block or table, or a hash of a name."""
         texts = hash_texts(graph.strings)
         strings = (self.text >= 0) & np.isin(self.kind, (DATA, UNKNOWN))
+        # The bytes of a pointer may be printable.
+        strings &= ~member(self.address, graph.pointer_address)
         self.kind[strings] = STRING
         self.number[strings] = texts[self.text[strings]].view(np.int64)
         data = np.isin(self.kind, (DATA, STRING, UNKNOWN))

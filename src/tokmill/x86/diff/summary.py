@@ -53,6 +53,8 @@ class Changed(msgspec.Struct, frozen=True):
     blocks: int
     """Blocks that changed, were deleted or inserted."""
     reason: str
+    confidence: float
+    """As of `Diff`."""
     references_only: bool
     """Whether the instructions are the same."""
     references: list[str]
@@ -131,6 +133,7 @@ def _changed(a: Graph, b: Graph, diff: Diff, match: int, sizes: tuple[int, int])
         *sizes,
         changed,
         REASONS[diff.reason[match]],
+        round(float(diff.confidence[match]), 4),
         bool(diff.references_only[match]),
         references_of(diff, match)[:MOST_REFERENCES],
     )
