@@ -130,6 +130,7 @@ def test_json_lines_say_the_same(graph: Graph, tmp_path: Path) -> None:
     rows = pyarrow.parquet.read_table(tmp_path / "stored.parquet").to_pylist()
     for row in rows:
         row["code"] = row["code"].hex()
+        row["data"] = [one.hex() for one in row["data"]]
     assert [json.loads(line) for line in lines] == rows
 
 

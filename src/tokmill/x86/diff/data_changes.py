@@ -58,7 +58,8 @@ def _named(compared: Compared) -> list[DataChange]:
         [getattr(side.graph, field)[row] for side, row in zip(compared.sides, rows, strict=True)]
         for field in ("symbol_address", "symbol_size")
     )
-    same = compared.same_content(*address, np.zeros(len(names), np.int64))
+    none = np.zeros(len(names), np.int64)
+    same = compared.same_content(address[0], address[1], none)
     same &= size[0] == size[1]
     found = []
     for row in np.flatnonzero(~same).tolist():

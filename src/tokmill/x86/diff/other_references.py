@@ -50,7 +50,7 @@ def compare(
     pairs = compared.pair(match, rows, one, other)
     same = compared.equal(pairs)
     _accept_twins(compared, alone, pairs, same)
-    slots = compare_slots(*graphs, match, rows, one, other)
+    slots = compare_slots(graphs[0], graphs[1], match, rows, one, other)
     odd, moved = np.flatnonzero(~same), np.flatnonzero(~slots.same)
     texts: list[list[str]] = []
     at = []

@@ -116,9 +116,8 @@ def _with_blocks(
     blocks = match_blocks(sides[0], sides[1], found.i, found.j, alike)
     same_shape = contents[0].shape[blocks.a] == contents[1].shape[blocks.b]
     compared = Compared(operands[0], operands[1], names)
-    compared.number(
-        numbers, _shared_numbers(*(len(one.block_address) for one in graphs), blocks.a, blocks.b)
-    )
+    count = [len(one.block_address) for one in graphs]
+    compared.number(numbers, _shared_numbers(count[0], count[1], blocks.a, blocks.b))
     changes, others = compare(compared, alone, blocks, np.flatnonzero(same_shape))
     other = np.zeros(len(blocks.a), bool)
     other[changes.block] = True

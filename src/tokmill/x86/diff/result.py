@@ -133,16 +133,16 @@ class Diff:
     """i8, ascending: blocks of matched functions of A without a partner."""
     inserted_blocks: Array
     """i8, ascending: blocks of matched functions of B without a partner."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Kind of what was not compared, in words that begin with a plural → number."""
     references_only: Array = field(default_factory=lambda: np.zeros(0, bool))
     """(M,) bool: the instructions of both are the same, but not all that they refer to."""
     references: References = field(default_factory=_no_references)
     """What matched functions refer to in one program, and in the other."""
     other: ProgramChanges = field(default_factory=ProgramChanges)
-    left_out: dict[str, int] = field(default_factory=dict)
-    """Kind of what was not compared, in words that begin with a plural → number."""
 
     def __post_init__(self) -> None:
-        if not len(self.references_only):
+        if len(self.references_only) != len(self.function_a):
             self.references_only = np.zeros(len(self.function_a), bool)
 
     @property

@@ -14,7 +14,9 @@ from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
 from tokmill.x86.image.ranges import numbered
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
-_IMPORT, _FUNCTION, _ELSEWHERE = (mix(np.asarray([n], np.uint64))[0] for n in (11, 12, 13))
+_IMPORT, _FUNCTION, _ELSEWHERE, _OPERAND = (
+    mix(np.asarray([n], np.uint64))[0] for n in (11, 12, 13, 14)
+)
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ def content_of(graph: Graph, functions: Functions) -> Content:
     ):
         ends = np.searchsorted(rows, graph.block_instructions)
         within_block = places - PLACES * np.repeat(graph.block_instructions[:-1], np.diff(ends))
-        shape += mix(_sequences(within_block.astype(np.uint64), ends) ^ mix(_STEP))
+        shape += mix(_sequences(within_block.astype(np.uint64), ends) ^ _OPERAND)
     edge_owner = np.repeat(np.arange(len(graph.block_address)), np.diff(graph.block_edges))
     place = np.arange(len(edge_owner)) - graph.block_edges[edge_owner]
     at = mix(place.astype(np.uint64) * _STEP + graph.edge_kind)

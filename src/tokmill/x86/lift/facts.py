@@ -147,7 +147,7 @@ def _lengths(found: Operands, block: Array) -> Array:
 def _sets_frame(found: Operands) -> Array:
     """Return which instructions set RBP from RSP: `mov rbp, rsp`, `lea rbp, [rsp + …]`, ENTER."""
     one = found.map == 0
-    sets = one & (found.opcode == 0x89) & (found.first == STACK) & (found.second == FRAME)
+    sets: Array = one & (found.opcode == 0x89) & (found.first == STACK) & (found.second == FRAME)
     sets |= one & (found.opcode == 0x8B) & (found.first == FRAME) & (found.second == STACK)
     sets |= one & (found.opcode == LEA) & (found.first == FRAME) & (found.base == STACK)
     sets |= one & (found.opcode == 0xC8)
@@ -336,7 +336,8 @@ class _Finder:
             edge, from_ = edge[fresh], from_[fresh]
             front, one = np.unique(target[edge], return_index=True)
             base[front], done[front] = base[from_[one]] + shift[edge[one]], True
-        return (base[chain] + entered)[block] + inside
+        depth: Array = (base[chain] + entered)[block] + inside
+        return depth
 
     def _bytes(self, blocks: slice) -> Array:
         """Return the bytes of blocks as they are run, and some after them."""

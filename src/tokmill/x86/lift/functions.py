@@ -37,7 +37,7 @@ def assemble(known: Findings, blocks: Blocks) -> Graph:
     program = known.program
     address = code.address(blocks.start[number])
     tables = sorted(known.entries)
-    entries = [known.entries[table][1] for table in tables]
+    listed = [known.entries[table][1] for table in tables]
     return Graph(
         program=Path(program.name).name,
         bits=program.bits,
@@ -56,8 +56,8 @@ def assemble(known: Findings, blocks: Blocks) -> Graph:
         cut_short=tuple(known.cut_short),
         table_address=np.asarray(tables, np.uint64),
         table_size=np.asarray([known.entries[table][0] for table in tables], np.int64),
-        table_entries=offsets(np.asarray([len(one) for one in entries], np.int64)),
-        table_target=code.address(np.concatenate([np.zeros(0, np.int64), *entries])),
+        table_entries=offsets(np.asarray([len(one) for one in listed], np.int64)),
+        table_target=code.address(np.concatenate([np.zeros(0, np.int64), *listed])),
     )
 
 

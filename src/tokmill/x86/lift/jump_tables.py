@@ -176,8 +176,8 @@ class Tables:
         begin = address + (first - before) * word
         size = (last - first) * word
         others = without(offset[first:last], offset[before : before + 1])
-        alone = offset[before : before + 1]
-        return Table(begin, alone, False, size, others, offset[first:last])
+        one = offset[before : before + 1]
+        return Table(begin, one, False, size, others, offset[first:last])
 
     def _forms(self, target: Value, row: int, low: int, high: int) -> Iterator[_Form]:
         """Yield the possible tables for a target."""
