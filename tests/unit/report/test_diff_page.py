@@ -146,6 +146,7 @@ def test_calls_are_compared_by_what_they_lead_to(tmp_path: Path) -> None:
     a = program(0x2000, 0x3000, 0x2000, "a")
     diff = two()[2]
     diff.function_a = diff.function_b = np.arange(3)
+    diff.references_only = np.zeros(3, bool)
     diff.similarity, diff.confidence = np.array([0.5, 1, 1], "f4"), np.ones(3, "f4")
     diff.reason, diff.block_reason = np.zeros(3, "u1"), np.zeros(3, "u1")
     diff.match_blocks, diff.block_a = np.arange(4), np.arange(3)
