@@ -121,7 +121,7 @@ class Graph:
     table_target: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
     """u8, the address in each entry, in order."""
     import_slot: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """u8, ascending: words that hold the address of an import."""
+    """u8, ascending: words that hold the address of what another program defines."""
     import_slot_name: list[str] = field(default_factory=list)
     symbol_address: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
     """(Y,) u8, ascending: all names of functions and of data; one address may have several."""

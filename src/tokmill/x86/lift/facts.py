@@ -15,7 +15,7 @@ from tokmill.x86.image.strings import (
     has_counted_strings,
     strings_at,
 )
-from tokmill.x86.lift.code import Code
+from tokmill.x86.lift.code import EBX, Code
 from tokmill.x86.lift.decode import LONGEST as LONGEST_INSTRUCTION
 from tokmill.x86.lift.operands import FRAME, NO_REGISTER, STACK, Operands, operands
 from tokmill.x86.lift.pointers import add_pointers
@@ -25,6 +25,8 @@ AT_ONCE = 1 << 18
 LEA = 0x8D
 NEAR = 16
 """Bytes from the place that 32-bit code adds a distance to, to reach its global offset table."""
+COPIES = 3
+"""How often the address of that table is followed from one register to another."""
 BESIDE = 64
 """Bytes from an instruction with that distance to the place, in 64-bit code of the large model."""
 
@@ -51,7 +53,9 @@ def add_facts(graph: Graph, program: Program) -> None:
     graph.data, graph.data_name = [one.linked for one in data], [one.name for one in data]
     graph.data_address = np.asarray([one.address for one in data], np.uint64)
     graph.data_constant = np.asarray([one.constant for one in data], bool)
-    graph.import_slot, graph.import_slot_name = program.slot_address, program.slot_name
+    others = np.flatnonzero(program.slot_target == 0)
+    graph.import_slot = program.slot_address[others]
+    graph.import_slot_name = [program.slot_name[row] for row in others.tolist()]
     _set_symbols(graph, program)
     add_pointers(graph, program)
 
@@ -259,7 +263,9 @@ class _Finder:
         )
         function = of_block[block]
         framed = self._framed(found, function)
-        displaced, disp_constant, disp_address, direct = self._displacements(found, end, framed)
+        displaced, disp_constant, disp_address, direct = self._displacements(
+            found, end, framed, function
+        )
         used, number_constant, number_address = self._immediates(found, end)
         # Of an instruction the displacement comes first, as in its bytes.
         value = np.stack([found.displacement, found.immediate], axis=1)
@@ -353,8 +359,19 @@ class _Finder:
         found: Array = (address >= self.low) & (address < self.top)
         return found
 
+    def _loaded(self, address: Array) -> Array:
+        """Return which addresses lie in a section, or behind the last one: bool."""
+        sections = self.program.sections
+        if self.program.kind == "relocatable":
+            return np.ones(len(address), bool)
+        begins = np.asarray([section.address for section in sections], np.uint64)
+        stops = np.asarray([section.stop for section in sections], np.uint64)
+        at = np.searchsorted(begins, address, side="right") - 1
+        found: Array = (at == len(begins) - 1) | (address < stops[at])
+        return found
+
     def _displacements(
-        self, found: Operands, end: Array, framed: Array
+        self, found: Operands, end: Array, framed: Array, function: Array
     ) -> tuple[Array, Array, Array, Array]:
         """Return the addresses (u8) that displacements give, which are constants, which addresses,
         and to which of these no other register is added.
@@ -365,17 +382,18 @@ class _Finder:
         mask = np.uint64((1 << 64) - 1 if self.program.word == 8 else 0xFFFFFFFF)
         value = found.displacement.astype(np.uint64)
         address = np.where(found.relative, end + value, value) & mask
+        stack = (found.base == STACK) | ((found.base == FRAME) & framed)
         wide = found.size >= 4
         known = wide & (found.relative | (self._in_program(address) & self.fixed))
         direct = ~found.indexed & (found.base == NO_REGISTER)
         if self.graph.bits == 32 and self.program.global_offset_table:
             based = (value + np.uint64(self.program.global_offset_table)) & mask
-            far = wide & ~known & (found.base != NO_REGISTER) & (found.base != STACK)
-            far &= self._in_program(based) & (based > self.low)
+            far = wide & ~known & ~stack & (found.displacement != 0)
+            far &= self._based(found, end, stack, function)
+            far &= self._in_program(based) & (based > self.low) & self._loaded(based)
             address[far] = based[far]
             known |= far
             direct |= far & ~found.indexed
-        stack = (found.base == STACK) | ((found.base == FRAME) & framed)
         # A displacement of 0 is one that the operand's form demands.
         constant = (found.size > 0) & (found.displacement != 0) & ~known & ~stack
         return address, constant, known, direct
@@ -418,12 +436,43 @@ class _Finder:
         constant = (found.immediate_size > 0) & ~known & ~reaches
         constant &= ~(group & (found.second == STACK))
         if self.graph.bits == 32 and table:
-            constant &= ~self._reaches_table(found, end, group & (middle == 0))
+            constant &= ~self._reaches_table(found, end)
         return address, constant, known
 
-    def _reaches_table(self, found: Operands, end: Array, adds: Array) -> Array:
+    def _based(self, found: Operands, end: Array, stack: Array, function: Array) -> Array:
+        """Return for which instructions the base register may hold the global offset table: bool.
+
+        It may where the function adds the distance to it, or copies it there from such a register,
+        over the stack too; in a function that does not, EBX may by convention.
+        """
+        reaches = self._reaches_table(found, end)
+        count = int(function[-1]) + 1 if len(function) else 0
+        known = np.zeros((count, 8), bool)
+        known[:, EBX] = ~np.isin(np.arange(count), function[reaches])
+        register = np.where(found.opcode == 0x05, 0, found.second)
+        known[function[reaches], register[reaches] & 7] = True
+        stores = (found.map == 0) & (found.opcode == 0x89)
+        loads = (found.map == 0) & (found.opcode == 0x8B)
+        place = numbered(((function << 33) + found.displacement + (1 << 32)).astype(np.uint64))[1]
+        kept = np.zeros(len(place), bool)
+        first, second = found.first & 7, found.second & 7
+        copies = found.second != NO_REGISTER
+        for _ in range(COPIES):
+            kept[place[stores & stack & known[function, first]]] = True
+            for rows, to, has in (
+                (stores & copies, second, known[function, first]),
+                (loads & copies, first, known[function, second]),
+                (loads & stack, first, kept[place]),
+            ):
+                rows = np.flatnonzero(rows & has)
+                known[function[rows], to[rows]] = True
+        found_based: Array = (found.base != NO_REGISTER) & known[function, found.base & 7]
+        return found_based
+
+    def _reaches_table(self, found: Operands, end: Array) -> Array:
         """Return which instructions add the distance from themselves to the global offset table."""
-        adds = (adds | ((found.map == 0) & (found.opcode == 0x05))) & (found.immediate_size == 4)
+        group = np.isin(found.opcode, (0x81, 0x83)) & (found.form >> 3 & 7 == 0)
+        adds = (found.map == 0) & (group | (found.opcode == 0x05)) & (found.immediate_size == 4)
         place = (end + found.immediate.astype(np.uint64)) & np.uint64(0xFFFFFFFF)
         away = place - np.uint64(self.program.global_offset_table) + np.uint64(NEAR)
         near: Array = adds & (away < np.uint64(2 * NEAR))
