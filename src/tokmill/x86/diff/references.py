@@ -100,7 +100,8 @@ class Operands:
         here = here[~member(self.address[here], self.graph.import_slot)]
         held, known = memory.values(self.address[here], np.full(len(here), memory.word))
         known &= held > 0
-        self.address[here[known]], self.width[here[known]] = held[known], 0
+        here = here[known]
+        self.address[here], self.width[here], self.text[here] = held[known], 0, -1
 
     def kinds_at(self, address: Array) -> tuple[Array, Array]:
         """Return what lies at addresses, as `kind` and `number`; of strings it does not know."""
