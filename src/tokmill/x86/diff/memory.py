@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 
 from tokmill.store.schema import Array
@@ -19,6 +21,7 @@ class Memory:
         self.graph = graph
         self.word = graph.bits // 8
         self.begin = graph.data_address
+        self._begins: list[int] = graph.data_address.tolist()
         sizes = np.asarray([len(one) for one in graph.data], np.uint64)
         self.end = self.begin + sizes
         self.linker = np.asarray(
@@ -106,10 +109,10 @@ class Memory:
 
     def read(self, address: int, size: int) -> Array:
         """Return up to so many bytes at an address; none where none are in the file."""
-        number = int(self.section(np.asarray([address], np.uint64))[0])
+        number = bisect.bisect_right(self._begins, address) - 1
         if number < 0:
             return np.zeros(0, np.uint8)
-        place = address - int(self.begin[number])
+        place = address - self._begins[number]
         return self.graph.data[number][place : place + size]
 
     def strings(self, addresses: Array) -> list[bytes] | None:

@@ -64,7 +64,7 @@ class Operands:
         edge_block = np.searchsorted(graph.block_edges, leaving, side="right") - 1
         last = graph.block_instructions[edge_block + 1] - 1
         direct = (graph.reference_place & DIRECT > 0) & (graph.reference_place & IMMEDIATE == 0)
-        width = np.where(direct, instructions.width[rows], 0)
+        width = np.where(direct, np.minimum(instructions.width[rows], 255), 0)
         text = np.full(len(rows), -1, np.int64)
         text[graph.reference_place & TEXT > 0] = graph.string
         none = np.full(len(leaving), -1, np.int64)
@@ -350,8 +350,11 @@ class Compared:
 
     def _same_strings(self, a: int, b: int, table: Array) -> bool:
         """Return whether equal bytes lead to equal strings, if they are distances to strings."""
-        count = len(table) // 4
-        if count < 2 or len(table) % 4:
+        if len(table) < 8 or len(table) % 4:
+            return True
+        first = a + int.from_bytes(table[:4].tobytes(), "little", signed=True)
+        head = self.sides[0].memory.read(first - 1, 2).tobytes()
+        if len(head) < 2 or head[0] or not 0x20 <= head[1] < 0x7F:
             return True
         found = []
         for side, address in zip(self.sides, (a, b), strict=True):

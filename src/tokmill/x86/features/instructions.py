@@ -6,6 +6,7 @@ Every different encoding (`tokmill.x86.tokens.canonical`: numbers by class) is d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Instructions:
     mnemonic: Array
     """(I,) u2, number of the mnemonic (iced-x86); 0 for bytes that are not an instruction."""
     width: Array
-    """(I,) u1, bytes that the memory operand reads or writes; 0 where there is none."""
+    """(I,) i8, bytes that the memory operand reads or writes; 0 where there is none."""
 
 
 def instructions_of(graph: Graph) -> Instructions:
@@ -61,7 +62,7 @@ def instructions_of(graph: Graph) -> Instructions:
         keys.append(np.stack([low[rows], high[rows]], axis=1))
     if not codes:
         none = np.zeros(0, np.uint64)
-        return Instructions(none, none, none.astype(np.uint16), none.astype(np.uint8))
+        return Instructions(none, none, none.astype(np.uint16), none.astype(np.int64))
     hashes = np.concatenate(codes)
     different, number = numbered(hashes)
     all_keys = np.concatenate(keys)
@@ -89,10 +90,8 @@ def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array
     form, mnemonic = np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint16)
     kinds = np.zeros((len(raw), 8), np.uint64)
     relative = np.zeros(len(raw), bool)
-    parts = np.zeros((len(raw), 10), np.uint64)
-    width = np.zeros(len(raw), np.uint8)
-    stack = (iced.Register.RSP, iced.Register.ESP, iced.Register.RBP, iced.Register.EBP)
-    wide = iced.MemorySizeExt.size
+    parts = np.zeros((len(raw), 6), np.uint64)
+    stack = {iced.Register.RSP, iced.Register.ESP, iced.Register.RBP, iced.Register.EBP}
     branches = {iced.OpKind.NEAR_BRANCH16, iced.OpKind.NEAR_BRANCH32, iced.OpKind.NEAR_BRANCH64}
     place = 0
     for row, size in enumerate(raw[:, LONGEST].tolist()):
@@ -107,14 +106,15 @@ def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array
             relative[row] |= kind in branches
             if kind == iced.OpKind.REGISTER:
                 parts[row, number] = one.op_register(number)
-        relative[row] |= one.is_ip_rel_memory_operand or one.memory_base in stack
-        if relative[row]:
-            base = 0 if one.is_ip_rel_memory_operand else one.memory_base
-            parts[row, 5:8] = base, one.memory_index, one.memory_index_scale
-            parts[row, 8] = one.segment_prefix << 8 | one.op_mask << 4 | one.zeroing_masking
-            flags = one.has_lock_prefix, one.has_rep_prefix, one.has_repne_prefix
-            parts[row, 9] = sum(flag << place for place, flag in enumerate(flags))
-        width[row] = min(wide(one.memory_size), 255)
+        base, counted = one.memory_base, one.is_ip_rel_memory_operand
+        if counted or base in stack:
+            relative[row] = True
+            parts[row, 5] = (
+                (0 if counted else base) | one.memory_index << 8 | one.memory_index_scale << 16
+                | one.segment_prefix << 20 | one.op_mask << 28 | one.zeroing_masking << 36
+                | one.has_lock_prefix << 37 | one.has_rep_prefix << 38
+                | one.has_repne_prefix << 39
+            )  # fmt: skip
         kinds[row, 5] = one.memory_size
     for column in range(kinds.shape[1]):
         form = mix(form * _GOLDEN + kinds[:, column])
@@ -123,4 +123,12 @@ def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array
     code = form.copy()
     for column in range(parts.shape[1]):
         code = mix(code * _GOLDEN + parts[:, column])
-    return np.where(relative, code, hashes), form, mnemonic, width
+    sizes = np.asarray([_size(number) for number in range(int(kinds[:, 5].max(initial=0)) + 1)])
+    return np.where(relative, code, hashes), form, mnemonic, sizes[kinds[:, 5].astype(np.int64)]
+
+
+@cache
+def _size(memory_size: int) -> int:
+    """Return the bytes of a `MemorySize` of iced-x86."""
+    found: int = plugins.require("iced_x86").MemorySizeExt.size(memory_size)
+    return found
