@@ -15,7 +15,7 @@ import numpy as np
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.image import Program, Section
-from tokmill.x86.image.ranges import distinct
+from tokmill.x86.image.ranges import distinct, offsets
 
 LARGE = 52 << 20
 """Programs with at most so many bytes of code are lifted as a whole, which takes about 900 MB."""
@@ -76,10 +76,8 @@ def joined(graphs: list[Graph]) -> Graph:
     if len(graphs) == 1:
         return found
     for name in OFFSETS:
-        bounds = [np.zeros(1, np.int64)]
-        for one in graphs:
-            bounds.append(getattr(one, name)[1:] + bounds[-1][-1])
-        setattr(found, name, np.concatenate(bounds))
+        sizes = [np.diff(getattr(one, name)) for one in graphs]
+        setattr(found, name, offsets(np.concatenate(sizes)))
     for name in COLUMNS:
         setattr(found, name, np.concatenate([getattr(one, name) for one in graphs]))
         for one in graphs[1:]:
