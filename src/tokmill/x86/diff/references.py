@@ -374,8 +374,8 @@ class Compared:
         for side, address, content in zip(self.sides, (a, b), (first, second), strict=True):
             target = content.view("<i4").astype(np.int64).astype(np.uint64) + np.uint64(address)
             kinds.append((*side.kinds_at(target), target))
-        (kind, number, one), (other, beside, two) = kinds
-        same = self._same((kind, number), (other, beside))
+        (kind, number, one), (other, second_number, two) = kinds
+        same = self._same((kind, number), (other, second_number))
         fixed = (kind == DATA) & (other == DATA) & self.constant(0, one) & self.constant(1, two)
         if not (same | fixed).all():
             return False

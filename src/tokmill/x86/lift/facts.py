@@ -27,7 +27,7 @@ NEAR = 16
 """Bytes from the place that 32-bit code adds a distance to, to reach its global offset table."""
 COPIES = 3
 """How often the address of that table is followed from one register to another."""
-BESIDE = 64
+AROUND = 64
 """Bytes from an instruction with that distance to the place, in 64-bit code of the large model."""
 
 
@@ -427,8 +427,8 @@ class _Finder:
         if self.graph.bits == 64 and table:
             # `mov register, distance`, which code of the large model adds to the table's address.
             far = (found.map == 0) & (found.opcode & 0xF8 == 0xB8) & (found.immediate_size == 8)
-            away = np.uint64(table) - found.immediate.astype(np.uint64) - end + np.uint64(BESIDE)
-            reaches = far & (away < np.uint64(2 * BESIDE))
+            away = np.uint64(table) - found.immediate.astype(np.uint64) - end + np.uint64(AROUND)
+            reaches = far & (away < np.uint64(2 * AROUND))
             based = (found.immediate.astype(np.uint64) + np.uint64(table)) & mask
             far &= ~known & ~reaches & self._in_program(based) & (based > self.low)
             address = np.where(far, based, address)
