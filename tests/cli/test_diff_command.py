@@ -34,7 +34,7 @@ def test_what_changed_is_told_and_is_the_exit_code(here: Here, built: Path, tmp_
     assert {line.split()[0] for line in table} == {"twice", "kept"}
     assert "deleted: gone" in out and out.endswith("diff.json: written\n")
     written = json.loads((tmp_path / "diff.json").read_text())
-    assert (written["format"], written["version"]) == ("tokmill.diff", 1)
+    assert (written["format"], written["version"]) == ("tokmill.diff", 2)
     assert {one["name_a"]: one["similarity"] == 1 for one in written["matched"]}["main"]
     assert [one["name"] for one in written["deleted"]] == ["gone"]
     report = json.loads(
@@ -165,7 +165,7 @@ def test_folders_of_two_releases(here: Here, built: Path, tmp_path: Path) -> Non
     assert set(lines) == {"bin/tool", "libx.so.1.2"} and "→ libx.so.1.3" in lines["libx.so.1.2"]
     assert "2 files that are no program" in out and "2 files of debug information alone" in out
     written = json.loads((tmp_path / "releases.json").read_text())
-    assert (written["format"], written["version"]) == ("tokmill.diff.folders", 2)
+    assert (written["format"], written["version"]) == ("tokmill.diff.folders", 3)
     changed = next(one for one in written["matched"] if one["a"] == "bin/tool")["changed"]
     assert {"name", "a", "b", "similarity", "instructions_a", "blocks"} <= changed[0].keys()
     assert {one["a"]: one["matched_by"] for one in written["matched"]} == {

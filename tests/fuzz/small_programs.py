@@ -53,7 +53,7 @@ def read_debug(folder: Path) -> Any:
 
 
 def small_graph() -> Any:
-    from tokmill.x86.graph import Edge
+    from tokmill.x86.graph import PLACES, TEXT, Edge
     from x86_graphs import Block, graph_of
 
     nop, ret = b"\x90", b"\xc3"
@@ -66,8 +66,16 @@ def small_graph() -> Any:
     graph.block_strings, graph.string = np.asarray([0, 1, 1, 3]), np.asarray([0, 1, 0], np.uint32)
     graph.strings = ["hello", "wörld"]
     graph.block_constants, graph.constant = np.asarray([0, 0, 2, 2]), np.asarray([7, -(1 << 63)])
-    graph.block_references = np.asarray([0, 1, 1, 2])
-    graph.reference = np.asarray([0x4000, 0x2000], np.uint64)
+    graph.reference = np.asarray([0x4000, 0x5000, 0x5008, 0x5000], np.uint64)
+    graph.reference_place = np.asarray([TEXT, PLACES, 3 * PLACES + TEXT, 4 * PLACES + TEXT])
+    graph.slot, graph.slot_place, graph.slot_size = np.asarray([[-8, 8], [1, 3], [0, 4]])
+    graph.table_address, graph.table_size = np.asarray([0x6000], np.uint64), np.asarray([8])
+    graph.table_entries, graph.table_target = np.asarray([0, 1]), np.asarray([0x1003], np.uint64)
+    graph.import_slot, graph.import_slot_name = np.asarray([0x7000], np.uint64), ["puts"]
+    graph.symbol_address, graph.symbol_size = np.asarray([[0x4000], [8]], np.uint64)
+    graph.symbol_name, graph.exports = ["words"], ["main"]
+    graph.data, graph.data_name = [np.arange(9, dtype=np.uint8)], [".data"]
+    graph.data_address, graph.data_constant = np.asarray([0x4000], np.uint64), np.asarray([True])
     graph.pointer_address = np.asarray([0x4000, 0x4008, 0x4010], np.uint64)
     graph.pointer_target = np.asarray([0x5000, 0x1000, 0x2000], np.uint64)
     graph.pointer_text = ["wörld", "", ""]
@@ -101,8 +109,11 @@ def read_graph_file(name: str) -> Read:
             "function_address", "function_blocks", "block_address", "code", "lengths",
             "block_edges", "edge_target", "edge_kind", "facts", "import_address", "import_name",
             "block_strings", "string", "strings", "block_constants", "constant",
-            "block_references", "reference", "pointer_address", "pointer_target", "pointer_text",
-            )], graph.function_name  # fmt: skip
+            "reference", "reference_place", "pointer_address", "pointer_target", "pointer_text",
+            "slot", "slot_place", "slot_size", "table_address", "table_size", "table_entries",
+            "table_target", "import_slot", "import_slot_name", "symbol_address", "symbol_size",
+            "symbol_name", "exports", "data_address", "data_name", "data_constant",
+            )], [one.tolist() for one in graph.data], graph.function_name  # fmt: skip
 
     return read
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graph import PLACES, TEXT, Edge, Graph
 from tokmill.x86.graphs.files import write_graph
 from x86_graphs import Block, graph_of
 
@@ -32,6 +32,9 @@ def with_facts(
     graph.block_strings = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     graph.string = np.array([number for one in shown for number in one], np.uint32)
     graph.strings = list(texts)
+    # The first instruction of a block refers to them.
+    graph.reference = 0x6000 + 16 * graph.string.astype(np.uint64)
+    graph.reference_place = PLACES * np.repeat(graph.block_instructions[:-1], counts) + TEXT
     graph.facts = True
     return graph
 

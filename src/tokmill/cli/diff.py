@@ -79,7 +79,8 @@ def diff(
 ) -> int:
     """Find which functions and blocks of two programs are the same, and which changed.
 
-    Exit code 0: no function differs; 1: some do; 2 and above: the inputs cannot be compared.
+    Exit code 0: no function, and no data, import or export that was compared, differs; 1: some do;
+    2 and above: the inputs cannot be compared.
     """
     try:
         if source is not None and truth is None:
@@ -162,6 +163,7 @@ def _programs(
                 "same_bytes": digests[0] == digests[1],
                 "counts": counts,
                 "changed_most": [msgspec.to_builtins(change) for change in most],
+                "other": msgspec.to_builtins(found.other),
                 "left_out": found.left_out,
                 **({"truth": judged} if judged else {}),
             }
@@ -174,7 +176,7 @@ def _programs(
             print_truth(judged)
         for path in written:
             print(f"{path}: written")
-    return SAME if found.same else DIFFER
+    return DIFFER if found.other.any or not found.same else SAME
 
 
 def _told_apart(names: tuple[str, str], paths: tuple[Path, Path]) -> tuple[str, str]:

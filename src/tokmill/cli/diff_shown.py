@@ -8,8 +8,8 @@ from tokmill.errors import plain
 from tokmill.progress import human_count, human_share
 from tokmill.x86.diff.folders import FolderDiff
 from tokmill.x86.diff.programs import NOT_FOLLOWED
-from tokmill.x86.diff.result import Diff
-from tokmill.x86.diff.summary import ARROW, Counts, changed_most, shown_name
+from tokmill.x86.diff.result import Diff, ProgramChanges
+from tokmill.x86.diff.summary import ARROW, Changed, Counts, changed_most, shown_name
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.program import demangle
 
@@ -18,6 +18,10 @@ MEANING = {
     "leads to may be missing; `tokmill cfg -o GRAPH.jsonl` lists them)"
 }
 """What could not be looked at → what that means."""
+DOUBTFUL = 0.5
+"""Matches with a lower confidence get a question mark."""
+MOST_REFERENCES = 2
+"""Most references of one function in a table."""
 LONGEST_NAME = 48
 """Characters of a function's name in a table; templates of C++ have hundreds."""
 
@@ -40,7 +44,10 @@ def print_programs(
     most = changed_most(*graphs, found, MOST_LISTED)
     if most:
         print("\nchanged most")
-        headers = ["function", "old", "new", "similarity", "instructions", "blocks changed", "by"]
+        headers = [
+            "function", "old", "new", "similarity", "instructions", "blocks changed", "by",
+            "confidence", "other references",
+        ]  # fmt: skip
         rows = [
             [
                 _short(one.name),
@@ -50,6 +57,8 @@ def print_programs(
                 f"{one.instructions_a:,}{ARROW}{one.instructions_b:,}",
                 one.blocks,
                 one.reason,
+                f"{one.confidence:.2f}{'?' if one.confidence < DOUBTFUL else ''}",
+                _references(one),
             ]
             for one in most
         ]
@@ -59,24 +68,63 @@ def print_programs(
     lists = (("deleted", graphs[0], found.deleted), ("inserted", graphs[1], found.inserted))
     for title, graph, functions in lists:
         if len(functions):
-            shown = [_short(shown_name(graph, one)) for one in functions[:MOST_LISTED].tolist()]
-            more = (
-                [f"{len(functions) - MOST_LISTED:,} more"] if len(functions) > MOST_LISTED else []
-            )
-            print(f"\n{title}: {', '.join([*shown, *more])}")
+            names = [shown_name(graph, one) for one in functions.tolist()]
+            print(f"\n{title}: {_listed(names)}")
+    _print_other(found.other)
     if found.same and not same_bytes:
-        print("no function differs; the files differ in other bytes")
+        where = "data, imports or exports" if found.other.any else "other bytes"
+        if all(graph.facts for graph in graphs):
+            print(f"no function differs; the files differ in {where}")
+        else:
+            print("no instruction differs; what they refer to is not known")
     for what, count in found.left_out.items():
         print(f"not looked at: {count:,} {what}{MEANING.get(what, '')}")
 
 
+def _print_other(found: ProgramChanges) -> None:
+    """Print what changed outside of functions."""
+    if found.data:
+        print("\ndata changed")
+        rows = [
+            [
+                _short(one.name) or "(no name)", f"{one.a:x}", f"{one.b:x}",
+                f"{one.size_a:,}{ARROW}{one.size_b:,}",
+                f"at +{one.first:#x}: {one.old or 'nothing'}{ARROW}{one.new or 'nothing'}",
+            ]
+            for one in found.data[:MOST_LISTED]
+        ]  # fmt: skip
+        print_table(["name", "old", "new", "bytes", "first difference"], rows)
+        if len(found.data) > MOST_LISTED:
+            print(f"… {len(found.data) - MOST_LISTED:,} more (-o diff.json has all)")
+    for what in ("imports", "exports"):
+        for how in ("deleted", "inserted"):
+            if names := getattr(found, f"{what}_{how}"):
+                print(f"{what} {how}: {_listed(names)}")
+
+
 def _in_words(counts: Counts) -> str:
-    unlike = f" ({counts.nothing_alike:,} in all that they do)" if counts.nothing_alike else ""
+    parts = (
+        (counts.references_only, "only in what they refer to"),
+        (counts.nothing_alike, "in all that they do"),
+    )
+    said = "; ".join(f"{count:,} {how}" for count, how in parts if count)
+    unlike = f" ({said})" if said else ""
     return (
         f"{counts.same:,} the same, {counts.changed:,} changed{unlike}, "
         f"{counts.deleted:,} deleted, {counts.inserted:,} inserted; "
         f"{human_share(counts.similarity)} of the instructions alike"
     )
+
+
+def _references(one: Changed) -> str:
+    """Return the first operands that refer to something else as they fit into a line."""
+    return _listed(one.references, MOST_REFERENCES)
+
+
+def _listed(names: list[str], most: int = MOST_LISTED) -> str:
+    """Return the first names as they fit into a line, and how many more there are."""
+    more = [f"{len(names) - most:,} more"] if len(names) > most else []
+    return ", ".join([*map(_short, names[:most]), *more])
 
 
 def _line(text: str) -> str:
@@ -108,13 +156,18 @@ def print_folders(found: FolderDiff) -> None:
         counts = pair.counts
         assert counts is not None
         name = _line(pair.a if pair.a == pair.b else f"{pair.a} → {pair.b}")
-        numbers = [counts.same, counts.changed, counts.deleted, counts.inserted]
+        numbers = [
+            counts.same, counts.changed, counts.references_only, counts.deleted, counts.inserted
+        ]  # fmt: skip
         rows.append(
             [name, counts.similarity, *numbers, ", ".join(_short(x.name) for x in pair.changed[:3])]
         )
     if rows:
         print()
-        headers = ["program", "similarity", "same", "changed", "deleted", "inserted", "most"]
+        headers = [
+            "program", "similarity", "same", "changed", "only in references", "deleted", "inserted",
+            "most",
+        ]  # fmt: skip
         print_table(headers, rows)
     for title, programs in (("deleted", found.deleted), ("inserted", found.inserted)):
         if programs:

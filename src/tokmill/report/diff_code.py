@@ -78,6 +78,9 @@ class Listing:
     def __init__(self, graph: Graph, names: list[str], match: Array) -> None:
         """`match` (F,) i8: the number of each function's match; -1 for none."""
         self.graph, self.names = graph, names
+        self.others: dict[int, str] = {}
+        """Address of an instruction of the function that is shown, with an operand that refers to
+        something else than its counterpart → to what, in words."""
         # Targets of calls: the text that is shown, and the key by which they are compared.
         self.targets = {
             address: (names[number], f"match {match[number]}" if match[number] >= 0 else "alone")
@@ -144,6 +147,9 @@ class Listing:
             at = instruction.ip_rel_memory_address
             if at in self.targets:
                 operands, key = f"{operands}  ; {self.targets[at][0]}", self.targets[at][1]
+        if other := self.others.get(instruction.ip):
+            operands += "" if other in operands else f"  ; {other}"
+            key += f" of {id(self)}"
         return f"{mnemonic} {operands}".rstrip(), f"{mnemonic} {key}"
 
 
@@ -166,6 +172,11 @@ class SideBySide:
         if diff.similarity[number] == 1:
             return Code([block for block, _ in _function(self.a, one, to_b)], [])
         to_a = {b: a for a, b in to_b.items()}
+        found = diff.references
+        rows = slice(*np.searchsorted(found.match, [number, number + 1]).tolist())
+        for listing, places, texts in ((self.a, found.a, found.old), (self.b, found.b, found.new)):
+            words = (shown(text, LONGEST_STRING) for text in texts[rows])
+            listing.others = dict(zip(places[rows].tolist(), words, strict=True))
         mine, theirs = _function(self.a, one, to_b), _function(self.b, other, to_a)
         same = (diff.block_similarity[pairs] == 1).tolist()
         for a, b, unchanged in zip(*there, same, strict=True):
@@ -175,6 +186,7 @@ class SideBySide:
             # Targets of jumps are block numbers; on the other side, those of the partners.
             keys_b = [_jump(key, to_a) for key in keys_b]
             block_a.marks, block_b.marks = marks(keys_a, keys_b)
+        self.a.others = self.b.others = {}
         for side in (mine, theirs):
             for block, keys in side:
                 if block.partner < 0:

@@ -3,10 +3,11 @@
   const DATA = JSON.parse(document.getElementById("data").textContent);
   // Fields of a row, as diff_page.py writes them.
   const [KIND, NAME_A, ADDRESS_A, NAME_B, ADDRESS_B, SIMILARITY, CONFIDENCE, REASON, SIZE_A, SIZE_B,
-    CODE] = Array(11).keys();
+    REFERENCES_OF, CODE] = Array(12).keys();
   // Fields of a block.
   const [ADDRESS, TEXT, MARKS, PARTNER, EDGES, STRINGS] = Array(6).keys();
-  const KINDS = ["changed", "same", "deleted", "inserted"];
+  const KINDS = ["changed", "references", "same", "deleted", "inserted"];
+  const [, REFERENCES, SAME, DELETED] = KINDS.keys();
   const EDGE_NAMES = ["fall", "jump", "branch", "call", "indirect", "return"];
   const PAGE = 300;        // Rows of the list that are added at once.
   const MOST_LINES = 3000; // Lines of instructions that are shown at once.
@@ -77,7 +78,7 @@
       const button = make("button", { type: "button", "data-row": number },
         make("span", { class: `mark ${KINDS[row[KIND]]}`, title: KINDS[row[KIND]] }),
         make("span", { class: "name" }, label(row)),
-        make("span", { class: "share soft" }, row[KIND] < 2 ? share(row[SIMILARITY]) : ""),
+        make("span", { class: "share soft" }, row[KIND] <= SAME ? share(row[SIMILARITY]) : ""),
         make("span", { class: "about soft" }, about(row)));
       if (number === chosen) button.setAttribute("aria-current", "true");
       list.append(make("li", {}, button));
@@ -138,12 +139,14 @@
     const back = make("button", { type: "button", id: "back" }, "← Functions");
     back.onclick = close;
     const facts = [about(row)];
-    if (row[KIND] < 2) {
+    if (row[KIND] <= SAME) {
       facts.unshift(`${share(row[SIMILARITY])} alike, confidence ${share(row[CONFIDENCE])}, `
         + `matched by ${row[REASON]}`);
-    } else facts.unshift(row[KIND] === 2 ? "in A alone" : "in B alone");
+    } else facts.unshift(row[KIND] === DELETED ? "in A alone" : "in B alone");
+    if (row[KIND] === REFERENCES) facts.push("the same but for what it refers to");
     detail.replaceChildren(back, make("h2", {}, label(row)),
       make("div", { class: "soft" }, facts.join(" · ")));
+    for (const text of row[REFERENCES_OF]) detail.append(make("div", { class: "reference" }, text));
     if (row[CODE] < 0) {
       detail.append(make("p", {}, "The code of this function is not on this page: see the notes "
         + "at its top."));
@@ -198,7 +201,7 @@
   }
 
   function instructions(a, b, row) {
-    const same = row[KIND] === 1;
+    const same = row[KIND] === SAME;
     const numbers = new Map([...a.entries(), ...b.entries()].map(([i, block]) => [block, i]));
     const body = make("tbody");
     const head = make("tr", {}, make("th", { class: "mark" }),
@@ -214,7 +217,7 @@
       lines += more;
       body.append(make("tr", { class: "head" }, make("th", { class: "mark" }),
         title("A", one, numbers), title("B", other, numbers)));
-      addLines(body, one, other, same || row[KIND] > 1, row[KIND]);
+      addLines(body, one, other, same || row[KIND] > SAME, row[KIND]);
     }
     detail.append(make("table", { class: "code" }, body));
     if (left) {
@@ -242,7 +245,7 @@
       make("td", { class: `mark ${name}`, title: name }),
       make("td", { class: "a" }, left), make("td", { class: "b" }, right)));
     if (whole) {
-      const name = ["", "same", "deleted", "inserted"][kind];
+      const name = KINDS[kind];
       a.forEach((text) => add(name, text, ""));
       b.forEach((text) => add(name, "", text));
       return;
@@ -273,7 +276,7 @@
   // ---- graphs ------------------------------------------------------------------------------
 
   function graphs(a, b, row) {
-    const both = row[KIND] === 1 ? [["A and B", a]] : [["A", a], ["B", b]];
+    const both = row[KIND] === SAME ? [["A and B", a]] : [["A", a], ["B", b]];
     const place = make("div", { class: "graphs" });
     for (const [name, blocks] of both) {
       if (!blocks.length) continue;
@@ -295,7 +298,7 @@
   }
 
   function state(block, side, row) {
-    if (row[KIND] === 1) return "same";
+    if (row[KIND] === SAME) return "same";
     if (block[PARTNER] < 0) return side === "B" ? "inserted" : "deleted";
     return block[MARKS] === "" ? "same" : "changed";
   }

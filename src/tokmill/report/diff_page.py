@@ -21,7 +21,8 @@ from tokmill.report.diff_code import LONGEST_NAME, Code, Listing, SideBySide, sh
 from tokmill.store.schema import Array
 from tokmill.version import __version__
 from tokmill.x86.diff.files import REASONS
-from tokmill.x86.diff.result import Diff
+from tokmill.x86.diff.result import Diff, ProgramChanges
+from tokmill.x86.diff.summary import MOST_REFERENCES, references_of
 from tokmill.x86.graph import Graph
 
 MOST_CODE = 24 << 20
@@ -30,8 +31,13 @@ MOST_FUNCTION = 2 << 20
 """Most bytes of one function's code; larger functions are only listed."""
 MOST_BLOCKS = 1000
 """A function's graph is drawn if it has at most so many blocks."""
-CHANGED, SAME, DELETED, INSERTED = range(4)
-"""Kinds of rows."""
+CHANGED, REFERENCES, SAME, DELETED, INSERTED = range(5)
+"""Kinds of rows: `REFERENCES` are the same instructions, which refer to something else."""
+KINDS = {
+    "changed": "changed", "references": "same but for references", "same": "same",
+    "deleted": "deleted", "inserted": "inserted",
+}  # fmt: skip
+"""Their names for styles, and as they are shown."""
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -49,6 +55,8 @@ class Row(msgspec.Struct, array_like=True):
     size_a: int
     """Number of instructions."""
     size_b: int
+    references: list[str]
+    """What operands of equal instructions refer to, `old → new`."""
     code: int
     """Number of its code; -1: the page does not have it."""
 
@@ -114,6 +122,7 @@ def diff_page(
         programs=[_about(one, name) for one, name in zip((a, b), names, strict=True)],
         counts=_counts(rows),
         notes=notes,
+        other=[(title, rows) for title, rows in _other(diff.other) if rows],
         data=_safe(data),
     )
     make_folder(out.parent)
@@ -130,9 +139,26 @@ def _about(graph: Graph, name: str) -> dict[str, str]:
     return {"name": shown(name, LONGEST_NAME), "facts": ", ".join(filter(None, facts))}
 
 
-def _counts(rows: list[tuple[Row, int]]) -> list[tuple[str, int]]:
-    numbers = np.bincount([row.kind for row, _ in rows], minlength=4).tolist()
-    return list(zip(("changed", "same", "deleted", "inserted"), numbers, strict=True))
+def _other(found: ProgramChanges) -> list[tuple[str, list[str]]]:
+    """Return what changed outside of functions: titles, and lines of text."""
+    data = [
+        f"{shown(one.name, LONGEST_NAME) or 'data'} at {one.a:x} → {one.b:x}, {one.size_a:,} → "
+        f"{one.size_b:,} bytes, at +{one.first:#x}: {one.old or 'nothing'} → {one.new or 'nothing'}"
+        for one in found.data
+    ]
+    return [
+        ("data changed", data),
+        *(
+            (f"{what} {how}", [shown(n, LONGEST_NAME) for n in getattr(found, f"{what}_{how}")])
+            for what in ("imports", "exports")
+            for how in ("deleted", "inserted")
+        ),
+    ]
+
+
+def _counts(rows: list[tuple[Row, int]]) -> list[tuple[str, str, int]]:
+    numbers = np.bincount([row.kind for row, _ in rows], minlength=len(KINDS)).tolist()
+    return [(*names, number) for names, number in zip(KINDS.items(), numbers, strict=True)]
 
 
 def _rows(sides: SideBySide, diff: Diff) -> list[tuple[Row, int]]:
@@ -158,8 +184,9 @@ def _match(sides: SideBySide, diff: Diff, number: int) -> Row:
     similarity = float(diff.similarity[number])
     # A function that is not the same must not be rounded to 100 %.
     rounded = min(round(similarity, 3), 0.999) if similarity < 1 else 1.0
+    kind = REFERENCES if diff.references_only[number] else CHANGED
     return Row(
-        SAME if similarity == 1 else CHANGED,
+        SAME if similarity == 1 else kind,
         sides.a.names[one],
         f"{int(sides.a.graph.function_address[one]):x}",
         sides.b.names[other],
@@ -169,6 +196,7 @@ def _match(sides: SideBySide, diff: Diff, number: int) -> Row:
         REASONS[int(diff.reason[number])],
         sides.a.size(one),
         sides.b.size(other),
+        [shown(text, LONGEST_NAME) for text in references_of(diff, number)[:MOST_REFERENCES]],
         -1,
     )
 
@@ -177,8 +205,8 @@ def _alone(listing: Listing, number: int, kind: int) -> Row:
     name, size = listing.names[number], listing.size(number)
     address = f"{int(listing.graph.function_address[number]):x}"
     if kind == DELETED:
-        return Row(kind, name, address, "", "", 0, 0, "", size, 0, -1)
-    return Row(kind, "", "", name, address, 0, 0, "", 0, size, -1)
+        return Row(kind, name, address, "", "", 0, 0, "", size, 0, [], -1)
+    return Row(kind, "", "", name, address, 0, 0, "", 0, size, [], -1)
 
 
 def _code(sides: SideBySide, rows: list[tuple[Row, int]], most: int) -> tuple[list[Code], int]:

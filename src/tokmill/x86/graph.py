@@ -27,6 +27,13 @@ class Edge(enum.IntEnum):
     RETURN = 5
 
 
+PLACES = 8
+"""Numbers of `Graph.reference_place` for each instruction."""
+IMMEDIATE, TEXT, DIRECT = 1, 2, 4
+"""Parts of these numbers: the address is an immediate; a string lies there; it is the place of the
+memory operand, to which no register is added."""
+
+
 @dataclass(slots=True)
 class Graph:
     """Functions, blocks, instructions and edges of one program, as columns.
@@ -90,11 +97,47 @@ class Graph:
     constant: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     """(K,) i8, in order of instructions: immediates and displacements, except addresses of the
     program, targets of branches, offsets in the stack, and displacements of 0."""
-    block_references: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(B + 1,) i8 into `reference`."""
     reference: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """(N,) u8, in order of instructions: addresses of data, except of strings, and of functions
-    whose address is taken."""
+    """(N,) u8, in order of instructions: the addresses that immediates and displacements name, but
+    not targets of calls and jumps."""
+    reference_place: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(N,) i8: `PLACES` · row of the instruction, ascending, + `IMMEDIATE`, `TEXT` and `DIRECT`.
+    The text is the next of `string`."""
+    slot: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(L,) i8, in order of instructions: the place on the stack of an operand, in bytes from where
+    the stack pointer is at the function's entry. Arguments and the return address are at 0 and
+    above."""
+    slot_place: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(L,) i8, ascending, rows of instructions."""
+    slot_size: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(L,) i8, bytes to the next place that the function uses, where the address is taken or
+    indexed; 0 for an operand that is read or written there."""
+    table_address: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """(J,) u8, ascending: jump tables."""
+    table_size: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(J,) i8, their bytes."""
+    table_entries: Array = field(default_factory=lambda: np.zeros(1, np.int64))
+    """(J + 1,) i8 into `table_target`."""
+    table_target: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """u8, the address in each entry, in order."""
+    import_slot: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """u8, ascending: words that hold the address of what another program defines."""
+    import_slot_name: list[str] = field(default_factory=list)
+    symbol_address: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """(Y,) u8, ascending: all names of functions and of data; one address may have several."""
+    symbol_size: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """(Y,) u8; 0 where it is not known."""
+    symbol_name: list[str] = field(default_factory=list)
+    exports: list[str] = field(default_factory=list)
+    """Names that other programs can use, sorted."""
+    data: list[Array] = field(default_factory=list)
+    """(D), u1 each, by address: what is loaded beside the code, with known relocations applied."""
+    data_address: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """(D,) u8."""
+    data_name: list[str] = field(default_factory=list)
+    """(D), of the section; "" if there is none."""
+    data_constant: Array = field(default_factory=lambda: np.zeros(0, bool))
+    """(D,) bool: cannot be written, or only while the program is loaded."""
     pointer_address: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
     """(P,) u8, ascending: words in data that hold an address of data, or that of a function."""
     pointer_target: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
@@ -103,6 +146,6 @@ class Graph:
     """(P), the strings that lie at these addresses; "" if there is none."""
 
     def __post_init__(self) -> None:
-        for name in ("block_strings", "block_constants", "block_references"):
+        for name in ("block_strings", "block_constants"):
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.block_address) + 1, np.int64))

@@ -12,7 +12,9 @@ import pytest
 
 from diffed_programs import RET, XOR, two
 from tokmill.report.diff_code import LONGEST_NAME, marks, shown
-from tokmill.report.diff_page import CHANGED, DELETED, INSERTED, SAME, diff_page
+from tokmill.report.diff_page import CHANGED, DELETED, INSERTED, REFERENCES, SAME, diff_page
+from tokmill.x86.diff.programs import diff_graphs
+from tokmill.x86.diff.result import References
 from tokmill.x86.graph import Edge, Graph
 from x86_graphs import Block, graph_of
 
@@ -60,7 +62,7 @@ def test_rows_and_code(tmp_path: Path) -> None:
     page, data = made(tmp_path)
     assert [row[0] for row in data["rows"]] == [CHANGED, DELETED, INSERTED, SAME]
     changed, gone, new, same = data["rows"]
-    assert changed[2:] == ["1000", "main", "1000", 0.999, 0.5, "constants", 6, 7, 0]
+    assert changed[2:] == ["1000", "main", "1000", 0.999, 0.5, "constants", 6, 7, [], 0]
     assert (gone[1], gone[3], new[1], new[3]) == ("gone", "", "", "new")
     a, b = data["code"][changed[-1]]
     # Address, instructions, marks, partner, edges, strings.
@@ -73,6 +75,24 @@ def test_rows_and_code(tmp_path: Path) -> None:
     assert data["code"][gone[-1]] == [[["3000", ["ret"], "", -1, [], []]], []]
     assert data["code"][new[-1]][0] == []
     assert "1 changed" in page.text and "places <b> that could not be followed" in page.text
+
+
+def test_other_references_are_marked(tmp_path: Path) -> None:
+    """The same instructions in both, one of which refers to something else."""
+    a, _, _ = two()
+    diff = diff_graphs(a, a)
+    diff.similarity[0], diff.block_similarity[0], diff.references_only[0] = 0.99, 0.99, True
+    at, zero = np.array([0x1001], np.uint64), np.zeros(1, np.int64)
+    diff.references = References(zero, zero, at, at, ["</script>old"], ["new"])
+    diff_page(a, a, diff, tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text())
+    data = json.loads(page.data)
+    first = data["rows"][0]
+    assert first[0] == REFERENCES and first[-2] == ["</script>old → new"]
+    one, other = (side[0] for side in data["code"][first[-1]])
+    assert one[1] == ["push rbp", "mov eax,1  ; </script>old", "jne → 2"] and one[2] == "=~="
+    assert other[1][1] == "mov eax,1  ; new" and other[2] == "=~="
+    assert "1 same but for references" in page.text
 
 
 def test_nothing_of_a_program_is_markup(tmp_path: Path) -> None:
@@ -107,7 +127,7 @@ def test_two_programs_without_functions(tmp_path: Path) -> None:
     a, _, diff = two()
     none = np.zeros(0, np.int64)
     for name in diff.__dataclass_fields__:
-        if name != "left_out":
+        if name not in ("left_out", "references", "other"):
             setattr(diff, name, none)
     diff.match_blocks = np.zeros(1, np.int64)
     assert diff_page(empty, empty, diff, tmp_path / "page.html").functions == 0
@@ -126,6 +146,7 @@ def test_calls_are_compared_by_what_they_lead_to(tmp_path: Path) -> None:
     a = program(0x2000, 0x3000, 0x2000, "a")
     diff = two()[2]
     diff.function_a = diff.function_b = np.arange(3)
+    diff.references_only = np.zeros(3, bool)
     diff.similarity, diff.confidence = np.array([0.5, 1, 1], "f4"), np.ones(3, "f4")
     diff.reason, diff.block_reason = np.zeros(3, "u1"), np.zeros(3, "u1")
     diff.match_blocks, diff.block_a = np.arange(4), np.arange(3)

@@ -45,7 +45,7 @@ def test_a_diff_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     found = diff_file(*two_graphs(), small_diff(), ("a" * 64, ""))
     write_diff(tmp_path / "diff.json", found)
     assert msgspec.json.decode((tmp_path / "diff.json").read_bytes(), type=DiffFile) == found
-    assert (found.format, found.version) == ("tokmill.diff", 1)
+    assert (found.format, found.version) == ("tokmill.diff", 2)
     assert (found.a.program, found.b.program, found.a.digest) == ("old", "new", "a" * 64)
     (match,) = found.matched
     assert (match.a, match.b, match.name_a, match.reason) == (0x10, 0x10, "main", "strings")

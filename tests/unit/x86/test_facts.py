@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import iced_x86
 import numpy as np
 import pytest
 
@@ -262,3 +263,58 @@ def test_registers_of_slots_in_32_bit_code(code: str) -> None:
     graph = lift(program, facts=True)
     assert graph.import_name == ["GetVersion"] and graph.unresolved == []
     assert graph.edge_kind[graph.edge_target == 0x409000].tolist() == [Edge.CALL]
+
+
+@pytest.mark.parametrize("flags", [(), ("-m32", "-O2"), ("-m32", "-Os")])
+def test_places_on_the_stack_are_those_of_a_walk(built: Path, flags: tuple[str, ...]) -> None:
+    """Block by block in Python, with the growth of the stack by iced-x86."""
+    path = compiles(built, f"slots{''.join(flags)}", FACTS_SOURCE, *flags)
+    graph = lift(path if flags else Path("/bin/true"), facts=True)
+    wanted: dict[int, int] = {}
+    for function in range(len(graph.function_address)):
+        wanted |= walked(graph, function)
+    found = dict(zip(graph.slot_place.tolist(), graph.slot.tolist(), strict=True))
+    assert len(wanted) > (5 if flags else 200)
+    assert {row: found.get(row) for row in wanted} == wanted
+
+
+def signed(value: int, bits: int) -> int:
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def walked(graph: Graph, function: int) -> dict[int, int]:
+    """Row of an instruction with a memory operand at ESP or RSP → its place."""
+    low, high = graph.function_blocks[function : function + 2].tolist()
+    numbers = {int(graph.block_address[block]): block for block in range(low, high)}
+    first = numbers.get(int(graph.function_address[function]))
+    depths = {} if first is None else {first: 0}
+    todo = list(depths)
+    places: dict[int, int] = {}
+    while todo:
+        block = todo.pop()
+        depth, row = depths[block], int(graph.block_instructions[block])
+        code = graph.code[graph.block_bytes[block] : graph.block_bytes[block + 1]].tobytes()
+        for one in iced_x86.Decoder(graph.bits, code):
+            stack = (iced_x86.Register.RSP, iced_x86.Register.ESP)
+            if one.memory_base in stack and one.mnemonic != iced_x86.Mnemonic.NOP:
+                places[row] = signed(one.memory_displacement, graph.bits) - depth
+            moves = one.op_count == 2 and one.op0_register in stack
+            if one.mnemonic in (iced_x86.Mnemonic.PUSH, iced_x86.Mnemonic.POP):
+                depth -= one.stack_pointer_increment
+            elif moves and one.mnemonic == iced_x86.Mnemonic.SUB:
+                depth += signed(one.immediate(1), graph.bits)
+            elif moves and one.mnemonic == iced_x86.Mnemonic.ADD:
+                depth -= signed(one.immediate(1), graph.bits)
+            elif moves and one.mnemonic == iced_x86.Mnemonic.LEA and one.memory_base in stack:
+                depth -= signed(one.memory_displacement, graph.bits)
+            row += 1
+        ways = slice(int(graph.block_edges[block]), int(graph.block_edges[block + 1]))
+        for target, kind in zip(
+            graph.edge_target[ways].tolist(), graph.edge_kind[ways].tolist(), strict=True
+        ):
+            after = numbers.get(target)
+            if kind != Edge.CALL and after is not None and after not in depths:
+                depths[after] = depth
+                todo.append(after)
+    return places

@@ -14,7 +14,7 @@ import pytest
 
 from tokmill.errors import TokmillError
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.graphs.files import KEY, SUM, read_about, read_graph, write_graph
+from tokmill.x86.graphs.files import KEY, SUM, WHOLE, read_about, read_graph, write_graph
 from tokmill.x86.lift.cfg import lift
 from x86_programs import CPP_SOURCE, compiles, flat, stripped
 
@@ -38,6 +38,8 @@ def same(a: Graph, b: Graph) -> None:
         one, other = getattr(a, field.name), getattr(b, field.name)
         if isinstance(one, np.ndarray):
             assert one.dtype == other.dtype and np.array_equal(one, other), field.name
+        elif field.name == "data":
+            assert len(one) == len(other) and all(map(np.array_equal, one, other))
         else:
             assert one == other, field.name
 
@@ -69,7 +71,8 @@ def test_pointers_are_in_the_first_row(graph: Graph, tmp_path: Path) -> None:
     assert rows[0]["pointers"] == graph.pointer_address.tolist()
     assert rows[0]["pointed"] == graph.pointer_target.tolist()
     assert rows[0]["pointed_strings"] == graph.pointer_text
-    assert not any(row["pointers"] or row["pointed"] for row in rows[1:])
+    assert not any(row[name] for row in rows[1:] for name in WHOLE)
+    assert rows[0]["data"] == [one.tobytes() for one in graph.data] and rows[0]["symbol_names"]
     assert sum(len(row["references"]) for row in rows) == len(graph.reference) > 0
 
 
@@ -127,6 +130,7 @@ def test_json_lines_say_the_same(graph: Graph, tmp_path: Path) -> None:
     rows = pyarrow.parquet.read_table(tmp_path / "stored.parquet").to_pylist()
     for row in rows:
         row["code"] = row["code"].hex()
+        row["data"] = [one.hex() for one in row["data"]]
     assert [json.loads(line) for line in lines] == rows
 
 

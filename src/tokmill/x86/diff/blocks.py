@@ -185,7 +185,7 @@ class _Blocks:
             for number, beside, weight in links:
                 flow += np.bincount(number, weight * share[beside], len(one)).astype(np.float32)
             score = fixed + FLOW * flow
-        chosen = _greedy(one, other, score)
+        chosen = greedy(one, other, score)
         same = parts["same"][chosen] > 0
         table = np.stack(
             [
@@ -264,13 +264,13 @@ def _best(one: Array, other: Array, score: Array) -> Array:
     return found
 
 
-def _greedy(one: Array, other: Array, score: Array) -> Array:
-    """Return the numbers of pairs, the best first, no block in two: i8, ascending.
+def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Array:
+    """Return the numbers of pairs, the best first, none of either side in two: i8, ascending.
 
-    Each round takes the pairs that are the best left for both of their blocks; ties go to the
-    first.
+    Each round takes the pairs that are the best left for both of their sides; ties go to the first.
+    Pairs whose score is not above `least` are left out.
     """
-    left = np.flatnonzero(score > LEAST)
+    left = np.flatnonzero(score > least)
     left = left[np.argsort(-score[left], kind="stable")]
     i, j = one[left], other[left]
     best_i, best_j = (np.zeros(side.max(initial=-1) + 1, np.int64) for side in (i, j))

@@ -11,11 +11,13 @@ import msgspec
 import numpy as np
 
 from tokmill.files import write_file
-from tokmill.x86.diff.result import Diff, Reason
+from tokmill.x86.diff.result import Diff, ProgramChanges, Reason
 from tokmill.x86.graph import Graph
 
 FORMAT = "tokmill.diff"
-VERSION = 1
+VERSION = 2
+"""1: without `level`, `references` and `other`."""
+LEVELS = "same", "references", "changed"
 REASONS = [reason.name.lower() for reason in Reason]
 
 
@@ -43,6 +45,17 @@ class BlockMatch(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class Reference(msgspec.Struct, frozen=True, array_like=True):
+    """Operands of equal instructions that refer to something else: in JSON a list of its fields."""
+
+    a: int
+    """Address of the instruction."""
+    b: int
+    old: str
+    """What it refers to, in words."""
+    new: str
+
+
 class FunctionMatch(msgspec.Struct, frozen=True, kw_only=True):
     """A pair of functions, and the matches of their blocks."""
 
@@ -52,10 +65,13 @@ class FunctionMatch(msgspec.Struct, frozen=True, kw_only=True):
     name_a: str
     """Raw symbol name; "" if there is none."""
     name_b: str
+    level: str
+    """One of `LEVELS`: all is the same; the same instructions that refer to something else."""
     similarity: float
     confidence: float
     reason: str
     blocks: list[BlockMatch]
+    references: list[Reference] = []
     deleted: list[int] = []
     """Addresses of blocks of A without a partner."""
     inserted: list[int] = []
@@ -81,6 +97,7 @@ class DiffFile(msgspec.Struct, frozen=True, kw_only=True):
     """By address in A."""
     deleted: list[Function]
     inserted: list[Function]
+    other: ProgramChanges = ProgramChanges()
     left_out: dict[str, int] = {}
 
 
@@ -93,6 +110,13 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
     similar = _rounded(diff.block_similarity)
     reasons = diff.block_reason.tolist()
     bounds = diff.match_blocks.tolist()
+    others = diff.references
+    all_others = [
+        Reference(*row)
+        for row in zip(others.a.tolist(), others.b.tolist(), others.old, others.new, strict=True)
+    ]
+    ends = np.searchsorted(others.match, np.arange(len(diff.function_a) + 1)).tolist()
+    levels = np.where(diff.references_only, 1, 2 * diff.changed).tolist()
     matched = []
     columns = (diff.function_a, diff.function_b, diff.reason)
     scores = zip(_rounded(diff.similarity), _rounded(diff.confidence), strict=True)
@@ -105,6 +129,7 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
                 b=int(b.function_address[other]),
                 name_a=a.function_name[one],
                 name_b=b.function_name[other],
+                level=LEVELS[levels[number]],
                 similarity=similarity,
                 confidence=confidence,
                 reason=REASONS[reason],
@@ -117,6 +142,7 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
                     )
                     for i in inside
                 ],
+                references=all_others[ends[number] : ends[number + 1]],
                 deleted=gone.get(one, []),
                 inserted=new.get(other, []),
             )
@@ -127,6 +153,7 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
         matched=matched,
         deleted=_functions(a, diff.deleted.tolist()),
         inserted=_functions(b, diff.inserted.tolist()),
+        other=diff.other,
         left_out=diff.left_out,
     )
 

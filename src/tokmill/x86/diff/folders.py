@@ -17,6 +17,7 @@ from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageE
 from tokmill.files import sha256_file
 from tokmill.progress import Progress
 from tokmill.x86.diff.programs import diff_graphs
+from tokmill.x86.diff.result import ProgramChanges
 from tokmill.x86.diff.summary import Changed, Counts, changed_most, counts_of
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.inputs import find_inputs, graphs_in
@@ -24,8 +25,8 @@ from tokmill.x86.image.elf import MAGIC, Elf
 from tokmill.x86.image.program import mapped
 
 FORMAT = "tokmill.diff.folders"
-VERSION = 2
-"""1: `changed` was lists without names."""
+VERSION = 3
+"""1: `changed` was lists without names; 2: without references and `other`."""
 MOST_CHANGED = 10
 """Most functions that are named for one program."""
 VERSIONS = re.compile(r"\d+(\.\d+)*")
@@ -45,6 +46,8 @@ class ProgramPair(msgspec.Struct, frozen=True, kw_only=True):
     """None if the bytes are the same, or the program was refused."""
     changed: list[Changed] = []
     """The functions that changed most."""
+    other: ProgramChanges = ProgramChanges()
+    """What changed outside of functions."""
     left_out: dict[str, int] = {}
     refused: str = ""
     """Why the two were not compared."""
@@ -67,12 +70,15 @@ class FolderDiff(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def same(self) -> bool:
         """Whether nothing differs."""
-        alike = all(one.same_bytes or _alike(one.counts) for one in self.matched)
-        return alike and not self.deleted and not self.inserted
+        same = all(one.same_bytes or _same(one) for one in self.matched)
+        return same and not self.deleted and not self.inserted
 
 
-def _alike(counts: Counts | None) -> bool:
-    return counts is not None and not (counts.changed or counts.deleted or counts.inserted)
+def _same(pair: ProgramPair) -> bool:
+    counts = pair.counts
+    if counts is None or pair.other.any:
+        return False
+    return not (counts.changed or counts.deleted or counts.inserted)
 
 
 def diff_folders(
@@ -190,6 +196,7 @@ def _diff(task: _Task) -> ProgramPair:
             pair,
             counts=counts_of(a, b, diff),
             changed=changed_most(a, b, diff, MOST_CHANGED),
+            other=diff.other,
             left_out=diff.left_out,
         )
     except (MachineError, MissingExtraError, UsageError):

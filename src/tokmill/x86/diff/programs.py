@@ -10,7 +10,9 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.blocks import BlockMatches, Side, match_blocks
 from tokmill.x86.diff.evidence import weigh
 from tokmill.x86.diff.functions import Given, Matched, match_functions
-from tokmill.x86.diff.names import same_names
+from tokmill.x86.diff.names import names_of, same_names
+from tokmill.x86.diff.other_references import compare
+from tokmill.x86.diff.references import Compared, Operands
 from tokmill.x86.diff.result import Diff, Reason, unmatched
 from tokmill.x86.diff.same import Content, block_hashes, content_of, function_hashes
 from tokmill.x86.diff.weights import VECTORS
@@ -22,8 +24,10 @@ LONG = 24
 """Functions with so many instructions are matched at once if no others have the same code."""
 NOT_FOLLOWED = "places that could not be followed"
 """Instructions whose targets the lifter does not know (`Graph.unresolved`)."""
-MOST_OF_CHANGED = 0.999
-"""Largest similarity of functions that are not the same."""
+UNVERIFIED = "variables without a name that could not be told apart by all of their users"
+"""Data whose users were compared only in part (`Compared.unverified`)."""
+MOST_OF_CHANGED, MOST_OF_CHANGED_BLOCK = 0.999, 0.99
+"""Largest similarity of functions, and of blocks, that are not the same."""
 
 
 def diff_graphs(
@@ -59,7 +63,7 @@ def diff_graphs(
     del weighted
     unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
     found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE
-    return _with_blocks((a, b), features, contents, found)
+    return _with_blocks((a, b), features, contents, alone, found, names)
 
 
 def _alone(graph: Graph, content: Content) -> Array:
@@ -82,7 +86,7 @@ def _same_code(a: Array, b: Array) -> tuple[Array, Array]:
 
 def _given(a: Graph, b: Graph, code: tuple[Array, Array], names: bool) -> Given:
     """Return the pairs with the same name and, for functions without one, with the same code."""
-    i, j = same_names(a.function_name if names else [], b.function_name)
+    i, j = same_names(*(names_of(graph) for graph in (a, b))) if names else same_names({}, {})
     free = ~np.isin(code[0], i) & ~np.isin(code[1], j)
     why = np.repeat([Reason.NAME, Reason.CODE], [len(i), int(free.sum())]).astype(np.uint8)
     i, j = np.concatenate([i, code[0][free]]), np.concatenate([j, code[1][free]])
@@ -94,29 +98,45 @@ def _with_blocks(
     graphs: tuple[Graph, Graph],
     features: tuple[Functions, Functions],
     contents: tuple[Content, Content],
+    alone: tuple[Array, Array],
     found: Matched,
+    names: bool,
 ) -> Diff:
     """Return the matches of functions with those of their blocks."""
-    numbers = _shared_numbers(graphs, found)
-    sides = []
+    first, second = (len(graph.function_address) for graph in graphs)
+    numbers = _shared_numbers(first, second, found.i, found.j)
+    sides, shapes, operands = [], [], []
     for graph, functions, content, number in zip(graphs, features, contents, numbers, strict=True):
         hashes = block_hashes(content, number, len(graph.block_address))
         callees = content.edge_block, number[content.edge_function].astype(np.uint64)
         sides.append(Side(graph, functions.instructions, hashes, callees))
-    whole = [
-        function_hashes(side.hashes, content.within, side.graph.function_blocks)
-        for side, content in zip(sides, contents, strict=True)
-    ]
-    same = whole[0][found.i] == whole[1][found.j]
-    blocks = match_blocks(sides[0], sides[1], found.i, found.j, same)
-    return _columns(graphs, found, same, blocks)
+        shapes.append(function_hashes(content.shape, content.within, graph.function_blocks))
+        operands.append(Operands(graph, functions.instructions, content.leaving))
+    alike = shapes[0][found.i] == shapes[1][found.j]
+    blocks = match_blocks(sides[0], sides[1], found.i, found.j, alike)
+    same_shape = contents[0].shape[blocks.a] == contents[1].shape[blocks.b]
+    compared = Compared(operands[0], operands[1], names)
+    count = [len(one.block_address) for one in graphs]
+    compared.number(numbers, _shared_numbers(count[0], count[1], blocks.a, blocks.b))
+    changes, others = compare(compared, alone, blocks, np.flatnonzero(same_shape))
+    other = np.zeros(len(blocks.a), bool)
+    other[changes.block] = True
+    unlike = np.minimum(blocks.similarity, MOST_OF_CHANGED_BLOCK)
+    blocks.similarity = np.where(same_shape & ~other, np.float32(1), unlike)
+    differs = np.zeros(len(found.i), bool)
+    differs[blocks.match[other]] = True
+    diff = _columns(graphs, found, alike & ~differs, blocks)
+    diff.references_only, diff.references = alike & differs, changes
+    diff.other = others
+    if compared.unverified:
+        diff.left_out[UNVERIFIED] = compared.unverified
+    return diff
 
 
-def _shared_numbers(graphs: tuple[Graph, Graph], found: Matched) -> tuple[Array, Array]:
-    """Return a number for each function; matched functions have the same, all others differ."""
-    first, second = (len(graph.function_address) for graph in graphs)
+def _shared_numbers(first: int, second: int, i: Array, j: Array) -> tuple[Array, Array]:
+    """Return a number (i8) for each thing of two sides; matched ones have the same."""
     numbers = np.arange(first), first + np.arange(second)
-    numbers[1][found.j] = found.i
+    numbers[1][j] = i
     return numbers
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from tokmill.store.schema import Array
@@ -39,6 +41,60 @@ class Reason(enum.IntEnum):
     """Places in tables of pointers, and the strings beside them."""
 
 
+class References(NamedTuple):
+    """K operands of matched blocks with the same instructions that refer to something else."""
+
+    match: Array
+    """(K,) i8, ascending: the match of their functions."""
+    block: Array
+    """(K,) i8: the pair of blocks."""
+    a: Array
+    """(K,) u8: address of the instruction in A."""
+    b: Array
+    old: list[str]
+    """What it refers to in A, in words."""
+    new: list[str]
+
+
+class DataChange(msgspec.Struct, frozen=True):
+    """Data that is not the same in both programs."""
+
+    name: str
+    """"" if there is none."""
+    a: int
+    """Address."""
+    b: int
+    size_a: int
+    """Bytes; of data without a name as many as are read at once, or lie before what is next."""
+    size_b: int
+    first: int
+    """Where the first difference is, in bytes from its beginning."""
+    old: str
+    """Some bytes from there on, hexadecimal."""
+    new: str
+
+
+class ProgramChanges(msgspec.Struct, frozen=True):
+    """What changed outside of functions."""
+
+    data: list[DataChange] = []
+    """Data in the file that has a name, and constants that matched functions use."""
+    imports_deleted: list[str] = []
+    imports_inserted: list[str] = []
+    exports_deleted: list[str] = []
+    exports_inserted: list[str] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a change."""
+        return any(getattr(self, name) for name in self.__struct_fields__)
+
+
+def _no_references() -> References:
+    none = np.zeros(0, np.int64)
+    return References(none, none, none.astype(np.uint64), none.astype(np.uint64), [], [])
+
+
 @dataclass(slots=True)
 class Diff:
     """The matches of two programs.
@@ -53,8 +109,8 @@ class Diff:
     """(M,) i8, their partners in B."""
     similarity: Array
     """(M,) f4 from 0 to 1: how much of the two is alike. 1 only if nothing changed: the same
-    instructions, numbers, strings and control flow in the same order, and calls of the same
-    functions."""
+    instructions, numbers and control flow in the same order, and operands that refer to the
+    same."""
     confidence: Array
     """(M,) f4 from 0 to 1: how sure the match is."""
     reason: Array
@@ -66,7 +122,7 @@ class Diff:
     block_b: Array
     """(N,) i8, their partners in B."""
     block_similarity: Array
-    """(N,) f4 from 0 to 1; 1: the same instructions, numbers, strings and calls."""
+    """(N,) f4 from 0 to 1; 1: the same instructions and numbers, which refer to the same."""
     block_reason: Array
     """(N,) u1, a `Reason`."""
     deleted: Array
@@ -79,16 +135,25 @@ class Diff:
     """i8, ascending: blocks of matched functions of B without a partner."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Kind of what was not compared, in words that begin with a plural → number."""
+    references_only: Array = field(default_factory=lambda: np.zeros(0, bool))
+    """(M,) bool: the instructions of both are the same, but not all that they refer to."""
+    references: References = field(default_factory=_no_references)
+    """What matched functions refer to in one program, and in the other."""
+    other: ProgramChanges = field(default_factory=ProgramChanges)
+
+    def __post_init__(self) -> None:
+        if len(self.references_only) != len(self.function_a):
+            self.references_only = np.zeros(len(self.function_a), bool)
 
     @property
     def changed(self) -> Array:
-        """(M,) bool: which matches are not identical."""
+        """(M,) bool: which matches are not identical, `references_only` too."""
         changed: Array = self.similarity < 1
         return changed
 
     @property
     def same(self) -> bool:
-        """Whether no function was deleted, inserted or changed."""
+        """Whether no function was deleted, inserted or changed; see also `other`."""
         return not (len(self.deleted) or len(self.inserted) or bool(self.changed.any()))
 
 

@@ -10,20 +10,24 @@ from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import hash_texts
 from tokmill.x86.features.functions import Functions, find, import_names, owner_of_blocks
-from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
 from tokmill.x86.image.ranges import numbered
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
-_IMPORT, _FUNCTION, _ELSEWHERE = (mix(np.asarray([n], np.uint64))[0] for n in (11, 12, 13))
+_IMPORT, _FUNCTION, _ELSEWHERE, _OPERAND = (
+    mix(np.asarray([n], np.uint64))[0] for n in (11, 12, 13, 14)
+)
 
 
 @dataclass(slots=True)
 class Content:
     """Hashes of one program; two programs are compared by them."""
 
+    shape: Array
+    """(B,) u8: instructions with their numbers by class, constants, kinds of edges, and at which
+    places there are operands that refer to something or lie on the stack."""
     block: Array
-    """(B,) u8: instructions with their numbers by class, constants, strings, kinds of edges and
-    calls of imports."""
+    """(B,) u8: shape, strings, and calls of imports."""
     within: Array
     """(B,) u8: targets of the edges within the function, as numbers of its blocks."""
     edge_block: Array
@@ -32,27 +36,38 @@ class Content:
     """(X,) i8: that function."""
     edge_place: Array
     """(X,) u8, hash of the place of the edge in its block, and of its kind."""
+    leaving: Array
+    """i8, ascending: edges that lead to something outside of their function."""
 
 
 def content_of(graph: Graph, functions: Functions) -> Content:
     """Return the hashes of a graph."""
-    block = _sequences(functions.instructions.code, graph.block_instructions)
-    block += mix(_sequences(graph.constant.astype(np.uint64), graph.block_constants) + _STEP)
-    texts = hash_texts(graph.strings)[graph.string]
-    block += mix(_sequences(texts, graph.block_strings) ^ _STEP)
+    shape = _sequences(functions.instructions.code, graph.block_instructions)
+    shape += mix(_sequences(graph.constant.astype(np.uint64), graph.block_constants) + _STEP)
+    for rows, places in (
+        (graph.reference_place // PLACES, graph.reference_place & ~(TEXT | DIRECT)),
+        (graph.slot_place, PLACES * graph.slot_place + TEXT),
+    ):
+        ends = np.searchsorted(rows, graph.block_instructions)
+        within_block = places - PLACES * np.repeat(graph.block_instructions[:-1], np.diff(ends))
+        shape += mix(_sequences(within_block.astype(np.uint64), ends) ^ _OPERAND)
     edge_owner = np.repeat(np.arange(len(graph.block_address)), np.diff(graph.block_edges))
     place = np.arange(len(edge_owner)) - graph.block_edges[edge_owner]
     at = mix(place.astype(np.uint64) * _STEP + graph.edge_kind)
     kind, other, number = _targets(graph, edge_owner)
-    outside = np.where(kind == Target.IMPORT, mix(other + _IMPORT), _ELSEWHERE)
-    token = np.where(kind >= Target.IMPORT, outside, 0).astype(np.uint64)
-    block += _sums(mix(at + token), graph.block_edges)
     inside = kind == Target.WITHIN
+    leaving = ~inside & (graph.edge_target > 0)
+    shape += _sums(mix(at + np.where(leaving, _ELSEWHERE, 0).astype(np.uint64)), graph.block_edges)
+    texts = hash_texts(graph.strings)[graph.string]
+    block = shape + mix(_sequences(texts, graph.block_strings) ^ _STEP)
+    imported = np.where(kind == Target.IMPORT, mix(at + mix(other + _IMPORT)), 0).astype(np.uint64)
+    block += _sums(imported, graph.block_edges)
     local = np.where(inside, mix(at ^ mix(number.astype(np.uint64))), 0).astype(np.uint64)
     leads = kind == Target.FUNCTION
     return Content(
-        block, _sums(local, graph.block_edges), edge_owner[leads], number[leads], at[leads]
-    )
+        shape, block, _sums(local, graph.block_edges), edge_owner[leads], number[leads], at[leads],
+        np.flatnonzero(leaving),
+    )  # fmt: skip
 
 
 class Target:

@@ -7,11 +7,14 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.diff.files import REASONS
+from tokmill.x86.diff.names import all_names
 from tokmill.x86.diff.result import Diff
 from tokmill.x86.graph import Graph
 
 ARROW = " → "
 """Stands between the names of a function in the old and in the new program."""
+MOST_REFERENCES = 8
+"""Most references of one function that are named."""
 NOT_SAME = 0.9999
 """The largest similarity of programs that differ: 1 is only for the same code."""
 
@@ -21,7 +24,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
     same: int
     changed: int
-    """Those with another partner that is not the same."""
+    """Those with a partner that is not the same."""
+    references_only: int
+    """Of those that changed: the same instructions, but operands that refer to something else."""
     nothing_alike: int
     """Of those that changed: no block is alike, as where a function was written anew."""
     deleted: int
@@ -48,6 +53,12 @@ class Changed(msgspec.Struct, frozen=True):
     blocks: int
     """Blocks that changed, were deleted or inserted."""
     reason: str
+    confidence: float
+    """As of `Diff`."""
+    references_only: bool
+    """Whether the instructions are the same."""
+    references: list[str]
+    """What operands of equal instructions refer to, each `old → new` once; at most a few."""
 
 
 def counts_of(a: Graph, b: Graph, diff: Diff) -> Counts:
@@ -62,6 +73,7 @@ def counts_of(a: Graph, b: Graph, diff: Diff) -> Counts:
     return Counts(
         same=len(diff.function_a) - changed,
         changed=changed,
+        references_only=int(diff.references_only.sum()),
         nothing_alike=int((diff.changed & (diff.similarity == 0)).sum()),
         deleted=len(diff.deleted),
         inserted=len(diff.inserted),
@@ -71,11 +83,14 @@ def counts_of(a: Graph, b: Graph, diff: Diff) -> Counts:
 
 
 def changed_most(a: Graph, b: Graph, diff: Diff, most: int) -> list[Changed]:
-    """Return the matches with the most instructions that are not alike, at most so many."""
+    """Return the changed matches, at most so many: first those with other instructions.
+
+    Of these first the ones with the most instructions that are not alike.
+    """
     size_a, size_b = instructions(a), instructions(b)
     unlike = (size_a[diff.function_a] + size_b[diff.function_b]) * (1 - diff.similarity)
     chosen = np.flatnonzero(diff.changed)
-    chosen = chosen[np.argsort(-unlike[chosen], kind="stable")][:most]
+    chosen = chosen[np.lexsort((-unlike[chosen], diff.references_only[chosen]))][:most]
     sizes = size_a[diff.function_a].tolist(), size_b[diff.function_b].tolist()
     return [
         _changed(a, b, diff, match, (sizes[0][match], sizes[1][match])) for match in chosen.tolist()
@@ -95,9 +110,11 @@ def shown_name(graph: Graph, function: int) -> str:
 
 def _both_names(a: Graph, one: int, b: Graph, other: int) -> str:
     old, new = a.function_name[one], b.function_name[other]
-    return (
-        f"{old}{ARROW}{new}" if old and new and old != new else new or old or shown_name(b, other)
-    )
+    if old and new and old != new:
+        # One address may have several names.
+        shared = all_names(a, one) & all_names(b, other)
+        return min(shared) if shared else f"{old}{ARROW}{new}"
+    return new or old or shown_name(b, other)
 
 
 def _changed(a: Graph, b: Graph, diff: Diff, match: int, sizes: tuple[int, int]) -> Changed:
@@ -116,4 +133,15 @@ def _changed(a: Graph, b: Graph, diff: Diff, match: int, sizes: tuple[int, int])
         *sizes,
         changed,
         REASONS[diff.reason[match]],
+        round(float(diff.confidence[match]), 4),
+        bool(diff.references_only[match]),
+        references_of(diff, match)[:MOST_REFERENCES],
     )
+
+
+def references_of(diff: Diff, match: int) -> list[str]:
+    """Return what the operands of a match refer to in both programs, `old → new`, each once."""
+    found = diff.references
+    low, high = np.searchsorted(found.match, [match, match + 1]).tolist()
+    pairs = zip(found.old[low:high], found.new[low:high], strict=True)
+    return list(dict.fromkeys(f"{old}{ARROW}{new}" for old, new in pairs))

@@ -6,6 +6,7 @@ Every different encoding (`tokmill.x86.tokens.canonical`: numbers by class) is d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -28,13 +29,15 @@ class Instructions:
 
     code: Array
     """(I,) u8, a hash of the canonical bytes: instructions with equal hashes differ only in
-    numbers. If an instruction has an address relative to itself, the size of the number is left out
-    too."""
+    numbers. If an instruction has an address relative to itself, or on the stack, the size of the
+    number is left out too."""
     form: Array
     """(I,) u8, a hash of the mnemonic, the kinds of operands and the sizes of memory operands,
     without registers and numbers. 0 for bytes that are not an instruction."""
     mnemonic: Array
     """(I,) u2, number of the mnemonic (iced-x86); 0 for bytes that are not an instruction."""
+    width: Array
+    """(I,) i8, bytes that the memory operand reads or writes; 0 where there is none."""
 
 
 def instructions_of(graph: Graph) -> Instructions:
@@ -59,14 +62,13 @@ def instructions_of(graph: Graph) -> Instructions:
         keys.append(np.stack([low[rows], high[rows]], axis=1))
     if not codes:
         none = np.zeros(0, np.uint64)
-        return Instructions(none, none, none.astype(np.uint16))
+        return Instructions(none, none, none.astype(np.uint16), none.astype(np.int64))
     hashes = np.concatenate(codes)
     different, number = numbered(hashes)
     all_keys = np.concatenate(keys)
     rows = np.unique(mix(mix(all_keys[:, 0]) + all_keys[:, 1]), return_index=True)[1]
     decoded = _decoded(different, all_keys[rows], graph.bits)
-    code, form, mnemonic = (column[number] for column in decoded)
-    return Instructions(code, form, mnemonic)
+    return Instructions(*(column[number] for column in decoded))
 
 
 def _words(code: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
@@ -80,15 +82,16 @@ def _words(code: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
     return low, high | (lengths.astype(np.uint64) << np.uint64(56))
 
 
-def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array]:
-    """Return code, form and mnemonic of canonical encodings, (n, 2) u8, and their hashes."""
+def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array, Array]:
+    """Return the columns of `Instructions` of canonical encodings, (n, 2) u8, and their hashes."""
     raw = np.ascontiguousarray(keys).view(np.uint8).reshape(-1, LONGEST + 1)
     text = raw[np.arange(LONGEST + 1) < raw[:, LONGEST:]].tobytes()
     iced = plugins.require("iced_x86")
     form, mnemonic = np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint16)
     kinds = np.zeros((len(raw), 8), np.uint64)
     relative = np.zeros(len(raw), bool)
-    registers = np.zeros((len(raw), 5), np.uint64)
+    parts = np.zeros((len(raw), 6), np.uint64)
+    stack = {iced.Register.RSP, iced.Register.ESP, iced.Register.RBP, iced.Register.EBP}
     branches = {iced.OpKind.NEAR_BRANCH16, iced.OpKind.NEAR_BRANCH32, iced.OpKind.NEAR_BRANCH64}
     place = 0
     for row, size in enumerate(raw[:, LONGEST].tolist()):
@@ -102,14 +105,30 @@ def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array
             kinds[row, number] = 1 + kind
             relative[row] |= kind in branches
             if kind == iced.OpKind.REGISTER:
-                registers[row, number] = one.op_register(number)
-        relative[row] |= one.is_ip_rel_memory_operand
+                parts[row, number] = one.op_register(number)
+        base, counted = one.memory_base, one.is_ip_rel_memory_operand
+        if counted or base in stack:
+            relative[row] = True
+            parts[row, 5] = (
+                (0 if counted else base) | one.memory_index << 8 | one.memory_index_scale << 16
+                | one.segment_prefix << 20 | one.op_mask << 28 | one.zeroing_masking << 36
+                | one.has_lock_prefix << 37 | one.has_rep_prefix << 38
+                | one.has_repne_prefix << 39
+            )  # fmt: skip
         kinds[row, 5] = one.memory_size
     for column in range(kinds.shape[1]):
         form = mix(form * _GOLDEN + kinds[:, column])
     form = mix(form + mnemonic)
     form[mnemonic == 0] = 0
     code = form.copy()
-    for column in range(registers.shape[1]):
-        code = mix(code * _GOLDEN + registers[:, column])
-    return np.where(relative, code, hashes), form, mnemonic
+    for column in range(parts.shape[1]):
+        code = mix(code * _GOLDEN + parts[:, column])
+    sizes = np.asarray([_size(number) for number in range(int(kinds[:, 5].max(initial=0)) + 1)])
+    return np.where(relative, code, hashes), form, mnemonic, sizes[kinds[:, 5].astype(np.int64)]
+
+
+@cache
+def _size(memory_size: int) -> int:
+    """Return the bytes of a `MemorySize` of iced-x86."""
+    found: int = plugins.require("iced_x86").MemorySizeExt.size(memory_size)
+    return found

@@ -15,8 +15,8 @@ from tokmill import plugins
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import Bag, bag, hash_texts
-from tokmill.x86.features.functions import find, owner_of_blocks
-from tokmill.x86.graph import Graph
+from tokmill.x86.features.functions import find
+from tokmill.x86.graph import PLACES, Graph
 from tokmill.x86.image.ranges import distinct
 
 BESIDE = 3
@@ -55,7 +55,8 @@ def tables_of(graph: Graph) -> Tables:
     word = np.uint64(graph.bits // 8)
     function, is_function = find(graph.function_address, graph.pointer_target)
     slot = graph.pointer_address[is_function]
-    owner = np.repeat(owner_of_blocks(graph), np.diff(graph.block_references))
+    ends = graph.block_instructions[graph.function_blocks[1:]]
+    owner = np.searchsorted(ends, graph.reference_place // PLACES, side="right")
     _, takes = find(graph.function_address, graph.reference)
     named = np.concatenate([graph.reference[~takes], graph.pointer_target[~is_function]])
     starts = distinct(named)

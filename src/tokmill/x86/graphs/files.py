@@ -3,9 +3,8 @@
 Columns of the first two: `program`, `function` (its address), `name` (raw symbol name, or
 `sub_401000`), `demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each
 instruction), `successors` (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect,
-return), `strings`, `constants` and `references` (addresses of data and functions) that instructions
-of the block take and, all in the first row, `pointers` in data (addresses), `pointed` (their
-targets) and `pointed_strings` (what lies there).
+return), `strings`, `constants`, `references` (addresses) and `slots` (places on the stack) that
+instructions of the block take and, all in the first row, what is of the whole program (`WHOLE`).
 Facts about the whole program, also its imports, are in the metadata of the Parquet file, and in the
 first line of JSON Lines.
 """
@@ -27,19 +26,31 @@ from tokmill.errors import TokmillError
 from tokmill.files import write_file
 from tokmill.headers import arrow_errors, loads_json, refused
 from tokmill.store.schema import Array
-from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graph import PLACES, TEXT, Edge, Graph
 from tokmill.x86.graphs.binexport import binexport, read_head
 from tokmill.x86.image.program import demangle
 
 KEY = b"tokmill.graph"
 SUM = b"tokmill.graph.crc32"
 """Key of the checksum of the facts, because Parquet has none of its metadata."""
-VERSION = 3
+VERSION = 4
 KINDS = [edge.name.lower() for edge in Edge]
 COLUMNS = (
     "program", "function", "name", "demangled", "address", "code", "lengths", "successors", "kinds",
-    "strings", "constants", "references", "pointers", "pointed", "pointed_strings",
+    "strings", "constants", "references", "reference_places", "slots", "slot_places", "slot_sizes",
 )  # fmt: skip
+WHOLE = {
+    "pointers": ("pointer_address", np.uint64), "pointed": ("pointer_target", np.uint64),
+    "pointed_strings": ("pointer_text", str), "tables": ("table_address", np.uint64),
+    "table_sizes": ("table_size", np.int64), "table_ends": ("table_entries", np.int64),
+    "table_targets": ("table_target", np.uint64), "import_slots": ("import_slot", np.uint64),
+    "import_slot_names": ("import_slot_name", str), "symbols": ("symbol_address", np.uint64),
+    "symbol_sizes": ("symbol_size", np.uint64), "symbol_names": ("symbol_name", str),
+    "exports": ("exports", str), "data_addresses": ("data_address", np.uint64),
+    "data_names": ("data_name", str), "data_constant": ("data_constant", bool),
+    "data": ("data", bytes),
+}  # fmt: skip
+"""Column of a list in the first row → the column of the graph, and its type."""
 SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "binexport": ".BinExport"}
 """Form of a graph file → suffix of its name."""
 JSON_ROWS = 4096
@@ -128,8 +139,9 @@ def _read_graph(path: Path) -> Graph:
     with _arrow_errors(path):
         file = plugins.require("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
         facts = _readable(_facts(file, path), path)
-        table = file.read(columns=list(COLUMNS)).combine_chunks()
-        columns = {name: table[name].combine_chunks() for name in COLUMNS}
+        names_read = [*COLUMNS, *WHOLE]
+        table = file.read(columns=names_read).combine_chunks()
+        columns = {name: table[name].combine_chunks() for name in names_read}
         name = columns["name"].cast(arrow.large_string()).dictionary_encode()
         function, number = columns["function"].to_numpy(), name.indices.to_numpy()
         begins = np.ones(len(function), bool)
@@ -181,12 +193,37 @@ def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
     graph.strings = text.dictionary.to_pylist()
     graph.constant = constants.flatten().to_numpy().astype(np.int64)
 
-    graph.block_references = _list_offsets(columns["references"])
-    graph.reference, graph.pointer_address, graph.pointer_target = (
-        columns[name].flatten().to_numpy().astype(np.uint64)
-        for name in ("references", "pointers", "pointed")
+    graph.reference = columns["references"].flatten().to_numpy().astype(np.uint64)
+    graph.slot, graph.slot_size = (
+        columns[name].flatten().to_numpy().astype(np.int64) for name in ("slots", "slot_sizes")
     )
-    graph.pointer_text = columns["pointed_strings"].flatten().to_pylist()
+    graph.reference_place = _rows(graph, columns["reference_places"], PLACES)
+    graph.slot_place = _rows(graph, columns["slot_places"], 1)
+    for name, (field, kind) in WHOLE.items():
+        values = columns[name].flatten()
+        if kind is str:
+            setattr(graph, field, values.to_pylist())
+        elif kind is bytes:
+            graph.data = [np.frombuffer(one.as_buffer(), np.uint8) for one in values]
+        else:
+            setattr(graph, field, values.to_numpy(zero_copy_only=False).astype(kind))
+    if not len(graph.table_entries):
+        graph.table_entries = np.zeros(1, np.int64)
+
+
+def _rows(graph: Graph, column: Any, each: int) -> Array:
+    """Return places that count from the first instruction of their block as those of the graph."""
+    first = np.repeat(graph.block_instructions[:-1], np.diff(_list_offsets(column)))
+    found: Array = column.flatten().to_numpy().astype(np.int64) + each * first
+    return found
+
+
+def _within(graph: Graph, places: Array, each: int) -> tuple[Array, Array]:
+    """Return the ends of each block's places, (B + 1,) i8, and them as `_rows` reads them."""
+    rows = places // each
+    ends = np.searchsorted(rows, graph.block_instructions).astype(np.int64)
+    block = np.searchsorted(graph.block_instructions, rows, side="right") - 1
+    return ends, places - each * graph.block_instructions[block]
 
 
 def _check(graph: Graph) -> None:
@@ -206,8 +243,7 @@ def _check(graph: Graph) -> None:
                 graph.block_edges,
                 graph.block_strings,
                 graph.block_constants,
-                graph.block_references,
-            )  # fmt: skip
+            )
         )
         and graph.block_instructions[-1] == len(graph.lengths)
         and graph.block_edges[-1] == len(graph.edge_target) == len(graph.edge_kind)
@@ -216,7 +252,7 @@ def _check(graph: Graph) -> None:
         and graph.block_strings[-1] == len(graph.string)
         and graph.block_constants[-1] == len(graph.constant)
         and (graph.import_address[1:] > graph.import_address[:-1]).all()
-        and graph.block_references[-1] == len(graph.reference)
+        and _fits(graph)
         and (graph.pointer_address[1:] > graph.pointer_address[:-1]).all()
         and len(graph.pointer_address) == len(graph.pointer_target) == len(graph.pointer_text)
         and all(isinstance(text, str) for text in graph.pointer_text)
@@ -226,6 +262,29 @@ def _check(graph: Graph) -> None:
     last = np.uint64(2**64 - 1) - np.diff(graph.block_bytes).astype(np.uint64)
     if (graph.block_address > last).any():
         raise ValueError("a block ends after the last address")
+
+
+def _fits(graph: Graph) -> bool:
+    """Return whether the columns of operands, jump tables, symbols and data fit together."""
+    same = (
+        (graph.reference, graph.reference_place),
+        (graph.slot, graph.slot_place, graph.slot_size),
+        (graph.table_address, graph.table_size, graph.table_entries[1:]),
+        (graph.import_slot, graph.import_slot_name),
+        (graph.symbol_address, graph.symbol_size, graph.symbol_name),
+        (graph.data, graph.data_address, graph.data_name, graph.data_constant),
+    )
+    rows = graph.reference_place // PLACES, graph.slot_place
+    texts = [*graph.import_slot_name, *graph.symbol_name, *graph.exports, *graph.data_name]
+    return (
+        all(len({len(column) for column in columns}) == 1 for columns in same)
+        and all((np.diff(one) >= 0).all() for one in (*rows, graph.table_entries))
+        and all(not len(one) or 0 <= one[0] <= one[-1] < len(graph.lengths) for one in rows)
+        and graph.table_entries[0] == 0
+        and graph.table_entries[-1] == len(graph.table_target)
+        and ((graph.reference_place & TEXT) > 0).sum() == len(graph.string)
+        and all(isinstance(one, str) for one in texts)
+    )
 
 
 def read_facts(path: Path) -> About | None:
@@ -309,10 +368,8 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
             "constants": arrow.LargeListArray.from_arrays(
                 graph.block_constants, arrow.array(graph.constant)
             ),
-            "references": arrow.LargeListArray.from_arrays(
-                graph.block_references, arrow.array(graph.reference)
-            ),
-            **_pointers(graph),
+            **_operands(graph),
+            **_whole(graph),
         },
         metadata={KEY: (raw := msgspec.json.encode(facts)), SUM: b"%08x" % zlib.crc32(raw)},
     )
@@ -328,17 +385,36 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
     yield memoryview(sink.getvalue()).tobytes()
 
 
-def _pointers(graph: Graph) -> dict[str, Any]:
-    """Return the columns of pointers: lists that are empty in all rows but the first."""
+def _operands(graph: Graph) -> dict[str, Any]:
+    """Return the columns of references and of places on the stack."""
     arrow = plugins.require("pyarrow")
-    bounds = np.full(len(graph.block_address) + 1, len(graph.pointer_address), np.int64)
-    bounds[0] = 0
-    every = np.arange(len(graph.pointer_text))
-    values = graph.pointer_address, graph.pointer_target, _repeated(graph.pointer_text, every)
-    return {
-        name: arrow.LargeListArray.from_arrays(bounds, arrow.array(value))
-        for name, value in zip(COLUMNS[-3:], values, strict=True)
-    }
+    found = {}
+    for places, each, names in (
+        (graph.reference_place, PLACES, {"references": graph.reference}),
+        (graph.slot_place, 1, {"slots": graph.slot, "slot_sizes": graph.slot_size}),
+    ):
+        ends, within = _within(graph, places, each)
+        for name, values in {**names, f"{next(iter(names))[:-1]}_places": within}.items():
+            found[name] = arrow.LargeListArray.from_arrays(ends, arrow.array(values))
+    return found
+
+
+def _whole(graph: Graph) -> dict[str, Any]:
+    """Return the columns of the whole program: lists that are empty in all rows but the first."""
+    arrow = plugins.require("pyarrow")
+    found = {}
+    for name, (field, kind) in WHOLE.items():
+        values = getattr(graph, field)
+        bounds = np.full(len(graph.block_address) + 1, len(values), np.int64)
+        bounds[0] = 0
+        if kind is str:
+            column = _repeated(values, np.arange(len(values)))
+        elif kind is bytes:
+            column = arrow.array([memoryview(one) for one in values], arrow.large_binary())
+        else:
+            column = arrow.array(values)
+        found[name] = arrow.LargeListArray.from_arrays(bounds, column)
+    return found
 
 
 def _repeated(values: list[str], number: Array) -> Any:
@@ -362,6 +438,10 @@ def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
     code = graph.code.tobytes()
     function = np.repeat(np.arange(len(names)), np.diff(graph.function_blocks))
     addresses = graph.function_address.tolist()
+    operands = [
+        _within(graph, places, each)
+        for places, each in ((graph.reference_place, PLACES), (graph.slot_place, 1))
+    ]
     for begin in range(0, len(function), JSON_ROWS):
         lines = []
         for block in range(begin, min(begin + JSON_ROWS, len(function))):
@@ -371,7 +451,7 @@ def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
             inside = slice(*graph.block_instructions[block : block + 2].tolist())
             texts = slice(*graph.block_strings[block : block + 2].tolist())
             numbers = slice(*graph.block_constants[block : block + 2].tolist())
-            places = slice(*graph.block_references[block : block + 2].tolist())
+            places, slots = (slice(*ends[block : block + 2].tolist()) for ends, _ in operands)
             row: dict[str, Any] = {
                 "program": graph.program,
                 "function": addresses[number],
@@ -385,12 +465,25 @@ def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
                 "strings": [graph.strings[at] for at in graph.string[texts].tolist()],
                 "constants": graph.constant[numbers].tolist(),
                 "references": graph.reference[places].tolist(),
-                "pointers": [] if block else graph.pointer_address.tolist(),
-                "pointed": [] if block else graph.pointer_target.tolist(),
-                "pointed_strings": [] if block else graph.pointer_text,
+                "reference_places": operands[0][1][places].tolist(),
+                "slots": graph.slot[slots].tolist(),
+                "slot_places": operands[1][1][slots].tolist(),
+                "slot_sizes": graph.slot_size[slots].tolist(),
+                **({name: [] for name in WHOLE} if block else _listed(graph)),
             }
             lines.append(encode(row))
         yield b"\n".join(lines) + b"\n"
+
+
+def _listed(graph: Graph) -> dict[str, list[Any]]:
+    """Return the columns of the whole program; bytes as hexadecimal text."""
+    found: dict[str, list[Any]] = {}
+    for name, (field, kind) in WHOLE.items():
+        values = getattr(graph, field)
+        if kind is bytes:
+            values = [one.tobytes().hex() for one in values]
+        found[name] = values if isinstance(values, list) else values.tolist()
+    return found
 
 
 def _facts(file: Any, path: Path) -> About:

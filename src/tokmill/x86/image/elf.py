@@ -30,7 +30,9 @@ KINDS: dict[int, Literal["executable", "shared", "relocatable"]] = {
 SYMTAB, RELA, NOBITS, REL, DYNSYM, SYMTAB_SHNDX = 2, 4, 8, 9, 11, 18
 ARRAYS = (14, 15, 16)
 """Tables of functions that are called at the start and at the exit of a program."""
-ALLOC, EXECUTE = 2, 4
+WRITE, ALLOC, EXECUTE = 1, 2, 4
+FINAL = ".data.rel.ro"
+"""Begins the names of sections that are written only while the program is loaded."""
 # Kinds of segments.
 LOAD, DYNAMIC, EH_FRAME_HEADER = 1, 2, 0x6474E550
 UNDEFINED, RESERVED, LARGE_NUMBER = 0, 0xFF00, 0xFFFF
@@ -203,15 +205,18 @@ class Elf:
                 found.setdefault(tag, value)
         return found
 
-    def symbol_tables(self) -> list[tuple[Array, Array]]:
-        """Return the tables of symbols (records of `SYMBOL`) and their strings, static first."""
+    def symbol_tables(self) -> list[tuple[Array, Array, bool]]:
+        """Return the tables of symbols (records of `SYMBOL`), static first.
+
+        With each its strings, and whether it is the dynamic one.
+        """
         kinds = self.sections["type"]
         found = [
-            self.symbol_table(number)
+            (*self.symbol_table(number), kind == DYNSYM)
             for kind in (SYMTAB, DYNSYM)
             for number in np.flatnonzero(kinds == kind).tolist()
         ]
-        return found if len(self.sections) else [self._dynamic_symbols()]
+        return found if len(self.sections) else [(*self._dynamic_symbols(), True)]
 
     def symbol_table(self, number: int) -> tuple[Array, Array]:
         """Return a section of symbols and its strings.

@@ -13,8 +13,10 @@ from tokmill.x86.image.elf import (
     ALLOC,
     EH_FRAME_HEADER,
     EXECUTE,
+    FINAL,
     LOAD,
     NOBITS,
+    WRITE,
     Elf,
     Relocations,
     Tag,
@@ -26,7 +28,7 @@ from tokmill.x86.image.ranges import distinct
 from tokmill.x86.image.stubs import find_stubs
 
 # Types of symbols.
-UNTYPED, FUNC, IFUNC = 0, 2, 10
+UNTYPED, OBJECT, FUNC, COMMON, IFUNC = 0, 1, 2, 5, 10
 GLOBAL = 1
 
 PADDING = re.compile(rb"\xcc|(\x66*\x2e?\x0f\x1f|\x66*\x90)")
@@ -97,7 +99,9 @@ def _mapped(elf: Elf) -> list[Section]:
             data, name = elf.content(number), elf.section_names[number]
             execute = bool(section["flags"] & EXECUTE)
             stubs = execute and name.startswith((".plt", ".iplt"))
-            found.append(Section(name, int(section["address"]), data, data, execute, stubs))
+            constant = not section["flags"] & WRITE or name.startswith(FINAL)
+            address = int(section["address"])
+            found.append(Section(name, address, data, data, execute, stubs, constant))
     return found if any(section.execute for section in found) else []
 
 
@@ -107,6 +111,7 @@ def _segments(elf: Elf) -> list[Section]:
         start = int(segment["offset"])
         data = elf.data[start : start + int(segment["filesize"])]
         part = Section("", int(segment["address"]), data, data, bool(segment["flags"] & 1))
+        part.constant = not segment["flags"] & 2
         headers = min(max(0, elf.headers_end - start), len(data))
         found += [part.cut(0, headers), part.cut(headers, len(data))]
         found[-2].execute = False
@@ -172,7 +177,9 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
     """
     columns: list[list[Array]] = [[NONE], [NONE], [NONE]]
     names: list[str] = []
-    for symbols, strings in elf.symbol_tables():
+    data: tuple[list[int], list[int], list[str]] = [], [], []
+    exports: set[str] = set()
+    for symbols, strings, dynamic in elf.symbol_tables():
         kind, binding = symbols["info"] & 15, symbols["info"] >> 4
         section = symbols["section"].astype(np.int64)
         typed = (kind == FUNC) | (kind == IFUNC)
@@ -182,6 +189,17 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
         if layout:
             wanted &= (section > 0) & (section < len(layout.address))
             address[wanted] += layout.address[section[wanted]]
+        objects = ((kind == OBJECT) | (kind == COMMON)) & (section > 0)
+        if layout:
+            objects &= section < len(layout.address)
+            address[objects] += layout.address[section[objects]]
+        if dynamic:
+            named = np.flatnonzero((wanted | objects) & (binding > 0))
+            exports.update(text(strings, at) for at in symbols["name"][named].tolist())
+        rows = np.flatnonzero(objects)
+        data[0].extend(address[rows].tolist())
+        data[1].extend(symbols["size"][rows].tolist())
+        data[2].extend(text(strings, at).partition("@")[0] for at in symbols["name"][rows].tolist())
         rows = np.flatnonzero(wanted)
         # Global before weak before local; labels last.
         rank = np.where(typed, np.where(binding == 0, 3, binding), 8)
@@ -196,6 +214,10 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
         keep[row] = PADDING.match(program.read(int(address[row]), 8).tobytes()) is None
     kept = [name for name, wanted in zip(names, keep.tolist(), strict=True) if wanted]
     name_functions(program, address[keep], size[keep], rank[keep], kept)
+    program.symbol_address = np.append(address[keep], np.asarray(data[0], np.uint64))
+    program.symbol_size = np.append(size[keep], np.asarray(data[1], np.uint64))
+    program.symbol_name = [*kept, *data[2]]
+    program.exports = sorted(exports - {""})
 
 
 def _covered(address: Array, start: Array, size: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -31,6 +31,8 @@ class Section:
     execute: bool
     stubs: bool = False
     """Holds import stubs (`.plt`) and no functions of the program."""
+    constant: bool = False
+    """Cannot be written, or only while the program is loaded."""
 
     @property
     def stop(self) -> int:
@@ -41,7 +43,8 @@ class Section:
         """Return the part between two places, counted from the section's beginning."""
         data = self.data[start:stop]
         linked = data if self.linked is self.data else self.linked[start:stop]
-        return Section(self.name, self.address + start, data, linked, self.execute, self.stubs)
+        at = self.address + start
+        return replace(self, address=at, data=data, linked=linked)
 
 
 @dataclass(slots=True)
@@ -99,6 +102,13 @@ class Program:
     """As `import_target`."""
     slot_full_name: list[str] = field(default_factory=list)
     """Of PE files `library!name`, of an ordinal `library!#7`; empty where `slot_name` is all."""
+    symbol_address: Array = field(default_factory=lambda: NONE)
+    """All names of functions and of data, in the order of the file."""
+    symbol_size: Array = field(default_factory=lambda: NONE)
+    """0 where it is not known."""
+    symbol_name: list[str] = field(default_factory=list)
+    exports: list[str] = field(default_factory=list)
+    """Names that other programs can use, sorted."""
     starts: Array = field(default_factory=lambda: NONE)
     """Functions that tables name without a symbol (initialisers, exports)."""
     pointers: Array = field(default_factory=lambda: NONE)

@@ -8,8 +8,10 @@ from tokmill.store.schema import Array
 from tokmill.x86.image.elf import (
     ALLOC,
     EXECUTE,
+    FINAL,
     NOBITS,
     UNDEFINED,
+    WRITE,
     Elf,
     Relocations,
     text,
@@ -53,8 +55,10 @@ class Placement:
                 end += min(int(section["size"]), 1 << 40)
                 continue
             data = elf.content(number)
-            execute = bool(section["flags"] & EXECUTE)
-            self.sections[number] = Section(elf.section_names[number], end, data, data, execute)
+            one = Section(elf.section_names[number], end, data, data, execute=False)
+            one.execute = bool(section["flags"] & EXECUTE)
+            one.constant = not section["flags"] & WRITE or one.name.startswith(FINAL)
+            self.sections[number] = one
             end += len(data)
         self.table = (end + PLACE - 1) // PLACE * PLACE
         """Made-up place of the global offset table."""

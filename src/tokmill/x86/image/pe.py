@@ -22,8 +22,8 @@ MACHINES = {
     0xEBC: "EFI byte code", 0x166: "MIPS", 0x1F0: "PowerPC", 0x1A2: "SuperH",
 }  # fmt: skip
 BITS = {0x14C: 32, 0x8664: 64}
-CODE, EXECUTE, DLL = 0x20, 0x20000000, 0x2000
-FUNCTION, EXTERNAL = 2, 2
+CODE, EXECUTE, WRITE, DLL = 0x20, 0x20000000, 0x80000000, 0x2000
+FUNCTION, EXTERNAL, STATIC = 2, 2, 3
 MASK = (1 << 64) - 1
 CLI_HEADER, CLI_BYTES, IL_ONLY = 14, 72, 1
 """The directory of .NET, the size of its header, and a flag in it."""
@@ -75,6 +75,7 @@ def _read(data: Array, path: str) -> Program:
         address = base + int(one.virtual_address)
         execute = bool(flags & EXECUTE)
         sections.append(Section(_name(one), address, part, part, execute))
+        sections[-1].constant = not flags & WRITE
     sections = tidy(sections, len(data))
     if not any(section.execute for section in sections):
         raise TokmillError("it holds no code", where=path, hint="does it hold resources only?")
@@ -124,12 +125,19 @@ def _name(thing: Any) -> str:
 def _name_functions(program: Program, binary: Any, base: int) -> None:
     start = [base + int(one.virtual_address) for one in binary.sections]
     names, address, rank = [], [], []
+    data: list[tuple[int, str]] = []
     for symbol in binary.symbols:
         number = int(symbol.section_idx)
-        if int(symbol.complex_type) == FUNCTION and 0 < number <= len(start):
-            names.append(_name(symbol))
-            address.append(start[number - 1] + int(symbol.value))
-            rank.append(0 if int(symbol.storage_class) == EXTERNAL else 3)
+        if not 0 < number <= len(start):
+            continue
+        name, at = _name(symbol), start[number - 1] + int(symbol.value)
+        kept = int(symbol.storage_class)
+        if int(symbol.complex_type) == FUNCTION:
+            names.append(name)
+            address.append(at)
+            rank.append(0 if kept == EXTERNAL else 3)
+        elif kept in (EXTERNAL, STATIC) and not name.startswith("."):
+            data.append((at & MASK, name))
     exports = binary.get_export()
     starts = []
     for one in exports.entries if exports is not None else ():
@@ -140,6 +148,12 @@ def _name_functions(program: Program, binary: Any, base: int) -> None:
             rank.append(1)
     places = np.asarray([one & MASK for one in address], np.uint64)
     name_functions(program, places, np.zeros(len(places), np.uint64), np.asarray(rank), names)
+    more = np.asarray([at for at, _ in data], np.uint64)
+    program.symbol_address = np.concatenate([places, more])
+    program.symbol_size = np.zeros_like(program.symbol_address)
+    program.symbol_name = [*names, *(name for _, name in data)]
+    entries = exports.entries if exports is not None else ()
+    program.exports = sorted({_name(one) or f"#{int(one.ordinal)}" for one in entries})
     callbacks = binary.tls.callbacks if binary.has_tls else ()
     program.starts = np.asarray([int(one) & MASK for one in (*starts, *callbacks)], np.uint64)
 

@@ -42,7 +42,7 @@ from tokmill.x86.lift.starts import (
 )
 from tokmill.x86.lift.windows import WINDOWED, called, is_cut, joined, windows
 
-VERSION = 9
+VERSION = 10
 """Raised when the graph of some program changes."""
 ROUNDS = 4096
 """Largest number of rounds. Each round finds something new, and programs need less than 100; the
@@ -197,6 +197,7 @@ class Lifter:
                 known.targets.append(table.targets)
                 found.append(table.targets)
                 self._add_roots(table.others)
+                known.entries[table.address] = table.size, table.entries
                 self._note_data(table.address, table.size)
             elif known.tables.computed or offset in tabled:
                 known.computed.add(offset)

@@ -49,6 +49,8 @@ class Findings:
         """i8 each: offsets of resolved indirect jumps, one a target."""
         self.targets: list[Array] = [np.zeros(0, np.int64)]
         """i8 each: the targets of these jumps."""
+        self.entries: dict[int, tuple[int, Array]] = {}
+        """Address of a jump table → its bytes, and the offset (i8) in each of its entries."""
         self.computed: set[int] = set()
         """Offsets of jumps that stay in their function, but with unknown targets."""
         self.pointed = (-1, np.zeros(0, np.uint64))

@@ -36,6 +36,8 @@ def assemble(known: Findings, blocks: Blocks) -> Graph:
     sizes = (blocks.end - blocks.start)[block]
     program = known.program
     address = code.address(blocks.start[number])
+    tables = sorted(known.entries)
+    listed = [known.entries[table][1] for table in tables]
     return Graph(
         program=Path(program.name).name,
         bits=program.bits,
@@ -52,6 +54,10 @@ def assemble(known: Findings, blocks: Blocks) -> Graph:
         edge_kind=_gather(blocks.edge_kind, blocks.edge_begin[block], edge_count),
         unresolved=unresolved,
         cut_short=tuple(known.cut_short),
+        table_address=np.asarray(tables, np.uint64),
+        table_size=np.asarray([known.entries[table][0] for table in tables], np.int64),
+        table_entries=offsets(np.asarray([len(one) for one in listed], np.int64)),
+        table_target=code.address(np.concatenate([np.zeros(0, np.int64), *listed])),
     )
 
 

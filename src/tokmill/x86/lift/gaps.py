@@ -14,6 +14,7 @@ ALIGNMENT = 16
 """Optimising compilers align functions to this."""
 MOST_PADDING = 64
 """Largest number of successive padding instructions."""
+JUMP = 0xEB
 FILLS = (0x00, 0xCC)
 """First bytes of padding with which no function begins: zeros, INT3."""
 
@@ -103,6 +104,12 @@ def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
     beginning of the code, because a function may begin with NOP.
     """
     begin = np.minimum(begin, end)
+    # Long padding of 32-bit code begins with a jump over the rest of it.
+    data, where = instructions.code.linked, begin
+    over = (begin + 2 <= end) & (data[begin] == JUMP) & (data[begin + 1] < 0x80)
+    behind = begin + 2 + data[begin + 1]
+    over &= (data[begin + 1] > 0) & (behind <= end)
+    begin = begin + 2 * over
     open_ = np.arange(len(begin))
     aligned = np.full(len(begin), -1)
     for _ in range(MOST_PADDING):
@@ -120,7 +127,7 @@ def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
     found = np.minimum(begin, end)
     late = (aligned >= 0) & (begin < end) & (instructions.code.address(begin) % ALIGNMENT != 0)
     found[late] = aligned[late]
-    return found
+    return np.where(over & (found < behind), where, found)
 
 
 def is_padding(instructions: Instructions, rows: Array) -> Array:

@@ -51,6 +51,8 @@ class Table(NamedTuple):
     """Bytes of the entries that were read."""
     others: Array = NO_OFFSETS
     """i8, offsets in further entries, if the jump uses one known entry."""
+    entries: Array = NO_OFFSETS
+    """i8, the offset in each entry, in order."""
 
 
 class _Form(NamedTuple):
@@ -174,7 +176,8 @@ class Tables:
         begin = address + (first - before) * word
         size = (last - first) * word
         others = without(offset[first:last], offset[before : before + 1])
-        return Table(begin, offset[before : before + 1], False, size, others)
+        one = offset[before : before + 1]
+        return Table(begin, one, False, size, others, offset[first:last])
 
     def _forms(self, target: Value, row: int, low: int, high: int) -> Iterator[_Form]:
         """Yield the possible tables for a target."""
@@ -296,11 +299,12 @@ class Tables:
         # A case may be in a part that was moved out of the function.
         likely = inside.all() if form.guessed else (inside | synced).all() and inside.any()
         if bounded and likely:
-            return Table(first, distinct(offset), True, span)
+            return Table(first, distinct(offset), True, span, entries=offset)
         inside &= synced
         length = len(inside) if inside.all() else int(np.argmin(inside))
         size = form.scale * length
-        return Table(first, distinct(offset[:length]), False, size) if length > 1 else None
+        offset = offset[:length]
+        return Table(first, distinct(offset), False, size, entries=offset) if length > 1 else None
 
     def _inner(self, index: Unknown | None, limits: dict[Unknown, Limits]) -> Array | None:
         """Return the rows in a table of rows, which switches with few targets use."""

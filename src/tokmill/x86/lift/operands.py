@@ -70,6 +70,8 @@ class Operands:
     """(n,) i8, bytes of the displacement: 0, 1, 4, of an absolute address also 8."""
     base: Array
     """(n,) u1, number of the base register of the memory operand; `NO_REGISTER`: none."""
+    indexed: Array
+    """(n,) bool: the memory operand has an index register."""
     relative: Array
     """(n,) bool: the displacement counts from the end of the instruction."""
     immediate: Array
@@ -132,6 +134,7 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
         displacement=_numbers(data, place, size),
         size=size,
         base=np.where(memory & ~none, base | extend_base, NO_REGISTER).astype(np.uint8),
+        indexed=has_sib & ((data[at + 2] & 0x38 != 0x20) | (rex & 2 > 0)),
         relative=relative & ~nothing,
         immediate=_numbers(data, place + size, np.where(skipped, 0, rest)),
         immediate_size=np.where(skipped, 0, rest),

@@ -15,7 +15,7 @@ import numpy as np
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.image import Program, Section
-from tokmill.x86.image.ranges import distinct
+from tokmill.x86.image.ranges import distinct, offsets
 
 LARGE = 52 << 20
 """Programs with at most so many bytes of code are lifted as a whole, which takes about 900 MB."""
@@ -27,9 +27,12 @@ WINDOWED = (
     f"more than {LARGE >> 20} MiB of code, searched for functions {WINDOW >> 20} MiB at a time"
 )
 PADDING = (0x00, 0x90, 0xCC)
-OFFSETS = ("function_blocks", "block_bytes", "block_instructions", "block_edges")
+OFFSETS = (
+    "function_blocks", "block_bytes", "block_instructions", "block_edges", "table_entries"
+)  # fmt: skip
 COLUMNS = (
-    "function_address", "block_address", "code", "lengths", "edge_target", "edge_kind"
+    "function_address", "block_address", "code", "lengths", "edge_target", "edge_kind",
+    "table_address", "table_size", "table_target",
 )  # fmt: skip
 
 
@@ -73,10 +76,8 @@ def joined(graphs: list[Graph]) -> Graph:
     if len(graphs) == 1:
         return found
     for name in OFFSETS:
-        bounds = [np.zeros(1, np.int64)]
-        for one in graphs:
-            bounds.append(getattr(one, name)[1:] + bounds[-1][-1])
-        setattr(found, name, np.concatenate(bounds))
+        sizes = [np.diff(getattr(one, name)) for one in graphs]
+        setattr(found, name, offsets(np.concatenate(sizes)))
     for name in COLUMNS:
         setattr(found, name, np.concatenate([getattr(one, name) for one in graphs]))
         for one in graphs[1:]:
@@ -84,7 +85,6 @@ def joined(graphs: list[Graph]) -> Graph:
     # What blocks refer to is looked for in the whole graph.
     found.block_strings = np.zeros(len(found.block_address) + 1, np.int64)
     found.block_constants = np.zeros(len(found.block_address) + 1, np.int64)
-    found.block_references = np.zeros(len(found.block_address) + 1, np.int64)
     found.function_name = [name for one in graphs for name in one.function_name]
     found.unresolved = [place for one in graphs for place in one.unresolved]
     found.cut_short = tuple(dict.fromkeys(why for one in graphs for why in one.cut_short))

@@ -1,0 +1,319 @@
+"""What operands refer to is part of a function: by what it is, and not by where it lies."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokmill.x86.diff.files import diff_file
+from tokmill.x86.diff.programs import UNVERIFIED, diff_graphs
+from tokmill.x86.diff.result import Diff, Reason
+from tokmill.x86.diff.stack import compare_slots
+from tokmill.x86.diff.summary import counts_of, references_of, shown_name
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graphs.files import read_graph, write_graph
+from tokmill.x86.lift.cfg import lift
+from x86_graphs import Block, graph_of
+from x86_programs import compiles, stripped
+
+HEAD = """#include <stdio.h>
+#include <stdlib.h>
+#include <ctype.h>
+volatile int sink; int g1 = 4, g2 = 9; __thread int t1 = 3, t2 = 8;
+#define KEPT __attribute__((noinline))
+KEPT int up(const void *a, const void *b) { return *(int *)a - *(int *)b; }
+KEPT int down(const void *a, const void *b) { return *(int *)b - *(int *)a; }
+KEPT void fill(char *p, int n) { for (int i = 0; i < n; i++) p[i] = i * 7; }
+struct ops { int (*a)(const void *, const void *); int x, y, z; };
+KEPT int test(int a, int b, int *v, struct ops *o) { BODY }
+int main(int n, char **v) { int w[4] = {n, 3, 2, 1}; struct ops o = {up, 1, 2, 3};
+  sink = up(w, w + 1) + down(w, w + 1) + g1 + g2 + t1 + t2; return test(n, sink, w, &o); }
+"""
+SWITCH = (
+    "switch (a) {{ case {}: sink = 1; break; case 1: sink = 22; break; case 2: sink = 333; sink = 7"
+    "; break; case {}: sink = 4; break; case 4: sink = 5; break; case 5: sink ^= 6;"
+    " break; }} return b;"
+)
+REFERENCES = {
+    "local": ("-O0", "int x = a * 3, y = b * 5; sink = x + y; return {};", "x", "y"),
+    "argument": ("-m32 -O2", "sink = 5; return {};", "a", "b"),
+    "spill": ("-O2", "char p[64], q[64]; fill(p, a); fill(q, b); return {}[3];", "p", "q"),
+    "global": ("-O2", "sink = a; return {};", "g1", "g2"),
+    "callback": ("-O2", "qsort(v, 4, 4, {}); return v[0];", "up", "down"),
+    "stored": ("-O2", "o->a = {}; return a;", "up", "down"),
+    "format": ("-O2", 'printf("{}", a); return b;', "%d", "%u"),
+    "mode": ("-O2", 'return fopen("/tmp/x.txt", "{}") != 0;', "r", "w"),
+    "string": ("-O2", 'puts("{}"); return b;', "hello", "world"),
+    "import": ("-O2", "return {}(a) + b;", "toupper", "tolower"),
+    "float": ("-O2", "double d = a * {}; sink = d; return b;", "1.5", "2.5"),
+    "pointer": ("-O2", 'static const char *const w[] = {{"r", "{}"}}; puts(w[a & 1]); return b;',
+                "a", "w"),
+    "array": ("-O0", "static char w[8], u[8]; fill(w, a); fill(u, b); return {}[a & 7];",
+              "w", "u"),
+    "buffer": ("-O2", "char p[{}]; fill(p, a); return p[3];", "64", "80"),
+}  # fmt: skip
+"""Changes of what an operand refers to; the instructions stay."""
+OTHER_CODE = ("local", "argument", "spill")
+"""Those in which clang changes other instructions too."""
+CHANGES = {
+    "large buffer": ("-O2", "char p[{}]; fill(p, a); return p[3];", "64", "4032"),
+    "thread": ("-O2", "sink = a; return {};", "t1", "t2"),
+    "member": ("-O2", "return o->{} + b;", "x", "y"),
+    "signed": ("-O2", "if (({})a < ({})b) sink = 3; return b;", "int", "unsigned"),
+    "limit": ("-O2", "if (a {} 64) sink = 3; return b;", "<", "<="),
+}  # fmt: skip
+
+
+def both(
+    built: Path, name: str, flags: str, body: str, old: str, new: str, by: str = "gcc"
+) -> list[tuple[Path, Path]]:
+    """The two programs with symbols, and the two without."""
+    made = []
+    for side, word in (("old", old), ("new", new)):
+        text = HEAD.replace("BODY", body.format(*[word] * body.count("{}")))
+        flat = f"references-{name}-{by}-{side}".replace(" ", "-")
+        made.append(compiles(built, flat, text, *flags.split(), "-Wl,--build-id=none", by=by))
+    return [(made[0], made[1]), (stripped(made[0]), stripped(made[1]))]
+
+
+def compared(old: Path, new: Path) -> tuple[Graph, Graph, Diff]:
+    a, b = (lift(path, facts=True) for path in (old, new))
+    return a, b, diff_graphs(a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [(name, by) for by in ("gcc", "clang") for name in REFERENCES
+     if by == "gcc" or name not in OTHER_CODE],
+)  # fmt: skip
+def test_another_reference_is_a_change_of_one_function(built: Path, name: str, by: str) -> None:
+    flags, body, old, new = REFERENCES[name]
+    for programs in both(built, name, flags, body, old, new, by):
+        a, b, diff = compared(*programs)
+        assert not diff.same and not len(diff.deleted) and not len(diff.inserted)
+        (match,) = np.flatnonzero(diff.changed)
+        assert shown_name(a, int(diff.function_a[match])) in ("test", shown_name(
+            b, int(diff.function_b[match])))  # fmt: skip
+        counts = counts_of(a, b, diff)
+        assert (counts.changed, counts.references_only) == (1, 1)
+        assert diff.similarity[match] < 1 and references_of(diff, int(match))
+        (one,) = [one for one in diff_file(a, b, diff).matched if one.level != "same"]
+        assert one.level == "references" and one.references[0].old != one.references[0].new
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_other_instructions_are_no_other_references(built: Path, name: str) -> None:
+    flags, body, old, new = CHANGES[name]
+    for programs in both(built, name, flags, body, old, new):
+        diff = compared(*programs)[2]
+        # Of "member" the caller changes, too.
+        assert diff.changed.any() and not diff.references_only.any()
+
+
+def test_a_permuted_switch_is_a_change(built: Path) -> None:
+    made = []
+    for side, cases in (("old", ("0", "3")), ("new", ("3", "0"))):
+        text = HEAD.replace("BODY", SWITCH.format(*cases))
+        made.append(stripped(compiles(built, f"references-switch-{side}", text, "-O2")))
+    assert compared(*made)[2].changed.sum() == 1
+
+
+def test_references_are_named(built: Path) -> None:
+    for name, words in (
+        ("format", '"%d" → "%u"'), ("float", "1.5 at "), ("import", "__ctype_toupper_loc → "),
+        ("global", "g1 → g2"), ("callback", "up → down"), ("argument", "argument at +0x4 → "),
+        ("buffer", "stack at -0x"),
+    ):  # fmt: skip
+        diff = compared(*both(built, name, *REFERENCES[name])[0])[2]
+        (match,) = np.flatnonzero(diff.changed).tolist()
+        assert references_of(diff, match)[0].startswith(words), name
+
+
+STYLES = {
+    "noplt": "-fno-plt", "m32noplt": "-m32 -fno-plt", "m32": "-m32", "now": "-Wl,-z,now",
+    "object": "-c", "object-noplt": "-c -fPIC -fno-plt",
+    "m32object-noplt": "-m32 -c -fPIC -fno-plt", "large": "-mcmodel=large",
+    "largepic": "-mcmodel=large -fPIC -shared", "shared": "-shared -fPIC",
+    "nopie": "-no-pie -fno-pie",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_imports_are_known_in_every_style_of_calls(built: Path, style: str) -> None:
+    source = (
+        "extern int toupper(int), tolower(int); __attribute__((noinline)) int test(int a, int b)"
+        "{ return WORD(a) + b; } int main(int n, char **v) { return test(n, n + 2); }"
+    )
+    old, new = (
+        compiles(built, f"style-{style}-{word}", source.replace("WORD", word), "-O2",
+                 *STYLES[style].split())
+        for word in ("toupper", "tolower")
+    )  # fmt: skip
+    a, _, diff = compared(old, new)
+    (match,) = np.flatnonzero(diff.changed).tolist()
+    assert a.function_name[diff.function_a[match]] == "test" and diff.references_only[match]
+    assert "toupper → tolower" in references_of(diff, match)
+
+
+FRONT = "const double front[] = {1.5, 2.5}; int more[37] = {1, 2}; char room[999];"
+LIBRARY = """
+#include <stdio.h>
+int value = 3; static int calls, also; static double kept = 4.5;
+static const char *const names[] = {"a", "of", "three"}; static int (*step)(int);
+const char *word(int n) { calls += n; also ^= calls; return names[n % 3]; }
+double share(double x) { return x * 0.75 + value + kept; }
+int steps(int n) { switch (n) { case 0: return step(3); case 1: return 17; case 2: return calls;
+  case 3: return n * 5; case 4: value++; return also; case 5: also++; } return -n; }
+void set(int (*f)(int)) { step = f ? f : steps; printf("%d", calls); puts("r"); }
+"""
+
+
+@pytest.mark.parametrize("flags", ["-O2 -fPIC", "-O0 -fPIC", "-m32 -O2 -fPIC", "-O2 -fno-pie"])
+def test_what_moves_is_no_change(tmp_path: Path, flags: str) -> None:
+    """Other padding, order and place of objects and data, another folder: nothing differs."""
+    objects: dict[str, Path] = {}
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        for name, text in (("front", FRONT), ("library", LIBRARY), ("second", SECOND)):
+            (tmp_path / folder / f"{name}.c").write_text(text)
+            for more in ("", "-falign-functions=64") if folder == "one" else ("",):
+                out = f"{name}{more}.o"
+                words = ["gcc", "-g", "-w", *flags.split(), *more.split(), "-c", f"{name}.c"]
+                subprocess.run([*words, "-o", out], cwd=tmp_path / folder, check=True)
+                objects[f"{folder}/{out}"] = tmp_path / folder / out
+    kind = ["-shared"] if "PIC" in flags else ["-static", "-no-pie", "-Wl,-e,0"]
+    kind += ["-Wl,--unresolved-symbols=ignore-all"]
+    first = "0x90000" if "PIC" in flags else "0x490000"
+
+    def link(name: str, *parts: str) -> list[Graph]:
+        files = [str(objects.get(part, part)) for part in parts]
+        bits = [word for word in flags.split() if word == "-m32"]
+        subprocess.run(
+            ["gcc", *bits, *kind, "-nostdlib", *files, "-o", tmp_path / name], check=True
+        )
+        return [lift(path, facts=True) for path in (tmp_path / name, stripped(tmp_path / name))]
+
+    whole = link("whole", "one/library.o", "one/second.o")
+    for name, parts in {
+        "elsewhere": ("two/library.o", "two/second.o"),
+        "padded": ("one/library-falign-functions=64.o", "one/second-falign-functions=64.o"),
+        "turned": ("one/second.o", "one/library.o"),
+        "behind": ("one/front.o", "one/library.o", "one/second.o"),
+        "moved": ("one/library.o", "one/second.o", f"-Wl,--section-start=.rodata={first}"),
+    }.items():
+        for a, b in zip(whole, link(name, *parts), strict=True):
+            diff = diff_graphs(a, b)
+            assert diff.same and not diff.other.data, (name, diff.references.old)
+
+
+SECOND = """
+int second_value = 3; static const short table[] = {1, 2, 3, 5, 8}; static int seen[4];
+int look(int n) { seen[n & 3]++; return table[n % 5] + second_value; }
+int looked(int n) { return seen[n & 3]; }
+"""
+
+
+def test_code_that_moves_leaves_distances_in_tables(built: Path) -> None:
+    """clang makes tables of distances to strings of a switch."""
+    body = """const char *s; switch (a) { case 0: s = "zero"; break; case 1: s = "one"; break;
+      case 2: s = "two"; break; case 3: s = "three"; break; default: s = "more"; }
+      puts(s); return b;"""
+    text = HEAD.replace("BODY", body)
+    made = [
+        stripped(compiles(built, f"distances-{name}", more, "-O2", "-fPIC", by="clang"))
+        for name, more in (
+            ("old", text), ("new", "const char front[] = \"in front\";\n" + text),
+            ("other", text.replace('"two"', '"deux"')),
+        )
+    ]  # fmt: skip
+    assert not compared(made[0], made[1])[2].changed.any()
+    assert compared(made[0], made[2])[2].changed.sum() == 1
+
+
+def test_a_moved_place_on_the_stack_is_no_change() -> None:
+    """The numbers of places do not count, but which is which does."""
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        used = random.integers(1, 4, 6) * -8
+        moves = dict(zip((-8, -16, -24), random.permutation([-32, -48, -64]).tolist(), strict=True))
+        there = np.asarray([moves[one] for one in used.tolist()])
+        if random.random() < 0.5:
+            there[random.integers(6)] = random.choice([-32, -48, -64])
+        graphs = [slots_of(one) for one in (used, there)]
+        zero = np.zeros(1, np.int64)
+        found = compare_slots(graphs[0], graphs[1], zero, zero, zero, zero)
+        pairs = set(zip(used.tolist(), there.tolist(), strict=True))
+        one_to_one = len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+        assert found.same.all() == one_to_one
+
+
+def slots_of(places: np.ndarray) -> Graph:
+    nops = [b"\x90"] * len(places)
+    graph = graph_of({0x10: [Block(0x10, nops, [(Edge.RETURN, 0)])]})
+    graph.slot = places.astype(np.int64)
+    graph.slot_place = np.arange(len(places))
+    graph.slot_size = np.zeros(len(places), np.int64)
+    return graph
+
+
+def test_arguments_are_told_by_their_place() -> None:
+    zero = np.zeros(1, np.int64)
+    for one, other, same in (
+        ([8, 16], [8, 16], True),
+        ([8, 16], [16, 8], False),
+        ([8], [16], False),
+    ):
+        graphs = slots_of(np.asarray(one)), slots_of(np.asarray(other))
+        assert compare_slots(*graphs, zero, zero, zero, zero).same.all() == same
+
+
+def test_functions_with_several_names(built: Path) -> None:
+    code = ("lea 3(%rdi),%eax\nret\n", "xor %eax,%eax\nrep movsb\ncpuid\nret\n")
+    made = []
+    for side, names in (("old", ["compress_data"]), ("new", ["compress_data", "cdata"])):
+        text = "".join(f".globl {one}\n.type {one},@function\n{one}:\n" for one in names)
+        text += code[side == "new"] + "".join(f".size {one},.-{one}\n" for one in names)
+        made.append(compiles(built, f"aliases-{side}.s", text, "-shared", "-nostdlib"))
+    a, b, diff = compared(*made)
+    assert diff.reason.tolist() == [Reason.NAME] and diff.changed.all()
+    assert (a.function_name, b.function_name) == (["compress_data"], ["cdata"])
+    assert diff.other.exports_inserted == ["cdata"] and not diff.other.exports_deleted
+
+
+def test_data_imports_and_exports_are_listed(built: Path) -> None:
+    text = "const int table[4] = {1, 2, 3, 4}; int start = 5; int f(int i) { return table[i & 3]; }"
+    old = compiles(built, "listed-old", text, "-O2", "-shared", "-fPIC")
+    new = compiles(built, "listed-new", text.replace("3, 4", "3, 9").replace("= 5", "= 6")
+                   + "int toupper(int); int g(int i) { return toupper(i); }",
+                   "-O2", "-shared", "-fPIC")  # fmt: skip
+    diff = compared(old, new)[2]
+    assert [(one.name, one.size_a, one.first, one.old, one.new) for one in diff.other.data] == [
+        ("start", 4, 0, "05000000", "06000000"), ("table", 16, 12, "04000000", "09000000"),
+    ]  # fmt: skip
+    assert diff.other.imports_inserted == ["toupper"] and diff.other.exports_inserted == ["g"]
+    assert diff.references_only.tolist().count(True) == 1
+
+
+def test_a_graph_file_knows_what_a_program_does(built: Path, tmp_path: Path) -> None:
+    programs = both(built, "global", *REFERENCES["global"])[1]
+    graphs = []
+    for number, path in enumerate(programs):
+        write_graph(lift(path, facts=True), tmp_path / f"{number}.parquet")
+        graphs.append(read_graph(tmp_path / f"{number}.parquet"))
+    a, b, diff = compared(*programs)
+    assert diff_file(*graphs, diff_graphs(*graphs)) == diff_file(a, b, diff)
+
+
+def test_variables_that_nothing_tells_apart_are_counted(built: Path) -> None:
+    """The one user that could tell changed in all that it does."""
+    text = "int sum(int *, int *); static int one, two; int f(int n) { return WORD; } int g(int n)"
+    old = "{ return sum(&one, &two); }"
+    new = "{ for (int i = 0; i < n; i++) two ^= one * i; return sum(&two, &one) / 7 + n; }"
+    flags = ("-O1", "-shared", "-fPIC")
+    a = compiles(built, "counted-old", text.replace("WORD", "one") + old, *flags)
+    b = compiles(built, "counted-new", text.replace("WORD", "two") + new, *flags)
+    diff = compared(stripped(a), stripped(b))[2]
+    assert diff.left_out[UNVERIFIED] == 1 or diff.changed.sum() == 2
