@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill.bbv.read import pieces
+from tokmill.bbv.traces.read import pieces
 
 ENTRY = re.compile(r":(\d+):(\d+)")
 INTERVALS, BLOCKS, SEED = 30_000, 3_000, 5

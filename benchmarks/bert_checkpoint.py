@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from measure import highest
-from tokmill.models.google_bert import GoogleBert, variables
-from tokmill.training.runs.google_bert import import_bert, read_bert
-from tokmill.training.runs.tensor_bundle import TensorBundle
+from tokmill.models.public.google_bert import GoogleBert, variables
+from tokmill.training.runs.tensorflow.google_bert_run import import_bert, read_bert
+from tokmill.training.runs.tensorflow.tensor_bundle import TensorBundle
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 

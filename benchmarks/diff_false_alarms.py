@@ -16,7 +16,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tokmill.x86.diff.programs import diff_graphs
+from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.lift.cfg import lift
 
 FRONT = """

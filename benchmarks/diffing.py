@@ -26,15 +26,15 @@ import numpy as np
 import diffing_programs as programs
 import tokmill
 from diffing_table import NO_ADDRESSES, THEIRS, Result, details, keep, kept, means, table
-from tokmill import child
+from tokmill.base import child
 from tokmill.store.schema import Array
-from tokmill.x86.diff.block_truth import judge_blocks
-from tokmill.x86.diff.ground_truth import GroundTruth, ground_truth, judge_functions
-from tokmill.x86.diff.programs import diff_graphs
-from tokmill.x86.diff.source_lines import two_versions
+from tokmill.x86.diff.program_diff import diff_graphs
+from tokmill.x86.diff.truth.block_truth import judge_blocks
+from tokmill.x86.diff.truth.ground_truth import GroundTruth, ground_truth, judge_functions
+from tokmill.x86.diff.truth.source_lines import two_versions
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.graphs.files import write_graph
-from tokmill.x86.image.debug_info import DebugInfo, debug_reader, read_debug_info
+from tokmill.x86.graphs.graph_files import write_graph
+from tokmill.x86.image.debug.debug_info import DebugInfo, debug_reader, read_debug_info
 from tokmill.x86.lift.cfg import lift
 
 CODE = Path(tokmill.__file__).parent / "x86"
@@ -157,7 +157,7 @@ class Bench:
         result.scores["tokmill"], result.left_out = judge_functions(truth, *matched)
         result.blocks, _ = judge_blocks(truth, diff.block_a, diff.block_b)
         if self.run is not None:
-            from tokmill.cli.diff_vectors import vectors_of
+            from tokmill.x86.commands.diff_vectors import vectors_of
 
             vectors = vectors_of((a, b), self.run, at="last", device="auto", quiet=True)
             diff = diff_graphs(a, b, names=False, vectors=vectors)
@@ -254,7 +254,7 @@ def instructions(graph: Graph) -> list[list[tuple[str, str]]]:
     """Return mnemonic and operands of the instructions of each function, addresses left out."""
     from iced_x86 import Decoder
 
-    from tokmill.report.diff_code import RIP
+    from tokmill.x86.diff.output.diff_code import RIP
     from tokmill.x86.tokens.spellings import intel
 
     formatter = intel()

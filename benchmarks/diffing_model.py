@@ -22,11 +22,11 @@ import diffing_programs as programs
 from diffing import Bench, Pairs, assigned
 from jsonl_store import remove
 from tokmill import Store
-from tokmill.cli.diff_vectors import comparable, function_vectors
-from tokmill.files import write_file
+from tokmill.base.files import write_file
 from tokmill.store.schema import Array
-from tokmill.x86.diff.ground_truth import judge_functions
-from tokmill.x86.diff.programs import diff_graphs
+from tokmill.x86.commands.diff_vectors import comparable, function_vectors
+from tokmill.x86.diff.program_diff import diff_graphs
+from tokmill.x86.diff.truth.ground_truth import judge_functions
 from x86_models import run
 
 TRAINED = ("diffutils", "findutils")

@@ -30,10 +30,10 @@ import diffing_programs as programs
 from measure import highest
 from symbol_truth import read_truth
 from tokmill.store.schema import Array
-from tokmill.x86.diff.ground_truth import Score
-from tokmill.x86.diff.programs import diff_graphs
+from tokmill.x86.diff.program_diff import diff_graphs
+from tokmill.x86.diff.truth.ground_truth import Score
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.files import read_graph, write_graph
+from tokmill.x86.graphs.graph_files import read_graph, write_graph
 from tokmill.x86.lift.cfg import lift
 
 SMALL = (Path("/usr/lib/git-core/scalar"), Path("/usr/lib/git-core/git-shell"))

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 import diffing_programs as programs
-from tokmill.files import write_file
-from tokmill.x86.diff.ground_truth import LeftOut, Score
+from tokmill.base.files import write_file
+from tokmill.x86.diff.truth.ground_truth import LeftOut, Score
 
 THEIRS, OURS = "qbindiff", "tokmill"
 NO_ADDRESSES = "qbindiff without `addr`"

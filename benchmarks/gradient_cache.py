@@ -28,11 +28,11 @@ def step(entries: int, micro_tokens: int) -> dict[str, float]:
     """Return seconds and peak MiB of a step in this process, and what it computed."""
     import torch
 
-    from tokmill.models.encoder import Encoder, EncoderConfig
-    from tokmill.models.inputs import Inputs
     from tokmill.models.model import Tensors
-    from tokmill.tasks.contrastive import Contrastive, ContrastiveConfig
-    from tokmill.training.engines.compare import compare_step
+    from tokmill.models.model_inputs import Inputs
+    from tokmill.models.transformers.encoder import Encoder, EncoderConfig
+    from tokmill.tasks.comparison.contrastive import Contrastive, ContrastiveConfig
+    from tokmill.training.engines.compared_step import compare_step
     from tokmill.training.engines.single import Single
     from tokmill.training.recipe.config import OptimConfig, RunConfig
 

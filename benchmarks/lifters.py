@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "plugin-angr"))

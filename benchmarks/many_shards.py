@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill.store.manifest import Manifest, ShardEntry
+from tokmill.store.manifest import Manifest, ShardEntry, sealed
 from tokmill.store.schema import Column
-from tokmill.store.seal import sealed
-from tokmill.store.shard import SUFFIX, write_tensors
+from tokmill.store.shards.shard import SUFFIX, write_tensors
 from tokmill.store.store import Store
 
 

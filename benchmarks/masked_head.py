@@ -23,11 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from measure import highest
-from tokmill.models.encoder import Encoder, EncoderConfig
 from tokmill.models.heads import Heads, Transform
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
-from tokmill.models.predicted import predicted, taken
+from tokmill.models.model_inputs import Inputs, predicted, taken
+from tokmill.models.transformers.encoder import Encoder, EncoderConfig
 
 VOCAB, ROWS, LENGTH, SHARE = 30_522, 8, 128, 0.15
 CONFIG = EncoderConfig(dim=512, layers=4, heads=8, hidden=2048, context=LENGTH)

@@ -29,7 +29,7 @@ import torch
 import defaults
 import tokmill
 from jsonl_store import remove
-from tokmill.recipe import read_toml
+from tokmill.base.recipe import read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)

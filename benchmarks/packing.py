@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.feed.pack import Patterns, best_fit
-from tokmill.feed.pieces import cut, rests
+from tokmill.feed.pack import Patterns, best_fit, cut, rests
 from tokmill.store.schema import Array
 
 DOCUMENTS = (20_000, 200_000, 10**6, 10**9)

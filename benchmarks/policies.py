@@ -25,8 +25,8 @@ from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
-from tokmill.rl import embeddings
-from tokmill.rl.distilbert import DistilBert
+from tokmill.rl.embedding import embeddings
+from tokmill.rl.embedding.distilbert import DistilBert
 
 ROWS, ROUNDS = 16, 2
 LINES = (

@@ -36,11 +36,11 @@ import msgspec
 import numpy as np
 
 import tokmill
-from tokmill.bbv.addresses import read_maps
-from tokmill.bbv.cpi import read_measures
-from tokmill.bbv.profile import Asked, profile
-from tokmill.builds.prepare import How
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.traces.addresses import read_maps
+from tokmill.bbv.traces.cpi import read_measures
+from tokmill.bbv.traces.profile import Asked, profile
+from tokmill.builds.plan import How
 
 INTERVALS = 300
 NOT_ALL = 3

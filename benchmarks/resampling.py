@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokmill.bbv.clusters import Floats
-from tokmill.bbv.methods import Estimate, Method
-from tokmill.bbv.population import Population
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.points.clusters import Floats
+from tokmill.bbv.points.methods import Estimate, Method
+from tokmill.bbv.points.population import Population
 
 DRAWS = 200
 """Samples by which a number of points is judged."""

@@ -22,10 +22,10 @@ from torch.nn import functional as F
 
 from measure import highest
 from tokmill.feed.feed import Batch
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
-from tokmill.models.rwkv7 import RWKV7, RWKV7Config, TimeMix
-from tokmill.models.wkv7 import Form, wkv7
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config, TimeMix
+from tokmill.models.rwkv.wkv7 import Form, wkv7
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 

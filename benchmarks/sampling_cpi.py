@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from resampling import Resampled, enough_points, resample
-from tokmill.bbv import beside, cpi, read
-from tokmill.bbv.choose import SAMPLED
-from tokmill.bbv.methods import METHODS
-from tokmill.bbv.population import Population, as_matrix, population
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.points.choose_points import SAMPLED
+from tokmill.bbv.points.methods import METHODS
+from tokmill.bbv.points.population import Population, as_matrix, population
+from tokmill.bbv.traces import cpi, read
+from tokmill.bbv.traces import trace_files as beside
 
 OTHERS = 5
 """One of so many draws judges a method that is not the default."""

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import tuning
-from tokmill.errors import TokmillError
-from tokmill.mlir.iree.model import FLAGS, Model, Way, fastest
+from tokmill.base.errors import TokmillError
 from tokmill.mlir.iree.tiles import IreeSpace
+from tokmill.mlir.iree.tuned_model import FLAGS, Model, Way, fastest
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import problem as problems
 

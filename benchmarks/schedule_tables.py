@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokmill.report.compare import mean_interval
-from tokmill.report.figures import HIGHEST, LOWEST, Figure, Series
+from tokmill.report.comparison.compare_runs import mean_interval
+from tokmill.report.pages.figures import HIGHEST, LOWEST, Figure, Series
 
 POINTS = (8, 16, 24, 64)
 """Evaluations a module of the columns "after n"."""

@@ -41,20 +41,21 @@ import schedule_tables
 import tokmill
 from kernelbench import LEVEL_1 as KERNELBENCH
 from schedule_tables import Found, Table, by_evaluation, curve_of, mean
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
+from tokmill.base.recipe import merge, read_toml
 from tokmill.mlir import search
 from tokmill.mlir.loops import schedule
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import problem as problems
 from tokmill.mlir.modules.problem import Problem
-from tokmill.recipe import merge, read_toml
-from tokmill.report.figures import write_csv
-from tokmill.report.plot import render
-from tokmill.rl import evaluate, loop
+from tokmill.report.pages.figures import write_csv
+from tokmill.report.pages.plot import render
+from tokmill.rl import evaluate_policy as evaluate
+from tokmill.rl import ppo_loop as loop
 from tokmill.rl.modules import check_fits
-from tokmill.rl.task import SchedulesConfig
+from tokmill.rl.schedule_task import SchedulesConfig
 from tokmill.training.runs.run import load_task
-from tokmill.training.runs.track import METRICS, read_metrics
+from tokmill.training.runs.trackers import METRICS, read_metrics
 
 PRETRAINED = {"PPO, DistilBERT, pre-trained"}
 """Those that begin with an encoder of the task masked."""

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill.bbv.clusters import Floats
-from tokmill.bbv.cpi import PAGE_FAULTS
-from tokmill.bbv.executions import Executions, mnemonic_mix, read_executions, with_rates
-from tokmill.bbv.shared_points import Shared, cluster_intervals, shared_points, weights_of
+from tokmill.bbv.points.clusters import Floats
+from tokmill.bbv.points.executions import Executions, mnemonic_mix, read_executions, with_rates
+from tokmill.bbv.points.shared_points import Shared, cluster_intervals, shared_points, weights_of
+from tokmill.bbv.traces.cpi import PAGE_FAULTS
 from tokmill.store.store import Store
 
 PENALTIES = (0.03, 0.3, 3.0)

@@ -26,11 +26,11 @@ import numpy as np
 
 import tokmill
 from profiles import MAWK, MAWK_END, Inputs
-from tokmill.bbv.addresses import read_maps
-from tokmill.bbv.executions import read_executions, untrained
-from tokmill.bbv.profile import Asked, profile
-from tokmill.bbv.shared_points import Shared, shared_points
-from tokmill.builds.prepare import How
+from tokmill.bbv.points.executions import read_executions, untrained
+from tokmill.bbv.points.shared_points import Shared, shared_points
+from tokmill.bbv.traces.addresses import read_maps
+from tokmill.bbv.traces.profile import Asked, profile
+from tokmill.builds.plan import How
 from tokmill.inference.embed import embed
 from tokmill.store.store import Store
 

@@ -35,13 +35,13 @@ import numpy as np
 import tokmill
 from similarity_programs import OLDER, splits
 from similarity_ranker import cosines, fit, pairs
-from tokmill.builds.prepare import How
-from tokmill.cli.similarity_vectors import baselines_of, vectors_of
+from tokmill.builds.plan import How
+from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
 from tokmill.similarity.evaluation import Choice, Evaluation
 from tokmill.similarity.evaluation import evaluate as run_evaluation
 from tokmill.similarity.functions import functions_of, of_functions
 from tokmill.similarity.pool_measures import CHANCE, Method, Value
-from tokmill.similarity.rows import Rows
+from tokmill.similarity.vector_rows import Rows
 from tokmill.store.store import Store
 from tokmill.x86.features.learned_sums import code_parts, vector_parts
 from tokmill.x86.features.store_functions import store_functions

@@ -28,9 +28,9 @@ from typing import Any
 import tokmill
 from program_pairs import LAYOUT, compilers
 from similarity_programs import COMPILERS, OLDER, splits
-from tokmill.builds.prepare import How
-from tokmill.builds.resources import Amount
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.builds.execution.resources import Amount
+from tokmill.builds.plan import How
 from tokmill.store.store import Store
 from tokmill.x86.graphs.lifting import lift_files
 

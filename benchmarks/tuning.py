@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import peak
-from tokmill.mlir.iree.model import FLAGS
+from tokmill.mlir.iree.tuned_model import FLAGS
 
 MIX = Path(__file__).with_name("tuning_mix.toml")
 

@@ -21,10 +21,10 @@ from safetensors.numpy import load_file
 
 from jsonl_store import remove
 from tokmill import Store
-from tokmill.files import write_file
-from tokmill.report import figures
-from tokmill.report.plot import render
-from tokmill.store.stats import count
+from tokmill.base.files import write_file
+from tokmill.report.pages import figures
+from tokmill.report.pages.plot import render
+from tokmill.store.checks.stats import count
 from x86_store import some
 
 TOKMILL = str(Path(sys.executable).parent / "tokmill")

@@ -18,9 +18,9 @@ import numpy as np
 
 from measure import Contestant, interleave, run_once
 from tokmill import Store, build
-from tokmill.errors import TokmillError
-from tokmill.progress import human_bytes, human_time
-from tokmill.store.hashes import token_values
+from tokmill.base.errors import TokmillError
+from tokmill.base.progress import human_bytes, human_time
+from tokmill.store.checks.hashes import token_values
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.tokens.rules import COLUMNS, tokenize_bytes
 

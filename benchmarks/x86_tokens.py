@@ -20,7 +20,7 @@ from iced_x86 import Decoder
 from tokmill.store.schema import Array
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabulary import closed
+from tokmill.x86.tokens.vocabularies.vocabulary import closed
 
 ROOTS = ("/usr/bin", "/usr/sbin", "/usr/lib/x86_64-linux-gnu")
 INSTRUCTIONS = 5_000_000

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.heads import Heads
-from tokmill.models.inputs import Inputs
-from tokmill.models.layers import linear_cross_entropy
 from tokmill.models.model import Tensors
-from tokmill.training.engines.optim import clip_gradients, make_optimizer
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.transformers.layers import linear_cross_entropy
+from tokmill.training.engines.optimisers.optim import clip_gradients, make_optimizer
 from tokmill.training.engines.tensors import read_metadata, read_tensors, write_tensors
 from tokmill.training.recipe.config import OptimConfig
 
@@ -69,7 +69,7 @@ def cosine_schedule(step: int, max_lr: float, min_lr: float, warmup: int, steps:
 
     It rises linearly from 0 to `max_lr` at `warmup`, falls along half a cosine to `min_lr` at
     `steps`, and stays there. The schedule of `tokmill train` begins above 0
-    (`tokmill.training.engines.optim.learning_rate`).
+    (`tokmill.training.engines.optimisers.optim.learning_rate`).
     """
     if step < warmup:
         return max_lr * step / warmup

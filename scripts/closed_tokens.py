@@ -2,8 +2,8 @@
 
 Usage: python scripts/closed_tokens.py
 
-Writes src/tokmill/x86/tokens/closed_tokens.json: column → every token that the rules can emit,
-special tokens left out. The file is frozen: another list is another version of the rules
+Writes src/tokmill/x86/tokens/vocabularies/closed_tokens.json: column → every token that the rules
+can emit, special tokens left out. The file is frozen: another list is another version of the rules
 (`TokmillRules.version`), as ids change with it.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import iced_x86
 
 from tokmill.x86.tokens import tokmill_rules as rules
-from tokmill.x86.tokens.names import flags, full_registers, names
+from tokmill.x86.tokens.register_names import flags, full_registers, names
 
 COUNTS = (0, 1, 8, 9, 17, 18, 31, 32, 33, 64)
 """Immediates that shifts and rotates of some size tell apart."""
@@ -65,7 +65,7 @@ def all_flags() -> set[str]:
 
 def main() -> None:
     """Write the file."""
-    path = Path(__file__).parent.parent / "src/tokmill/x86/tokens/closed_tokens.json"
+    path = Path(__file__).parent.parent / "src/tokmill/x86/tokens/vocabularies/closed_tokens.json"
     path.write_text(json.dumps(closed_tokens(), indent=0) + "\n")
 
 

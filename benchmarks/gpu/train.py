@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from device import cuda, describe
 
+from tokmill.base.recipe import merge, read_toml
 from tokmill.feed.feed import Batch
-from tokmill.models.inputs import Inputs
-from tokmill.models.rwkv7 import TimeMix
-from tokmill.models.wkv7 import HAS_FLA, Form
-from tokmill.recipe import merge, read_toml
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.rwkv.rwkv7 import TimeMix
+from tokmill.models.rwkv.wkv7 import HAS_FLA, Form
 from tokmill.tasks.task import to_tensors
-from tokmill.training.engines.choose import make_engine
-from tokmill.training.meter import peak_flops
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.budget.meter import peak_flops
+from tokmill.training.engines.choose_engine import make_engine
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import make_task
 

@@ -17,7 +17,7 @@ from device import cuda, describe, in_turns, peak
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokmill.models.wkv7 import HAS_FLA, Form, wkv7
+from tokmill.models.rwkv.wkv7 import HAS_FLA, Form, wkv7
 
 SHAPES = ((8, 4096, 64, 64), (1, 32768, 16, 64))
 CUT = (1, 512, 4, 64)

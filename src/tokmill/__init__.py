@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # For type checkers and editors, to which `as` means a public name; `_PUBLIC` is for Python.
-    from tokmill.builds.run import build as build
-    from tokmill.errors import TokmillError as TokmillError
+    from tokmill.base.errors import TokmillError as TokmillError
+    from tokmill.builds.build import build as build
     from tokmill.feed.entries import Pairs as Pairs
     from tokmill.feed.entries import Tuples as Tuples
     from tokmill.feed.feed import Feed as Feed
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from tokmill.inference.sample import generate as generate
     from tokmill.inference.sample import sample as sample
     from tokmill.store.store import Store as Store
-    from tokmill.text.tokenizer import Tokenizer as Tokenizer
-    from tokmill.text.train import train_tokenizer as train_tokenizer
+    from tokmill.text.learning.train_tokenizer import train_tokenizer as train_tokenizer
+    from tokmill.text.tokenizers.tokenizer import Tokenizer as Tokenizer
     from tokmill.training.dataset import TokenDataset as TokenDataset
     from tokmill.training.session import train as train
-    from tokmill.x86.tokenizer import X86Tokenizer as X86Tokenizer
     from tokmill.x86.tokens.rules import align as align
     from tokmill.x86.tokens.rules import tokenize_binary_instruction as tokenize_binary_instruction
     from tokmill.x86.tokens.rules import tokenize_bytes as tokenize_bytes
+    from tokmill.x86.x86_tokenizer import X86Tokenizer as X86Tokenizer
 
 from tokmill.version import __version__
 
@@ -42,9 +42,9 @@ _PUBLIC = {
     "Packed": "tokmill.feed.packed",
     "Pairs": "tokmill.feed.entries",
     "Tuples": "tokmill.feed.entries",
-    "build": "tokmill.builds.run",
-    "Tokenizer": "tokmill.text.tokenizer",
-    "train_tokenizer": "tokmill.text.train",
+    "build": "tokmill.builds.build",
+    "Tokenizer": "tokmill.text.tokenizers.tokenizer",
+    "train_tokenizer": "tokmill.text.learning.train_tokenizer",
     "train": "tokmill.training.session",
     "TokenDataset": "tokmill.training.dataset",
     "sample": "tokmill.inference.sample",
@@ -52,8 +52,8 @@ _PUBLIC = {
     "tokenize_binary_instruction": "tokmill.x86.tokens.rules",
     "tokenize_bytes": "tokmill.x86.tokens.rules",
     "align": "tokmill.x86.tokens.rules",
-    "X86Tokenizer": "tokmill.x86.tokenizer",
-    "TokmillError": "tokmill.errors",
+    "X86Tokenizer": "tokmill.x86.x86_tokenizer",
+    "TokmillError": "tokmill.base.errors",
 }
 __all__ = ["__version__", *_PUBLIC]
 

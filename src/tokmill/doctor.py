@@ -16,10 +16,10 @@ from typing import Literal
 import msgspec
 
 from tokmill import plugins
-from tokmill.builds.resources import machine_memory
-from tokmill.errors import MissingExtraError, TokmillError
-from tokmill.files import locked, write_file
-from tokmill.progress import human_bytes
+from tokmill.base.errors import MissingExtraError, TokmillError
+from tokmill.base.files import locked, write_file
+from tokmill.base.progress import human_bytes
+from tokmill.builds.execution.resources import machine_memory
 from tokmill.version import __version__
 
 LEAST_FREE = 1 << 30
@@ -186,7 +186,7 @@ def _tokenizer() -> object:
     vocab = {i: bytes([i]) for i in range(256)}
     merges = [(b"l", b"o"), (b"x", b"y"), (b"xy", b"z"), (b"lo", b"w"), (b"e", b"r")]
     vocab |= {256 + i: a + b for i, (a, b) in enumerate(merges)}
-    kind = plugins.require("tokmill.text.tokenizer").Tokenizer
+    kind = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer
     return kind(vocab, merges, ["<|endoftext|>"])
 
 
@@ -194,7 +194,7 @@ def _engine(engine: str) -> Callable[[], str]:
     def check() -> str:
         plugins.require(engine)
         data = _tokenizer().to_json()  # type: ignore[attr-defined]
-        make = plugins.require("tokmill.text.encoders").make_encoder
+        make = plugins.require("tokmill.text.encoding.encoders").make_encoder
         ids, lengths = make(data, engine=engine, specials_in_text="special")([WORDS, "", "low"])
         if ids.tolist() != [*ANSWER, 259] or lengths.tolist() != [len(ANSWER), 0, 1]:
             raise TokmillError(

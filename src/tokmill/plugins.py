@@ -15,7 +15,7 @@ import functools
 import importlib
 from typing import Any, NamedTuple
 
-from tokmill.errors import MissingExtraError, UsageError, nearest
+from tokmill.base.errors import MissingExtraError, UsageError, nearest
 
 
 class Part(NamedTuple):
@@ -27,54 +27,62 @@ class Part(NamedTuple):
 
 
 SOURCES: dict[str, Part] = {
-    "text": Part("tokmill.text.source:TextSource", "text", "plain text files"),
+    "text": Part("tokmill.text.plain_text:TextSource", "text", "plain text files"),
     "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
-    "chat": Part("tokmill.text.chat:ChatSource", "text", "JSON Lines of chats, with a loss mask"),
+    "chat": Part(
+        "tokmill.text.chats.chat:ChatSource", "text", "JSON Lines of chats, with a loss mask"
+    ),
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
     "corpus": Part("tokmill.text.corpus:CorpusSource", "text", "walks as text, a walk per line"),
-    "tsv": Part("tokmill.text.tsv:TsvSource", "text", "tables of labelled sentences, such as GLUE"),
-    "x86": Part("tokmill.x86.source:X86Source", "x86", "x86 programs, or graphs of them"),
+    "tsv": Part(
+        "tokmill.text.tables.tsv:TsvSource", "text", "tables of labelled sentences, such as GLUE"
+    ),
+    "x86": Part("tokmill.x86.program_source:X86Source", "x86", "x86 programs, or graphs of them"),
     "pairs": Part(
         "tokmill.x86.pairs:PairsSource", "x86", "pairs of graphs of programs: walks through both"
     ),
     "bbv": Part(
-        "tokmill.bbv.source:BbvSource", "", "basic block vectors of programs that ran, and CPI"
+        "tokmill.bbv.execution_source:BbvSource",
+        "",
+        "basic block vectors of programs that ran, and CPI",
     ),
     "mlir": Part(
-        "tokmill.mlir.source:MlirSource",
+        "tokmill.mlir.module_source:MlirSource",
         "mlir",
         "MLIR modules, ONNX models, sizes ('matmul 64 64 64'): operations as policies see them",
     ),
     "select": Part(
-        "tokmill.builds.select:SelectSource", "", "other stores: filter, sample, split, merge"
+        "tokmill.builds.selection.select:SelectSource",
+        "",
+        "other stores: filter, sample, split, merge",
     ),
     "mine": Part(
-        "tokmill.builds.mining.source:MineSource",
+        "tokmill.builds.mining.mining_source:MineSource",
         "",
         "a store of functions or intervals: entries for contrastive learning",
     ),
     "overlay": Part(
-        "tokmill.builds.values:ValuesSource",
+        "tokmill.builds.selection.overlay_values:ValuesSource",
         "",
         "a store, and numpy files with more columns for it",
     ),
     "embed": Part(
         "tokmill.inference.embed:EmbedSource", "train", "a store and a run: a vector per record"
     ),
-    "npz": Part("tokmill.formats.npz:NpzSource", "", "npz files of padded windows"),
+    "npz": Part("tokmill.formats.windows.npz:NpzSource", "", "npz files of padded windows"),
     "bin": Part("tokmill.formats.bin:BinSource", "", "headerless and llm.c token files"),
     "megatron": Part("tokmill.formats.megatron:MegatronSource", "", "Megatron .bin/.idx pairs"),
     "datatrove": Part("tokmill.formats.datatrove:DatatroveSource", "", "datatrove .ds files"),
     "parquet-tokens": Part(
-        "tokmill.formats.parquet:ParquetTokensSource",
+        "tokmill.formats.parquet_tokens:ParquetTokensSource",
         "parquet",
         "Parquet and Arrow files of token ids",
     ),
     "token-dicts": Part(
-        "tokmill.formats.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
+        "tokmill.formats.pickles.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
     ),
     "triplets": Part(
-        "tokmill.formats.triplets:TripletsSource", "", "pickles of triplets of intervals"
+        "tokmill.formats.pickles.triplets:TripletsSource", "", "pickles of triplets of intervals"
     ),
     "recode": Part(
         "tokmill.x86.recode:RecodeSource", "", "stores of x86 code, with other vocabularies"
@@ -84,81 +92,115 @@ SOURCES: dict[str, Part] = {
 EXPORTS: dict[str, Part] = {
     "bin": Part("tokmill.formats.bin:BinExport", "", "headerless uint16 or uint32 token file"),
     "llmc": Part("tokmill.formats.bin:LlmcExport", "", "llm.c shards with their 1 KiB header"),
-    "npz": Part("tokmill.formats.npz:NpzExport", "", "padded windows with attention masks"),
+    "npz": Part("tokmill.formats.windows.npz:NpzExport", "", "padded windows with attention masks"),
     "megatron": Part("tokmill.formats.megatron:MegatronExport", "", "Megatron .bin/.idx pair"),
     "datatrove": Part("tokmill.formats.datatrove:DatatroveExport", "", "datatrove .ds files"),
-    "parquet": Part("tokmill.formats.parquet:ParquetExport", "parquet", "one row per record"),
+    "parquet": Part(
+        "tokmill.formats.parquet_tokens:ParquetExport", "parquet", "one row per record"
+    ),
     "corpus": Part(
-        "tokmill.formats.corpus_export:CorpusExport", "", "walks as text, with vocab.txt"
+        "tokmill.formats.pickles.corpus_export:CorpusExport", "", "walks as text, with vocab.txt"
     ),
     "token-dicts": Part(
-        "tokmill.formats.token_dicts_export:TokenDictsExport", "", "pickle of x86 token dicts"
+        "tokmill.formats.pickles.token_dicts_export:TokenDictsExport",
+        "",
+        "pickle of x86 token dicts",
     ),
     "triplets": Part(
-        "tokmill.formats.triplets_export:TripletsExport", "", "pickle of triplets of intervals"
+        "tokmill.formats.pickles.triplets_export:TripletsExport",
+        "",
+        "pickle of triplets of intervals",
     ),
 }
 
 EXECUTORS: dict[str, Part] = {
     # where the shards of a build are made
-    "here": Part("tokmill.builds.executors:Here", "", "in this process, one after the other"),
-    "pool": Part("tokmill.builds.executors:Pool", "", "in processes of this machine"),
-    "ray": Part("tokmill.builds.ray_executor:RayExecutor", "ray", "on the machines of a cluster"),
+    "here": Part(
+        "tokmill.builds.execution.executors:Here", "", "in this process, one after the other"
+    ),
+    "pool": Part("tokmill.builds.execution.executors:Pool", "", "in processes of this machine"),
+    "ray": Part(
+        "tokmill.builds.execution.ray_executor:RayExecutor", "ray", "on the machines of a cluster"
+    ),
 }
 
 MODELS: dict[str, Part] = {
-    "decoder": Part("tokmill.models.decoder:Decoder", "train", "causal Transformer"),
-    "encoder": Part("tokmill.models.encoder:Encoder", "train", "Transformer that looks both ways"),
-    "modernbert": Part(
-        "tokmill.models.modernbert:ModernBert", "train", "looks both ways, mostly near by"
+    "decoder": Part("tokmill.models.transformers.decoder:Decoder", "train", "causal Transformer"),
+    "encoder": Part(
+        "tokmill.models.transformers.encoder:Encoder", "train", "Transformer that looks both ways"
     ),
-    "rwkv7": Part("tokmill.models.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
-    "bag": Part("tokmill.models.bag:Bag", "train", "a bag of n-grams, quick to learn"),
+    "modernbert": Part(
+        "tokmill.models.transformers.modernbert:ModernBert",
+        "train",
+        "looks both ways, mostly near by",
+    ),
+    "rwkv7": Part("tokmill.models.rwkv.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
+    "bag": Part("tokmill.models.sets.bag:Bag", "train", "a bag of n-grams, quick to learn"),
     "set_transformer": Part(
-        "tokmill.models.set_transformer:SetTransformer", "train", "one vector of a weighted set"
+        "tokmill.models.sets.set_transformer:SetTransformer",
+        "train",
+        "one vector of a weighted set",
     ),
     "policy": Part("tokmill.rl.policy:Policy", "mlir", "sees operations of MLIR, for schedules"),
 }
 
 TASKS: dict[str, Part] = {
     "next_token": Part("tokmill.tasks.next_token:NextToken", "train", "predict the next token"),
-    "masked": Part("tokmill.tasks.masked:Masked", "train", "predict hidden tokens, as BERT does"),
+    "masked": Part(
+        "tokmill.tasks.hidden.masked:Masked", "train", "predict hidden tokens, as BERT does"
+    ),
     "sentence_pair": Part(
-        "tokmill.tasks.sentence_pair:SentencePair", "train", "masked, and whether halves belong"
+        "tokmill.tasks.hidden.sentence_pair:SentencePair",
+        "train",
+        "masked, and whether halves belong",
     ),
     "classify": Part("tokmill.tasks.classify:Classify", "train", "a class or a number per record"),
     "contrastive": Part(
-        "tokmill.tasks.contrastive:Contrastive", "train", "vectors in which alike records are near"
+        "tokmill.tasks.comparison.contrastive:Contrastive",
+        "train",
+        "vectors in which alike records are near",
     ),
     "signature": Part(
-        "tokmill.tasks.signature:Signature", "train", "vectors of weighted sets of blocks, and CPI"
+        "tokmill.tasks.comparison.signature:Signature",
+        "train",
+        "vectors of weighted sets of blocks, and CPI",
     ),
-    "schedules": Part("tokmill.rl.task:Schedules", "mlir", "schedule modules of MLIR by PPO"),
+    "schedules": Part(
+        "tokmill.rl.schedule_task:Schedules", "mlir", "schedule modules of MLIR by PPO"
+    ),
 }
 
 LOOPS: dict[str, Part] = {
     # what a task learns from (`Task.loop`)
     "rows": Part("tokmill.training.loop:RowLoop", "train", "rows of stores"),
-    "schedules": Part("tokmill.rl.loop:ScheduleLoop", "mlir", "measured schedules of modules"),
+    "schedules": Part("tokmill.rl.ppo_loop:ScheduleLoop", "mlir", "measured schedules of modules"),
 }
 
 EMBEDDINGS: dict[str, Part] = {
     # from observations of the environment of schedules to vectors: `model_type`
-    "lstm": Part("tokmill.rl.lstm:Lstm", "train", "an LSTM over flat vectors, MLIR-RL's"),
+    "lstm": Part("tokmill.rl.embedding.lstm:Lstm", "train", "an LSTM over flat vectors, MLIR-RL's"),
     "distilbert": Part(
-        "tokmill.rl.distilbert:DistilBert", "train", "an encoder over tokens of an operation"
+        "tokmill.rl.embedding.distilbert:DistilBert",
+        "train",
+        "an encoder over tokens of an operation",
     ),
     "loop_transformer": Part(
-        "tokmill.rl.loop_transformer:LoopTransformer", "train", "a Transformer over its loops"
+        "tokmill.rl.embedding.loop_transformer:LoopTransformer",
+        "train",
+        "a Transformer over its loops",
     ),
 }
 
 OPTIMIZERS: dict[str, Part] = {
-    "adamw": Part("tokmill.training.engines.adamw:AdamW", "train", "AdamW"),
+    "adamw": Part("tokmill.training.engines.optimisers.optim:AdamW", "train", "AdamW"),
     "muon": Part(
-        "tokmill.training.engines.muon:Muon", "train", "Muon on matrices in blocks, else AdamW"
+        "tokmill.training.engines.optimisers.muon:Muon",
+        "train",
+        "Muon on matrices in blocks, else AdamW",
     ),
-    "bert_adam": Part("tokmill.training.engines.bert_adam:BertAdam", "train", "as BERT's"),
+    "bert_adam": Part(
+        "tokmill.training.engines.optimisers.bert_adam:BertAdam", "train", "as BERT's"
+    ),
 }
 
 ENGINES: dict[str, Part] = {
@@ -174,8 +216,10 @@ ENGINES: dict[str, Part] = {
 
 ENCODERS: dict[str, Part] = {
     # text to ids in bulk; without a choice the first that gives the ids of the tokenizer
-    "gigatoken": Part("tokmill.text.encoders:GigatokenEncoder", "text", "the fastest"),
-    "tokenizers": Part("tokmill.text.encoders:TokenizersEncoder", "text", "every tokenizer.json"),
+    "gigatoken": Part("tokmill.text.encoding.encoders:GigatokenEncoder", "text", "the fastest"),
+    "tokenizers": Part(
+        "tokmill.text.encoding.encoders:TokenizersEncoder", "text", "every tokenizer.json"
+    ),
 }
 
 LIFTERS: dict[str, Part] = {
@@ -233,45 +277,49 @@ BASELINES: dict[str, Part] = {
 
 FIGURES: dict[str, Part] = {
     "lengths": Part(
-        "tokmill.report.figures:lengths",
+        "tokmill.report.pages.figures:lengths",
         "plot",
         "histogram of the lengths of records (stores), sequences (pickles) or tokens (tokenizers)",
     ),
     "frequency": Part(
-        "tokmill.report.figures:frequency",
+        "tokmill.report.pages.figures:frequency",
         "plot",
         "share of each id by its rank, both axes logarithmic (stores, vocabularies)",
     ),
     "tsne": Part(
-        "tokmill.report.tsne:tsne",
+        "tokmill.report.pages.tsne:tsne",
         "bbv",
         "vectors of records in two dimensions (an overlay), or basic block vectors of intervals",
     ),
     "attention": Part(
-        "tokmill.report.attention:attention",
+        "tokmill.report.pages.attention_figure:attention",
         "plot",
         "what a policy of schedules looks at in an operation (a run, and a module)",
     ),
     "speedup": Part(
-        "tokmill.report.schedules:speedup", "plot", "speed-up by evaluations (runs of schedules)"
+        "tokmill.report.pages.schedules:speedup",
+        "plot",
+        "speed-up by evaluations (runs of schedules)",
     ),
     "entropy": Part(
-        "tokmill.report.schedules:entropy", "plot", "entropy by evaluations (runs of schedules)"
+        "tokmill.report.pages.schedules:entropy",
+        "plot",
+        "entropy by evaluations (runs of schedules)",
     ),
     "loss": Part(
-        "tokmill.report.figures:loss", "plot", "loss by step, training and validation (runs)"
+        "tokmill.report.pages.figures:loss", "plot", "loss by step, training and validation (runs)"
     ),
 }
 
 CODERS: dict[str, Part] = {
     # kind of a vocabulary: what turns text into its ids and back
-    "tokenizer": Part("tokmill.text.tokenizer:Tokenizer", "text", "text of one column"),
-    "x86": Part("tokmill.x86.tokenizer:X86Coder", "x86", "instructions, a list a column"),
+    "tokenizer": Part("tokmill.text.tokenizers.tokenizer:Tokenizer", "text", "text of one column"),
+    "x86": Part("tokmill.x86.x86_tokenizer:X86Coder", "x86", "instructions, a list a column"),
 }
 
 CHATS: dict[str, Part] = {
     # source of a store: what writes messages as prompts for a run on it
-    "chat": Part("tokmill.text.chat:load_prompts", "text", "chats by a template"),
+    "chat": Part("tokmill.text.chats.chat:load_prompts", "text", "chats by a template"),
 }
 
 TRACKERS: dict[str, Part] = {

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from block_rows import from_rows
-from tokmill.bbv import block_map, read
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv import block_map
+from tokmill.bbv.traces import read
 
 Here = Callable[..., tuple[str, str]]
 

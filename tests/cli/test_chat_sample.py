@@ -16,8 +16,8 @@ from making import jsonl
 from tokmill.plugins import CHATS, load
 from tokmill.store.manifest import read_plan
 from tokmill.store.store import Store
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.training.runs.made import options_of
+from tokmill.text.tokenizers.tokenizer import Tokenizer
+from tokmill.training.runs.chat_format import options_of
 from toy import text_store
 
 RECIPE = {
@@ -38,7 +38,7 @@ def chat(number: int) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of chats, a run on it, and a run on plain text."""
-    from tokmill.text.train import train_tokenizer
+    from tokmill.text.learning.train_tokenizer import train_tokenizer
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("chats")

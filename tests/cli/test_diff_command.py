@@ -12,7 +12,7 @@ import pytest
 from bindiff.file import BindiffFile
 
 from diff_sources import NEW, OLD
-from tokmill.files import sha256_file
+from tokmill.base.files import sha256_file
 from x86_programs import compiles, stripped
 
 Here = Callable[..., tuple[str, str]]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from diff_sources import NEW, OLD
-from tokmill.cli.diff_truth import judged
-from tokmill.x86.diff.ground_truth import LeftOut, Score
+from tokmill.x86.commands.diff_truth import judged
+from tokmill.x86.diff.truth.ground_truth import LeftOut, Score
 from x86_programs import compiler, run
 
 Here = Callable[..., tuple[str, str]]

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from tokmill.cli import application
-from tokmill.cli.options import ELSEWHERE, OTHER_NAMES
+from tokmill.terminal.options import ELSEWHERE, OTHER_NAMES
 
 
 def test_version_stands_in_the_help(tokmill: Callable[..., Any]) -> None:

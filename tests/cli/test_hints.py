@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from making import TOKENIZER
+from tokmill.base.errors import UsageError
 from tokmill.cli import application
-from tokmill.errors import UsageError
 
 SOURCES = Path(__file__).parents[2] / "src/tokmill"
 HELPFUL = {"-h", "--help", "--version", "--install-completion"}

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def text_store(tmp_path: Path) -> Path:
-    kind = pytest.importorskip("tokmill.text.tokenizer").Tokenizer
+    kind = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
     vocab = {i: bytes([i]) for i in range(128)}
     raw = kind(vocab, [], {"<|endoftext|>": 128}).to_json()
     records = [[[*b"hello", 128], [*b"other", 128]]]

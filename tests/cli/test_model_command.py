@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tokmill
-from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.training.runs.run import load_task
 from toy import make_store, recipe, text_store
 

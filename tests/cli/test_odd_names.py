@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from making import TOKENIZER, jsonl
-from tokmill.cli.facts import print_facts, print_records
-from tokmill.cli.output import print_table
-from tokmill.errors import TokmillError, plain
-from tokmill.files import path_from_text, path_to_text
+from tokmill.base.errors import TokmillError, plain
+from tokmill.base.files import path_from_text, path_to_text
+from tokmill.cli.print_facts import print_facts, print_records
 from tokmill.store.receipts import read_planned
 from tokmill.store.store import Store
+from tokmill.terminal.output import print_table
 
 ODD = {
     "bytes": os.fsdecode(b"caf\xe9 \xff.jsonl"),

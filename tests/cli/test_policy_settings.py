@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.mlir.modules import generators
 from tokmill.training.recipe.resolve import resolve
 

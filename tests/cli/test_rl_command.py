@@ -176,8 +176,8 @@ def test_no_result_replaces_a_module_that_is_read(
 
 
 def test_results_of_before_are_replaced_in_a_folder_of_modules(tmp_path: Path) -> None:
-    from tokmill.cli.rl_problems import check_files
     from tokmill.mlir.iree.spec import HEADER
+    from tokmill.rl.commands.rl_problems import check_files
 
     (tmp_path / "a.mlir").write_text(generators.chain("relu 8"))
     (tmp_path / "spec.mlir").write_text(HEADER + "[]")

@@ -11,9 +11,10 @@ import pytest
 import made_times
 import tokmill
 from made_times import recipe
-from tokmill.cli import main, rl_best
+from tokmill.cli import main
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import generators
+from tokmill.rl.commands import rl_best
 
 MODULE = generators.chain("relu 8")
 SEARCH = ["--evaluations", "16", "--with", "random", "-q"]

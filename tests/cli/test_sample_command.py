@@ -15,7 +15,7 @@ import torch
 import tokmill
 from making import change_sealed
 from tokmill.cli import main
-from tokmill.report.inspect import describe
+from tokmill.report.describe.inspect import describe
 from toy import cycles, make_store, text_store
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from leveled_programs import LAYOUT, leveled
 from making import quick_build
 from tokmill import plugins
 from tokmill.cli import main
-from tokmill.cli.similarity_query import _print
+from tokmill.similarity.commands.similarity_query import _print
 from tokmill.similarity.query import Hit, Named
 from tokmill.store.store import Store
 from x86_programs import stripped, symbols

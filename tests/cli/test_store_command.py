@@ -12,7 +12,7 @@ import pytest
 
 from making import TOKENIZER, files_of, jsonl, quick_build
 from tokmill.builds import plan
-from tokmill.builds.prepare import How
+from tokmill.builds.plan import How
 from tokmill.store.store import Store
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tokmill.base.files import writing
 from tokmill.cli import main
-from tokmill.files import writing
-from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 pytest.importorskip("gigatoken", reason="needs the extra text")
 
@@ -18,7 +18,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, corpus: Any) -> Path:
-    from tokmill.text.train import train_tokenizer
+    from tokmill.text.learning.train_tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(corpus.texts[:50], 600, ["<|endoftext|>"]).save(folder)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from tokmill.base.progress import Progress
 from tokmill.cli import main
-from tokmill.progress import Progress
 from toy import make_store, text_store
 
 ROOT = Path(__file__).parents[2]
@@ -291,7 +291,7 @@ def test_sampling_needs_a_tokenizer_that_can_be_read(tokmill: Tokmill, tmp_path:
 
 
 def test_the_command_line_loads_no_torch() -> None:
-    check = "import sys, tokmill, tokmill.cli.train; sys.exit('torch' in sys.modules)"
+    check = "import sys, tokmill, tokmill.cli.train_command; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
 
 

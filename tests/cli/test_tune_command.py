@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 from onnx_models import small_model
-from tokmill.cli import main, rl_tune_shown
+from tokmill.cli import main
 from tokmill.mlir.iree import tune as tuning
-from tokmill.mlir.iree.model import FLAGS, Timed, Way
 from tokmill.mlir.iree.tune import NOT_REACHED, Part
 from tokmill.mlir.iree.tune_model import Choice
+from tokmill.mlir.iree.tuned_model import FLAGS, Timed, Way
 from tokmill.mlir.measure import Result
 from tokmill.mlir.modules import generators
 from tokmill.mlir.search import Trial
+from tokmill.rl.commands import rl_tune_tables as rl_tune_shown
 
 LOOP = """
 func.func @main(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -> tensor<32x32xf32> {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.errors import UsageError
-from tokmill.report.figures import frequency
+from tokmill.base.errors import UsageError
+from tokmill.report.pages.figures import frequency
 from tokmill.x86.tokens.rules import tokenize_bytes
 from x86_programs import C_SOURCE, compiles
 

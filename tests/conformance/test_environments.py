@@ -14,11 +14,11 @@ import made_times
 import tokmill
 from task_cases import WITHOUT_STORES
 from tokmill import plugins
+from tokmill.base.errors import Interrupted, UsageError
 from tokmill.cli import main
-from tokmill.errors import Interrupted, UsageError
 from tokmill.mlir.measure import Measurements
-from tokmill.training.estimate import estimate
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.budget.estimate import estimate
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import load_task
 from toy import losses, stop_after, weights
 
@@ -107,7 +107,7 @@ def test_a_dry_run_and_other_commands(
 def test_stores_and_epochs_are_refused(name: str, tmp_path: Path) -> None:
     value = CASES[name](tmp_path)
     for table, keys in (("data", {"train": str(tmp_path)}), ("run", {"epochs": 1.0})):
-        with pytest.raises((UsageError, tokmill.errors.TokmillError)):
+        with pytest.raises((UsageError, tokmill.base.errors.TokmillError)):
             tokmill.train(
                 value | {table: value.get(table, {}) | keys}, tmp_path / "run", quiet=True
             )

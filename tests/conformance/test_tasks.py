@@ -18,12 +18,12 @@ from processes import together, values
 from task_cases import CASES, ROWS, STEPS, WITHOUT_STORES, make_stores, recipe, store_of
 from task_runs import same
 from tokmill import plugins
+from tokmill.base.errors import TokmillError
 from tokmill.cli import main
-from tokmill.errors import TokmillError
 from tokmill.inference.embed import embed
-from tokmill.training.estimate import estimate
+from tokmill.training.budget.estimate import estimate
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import load_task
 from toy import cycles, losses, make_store, weights
 

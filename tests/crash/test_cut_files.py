@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from making import rec, write_store
-from tokmill.builds.processes import in_processes
-from tokmill.errors import MachineError, TokmillError
-from tokmill.store.check import ShardCheck
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.builds.execution.processes import in_processes
+from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from toy import cycles, make_store
@@ -22,7 +22,7 @@ READ = """
 import sys
 import threading
 import numpy as np
-from tokmill.bus_error import explain_bus_errors
+from tokmill.base.bus_error import explain_bus_errors
 from tokmill.store.store import Store
 explain_bus_errors()
 def thread_of(function):

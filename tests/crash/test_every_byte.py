@@ -8,12 +8,12 @@ import pytest
 
 import tokmill
 from crash_stores import contents, write_jsonl, write_tokenizer
-from tokmill.builds.repair import repair
-from tokmill.builds.resources import Amount
-from tokmill.builds.run import How
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.builds.build import How
+from tokmill.builds.execution.resources import Amount
+from tokmill.builds.repair.repair import repair
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 DATA = (".safetensors", "tokenizer.json")
 """Files that one sha256 covers: of these the short run tries some bytes."""

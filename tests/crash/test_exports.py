@@ -12,8 +12,9 @@ import pytest
 
 from interval_stores import write_intervals
 from making import quick_build, rec, write_store
-from tokmill import plugins, recipe
-from tokmill.errors import MachineError, TokmillError
+from tokmill import plugins
+from tokmill.base import recipe
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.formats import notes
 from tokmill.formats.notes import check
 from tokmill.store.schema import Column

@@ -231,8 +231,10 @@ def newlines(folder: Path) -> Path:
     return folder / "lines.gz"
 
 
-READ = "import sys; from tokmill import bounds; bounds.own_process = True; from {0} import {1}; "
-READ += "from tokmill.errors import TokmillError\n"
+READ = (
+    "import sys; from tokmill.base import bounds; bounds.own_process = True; from {0} import {1}; "
+)
+READ += "from tokmill.base.errors import TokmillError\n"
 READ += "try: {1}(sys.argv[1])\nexcept TokmillError as error: sys.exit(str(error))"
 TOKMILL = ["-m", "tokmill"]
 OUT = ["-o", "{out}"]

@@ -25,8 +25,8 @@ from crash_stores import (
 )
 from making import quick_build
 from ray_clusters import OBJECTS, Cluster, environment, workers
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = pytest.mark.long

@@ -16,11 +16,11 @@ import pytest
 import tokmill
 from crash_stores import contents, write_inputs
 from making import quick_build
-from tokmill.builds.prepare import How
-from tokmill.errors import TokmillError
-from tokmill.report.inspect import describe
+from tokmill.base.errors import TokmillError
+from tokmill.builds.plan import How
+from tokmill.report.describe.inspect import describe
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.training.evaluate import evaluate
 from toy import cycles, make_store, recipe
 from x86_programs import compiler

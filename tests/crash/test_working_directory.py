@@ -18,29 +18,29 @@ from x86_programs import compiler
 
 SOURCES = Path(tokmill.__file__).parent
 STARTED = {
-    "bbv/markers.py": {"Popen", "run"},
-    "bbv/profile.py": {"run"},
-    "builds/processes.py": {"ProcessPoolExecutor"},
-    "builds/ray_cluster.py": {"init"},
+    "bbv/traces/markers.py": {"Popen", "run"},
+    "bbv/traces/profile.py": {"run"},
+    "builds/execution/processes.py": {"ProcessPoolExecutor"},
+    "builds/execution/ray_cluster.py": {"init"},
     "child.py": {"Popen", "Running"},
     "child_calls.py": {"Child", "Running"},
-    "mlir/iree/model.py": {"call"},
+    "mlir/iree/tuned_model.py": {"call"},
     "mlir/measure.py": {"Child"},
     "mlir/modules/guard.py": {"shared"},
     "mlir/modules/importing.py": {"run"},
-    "mlir/source.py": {"shared"},
+    "mlir/module_source.py": {"shared"},
     "scratch.py": {"Popen"},
-    "text/train.py": {"call"},
+    "text/learning/train_tokenizer.py": {"call"},
     "training/launch.py": {"run"},
-    "x86/diff/source_lines.py": {"run"},
-    "x86/image/debug_info.py": {"Child"},
+    "x86/diff/truth/source_lines.py": {"run"},
+    "x86/image/debug/debug_info.py": {"Child"},
     "x86/lift/angr.py": {"run"},
 }
 """File → what starts processes in it: a new one needs a command below that uses it."""
 STARTS = {"subprocess.Popen", "subprocess.run", "subprocess.check_output", "subprocess.call",
           "ProcessPoolExecutor", "os.system", "os.popen", "os.posix_spawn", "run.run",
           "ray.init"}  # fmt: skip
-OWN = {"tokmill.child", "tokmill.child_calls"}
+OWN = {"tokmill.base.child", "tokmill.base.child_calls"}
 MODULES = (
     "sitecustomize", "usercustomize", "tokmill", "numpy", "torch", "msgspec", "typer", "iree",
     "multiprocessing", "pickle", "socket", "random", "selectors", "resource", "psutil", "onnx",
@@ -200,7 +200,7 @@ def test_figures_are_drawn_by_no_settings_of_the_working_directory(
 
 def test_a_program_of_the_user_has_its_own_environment() -> None:
     """A profiled program may be Python, which finds its modules beside itself."""
-    from tokmill.child import OURS, environment_of_users
+    from tokmill.base.child import OURS, environment_of_users
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONSAFEPATH", OURS)

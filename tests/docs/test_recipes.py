@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tokmill import plugins, recipe
-from tokmill.builds.prepare import BuildRecipe
-from tokmill.errors import UsageError
+from tokmill import plugins
+from tokmill.base import recipe
+from tokmill.base.errors import UsageError
+from tokmill.builds.plan import BuildRecipe
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -25,7 +26,7 @@ def test_recipe_parses(path: Path) -> None:
         recipe.convert(kind.Config, chosen.options, str(path))
     else:
         configs = pytest.importorskip(
-            "tokmill.training.recipe.check", reason="needs the extra train"
+            "tokmill.training.recipe.check_recipe", reason="needs the extra train"
         )
         names = importlib.import_module("tokmill.training.recipe.key_names")
         configs.from_dict(names.merged(stated, {}, str(path)), str(path))

@@ -9,7 +9,7 @@ import pytest
 
 from making import quick_build
 from profiled import exp_bbv, libraries, ran, text_file
-from tokmill.bbv.read import read
+from tokmill.bbv.traces.read import read
 from tokmill.store.store import Store
 
 SQL = """

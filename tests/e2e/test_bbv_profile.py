@@ -10,11 +10,11 @@ import pytest
 
 from making import quick_build
 from profiled import libraries, ran, text_file
-from tokmill.bbv.cpi import read_measures
-from tokmill.bbv.markers import Command, choose, make_library
-from tokmill.bbv.profile import USUAL, Asked, profile
-from tokmill.bbv.read import read
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.bbv.traces.cpi import read_measures
+from tokmill.bbv.traces.markers import Command, choose, make_library
+from tokmill.bbv.traces.profile import USUAL, Asked, profile
+from tokmill.bbv.traces.read import read
 from x86_programs import compiles
 
 PHASES = """

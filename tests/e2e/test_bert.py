@@ -17,14 +17,14 @@ import bag_of_tokens
 from entry_stores import lay
 from making import quick_build
 from tokmill import train
-from tokmill.feed.halves import Halves
+from tokmill.base.recipe import find, read_toml
+from tokmill.feed.half_pairs import Halves
 from tokmill.inference.embed import COLUMN
-from tokmill.recipe import find, read_toml
 from tokmill.store.overlay import overlay_names
 from tokmill.store.store import Store
 from tokmill.training.evaluate import evaluate
 from tokmill.training.runs.run import read_run
-from tokmill.training.runs.track import read_metrics
+from tokmill.training.runs.trackers import read_metrics
 from tokmill.x86.graphs.lifting import lift_files
 from x86_programs import C_SOURCE, CPP_SOURCE, compiles
 

@@ -11,7 +11,7 @@ import pytest
 
 from browser import DARK, browse, ground, needs_chromium
 from diffed_programs import HOSTILE, two
-from tokmill.report.diff_page import diff_page
+from tokmill.x86.diff.output.diff_page import diff_page
 
 pytestmark = needs_chromium
 KEYS = """<script>

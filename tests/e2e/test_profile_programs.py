@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from profiled import ran, text_file
-from tokmill.bbv.profile import Asked, profile
+from tokmill.bbv.traces.profile import Asked, profile
 from tokmill.store.store import Store
 
 

@@ -14,7 +14,7 @@ pytestmark = needs_chromium
 
 def test_page_in_a_browser(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from tokmill.report.page import page
+    from tokmill.report.pages.page import page
 
     store = write_store(tmp_path / "a store", [[[2, 3, 0]] * 9, [[9] * 70 + [0], [0]]], kept=True)
     made = page([store.path], tmp_path / "page.html")

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from phases import phases
-from tokmill.bbv import methods
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.points import methods
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokmill import recipe
+from tokmill.base import recipe
 from tokmill.mlir.iree import executor
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import problem

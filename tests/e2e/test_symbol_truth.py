@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokmill.errors import TokmillError
-from tokmill.x86.diff.ground_truth import Score
+from tokmill.base.errors import TokmillError
+from tokmill.x86.diff.truth.ground_truth import Score
 from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, compiles, stripped, symbols, true_functions
 

@@ -63,7 +63,7 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Ins
 def store(corpus: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small store, built here with all extras."""
     import tokmill
-    from tokmill.text.train import train_tokenizer
+    from tokmill.text.learning.train_tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("store")
     tokenizer = train_tokenizer(corpus.texts[:50], 512, ["<|endoftext|>"])

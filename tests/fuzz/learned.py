@@ -53,9 +53,9 @@ def run_files(*patterns: str) -> Make:
 
 def read_summary(folder: Path) -> Any:
     """`inspect` and what `compare` reads."""
-    from tokmill.cli.facts import print_facts
-    from tokmill.report.inspect import describe
-    from tokmill.report.runs import read_run
+    from tokmill.cli.print_facts import print_facts
+    from tokmill.report.comparison.run_summaries import read_run
+    from tokmill.report.describe.inspect import describe
 
     found = read_run(folder / "run")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -65,8 +65,8 @@ def read_summary(folder: Path) -> Any:
 
 def read_page(folder: Path) -> Any:
     """`compare`, `plot` and `report` of a run and its stores."""
-    from tokmill.report.compare import compare
-    from tokmill.report.page import page
+    from tokmill.report.comparison.compare_runs import compare
+    from tokmill.report.pages.page import page
 
     compare([folder / "run"])
     page([folder / "run"], folder / "page.html")
@@ -81,9 +81,9 @@ def engine() -> Any:
     """The engine of the toy run, which a checkpoint is loaded into."""
     import torch
 
-    from tokmill.models.inputs import Inputs
-    from tokmill.training.engines.choose import make_engine
-    from tokmill.training.recipe.check import from_dict
+    from tokmill.models.model_inputs import Inputs
+    from tokmill.training.engines.choose_engine import make_engine
+    from tokmill.training.recipe.check_recipe import from_dict
     from tokmill.training.runs.run import make_task
     from toy import recipe
 
@@ -148,7 +148,7 @@ def plain_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None 
 def read_scale(folder: Path) -> Any:
     import torch
 
-    from tokmill.training.engines.precision import Precision
+    from tokmill.training.engines.devices.precision import Precision
 
     found = Precision("fp16", torch.device("cpu"))
     found.load(folder)
@@ -158,7 +158,7 @@ def read_scale(folder: Path) -> Any:
 def make_scale(folder: Path) -> Iterable[Path]:
     import torch
 
-    from tokmill.training.engines.precision import Precision
+    from tokmill.training.engines.devices.precision import Precision
 
     return [folder / name for name in Precision("fp16", torch.device("cpu")).save(folder)]
 
@@ -238,9 +238,9 @@ def make_public(kind: str, files: int = 1) -> Make:
         import torch
         from test_huggingface import GPT2_SMALL, LLAMA_SMALL
 
-        from tokmill.models.huggingface import read_config
-        from tokmill.models.inputs import Inputs
-        from tokmill.models.public_tensors import to_public
+        from tokmill.models.model_inputs import Inputs
+        from tokmill.models.public.huggingface import read_config
+        from tokmill.models.public.public_tensors import to_public
         from tokmill.training.runs.exchange import recipe_of
         from tokmill.training.runs.run import make_task
 
@@ -280,9 +280,9 @@ def make_encoder(kind: str) -> Make:
         import torch
         from test_huggingface import BERT_SMALL, MODERNBERT_SMALL
 
-        from tokmill.models.huggingface import architecture, read_config
-        from tokmill.models.inputs import Inputs
-        from tokmill.models.public_tensors import to_public
+        from tokmill.models.model_inputs import Inputs
+        from tokmill.models.public.huggingface import architecture, read_config
+        from tokmill.models.public.public_tensors import to_public
         from tokmill.training.runs.exchange import recipe_of, task_keys
         from tokmill.training.runs.run import make_task
 
@@ -370,7 +370,7 @@ def make_tensorflow(*patterns: str) -> Make:
 
 def read_tensorflow(verify: bool) -> Read:
     def read(folder: Path) -> Any:
-        from tokmill.training.runs.google_bert import read_bert
+        from tokmill.training.runs.tensorflow.google_bert_run import read_bert
 
         found = read_bert(folder, verify=verify)
         tensors = {name: np.asarray(value).tobytes() for name, value in found.tensors.items()}
@@ -420,8 +420,8 @@ def make_overlaid(folder: Path) -> Iterable[Path]:
 def read_overlaid(folder: Path) -> Any:
     from whole_stores import contents
 
+    from tokmill.store.checks.validate import validate
     from tokmill.store.store import Store
-    from tokmill.store.validate import validate
 
     if problems := validate(Store(folder / "s")).problems:
         raise Refused(problems[0].what, hint="mend it")

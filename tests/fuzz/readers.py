@@ -149,11 +149,12 @@ from whole_stores import (
 from interval_stores import write_intervals
 from making import TOKENIZER, jsonl, quick_build, rec, write_store
 from onnx_models import small_model
-from tokmill import plugins, recipe
-from tokmill.builds.resources import Amount
+from tokmill import plugins
+from tokmill.base import recipe
+from tokmill.builds.execution.resources import Amount
 from tokmill.builds.source import Frozen, Request
 from tokmill.store.schema import Column
-from tokmill.store.shard import ShardWriter
+from tokmill.store.shards.shard import ShardWriter
 from tokmill.store.store import Store
 
 # Tests whose small files are mutated here.
@@ -262,7 +263,7 @@ IDS = [[5, 6, 7, 0], [9, 0], [], [40, 41, 42, 43, 44, 0], [5, 5, 5, 0]] * 6
 
 def ids_store(path: Path) -> Store:
     data = TOKENIZER.read_bytes()
-    from tokmill.text.tokenizer import Tokenizer
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     vocabulary, data = Tokenizer.from_file(TOKENIZER).vocabulary()
     schema = {"token": Column("u2", vocab="token"), "name": Column("utf8", per="record"),
@@ -394,8 +395,8 @@ def make_everything(folder: Path) -> Iterable[Path]:
 
 
 def read_everything(folder: Path) -> Any:
-    from tokmill.cli.facts import print_facts
-    from tokmill.report.inspect import describe
+    from tokmill.cli.print_facts import print_facts
+    from tokmill.report.describe.inspect import describe
 
     # What was damaged is the newest file; all others are as they were.
     newest = max((p for p in folder.iterdir() if p.is_file()), key=lambda p: p.stat().st_mtime_ns)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokmill import bounds
+from tokmill.base import bounds
 
 HERE = Path(__file__).parent
 MEMORY = 2 << 30
@@ -143,7 +143,7 @@ class Damaging:
         """Damage one file, read, put it back; return (clean, right or a failure, what was done)."""
         from mutations import mutate
 
-        from tokmill.errors import TokmillError
+        from tokmill.base.errors import TokmillError
 
         path = self.files[seed % len(self.files)]
         name, data = mutate((self.kept / path).read_bytes(), seed)

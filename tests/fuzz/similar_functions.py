@@ -13,11 +13,10 @@ from reader import Make
 
 from making import token_store
 from tokmill.similarity.evaluation import Choice, evaluate
-from tokmill.similarity.given import read_vectors
 from tokmill.similarity.index import Index, write_index
 from tokmill.similarity.keys_csv import read_keys
 from tokmill.similarity.pool_measures import Method
-from tokmill.similarity.rows import Rows
+from tokmill.similarity.vector_rows import Rows, read_vectors
 
 RECORDS = 40
 

@@ -28,7 +28,7 @@ TEMPLATE = (
 def make_tekken(folder: Path) -> Iterable[Path]:
     from test_tokenizer_ids import write_tekken
 
-    from tokmill.text.tokenizer import Tokenizer
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     named = [{"rank": i, "token_str": f"<{i}>"} for i in range(4)]
     learned = Tokenizer.from_file(TOKENIZER)
@@ -143,8 +143,8 @@ def make_messages(folder: Path) -> Iterable[Path]:
 def read_asked(folder: Path) -> Any:
     from tokmill import plugins
     from tokmill.inference.chats import read_messages
-    from tokmill.text.tokenizer import Tokenizer
-    from tokmill.training.runs.made import options_of
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
+    from tokmill.training.runs.chat_format import options_of
 
     vocabulary, data = Tokenizer.from_file(folder / "tokenizer.json").vocabulary({})
     load = plugins.load(plugins.CHATS, "chat")
@@ -177,7 +177,7 @@ def make_text_lists(folder: Path) -> Iterable[Path]:
 
 
 def read_text_lists(folder: Path) -> Any:
-    from tokmill.x86.tokens.vocabulary_files import find_lists
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists
 
     return {
         name: (one.tokens.tokens, one.tokens.counts) for name, one in find_lists(folder).items()
@@ -210,9 +210,9 @@ def read_piped(kind: str, name: str) -> Read:
     """A build of what comes through a pipe."""
 
     def read(folder: Path) -> Any:
-        from tokmill.builds.prepare import BuildRecipe, How
-        from tokmill.builds.resources import Amount
-        from tokmill.builds.run import run
+        from tokmill.builds.build import run
+        from tokmill.builds.execution.resources import Amount
+        from tokmill.builds.plan import BuildRecipe, How
         from tokmill.builds.stdin import stdin_kept
 
         out, before = folder / ".piped", sys.stdin
@@ -239,15 +239,15 @@ def make_compiled(folder: Path) -> Iterable[Path]:
 
 def read_compiler(folder: Path) -> Any:
     """The compiler that debug information names."""
-    from tokmill.x86.image.producer import made_by
+    from tokmill.x86.image.debug.producer import made_by
 
     return made_by(folder / "program")
 
 
 def read_graph_lines(folder: Path) -> Any:
     """The first line of a graph in JSON Lines, which a lifter and `inspect` read."""
-    from tokmill.report.inspect import describe
-    from tokmill.x86.graphs.files import read_about
+    from tokmill.report.describe.inspect import describe
+    from tokmill.x86.graphs.graph_files import read_about
 
     describe(folder / "a.cfg.jsonl")
     return repr(read_about(folder / "a.cfg.jsonl"))
@@ -255,8 +255,8 @@ def read_graph_lines(folder: Path) -> Any:
 
 def read_binexport(folder: Path) -> Any:
     """What a `.BinExport` file says of itself, which `inspect` and `tokmill cfg` read."""
-    from tokmill.report.inspect import describe
-    from tokmill.x86.graphs.files import read_about
+    from tokmill.report.describe.inspect import describe
+    from tokmill.x86.graphs.graph_files import read_about
 
     describe(folder / "a.cfg.BinExport")
     return repr(read_about(folder / "a.cfg.BinExport"))
@@ -334,7 +334,7 @@ def read_trace(name: str) -> Read:
     def read(folder: Path) -> Any:
         from readers import read_source
 
-        from tokmill.bbv.read import read as read_vectors
+        from tokmill.bbv.traces.read import read as read_vectors
 
         found = read_vectors(folder / name)
         facts = found.compare(found.instructions, 5), found.declared, sorted(found.ignored.items())
@@ -353,7 +353,7 @@ def make_dump(folder: Path) -> Iterable[Path]:
 
 def read_profile_dump(folder: Path) -> Any:
     """A dump of callgrind, and the block vectors of it."""
-    from tokmill.bbv.callgrind import Code, read_dump, vectors_of
+    from tokmill.bbv.traces.callgrind import Code, read_dump, vectors_of
 
     code = Code({}, set(), {})
     dump = read_dump(folder / "dump", code)

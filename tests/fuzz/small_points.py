@@ -13,7 +13,7 @@ COUNT = 12
 
 def make_points(folder: Path) -> Iterable[Path]:
     """Points as SimPoint 3.2 writes them."""
-    from tokmill.bbv.simpoint_files import written
+    from tokmill.bbv.points.simpoint_files import written
 
     weights = np.random.default_rng(0).dirichlet(np.ones(COUNT))
     for end, text in written(np.arange(COUNT) * 3, weights).items():
@@ -23,7 +23,7 @@ def make_points(folder: Path) -> Iterable[Path]:
 
 def read_points(folder: Path) -> Any:
     """Intervals and weights."""
-    from tokmill.bbv.simpoint_files import read
+    from tokmill.bbv.points.simpoint_files import read
 
     intervals, weights = read(folder / "a.simpoints", folder / "a.weights")
     assert (intervals >= 0).all() and abs(weights.sum() - 1) < 1e-9 and (weights >= 0).all()
@@ -39,7 +39,7 @@ def make_table(folder: Path) -> Iterable[Path]:
 
 def read_table(folder: Path) -> Any:
     """The columns, of all intervals and of some."""
-    from tokmill.bbv.interval_table import read_table as read
+    from tokmill.bbv.traces.interval_table import read_table as read
 
     found = []
     for partly in (False, True):

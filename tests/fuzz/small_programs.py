@@ -40,13 +40,13 @@ def make_debug_info(folder: Path) -> Iterable[Path]:
 @cache
 def debug_child(process: int) -> Any:
     """The child of a process that reads debug information: to start one takes longest."""
-    from tokmill.x86.image.debug_info import debug_reader
+    from tokmill.x86.image.debug.debug_info import debug_reader
 
     return debug_reader(__file__)
 
 
 def read_debug(folder: Path) -> Any:
-    from tokmill.x86.image.debug_info import read_debug_info
+    from tokmill.x86.image.debug.debug_info import read_debug_info
 
     info = read_debug_info(folder / "program", debug_child(os.getpid()))
     return info.name, info.entry.tolist(), info.row_start.tolist(), info.row_line.tolist()
@@ -84,7 +84,7 @@ def small_graph() -> Any:
 
 def make_graph(suffix: str) -> Make:
     def make(folder: Path) -> Iterable[Path]:
-        from tokmill.x86.graphs.files import write_graph
+        from tokmill.x86.graphs.graph_files import write_graph
 
         write_graph(small_graph(), folder / f"a{suffix}")
         return [folder / f"a{suffix}"]
@@ -102,7 +102,7 @@ def make_pair(folder: Path) -> Iterable[Path]:
 
 def read_graph_file(name: str) -> Read:
     def read(folder: Path) -> Any:
-        from tokmill.x86.graphs.files import read_graph
+        from tokmill.x86.graphs.graph_files import read_graph
 
         graph = read_graph(folder / name)
         return [np.asarray(getattr(graph, field)).tolist() for field in (
@@ -127,9 +127,9 @@ def read_facts(folder: Path) -> Any:
 
 def read_compared(folder: Path) -> Any:
     """A graph that is damaged beside the good one."""
-    from tokmill.x86.diff.files import diff_file
-    from tokmill.x86.diff.programs import diff_graphs
-    from tokmill.x86.graphs.files import read_graph
+    from tokmill.x86.diff.output.diff_json import diff_file
+    from tokmill.x86.diff.program_diff import diff_graphs
+    from tokmill.x86.graphs.graph_files import read_graph
 
     damaged, good = read_graph(folder / "a.cfg.parquet"), small_graph()
     return repr(diff_file(damaged, good, diff_graphs(damaged, good)))
@@ -153,7 +153,7 @@ def read_index(folder: Path) -> Any:
 
 
 def x86_store(path: Path) -> Path:
-    from tokmill.x86.graphs.files import write_graph
+    from tokmill.x86.graphs.graph_files import write_graph
 
     path.parent.mkdir(exist_ok=True)
     write_graph(small_graph(), path.parent / "g.cfg.parquet")
@@ -173,7 +173,7 @@ def make_vocabularies(folder: Path) -> Iterable[Path]:
 
 
 def read_vocabularies(folder: Path) -> Any:
-    from tokmill.x86.tokens.vocabulary_files import read_vocabularies as read
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies as read
 
     return {name: tokens.tokens for name, tokens in read(folder / "vocab").items()}
 
@@ -186,6 +186,6 @@ def make_count_pickle(folder: Path) -> Iterable[Path]:
 
 
 def read_lists(folder: Path) -> Any:
-    from tokmill.x86.tokens.vocabulary_files import read_list
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import read_list
 
     return [read_list(path).tokens.tokens for path in sorted(folder.iterdir())]

@@ -11,8 +11,9 @@ from typing import Any
 from reader import Make, Read
 
 from making import TOKENIZER
-from tokmill import plugins, recipe
-from tokmill.builds.prepare import BuildRecipe
+from tokmill import plugins
+from tokmill.base import recipe
+from tokmill.builds.plan import BuildRecipe
 
 TEXTS = [
     "The first text, of two sentences. This one ends.",
@@ -23,7 +24,7 @@ TEXTS = [
 
 def tokenizer_file(name: str) -> Make:
     def make(folder: Path) -> Iterable[Path]:
-        from tokmill.text.tokenizer import Tokenizer
+        from tokmill.text.tokenizers.tokenizer import Tokenizer
 
         if name == "tokenizer.json":
             (folder / name).write_bytes(TOKENIZER.read_bytes())
@@ -38,7 +39,7 @@ def tokenizer_file(name: str) -> Make:
             lines = [base64.b64encode(t) + b" %d" % n for n, t in enumerate(plain.values())]
             (folder / name).write_bytes(b"\n".join(lines))
             return [folder / name]
-        from tokmill.text.tokenizer_json import alias
+        from tokmill.text.tokenizers.tokenizer_json import alias
 
         vocab = {alias(token): number for number, token in tokenizer.vocab.items()}
         (folder / "vocab.json").write_text(json.dumps(vocab))
@@ -63,8 +64,8 @@ def make_sentencepiece(folder: Path) -> Iterable[Path]:
 
 def read_tokenizer(name: str) -> Read:
     def read(folder: Path) -> Any:
-        from tokmill.text.encoders import make_encoder
-        from tokmill.text.tokenizer import Tokenizer
+        from tokmill.text.encoding.encoders import make_encoder
+        from tokmill.text.tokenizers.tokenizer import Tokenizer
 
         found = Tokenizer.from_file(folder / name)
         vocabulary, data = found.vocabulary()
@@ -123,8 +124,8 @@ seed = 3
 
 
 def read_training_recipe(folder: Path) -> Any:
-    from tokmill.recipe import read_toml
-    from tokmill.training.recipe.check import from_dict
+    from tokmill.base.recipe import read_toml
+    from tokmill.training.recipe.check_recipe import from_dict
 
     return repr(from_dict(read_toml(folder / "r.toml"), "r.toml"))
 
@@ -142,8 +143,8 @@ OF_DEEPSPEED = b"""{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4,
 
 def read_settings(folder: Path) -> Any:
     from tokmill.training.recipe import deepspeed_config, settings
-    from tokmill.training.recipe.check import from_dict
-    from tokmill.training.recipe.read import over
+    from tokmill.training.recipe.check_recipe import from_dict
+    from tokmill.training.recipe.read_recipe import over
 
     file = folder / "s.json"
     said, base = settings.read_settings(file), {}

@@ -14,11 +14,11 @@ from small_recipes import TEXTS
 
 from making import jsonl, quick_build, rec, token_store, write_store
 from phrase_records import PHRASES
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.store.checks.stats import statistics
+from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column
-from tokmill.store.stats import statistics
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 
 def make_store(folder: Path) -> None:
@@ -111,7 +111,7 @@ def read_references(folder: Path) -> Any:
 
 
 def read_repaired(folder: Path) -> Any:
-    from tokmill.builds.repair import repair
+    from tokmill.builds.repair.repair import repair
 
     done = repair(folder / "s")
     if done.remaining:
@@ -130,7 +130,7 @@ def read_built(folder: Path) -> Any:
 
 
 def read_looked_up(folder: Path) -> Any:
-    from tokmill.store.locate import left_out, locate
+    from tokmill.store.checks.locate import left_out, locate
 
     store = Store(folder / "s")
     return str([locate(store, 0), left_out(store)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.bbv.vectors import BlockVectors
+from tokmill.bbv.traces.block_vectors import BlockVectors
 
 
 def from_rows(rows: list[dict[int, int]], **facts: Any) -> BlockVectors:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.train import train_tokenizer
+from tokmill.text.learning.train_tokenizer import train_tokenizer
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 SPECIALS = [
     "<|endoftext|>",

@@ -53,7 +53,7 @@ def write_inputs(folder: Path, shards: int) -> list[Path]:
 
 def write_tokenizer(path: Path, vocab_size: int = 300) -> Path:
     """Train a tokenizer on a sentence."""
-    from tokmill.text.train import train_tokenizer
+    from tokmill.text.learning.train_tokenizer import train_tokenizer
 
     text = "record of the quick brown fox jumps over the lazy dog"
     train_tokenizer([text], vocab_size, engine="python").save(path)

@@ -9,7 +9,7 @@ import numpy as np
 
 import tokmill
 from making import here
-from tokmill.builds.prepare import How
+from tokmill.builds.plan import How
 from tokmill.store.store import Store
 from toy import SIZE, make_store
 

@@ -17,7 +17,7 @@ import numpy as np
 from making import quick_build
 from tokmill.builds import plan
 from tokmill.store import manifest as layout
-from tokmill.store.seal import END, LENGTH, TAIL, sealed
+from tokmill.store.manifest import END, LENGTH, TAIL, sealed
 from tokmill.store.store import Store
 
 HERE = Path(__file__).parents[1] / "golden"

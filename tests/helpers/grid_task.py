@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
-from tokmill.models.inputs import Inputs
+from tokmill.base.errors import TokmillError
 from tokmill.models.model import Group, Tensors
-from tokmill.tasks.inputs import Facts
+from tokmill.models.model_inputs import Inputs
 from tokmill.tasks.task import Task
+from tokmill.tasks.task_inputs import Facts
 from tokmill.training.loader import Micro
 
 CELLS, ACTIONS = 6, 2

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 import tokmill
-from tokmill.builds.prepare import How
-from tokmill.files import make_folder, write_file
+from tokmill.base.files import make_folder, write_file
+from tokmill.builds.plan import How
 from tokmill.store.manifest import (
     ItemReceipt,
     Plan,
@@ -22,13 +22,13 @@ from tokmill.store.manifest import (
     Reference,
     canonical_digest,
     plan_digest,
+    sealed,
 )
 from tokmill.store.receipts import make_manifest
 from tokmill.store.schema import Column, Phrases, Records, Schema, phrase_columns
-from tokmill.store.seal import sealed
-from tokmill.store.shard import SUFFIX, ShardWriter
+from tokmill.store.shards.shard import SUFFIX, ShardWriter
+from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
-from tokmill.store.strings import Strings
 from tokmill.store.vocab import Vocabulary
 
 TOKENIZER = Path(__file__).parents[1] / "golden" / "tokenizer.json"
@@ -188,7 +188,7 @@ def quick_build(kind: str, inputs: Any, out: Path | str, **options: Any) -> Stor
 
 def here(**keys: Any) -> Any:
     """An `Amount` that uses no other process."""
-    from tokmill.builds.resources import Amount
+    from tokmill.builds.execution.resources import Amount
 
     return Amount(**{"workers": 0, **keys})
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from typing import Any
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 
 calls = 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tokmill.x86.graph import PLACES, TEXT, Edge, Graph
-from tokmill.x86.graphs.files import write_graph
+from tokmill.x86.graphs.graph_files import write_graph
 from x86_graphs import Block, graph_of
 
 NOP, RET = b"\x90", b"\xc3"

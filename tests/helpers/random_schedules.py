@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tokmill.mlir import draws, measure
+from tokmill.mlir import measure
+from tokmill.mlir import random_schedules as draws
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import generators, problem
 from tokmill.mlir.space import LOOPS, Space

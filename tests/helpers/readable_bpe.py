@@ -1,11 +1,11 @@
-"""Training of byte-level BPE by the readable functions of `tokmill.text.bpe`."""
+"""Training of byte-level BPE by the readable functions of `tokmill.text.learning.bpe`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tokmill.text.bpe import TieBreak, check_request, count_words, train_words
-from tokmill.text.patterns import GPT2
+from tokmill.text.learning.bpe import TieBreak, check_request, count_words, train_words
+from tokmill.text.tokenizers.patterns import GPT2
 
 
 def train_bpe(

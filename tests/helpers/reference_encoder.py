@@ -1,6 +1,6 @@
 """The reference of encoders: the steps of a tokenizer.json in plain Python, exact and slow.
 
-The engines of `tokmill.text.encoders` are tested against it. It knows byte-level BPE (GPT-2, GPT-4,
+The engines of `text.encoding` are tested against it. It knows byte-level BPE (GPT-2, GPT-4,
 Llama 3 and similar) and SentencePiece BPE with byte fallback (Llama 2). An unknown step is an error
 that names it; no step is ever skipped.
 """
@@ -14,14 +14,14 @@ from typing import Any
 
 from reference_patterns import compile_pattern, split_words
 from tokmill import plugins
-from tokmill.errors import TokmillError
-from tokmill.text import tokenizer_json as files
-from tokmill.text.cutting import pieces, segments
-from tokmill.text.encoders import no_token
-from tokmill.text.panics import no_panic
-from tokmill.text.patterns import GPT2, safe_cut
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.wordpiece import INSIDE, LONGEST
+from tokmill.base.errors import TokmillError
+from tokmill.text.encoding.cutting import pieces, segments
+from tokmill.text.encoding.encoders import no_token
+from tokmill.text.encoding.panics import no_panic
+from tokmill.text.tokenizers import tokenizer_json as files
+from tokmill.text.tokenizers.patterns import GPT2, safe_cut
+from tokmill.text.tokenizers.tokenizer import Tokenizer
+from tokmill.text.tokenizers.word_lists import INSIDE, LONGEST
 
 Normalizer = Callable[[str, bool, bool], str]
 """(text, is it the first of a stretch between special tokens, is it the last) → text."""
@@ -357,7 +357,7 @@ class ReadableWordPiece(ReadableEncoder):
 
 
 class ReadableWords(ReadableWordPiece):
-    """Text → ids of a tokenizer.json with whole words (`tokmill.text.words`)."""
+    """Text → ids of a tokenizer.json with whole words (`tokmill.text.tokenizers.word_lists`)."""
 
     def _merged(self, word: str) -> list[int]:
         """Return the id of one word."""

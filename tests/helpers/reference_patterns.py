@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from unicode_classes import CATEGORIES, WHITE_SPACE, class_body
 
 

@@ -10,14 +10,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tokmill.files import make_folder, write_file
-from tokmill.store.manifest import ItemReceipt, Plan, PlannedItem, Receipt, Rejects
+from tokmill.base.files import make_folder, write_file
+from tokmill.store.manifest import ItemReceipt, Plan, PlannedItem, Receipt, Rejects, sealed
 from tokmill.store.receipts import make_manifest
 from tokmill.store.schema import Column, Records, Schema
-from tokmill.store.seal import sealed
-from tokmill.store.shard import SUFFIX, ShardWriter
+from tokmill.store.shards.shard import SUFFIX, ShardWriter
+from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
-from tokmill.store.strings import Strings
 from tokmill.store.vocab import Vocabulary
 
 ROLES = {"eot": 0, "unk": 1}

@@ -16,7 +16,8 @@ import numpy as np
 
 from making import TOKENIZER, rec, write_store
 from pair_graphs import write_small
-from tokmill import plugins, recipe
+from tokmill import plugins
+from tokmill.base import recipe
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 
@@ -122,7 +123,7 @@ def wordpiece(folder: Path) -> Sequence[object]:
 def write_graph(folder: Path, number: int) -> Path:
     """Write the graph of a program of two functions."""
     from tokmill.x86.graph import Edge
-    from tokmill.x86.graphs.files import write_graph as write
+    from tokmill.x86.graphs.graph_files import write_graph as write
     from x86_graphs import Block, graph_of
 
     at = 0x1000 * (number + 1)
@@ -138,7 +139,7 @@ def write_graph(folder: Path, number: int) -> Path:
 
 def write_ids(folder: Path, number: int) -> Path:
     """Write a store of ids in two shards."""
-    from tokmill.text.tokenizer import Tokenizer
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     vocabulary, data = Tokenizer.from_file(TOKENIZER).vocabulary()
     schema = {

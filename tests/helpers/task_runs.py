@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tokmill
-from tokmill.errors import Interrupted
+from tokmill.base.errors import Interrupted
 from toy import losses, stop_after, weights
 
 

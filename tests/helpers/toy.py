@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.files import make_folder, write_file
-from tokmill.store.manifest import Manifest, ShardEntry
+from tokmill.base.files import make_folder, write_file
+from tokmill.store.manifest import Manifest, ShardEntry, sealed
 from tokmill.store.schema import Column, Records, id_dtype
-from tokmill.store.seal import sealed
-from tokmill.store.shard import SUFFIX, ShardWriter
+from tokmill.store.shards.shard import SUFFIX, ShardWriter
 from tokmill.store.vocab import Vocabulary
 
 SIZE = 23
@@ -102,7 +101,7 @@ def recipe(store: Path, steps: int = 20, **sections: dict[str, Any]) -> dict[str
 
 def text_store(path: Path, texts: Sequence[str]) -> Path:
     """A store of bytes with a real tokenizer.json: id = byte, and the end of a document."""
-    from tokmill.text.tokenizer import Tokenizer
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     tokenizer = Tokenizer({i: bytes([i]) for i in range(256)}, [], ["<|endoftext|>"])
     vocabulary, raw = tokenizer.vocabulary()
@@ -114,7 +113,7 @@ def text_store(path: Path, texts: Sequence[str]) -> Path:
 
 def losses(run: Path, name: str = "loss") -> dict[int, float]:
     """A metric of a run by step."""
-    from tokmill.training.runs.track import read_metrics
+    from tokmill.training.runs.trackers import read_metrics
 
     entries = read_metrics(run / "metrics.jsonl")
     return {int(entry["step"]): entry[name] for entry in entries if name in entry}

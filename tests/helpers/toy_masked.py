@@ -15,9 +15,8 @@ from tokmill import plugins
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.models.heads import Heads, Transform
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Model, Tensors
-from tokmill.models.predicted import predicted
+from tokmill.models.model_inputs import Inputs, predicted
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 

@@ -17,13 +17,13 @@ from tokmill.feed.entries import Pairs, Tuples
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.feed.values import Vectors
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group as Params
 from tokmill.models.model import Model, Tensors, decay_groups
+from tokmill.models.model_inputs import Inputs
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
-from tokmill.tasks.inputs import SEGMENT, Facts, joined, store_inputs
 from tokmill.tasks.task import Task
+from tokmill.tasks.task_inputs import SEGMENT, Facts, joined, store_inputs
 
 CLASSES = 4
 NAMES = ("label", "soft", "pair", "triplet", "group", "set")

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.training.engines.tensors import write_tensors
 

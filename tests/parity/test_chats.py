@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import chat_peers
 from making import jsonl, quick_build
-from tokmill.text import chat_template_files, chat_templates
+from tokmill.text.chats import chat_template_files, chat_templates
 
 pytest.importorskip("transformers")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokmill.models.decoder import DecoderConfig
+from tokmill.models.transformers.decoder import DecoderConfig
 from transformers_peer import VOCAB, Case, ask, compare
 
 PARTS = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tokmill.models.attention import RopeScaling
-from tokmill.models.decoder import DecoderConfig
+from tokmill.models.transformers.attention import RopeScaling
+from tokmill.models.transformers.decoder import DecoderConfig
 from transformers_peer import LENGTH, VOCAB, Case, ask, compare
 
 PARTS = {
@@ -101,7 +101,7 @@ def test_the_scaled_frequencies_differ() -> None:
     """Some are kept, some divided, some between: else the case above would prove little."""
     import torch
 
-    from tokmill.models.attention import rotary
+    from tokmill.models.transformers.attention import rotary
 
     place = torch.tensor([1])
     plain, _ = rotary(place, 32, 1000.0)

@@ -20,11 +20,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tokmill.feed.feed import Batch
-from tokmill.models.encoder import Encoder, EncoderConfig
 from tokmill.models.heads import Classes, Heads, Pooler, Transform
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
-from tokmill.models.predicted import predicted, taken
+from tokmill.models.model_inputs import Inputs, predicted, taken
+from tokmill.models.transformers.encoder import Encoder, EncoderConfig
 from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.tensors import write_tensors
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from making import TOKENIZER
 from tokmill.models.model import Tensors
 from tokmill.tasks.next_token import NextToken
-from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.training.runs.exchange import export_model, import_model
 from tokmill.training.runs.run import load_task
 

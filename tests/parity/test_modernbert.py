@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from tokmill.feed.feed import Batch
 from tokmill.models.heads import Heads, Transform
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
-from tokmill.models.modernbert import ModernBert, ModernBertConfig
-from tokmill.models.predicted import predicted, taken
+from tokmill.models.model_inputs import Inputs, predicted, taken
+from tokmill.models.transformers.modernbert import ModernBert, ModernBertConfig
 from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.tensors import write_tensors
 

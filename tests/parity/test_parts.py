@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from own_loop import LanguageModel, cosine_schedule, load_checkpoint, save_checkpoint
-from tokmill.models.attention import (
+from tokmill.models.transformers.attention import (
     Attention,
     attention,
     causal_attention,
@@ -19,9 +19,9 @@ from tokmill.models.attention import (
     rope,
     rotary,
 )
-from tokmill.models.block import Block
-from tokmill.models.decoder import DecoderConfig
-from tokmill.models.layers import (
+from tokmill.models.transformers.block import Block
+from tokmill.models.transformers.decoder import DecoderConfig
+from tokmill.models.transformers.layers import (
     FeedForward,
     cross_entropy,
     embedding,
@@ -34,7 +34,7 @@ from tokmill.models.layers import (
     softmax,
     swiglu,
 )
-from tokmill.training.engines.optim import clip_gradients, make_optimizer
+from tokmill.training.engines.optimisers.optim import clip_gradients, make_optimizer
 from tokmill.training.recipe.config import OptimConfig
 
 B, T, D, H, F_, V = 3, 12, 32, 4, 80, 40

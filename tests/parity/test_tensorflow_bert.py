@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tokmill.training.runs.exchange import export_model
-from tokmill.training.runs.google_bert import import_bert
+from tokmill.training.runs.tensorflow.google_bert_run import import_bert
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow"
 HEADS = 2

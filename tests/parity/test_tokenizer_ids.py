@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from reference_encoder import reference_ids
-from tokmill.errors import TokmillError
-from tokmill.text.encoders import make_encoder
-from tokmill.text.gigatoken_limits import newer_characters
-from tokmill.text.patterns import O200K
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.train import train_tokenizer
+from tokmill.base.errors import TokmillError
+from tokmill.text.encoding.encoders import make_encoder
+from tokmill.text.encoding.guards import newer_characters
+from tokmill.text.learning.train_tokenizer import train_tokenizer
+from tokmill.text.tokenizers.patterns import O200K
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 from unicode_classes import runs
 
 pytest.importorskip("tokenizers", reason="needs the extra text")

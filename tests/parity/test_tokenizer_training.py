@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tokenizers_peer import merges_and_ids
-from tokmill.text.patterns import PATTERNS
-from tokmill.text.train import records, train_tokenizer
+from tokmill.text.learning.train_tokenizer import records, train_tokenizer
+from tokmill.text.tokenizers.patterns import PATTERNS
 
 pytest.importorskip("gigatoken", reason="needs the extra text")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.inference.sample import generate
 from tokmill.training.runs.exchange import export_model, import_model
 from tokmill.training.runs.run import read_run

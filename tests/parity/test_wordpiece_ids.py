@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from reference_encoder import reference_ids
-from tokmill.errors import TokmillError
-from tokmill.text.encoders import make_encoder
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.tokenizer_json import template_tokens
-from tokmill.text.train_wordpiece import train_wordpiece
+from tokmill.base.errors import TokmillError
+from tokmill.text.encoding.encoders import make_encoder
+from tokmill.text.learning.train_wordpiece import train_wordpiece
+from tokmill.text.tokenizers.tokenizer import Tokenizer
+from tokmill.text.tokenizers.tokenizer_json import template_tokens
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 

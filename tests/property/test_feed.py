@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import token_store
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.order import key
 from tokmill.feed.rows import Rows, Stream, Whole, Windows

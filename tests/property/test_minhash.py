@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from making import batch_of, rec
 from phrase_records import PHRASES
-from tokmill.builds.minhash import HASHES, NearIndex, elements, minima, rows_of_a_band
-from tokmill.errors import UsageError
-from tokmill.store.hashes import mix
+from tokmill.base.errors import UsageError
+from tokmill.builds.selection.minhash import HASHES, NearIndex, elements, minima, rows_of_a_band
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array, Column
 
 TOKENS = {"token": Column("u2")}
@@ -63,7 +63,7 @@ def test_minima_do_not_depend_on_the_records_beside(rows: list[list[int]], size:
 def test_large_batches_are_hashed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [list(range(n, n + n % 40)) for n in range(60)]
     whole = least_of(rows, 3)
-    monkeypatch.setattr("tokmill.builds.minhash.AT_A_TIME", 16)
+    monkeypatch.setattr("tokmill.builds.selection.minhash.AT_A_TIME", 16)
     assert (least_of(rows, 3) == whole).all()
 
 
@@ -122,7 +122,7 @@ def test_the_index_keeps_what_a_plain_loop_keeps_however_it_is_cut(
 ) -> None:
     least = least_of(rows, 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokmill.builds.minhash.PAIRS", pairs)
+        patch.setattr("tokmill.builds.selection.minhash.PAIRS", pairs)
         index = NearIndex(threshold)
         found: list[bool] = []
         for start in range(0, len(least), size):

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from reference_encoder import merge_ids, reference_ids
 from reference_patterns import split_words
-from tokmill.text import bpe
-from tokmill.text.bpe import count_words, train_words
-from tokmill.text.cutting import segments
-from tokmill.text.encoders import make_encoder
-from tokmill.text.patterns import PATTERNS, WELL_KNOWN, safe_cut
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.train import train_tokenizer
+from tokmill.text.encoding.cutting import segments
+from tokmill.text.encoding.encoders import make_encoder
+from tokmill.text.learning import bpe
+from tokmill.text.learning.bpe import count_words, train_words
+from tokmill.text.learning.train_tokenizer import train_tokenizer
+from tokmill.text.tokenizers.patterns import PATTERNS, WELL_KNOWN, safe_cut
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 pytest.importorskip("tokenizers", reason="needs the extra text")
 pytest.importorskip("gigatoken", reason="needs the extra text")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.x86.image.program import parse_program
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.tokens.rules import DecodeError, decode

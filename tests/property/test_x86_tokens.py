@@ -14,7 +14,7 @@ from iced_x86 import Decoder
 from tokmill.x86.tokens.canonical import canonical
 from tokmill.x86.tokens.rules import COLUMNS, align, decode, make_rules
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabulary import closed
+from tokmill.x86.tokens.vocabularies.vocabulary import closed
 from x86_code import check_equal, decodable, programs, text_of
 
 RULES = ["tokmill", "semanticbbv"]

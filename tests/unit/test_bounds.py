@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tokmill import bounds
-from tokmill.errors import MachineError, TokmillError
+from tokmill.base import bounds
+from tokmill.base.errors import MachineError, TokmillError
 
 MIB = 1 << 20
 PROGRAM = """
 import resource, subprocess, sys
 import numpy as np
-from tokmill import bounds
-from tokmill.child import Limits, run
-from tokmill.errors import TokmillError
+from tokmill.base import bounds
+from tokmill.base.child import Limits, run
+from tokmill.base.errors import TokmillError
 
 limits = lambda: resource.getrlimit(resource.RLIMIT_DATA)
 take = lambda size: len(bytes(size))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokmill import doctor
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 
 
 @pytest.mark.parametrize(

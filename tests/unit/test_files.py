@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.files import (
+from tokmill.base.errors import MachineError, TokmillError, UsageError
+from tokmill.base.files import (
     append_line,
     is_private,
     locked,

@@ -138,7 +138,7 @@ def test_public_name_loads(name: str) -> None:
 def test_public_names_outlive_the_packages_of_the_same_name() -> None:
     """Importing a package must not put it over a public function."""
     loaded_by(
-        "import tokmill, tokmill.builds.run, tokmill.training.session, tokmill.inference.sample\n"
+        "import tokmill, tokmill.builds.build, tokmill.training.session, tokmill.inference.sample\n"
         "for name in set(tokmill.__all__) - {'__version__'}:\n"
         "    assert callable(getattr(tokmill, name)), name"
     )

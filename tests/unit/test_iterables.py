@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tokmill
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 
 TEXTS = ["one two three\n", "two two two\n", "three one\n"]
 

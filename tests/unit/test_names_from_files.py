@@ -12,10 +12,8 @@ import pytest
 
 import tokmill
 from making import jsonl, quick_build
-from tokmill.builds.prepare import How
-from tokmill.builds.repair import deep_check, repair
-from tokmill.errors import TokmillError
-from tokmill.files import (
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import (
     inside,
     is_lock,
     is_private,
@@ -25,12 +23,14 @@ from tokmill.files import (
     sha256_file,
     write_file,
 )
-from tokmill.store.seal import sealed
+from tokmill.builds.plan import How
+from tokmill.builds.repair.repair import deep_check, repair
+from tokmill.store.checks.validate import validate
+from tokmill.store.manifest import sealed
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.store.vocab import Learned, Vocabulary
-from tokmill.text.learn import remove_remains
-from tokmill.training.recipe.check import from_dict
+from tokmill.text.learning.learn import remove_remains
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import begin, facts_from
 
 SOURCES = Path(tokmill.__file__).parent
@@ -66,8 +66,9 @@ def test_plain_and_deep_names_and_links(tmp_path: Path) -> None:
 NAMED = {"file", "name", "shard", "program"}
 """Attributes that hold what a file says."""
 OWN = {
-    "files.py: folder / entry.name": "what a listing of the folder gave",
-    "report/comparison_table.py: paths[0].parent / ' + '.join((path.name for path in paths))": (
+    "base/files.py: folder / entry.name": "what a listing of the folder gave",
+    "report/comparison/comparison_table.py: "
+    "paths[0].parent / ' + '.join((path.name for path in paths))": (
         "a title of paths that the user named"
     ),
     "training/runs/checkpoint.py: folder / f'{TEMPORARY}{target.name}'": "made of a number",

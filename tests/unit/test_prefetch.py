@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokmill import prefetch as module
-from tokmill.prefetch import prefetch
+from tokmill.base import prefetch as module
+from tokmill.base.prefetch import prefetch
 
 
 def test_results_and_errors_come_in_order() -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tokmill.progress import (
+from tokmill.base.progress import (
     Progress,
     elapsed,
     human_bytes,
@@ -59,7 +59,7 @@ def test_a_line_does_not_wrap(
 def test_what_is_running_may_change(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokmill.progress.EVERY", 0.001)
+    monkeypatch.setattr("tokmill.base.progress.EVERY", 0.001)
     stages = iter(["flags", "tiles"])
     told = threading.Event()
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from tokmill.errors import UsageError
-from tokmill.headers import loads_toml
-from tokmill.recipe import convert, merge, overrides, read_toml
+from tokmill.base.errors import UsageError
+from tokmill.base.headers import loads_toml
+from tokmill.base.recipe import convert, merge, overrides, read_toml
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True):

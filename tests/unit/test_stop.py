@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokmill import stop as module
-from tokmill.stop import Stop
+from tokmill.base import stop as module
+from tokmill.base.stop import Stop
 
 
 class Second(Exception):

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tokmill.errors import MachineError, TokmillError
-from tokmill.unpickle import Instance, Name, Pickle, array_of
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.unpickle import Instance, Name, Pickle, array_of
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 # One example is one file in the same folder, written anew.
@@ -468,7 +468,7 @@ BOMBS = {
 def test_bombs_are_refused_at_little_cost(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokmill.unpickle.budget.SPARE", 1 << 20)
+    monkeypatch.setattr("tokmill.base.unpickle.inert.SPARE", 1 << 20)
     path = put(tmp_path, BOMBS[name])
     tracemalloc.start()
     try:

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.child import Limits, run
-from tokmill.errors import MachineError, MissingExtraError, TokmillError
-from tokmill.headers import loads_json
+from tokmill.base.child import Limits, run
+from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.base.headers import loads_json
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.image import Program
 from tokmill.x86.image.program import open_program

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill.bbv.clusters import Ints, k_means
-from tokmill.bbv.interval_table import read_cells
-from tokmill.bbv.vectors import BlockVectors
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.bbv.points.clusters import Ints, k_means
+from tokmill.bbv.traces.block_vectors import BlockVectors
+from tokmill.bbv.traces.interval_table import read_cells
 from tokmill.store.schema import Array
 
 KEYS = ("id", "record")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokmill.bbv.blocks import Program
+from tokmill.bbv.store_blocks import Program
 from tokmill.store.schema import Array
 
 LONGEST = 50

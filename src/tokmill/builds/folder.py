@@ -9,15 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokmill.builds.make_shard import InputChanged
-from tokmill.builds.plan import difference, plan_stands, write_plan
-from tokmill.builds.prepare import How, Prepared
-from tokmill.builds.probe import PROBE_LOCK
-from tokmill.builds.source import Frozen
-from tokmill.builds.stamps import FILE as STAMPS
-from tokmill.builds.stamps import changed_shards, stamps_of, write_stamps
-from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
-from tokmill.files import (
+from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
+from tokmill.base.files import (
     inside,
     is_lock,
     locked,
@@ -29,13 +22,19 @@ from tokmill.files import (
     remove_leftovers,
     write_file,
 )
+from tokmill.builds.check_probe import PROBE_LOCK
+from tokmill.builds.make_shard import InputChanged
+from tokmill.builds.plan import How, Prepared, difference, plan_stands, write_plan
+from tokmill.builds.repair.stamps import FILE as STAMPS
+from tokmill.builds.repair.stamps import changed_shards, stamps_of, write_stamps
+from tokmill.builds.source import Frozen
 from tokmill.store import manifest as layout
+from tokmill.store.checks.probe import FILE as PROBE
+from tokmill.store.checks.probe import probe_path
 from tokmill.store.manifest import SHARD_FILE, Overlay, Plan, PlannedItem
 from tokmill.store.marks import LOCK, is_store
-from tokmill.store.probe import FILE as PROBE
-from tokmill.store.probe import probe_path
 from tokmill.store.receipts import read_planned, read_receipts
-from tokmill.store.shard import SUFFIX
+from tokmill.store.shards.shard import SUFFIX
 from tokmill.store.vocab import LEARNED
 
 KNOWN_FILES = (

@@ -14,13 +14,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
-from tokmill.bounds import bounded
-from tokmill.builds.probe import settle_probe
-from tokmill.builds.resources import Amount
-from tokmill.builds.runs import Runs
-from tokmill.builds.source import Frozen, Item, Resources, Source
-from tokmill.errors import TokmillError
-from tokmill.files import (
+from tokmill.base.bounds import bounded
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import (
     inside,
     machine_errors,
     read_file,
@@ -29,10 +25,13 @@ from tokmill.files import (
     stamp,
     write_file,
 )
-from tokmill.store.manifest import Cut, ItemReceipt, Plan, Receipt, shard_name
+from tokmill.builds.check_probe import settle_probe
+from tokmill.builds.execution.resources import Amount
+from tokmill.builds.reject_runs import Runs
+from tokmill.builds.source import Frozen, Item, Resources, Source
+from tokmill.store.manifest import Cut, ItemReceipt, Plan, Receipt, sealed, shard_name
 from tokmill.store.schema import Records
-from tokmill.store.seal import sealed
-from tokmill.store.shard import SUFFIX, Shard, ShardWriter
+from tokmill.store.shards.shard import SUFFIX, Shard, ShardWriter
 from tokmill.store.vocab import Vocabulary
 
 clock = time.monotonic

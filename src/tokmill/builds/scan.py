@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_error, machine_errors, open_file, sampled
-from tokmill.inflate import MAGIC
-from tokmill.progress import human_count
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import machine_error, machine_errors, open_file, sampled
+from tokmill.base.inflate import MAGIC
+from tokmill.base.progress import human_count
 from tokmill.store.marks import kind_of
 
 SHOWN, MOST_SHOWN = 8, 80

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tokmill.errors import MachineError
-from tokmill.files import locked, make_folder, remove, write_file
+from tokmill.base.errors import MachineError
+from tokmill.base.files import locked, make_folder, remove, write_file
 from tokmill.store.schema import Array
 
 BLOCK = 1 << 24

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tokmill.builds.scan import InputFile
+from tokmill.store.checks.probe import Probe
 from tokmill.store.manifest import Made, Manifest, OtherFile, Overlay, PlannedItem, Reference
-from tokmill.store.probe import Probe
 from tokmill.store.schema import Places, Records, Schema
 from tokmill.store.vocab import Vocabulary
 
@@ -200,7 +200,7 @@ class Source(ABC):
     def probe(self, texts: Sequence[str]) -> Probe | None:
         """Return the ids that its engine gives known texts: its own 64, or `texts`.
 
-        With it a change of the engine is noticed (`tokmill.store.probe`). None without an engine.
+        With it a change of the engine is noticed (`store.checks.probe`). None without an engine.
         """
         return None
 

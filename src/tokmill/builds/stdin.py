@@ -20,11 +20,11 @@ from pathlib import Path
 import msgspec
 
 from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import machine_errors, make_folder, read_file, remove, write_file
+from tokmill.base.inflate import packing
 from tokmill.builds.folder import check_folder, claimed
-from tokmill.builds.prepare import BuildRecipe
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, make_folder, read_file, remove, write_file
-from tokmill.inflate import packing
+from tokmill.builds.plan import BuildRecipe
 from tokmill.store import manifest as layout
 from tokmill.store.marks import LOCK
 from tokmill.store.receipts import read_planned

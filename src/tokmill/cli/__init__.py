@@ -15,14 +15,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tokmill import bounds
-from tokmill.bus_error import explain_bus_errors
-from tokmill.child import keep_out_of_working_directory
-from tokmill.cli.lazy import as_command, flowing, lazy_group
-from tokmill.cli.options import hint_of_option
-from tokmill.cli.output import behind_doors
-from tokmill.errors import Interrupted, TokmillError, plain
-from tokmill.files import HINTS, machine_error
+from tokmill.base import bounds
+from tokmill.base.bus_error import explain_bus_errors
+from tokmill.base.child import keep_out_of_working_directory
+from tokmill.base.errors import Interrupted, TokmillError, plain
+from tokmill.base.files import HINTS, machine_error
+from tokmill.terminal.lazy import as_command, flowing, lazy_group
+from tokmill.terminal.options import hint_of_option
+from tokmill.terminal.output import behind_doors
 
 # typer has its own copy of click, which is private; this is how its class is reached.
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
@@ -37,37 +37,93 @@ SHORT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't star
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # command: (module:attribute, panel, one line of help)
-    "tokenizer": ("tokmill.cli.tokenizer:app", "data", "Train, use and compare tokenizers."),
-    "vocab": ("tokmill.cli.vocab:app", "data", "Make and convert vocabularies of x86 code."),
-    "build": ("tokmill.cli.build:command", "data", "Turn inputs into a token store."),
-    "store": ("tokmill.cli.store:app", "data", "Validate, repair, locate, export a store."),
-    "cfg": ("tokmill.cli.cfg:cfg", "programs", "Find functions, blocks, edges of programs."),
-    "diff": ("tokmill.cli.diff:diff", "programs", "Compare two programs, function by function."),
+    "tokenizer": (
+        "tokmill.text.commands.tokenizer_command:app",
+        "data",
+        "Train, use and compare tokenizers.",
+    ),
+    "vocab": (
+        "tokmill.x86.commands.vocab_command:app",
+        "data",
+        "Make and convert vocabularies of x86 code.",
+    ),
+    "build": ("tokmill.cli.build_command:command", "data", "Turn inputs into a token store."),
+    "store": ("tokmill.cli.store_command:app", "data", "Validate, repair, locate, export a store."),
+    "cfg": (
+        "tokmill.x86.commands.cfg_command:cfg",
+        "programs",
+        "Find functions, blocks, edges of programs.",
+    ),
+    "diff": (
+        "tokmill.x86.commands.diff_command:diff",
+        "programs",
+        "Compare two programs, function by function.",
+    ),
     "similarity": (
-        "tokmill.cli.similarity:app",
+        "tokmill.similarity.commands.similarity_command:app",
         "programs",
         "Find functions again, and measure how well vectors do so.",
     ),
-    "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans has them."),
-    "bbv": ("tokmill.cli.bbv:app", "programs", "Profile executions: block vectors, CPI."),
+    "spell": (
+        "tokmill.x86.commands.spell_command:spell",
+        "programs",
+        "Write programs as kTrans has them.",
+    ),
+    "bbv": (
+        "tokmill.bbv.commands.bbv_command:app",
+        "programs",
+        "Profile executions: block vectors, CPI.",
+    ),
     "simpoint": (
-        "tokmill.cli.simpoint:simpoint",
+        "tokmill.bbv.commands.simpoint_command:simpoint",
         "programs",
         "Choose intervals that stand for a whole program.",
     ),
-    "rl": ("tokmill.cli.rl:app", "programs", "Find and replay schedules of MLIR modules."),
-    "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
-    "eval": ("tokmill.cli.evaluate:evaluate", "training", "Measure the loss of a run on a store."),
-    "embed": ("tokmill.cli.embed:embed", "training", "Make vectors of records with a run."),
-    "serve": ("tokmill.cli.serve:serve", "training", "Answer requests for vectors over HTTP."),
-    "sample": ("tokmill.cli.sample:sample", "training", "Continue prompts with a trained model."),
-    "model": ("tokmill.cli.model:app", "training", "Read and write public checkpoints."),
-    "inspect": ("tokmill.cli.looking:inspect", "looking", "Describe a file or folder of any kind."),
-    "compare": ("tokmill.cli.compare:compare", "looking", "Compare runs, seeds together."),
-    "plot": ("tokmill.cli.looking:plot", "looking", "Draw a figure of a store, tokenizer or run."),
-    "report": ("tokmill.cli.looking:report", "looking", "Write one HTML page of stores and runs."),
-    "doctor": ("tokmill.cli.looking:doctor", "looking", "Check the machine and what is installed."),
-    "recipe": ("tokmill.cli.recipe:app", "looking", "Show and check recipes."),
+    "rl": (
+        "tokmill.rl.commands.rl_command:app",
+        "programs",
+        "Find and replay schedules of MLIR modules.",
+    ),
+    "train": ("tokmill.cli.train_command:train", "training", "Train a model on a store."),
+    "eval": (
+        "tokmill.cli.eval_command:evaluate",
+        "training",
+        "Measure the loss of a run on a store.",
+    ),
+    "embed": ("tokmill.cli.embed_command:embed", "training", "Make vectors of records with a run."),
+    "serve": (
+        "tokmill.cli.serve_command:serve",
+        "training",
+        "Answer requests for vectors over HTTP.",
+    ),
+    "sample": (
+        "tokmill.cli.sample_command:sample",
+        "training",
+        "Continue prompts with a trained model.",
+    ),
+    "model": ("tokmill.cli.model_command:app", "training", "Read and write public checkpoints."),
+    "inspect": (
+        "tokmill.cli.inspect_command:inspect",
+        "looking",
+        "Describe a file or folder of any kind.",
+    ),
+    "compare": ("tokmill.cli.compare_command:compare", "looking", "Compare runs, seeds together."),
+    "plot": (
+        "tokmill.cli.inspect_command:plot",
+        "looking",
+        "Draw a figure of a store, tokenizer or run.",
+    ),
+    "report": (
+        "tokmill.cli.inspect_command:report",
+        "looking",
+        "Write one HTML page of stores and runs.",
+    ),
+    "doctor": (
+        "tokmill.cli.inspect_command:doctor",
+        "looking",
+        "Check the machine and what is installed.",
+    ),
+    "recipe": ("tokmill.cli.recipe_command:app", "looking", "Show and check recipes."),
 }
 
 

@@ -11,13 +11,13 @@ from functools import cached_property
 
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.order import shard_groups
 from tokmill.feed.rows import Numbering, Rows
 from tokmill.feed.values import values_of
-from tokmill.store.hashes import first_of_equals, linked, store_digests
+from tokmill.store.checks.hashes import first_of_equals, linked, store_digests
 from tokmill.store.schema import Array, has_entries
-from tokmill.store.spans import Spans
+from tokmill.store.shards.gather import Spans
 from tokmill.store.store import Store
 
 LOOKED_AT = 65_536

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.mix import Mix, column_dtypes, row_shares
 from tokmill.feed.order import Order, key
 from tokmill.feed.rows import Rows
 from tokmill.feed.values import FAMILY, Values, Vectors
-from tokmill.store.gather import Gather
 from tokmill.store.schema import Array
+from tokmill.store.shards.gather import Gather
+from tokmill.store.shards.strings import ranges
 from tokmill.store.store import Store
-from tokmill.store.strings import ranges
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, nearest
 from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array
 from tokmill.store.store import Store

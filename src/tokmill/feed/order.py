@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from tokmill.errors import UsageError
-from tokmill.store.hashes import mix
+from tokmill.base.errors import UsageError
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 
 ROUNDS = 6

@@ -7,15 +7,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.order import key, permute
-from tokmill.feed.pack import Patterns, best_fit
-from tokmill.feed.pieces import pieces_of, rests
+from tokmill.feed.pack import Patterns, best_fit, pieces_of, rests
 from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array
-from tokmill.store.spans import Spans
+from tokmill.store.shards.gather import Spans
+from tokmill.store.shards.strings import ranges
 from tokmill.store.store import Store
-from tokmill.store.strings import ranges
 
 PLANS = 8
 """Plans of groups that are cached; a batch needs one or two."""

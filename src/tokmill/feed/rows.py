@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.feed.order import key, shard_groups
 from tokmill.store.schema import Array
-from tokmill.store.spans import Spans
+from tokmill.store.shards.gather import Spans
 from tokmill.store.store import Store
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, nearest
 from tokmill.feed.rows import Rows
 from tokmill.store.manifest import Overlay
 from tokmill.store.schema import Array
@@ -53,7 +53,7 @@ class Values:
             self.dtypes[FAMILY] = np.dtype(np.int64)
         names = [name for name in names if name != FAMILY]
         self._from: list[dict[str, int]] = []
-        """Of each source: name → number of the store among its `value_stores`."""
+        """For each source: name → number of the store among its `value_stores`."""
         for rows in sources:
             self._from.append({name: _store_of(rows, name) for name in names})
         for name in names:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.bounds import bounded
+from tokmill.base.bounds import bounded
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import read_file, reading
+from tokmill.base.headers import arrow_errors
 from tokmill.builds.source import MAX_ITEM
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import read_file, reading
-from tokmill.headers import arrow_errors
 from tokmill.store.schema import Array
 
 MOST_ROWS = 8192

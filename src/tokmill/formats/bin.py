@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import machine_errors, reading, sampled_digest
 from tokmill.builds.make_shard import InputChanged
 from tokmill.builds.scan import InputFile
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, reading, sampled_digest
 from tokmill.formats import exports
 from tokmill.formats.bin_files import MAX_RECORD, IdRange, Ids, Place, in_order, places
 from tokmill.formats.llmc import HEADER, LlmcExport, read_header

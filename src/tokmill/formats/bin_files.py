@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import reading
 from tokmill.builds.scan import InputFile
-from tokmill.errors import TokmillError
-from tokmill.files import reading
 from tokmill.formats.tokens import read_exactly
 from tokmill.store.schema import Array
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import inside, read_file
-from tokmill.headers import loads_json, refused
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import inside, read_file
+from tokmill.base.headers import loads_json, refused
 
 T = TypeVar("T")
 STATE, DICT = "state.json", "dataset_dict.json"

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, read_file, reading, remove
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import machine_errors, read_file, reading, remove
 from tokmill.formats import exports
 from tokmill.formats.indexed import Index, IndexedSource
 from tokmill.formats.notes import exporting

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside, make_folder
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import inside, make_folder
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import inside, machine_errors, reading, sampled_digest
 from tokmill.builds.scan import InputFile, find_files
 from tokmill.builds.source import MAX_ITEM, Hash, Item
-from tokmill.errors import TokmillError
-from tokmill.files import inside, machine_errors, reading, sampled_digest
 from tokmill.formats.tokens import IdType, TokenSource, at_byte, read_exactly, store_dtype
 from tokmill.store.schema import Array, Records
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside, make_folder
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import inside, make_folder
 from tokmill.formats import exports
 from tokmill.formats.notes import exporting
 from tokmill.store.schema import Array

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, make_folder, reading, remove
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import machine_errors, make_folder, reading, remove
 from tokmill.formats import exports
 from tokmill.formats.indexed import Index, IndexedSource
 from tokmill.formats.notes import exporting

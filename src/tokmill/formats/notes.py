@@ -17,10 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside, remove, remove_leftovers, sha256_file, write_file, writing
-from tokmill.store.manifest import canonical_digest, read_sealed
-from tokmill.store.seal import sealed
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import inside, remove, remove_leftovers, sha256_file, write_file, writing
+from tokmill.store.manifest import canonical_digest, read_sealed, sealed
 from tokmill.store.store import Store
 
 SUFFIX = ".tokmill.json"

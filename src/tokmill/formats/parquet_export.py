@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.formats import exports
 from tokmill.formats.notes import exporting
 from tokmill.store.schema import Array

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.scan import FolderOptions, InputFile, find_files
 from tokmill.builds.source import Frozen, Request, Resources, Source
-from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Array, Column, Schema, id_dtype
 
 IdType = Literal["u1", "u2", "u4"]
@@ -68,7 +68,7 @@ class TokenSource(Source):
                     hint="--tokenizer tokenizer.json",
                 )
             return {}
-        tokenizer = plugins.require("tokmill.text.tokenizer").Tokenizer
+        tokenizer = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer
         vocabulary, data = tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
         if config.vocab_size not in (None, vocabulary.size):
             raise UsageError(

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tokmill import plugins
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside
-from tokmill.inference.reading import Ids
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import inside
+from tokmill.inference.read_rows import Ids
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.inputs import Facts
+from tokmill.tasks.task_inputs import Facts
 from tokmill.training.runs.run import VOCAB, check_tokenizer
 
 

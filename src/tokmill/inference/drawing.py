@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.store.schema import Array
 
 COLDEST = 1e-6
@@ -39,9 +39,9 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 50
     """Draw from the k likeliest ids, of equal ones the lowest first; 0: from all."""
     top_p: float = 1.0
-    """Of these, draw from the fewest whose probabilities add up to this (Holtzman et al. 2020)."""
+    """Draw from the fewest ids whose probabilities add up to this (Holtzman et al. 2020)."""
     min_p: float = 0.0
-    """Of these, draw from ids at least this times as likely as the likeliest (Nguyen et al.
+    """Draw from ids at least this times as likely as the likeliest (Nguyen et al.
     2024)."""
     repetition_penalty: float = 1.0
     """Factor against ids that are in the row already: logits above 0 are divided by it, others are

@@ -17,27 +17,26 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from tokmill.builds.overlay import OverlaySource, shard_identity
-from tokmill.builds.prepare import BuildRecipe, How
-from tokmill.builds.resources import Amount
-from tokmill.builds.run import run as build
+from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
+from tokmill.base.files import machine_errors, make_folder, sha256_file, write_file
+from tokmill.base.progress import Progress
+from tokmill.builds.build import run as build
+from tokmill.builds.execution.resources import Amount
+from tokmill.builds.plan import BuildRecipe, How
+from tokmill.builds.selection.overlay_source import OverlaySource, shard_identity
 from tokmill.builds.source import Frozen, Hash, Item, Resources
-from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.feed.values import Vectors as ReadVectors
-from tokmill.files import machine_errors, make_folder, sha256_file, write_file
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, refuse_vectors
 from tokmill.models.pooling import Pool, check_pool
-from tokmill.progress import Progress
-from tokmill.store.check import ShardCheck
+from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.manifest import Overlay, canonical_digest
 from tokmill.store.receipts import read_receipts
 from tokmill.store.schema import Array, Column, Records
 from tokmill.store.store import Store
-from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
-from tokmill.training.engines.allocator import keep_freed_memory
-from tokmill.training.engines.device import pick_device
-from tokmill.training.engines.precision import Precision
+from tokmill.tasks.task_inputs import Facts
+from tokmill.training.engines.devices.device import keep_freed_memory, pick_device
+from tokmill.training.engines.devices.precision import Precision
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import (
     affix_notes,

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.inference.coders import Coder, load_coder
 from tokmill.inference.embed import EmbedConfig, known_model, load_known
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, groups
 from tokmill.store.schema import Array
-from tokmill.training.engines.device import pick_device
-from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.devices.device import pick_device
+from tokmill.training.engines.devices.precision import Precision
 
 Ids = dict[str, Array]
 """Column → the ids of one sequence."""

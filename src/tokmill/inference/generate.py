@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.inference.drawing import Drawing, Numbers
-from tokmill.inference.reading import Ids, reading, window
-from tokmill.models.matmul import product_for
+from tokmill.inference.read_rows import Ids, reading, window
+from tokmill.models.transformers.matmul import product_for
 from tokmill.tasks.task import Task
 
 End = Literal["eot", "stop", "tokens"]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tokmill.errors import UsageError, nearest
-from tokmill.files import machine_errors
-from tokmill.headers import loads_json
+from tokmill.base.errors import UsageError, nearest
+from tokmill.base.files import machine_errors
+from tokmill.base.headers import loads_json
 from tokmill.inference.coders import parse_ids
 
 LONGEST = 1 << 24

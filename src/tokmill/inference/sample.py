@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.inference.coders import Stops, load_coder, prompt_ids
 from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import End, Row, continue_rows
-from tokmill.inference.reading import Ids
+from tokmill.inference.read_rows import Ids
 from tokmill.tasks.next_token import ends_of
-from tokmill.training.engines.device import pick_device
+from tokmill.training.engines.devices.device import pick_device
 from tokmill.training.runs.run import load_task, read_run
 
 Prompt = str | Sequence[int] | Ids

@@ -26,8 +26,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tokmill.errors import TokmillError
-from tokmill.headers import loads_json
+from tokmill.base.errors import TokmillError
+from tokmill.base.headers import loads_json
 from tokmill.inference.embedder import Embedder, Ids
 from tokmill.store.schema import Array
 

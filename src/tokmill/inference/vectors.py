@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.models.inputs import Inputs
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.models.model import Recurrent, Tensors, take_rows
+from tokmill.models.model_inputs import Inputs
 from tokmill.models.pooling import AttentionPooling, Pool, Segment, of_sets, pool_segments
 from tokmill.store.schema import Array
-from tokmill.store.spans import Spans
+from tokmill.store.shards.gather import Spans
 from tokmill.store.store import Store
-from tokmill.tasks.framing import is_framed
+from tokmill.tasks.hidden.framing import is_framed
 from tokmill.tasks.task import Task, borders
-from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.devices.precision import Precision
 
 BATCH_TOKENS = 16_384
 """Positions that are read at a time."""

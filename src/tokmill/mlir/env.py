@@ -24,7 +24,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.mlir import space
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions

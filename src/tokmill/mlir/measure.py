@@ -24,15 +24,15 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from tokmill.child import Limits
-from tokmill.child_calls import Child, ChildDied
-from tokmill.errors import MachineError, TokmillError
+from tokmill.base.child import Limits
+from tokmill.base.child_calls import Child, ChildDied
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS, Space
 
 STATUSES = ("ok", "wrong", "refused", "ignored", "timeout", "memory", "crashed")
 VERSION = 3
-"""Of what is measured and how; another version does not read results of this one."""
+"""Version of what is measured and how; another does not read results of this one."""
 RUNS_ALLOWED, ALONE = 30, 10
 """How many times the time of the module without a schedule the runs of a schedule may take (five
 of each are the fewest), and how many times `Settings.seconds` the module itself."""
@@ -53,7 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_mb: int = 4096
     """MiB that the child may take."""
     seed: int = 0
-    """Of the random numbers in the inputs."""
+    """Seed of the random numbers in the inputs."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir.draws import draw
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.mlir.measure import Measurements, Result, reward
 from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.random_schedules import draw
 from tokmill.mlir.space import Space, replay
 from tokmill.mlir.tokens import features
 from tokmill.mlir.tokens.features import Sizes
@@ -31,7 +31,7 @@ Row = np.ndarray[Any, Any]
 FIRST = 16
 """Random schedules before the evolution begins."""
 GUESSED = 4
-"""Of so many first schedules one is random, and the others are guesses if the space has any."""
+"""One of so many first schedules is random; the others are guesses if the space has any."""
 BATCH = 8
 """Schedules of a generation that are measured."""
 POOL = 96

@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tokmill.errors import UsageError, nearest
-from tokmill.models.inputs import Inputs
-from tokmill.models.layers import Linear, embedding
+from tokmill.base.errors import UsageError, nearest
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.layers import Linear, embedding
 
 Join = Literal["sum", "concat"]
 """How the embeddings of several columns become one vector."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokmill.models.fields import PREFIX
-from tokmill.models.layers import Linear, gelu, linear, linear_cross_entropy
 from tokmill.models.model import Group, Model, decay_groups
+from tokmill.models.transformers.layers import Linear, gelu, linear, linear_cross_entropy
 
 
 class Transform(nn.Module):

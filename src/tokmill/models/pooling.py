@@ -15,7 +15,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor, nn
 
-from tokmill.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, nearest
 from tokmill.models.model import Model, OfSets, Tensors
 
 Pool = Literal["mean", "last", "attention", "signature"]

@@ -61,7 +61,7 @@ class Judged(NamedTuple):
 
     logp: Tensor
     entropy: Tensor
-    """Of the kind, and of each place of the chosen kind's part after what was chosen before."""
+    """Entropy of the kind, and of each place of the chosen kind's part after what was chosen."""
     most: Tensor
     """The entropy that even choices would have."""
 

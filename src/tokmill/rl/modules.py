@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.mlir.modules import problem
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
 from tokmill.rl.policy import PolicyConfig
-from tokmill.rl.task import SchedulesConfig
+from tokmill.rl.schedule_task import SchedulesConfig
 from tokmill.training.recipe.config import TrainConfig
 
 SMALL = "`model.loops`, `model.accesses` and `model.dimensions` say how much room there is"

@@ -11,17 +11,17 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
+from tokmill.base.progress import human_share
 from tokmill.mlir.space import LOOPS
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
 from tokmill.mlir.tokens.views import Spaces, Wanted
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Model, Tensors
-from tokmill.progress import human_share
-from tokmill.rl import embeddings
+from tokmill.models.model_inputs import Inputs
 from tokmill.rl.actions import Layout, Scores
-from tokmill.rl.embeddings import Embedding
+from tokmill.rl.embedding import embeddings
+from tokmill.rl.embedding.embeddings import Embedding
 
 SEEN = "sees."
 """How the names of observed arrays begin in `Tensors.values`."""

@@ -13,9 +13,10 @@ from torch import Tensor
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.measure import Result, reward
 from tokmill.models.model import Tensors
-from tokmill.rl import actions, embeddings
+from tokmill.rl import actions
 from tokmill.rl.actions import Layout, Scores
-from tokmill.rl.task import batch_of
+from tokmill.rl.embedding import embeddings
+from tokmill.rl.schedule_task import batch_of
 
 Array = np.ndarray[Any, Any]
 Act = Callable[[Tensors], dict[str, Tensor]]

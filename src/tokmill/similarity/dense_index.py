@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tokmill.errors import TokmillError
-from tokmill.similarity.rows import Rows
+from tokmill.base.errors import TokmillError
+from tokmill.similarity.vector_rows import Rows
 from tokmill.store.schema import Array
 
 BLOCK = 1 << 15
 DIGITS = 9
-"""Of a cosine: products of equal rows differ in their last bits."""
+"""Tolerance of a cosine: products of equal rows differ in their last bits."""
 ARRAYS = {"vector": "<f4"}
 """Array → dtype."""
 

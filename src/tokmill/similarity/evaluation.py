@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.progress import Progress
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.progress import Progress
 from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.functions import Functions
 from tokmill.similarity.pairing import (
@@ -38,7 +38,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     version: int
     where: str
     fingerprint: str
-    """Of the store; "" of vectors of others."""
+    """Fingerprint of the store; "" for vectors that are of none."""
     functions: int
     compared: int
     """Functions that may be in a pair."""

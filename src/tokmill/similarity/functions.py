@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import UsageError
-from tokmill.similarity.rows import Rows
-from tokmill.store.hashes import mix, store_digests
+from tokmill.base.errors import UsageError
+from tokmill.similarity.vector_rows import Rows
+from tokmill.store.checks.hashes import mix, store_digests
 from tokmill.store.schema import PHRASE_BIT, Array
 from tokmill.store.store import Store
 

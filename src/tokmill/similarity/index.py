@@ -16,13 +16,13 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import make_folder, path_from_text, path_to_text, reading, write_file
-from tokmill.headers import loads_json, tensor_header
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import make_folder, path_from_text, path_to_text, reading, write_file
+from tokmill.base.headers import loads_json, tensor_header
 from tokmill.similarity import dense_index, sparse_index
 from tokmill.similarity.dense_index import DenseIndex, damaged, dense_arrays
-from tokmill.similarity.rows import is_sparse
 from tokmill.similarity.sparse_index import SparseIndex, sparse_arrays
+from tokmill.similarity.vector_rows import is_sparse
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
@@ -43,10 +43,10 @@ class IndexFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str
     """The store's folder, relative to that of the index."""
     fingerprint: str
-    """Of the store."""
+    """Fingerprint of the store."""
     records: int
     bounds: dict[str, int]
-    """Of sparse vectors: kind → its last column + 1."""
+    """Kind of sparse vectors → its last column + 1."""
     graphs: list[str]
     """Files and folders of the graphs of the store's programs."""
 

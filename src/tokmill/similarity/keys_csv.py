@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import machine_errors
 from tokmill.similarity.functions import NAMES, Coded, Coder, Functions, numbers_of, spelled
-from tokmill.store.hashes import first_of_equals
+from tokmill.store.checks.hashes import first_of_equals
 from tokmill.store.schema import Array
 
 NEEDED = ("project", "function", "compiler", "level")

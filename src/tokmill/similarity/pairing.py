@@ -9,9 +9,9 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from tokmill.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, nearest
 from tokmill.similarity.functions import SOURCE, Functions, numbers_of
-from tokmill.store.hashes import first_of_equals
+from tokmill.store.checks.hashes import first_of_equals
 from tokmill.store.schema import Array
 
 LEVEL_PAIRS = (("O0", "O3"), ("O1", "O3"), ("O2", "O3"), ("O0", "Os"), ("O1", "Os"), ("O2", "Os"))

@@ -13,7 +13,7 @@ from tokmill.similarity.bootstrap import RESAMPLES, bootstrap, interval
 from tokmill.similarity.expectation import METRICS, expected, table
 from tokmill.similarity.functions import Functions, numbers_of
 from tokmill.similarity.pairing import Task
-from tokmill.similarity.rows import Rows, ranks
+from tokmill.similarity.vector_rows import Rows, ranks
 from tokmill.store.schema import Array
 
 POOLS = (2, 10, 32, 100, 128, 512, 1000, 8192, 10_000)
@@ -76,7 +76,7 @@ class Compared(msgspec.Struct, frozen=True):
     baseline: str
     pool: int
     difference: Value
-    """Of recall@1: above 0 the method is better."""
+    """Difference of recall@1: above 0 the method is better."""
 
 
 class Setting(msgspec.Struct, frozen=True):

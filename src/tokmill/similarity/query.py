@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.similarity.dense_index import best_of
 from tokmill.similarity.functions import NAMES
-from tokmill.similarity.rows import Rows, products
+from tokmill.similarity.vector_rows import Rows, products
 from tokmill.store.schema import Array
+from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
-from tokmill.store.strings import Strings
 
 LISTED = 10
 """Functions that an error lists."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from tokmill.similarity.dense_index import best_of, damaged
 from tokmill.store.schema import Array
-from tokmill.store.strings import ranges
+from tokmill.store.shards.strings import ranges
 
 FOLLOWED = 1 << 16
 """Entries of columns that a query follows at most, the rarest columns first."""

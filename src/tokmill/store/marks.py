@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from tokmill.errors import TokmillError
-from tokmill.files import is_lock, read_file
-from tokmill.headers import loads_json
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import is_lock, read_file
+from tokmill.base.headers import loads_json
 
 HEAD = 1 << 12
 LARGEST = 64 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import machine_errors
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Overlay
 from tokmill.store.store import Store

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokmill.store.hashes import mix
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 
 BITS = 31

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tokmill.errors import MachineError, TokmillError
-from tokmill.files import path_from_text, reading, sha256_file
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.files import path_from_text, reading, sha256_file
 from tokmill.store import manifest as layout
+from tokmill.store.checks.probe import probe_digest
 from tokmill.store.manifest import Manifest, Plan, PlannedItem, Receipt, ShardEntry
-from tokmill.store.probe import probe_digest
-from tokmill.store.shard import SUFFIX
+from tokmill.store.shards.shard import SUFFIX
 
 
 def gather_manifest(path: Path) -> Manifest:

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import locked, path_from_text, path_to_text, write_file
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import locked, path_from_text, path_to_text, write_file
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Reference
+from tokmill.store.manifest import Reference, sealed
 from tokmill.store.marks import LOCK
-from tokmill.store.seal import sealed
 from tokmill.store.store import Store
 
 NEW = "NEW"

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError
-from tokmill.store.strings import Array as Array
-from tokmill.store.strings import Strings, ranges
+from tokmill.base.errors import TokmillError
+from tokmill.store.shards.strings import Array as Array
+from tokmill.store.shards.strings import Strings, ranges
 
 DType = Literal["u1", "u2", "u4", "u8", "i8", "f4", "f8", "utf8"]
 

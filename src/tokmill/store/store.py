@@ -11,15 +11,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import inside
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import inside
 from tokmill.store import manifest as layout
-from tokmill.store.gather import Gather
 from tokmill.store.manifest import Manifest, Receipt
 from tokmill.store.receipts import gather_manifest
 from tokmill.store.schema import Array, Records, phrase_columns
-from tokmill.store.shard import SUFFIX, Shard
-from tokmill.store.spans import Spans
+from tokmill.store.shards.gather import Gather, Spans
+from tokmill.store.shards.shard import SUFFIX, Shard
 
 MAPPED_SHARDS = 400
 """Shards that a store maps at most; each map needs a file descriptor."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, nearest
 
 ROLES = ("eot", "bos", "pad", "unk", "mask", "cls", "sep")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import read_file
-from tokmill.headers import loads_json
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import read_file
+from tokmill.base.headers import loads_json
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
-from tokmill.tasks.inputs import MOST_CLASSES
+from tokmill.tasks.task_inputs import MOST_CLASSES
 
 
 def label_column(store: Store, name: str) -> Column:

@@ -14,20 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.entries import Pairs
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.models.heads import Classes, Numbers, Pooler
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Model, Tensors, decay_groups
+from tokmill.models.model_inputs import Inputs
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.classes import check_classes, check_numbers, classes_of
-from tokmill.tasks.framing import Frame, frame_of, framed, is_framed
-from tokmill.tasks.inputs import SEGMENT, Facts, joined, store_inputs
-from tokmill.tasks.measures import Measures
+from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
+from tokmill.tasks.scores import Measures
 from tokmill.tasks.task import Task
+from tokmill.tasks.task_inputs import SEGMENT, Facts, joined, store_inputs
 
 LABEL = "label"
 UNLABELLED = "without_label"

@@ -25,14 +25,13 @@ from torch import Tensor, nn
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
 from tokmill.feed.values import Vectors
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Model, Tensors
+from tokmill.models.model_inputs import Inputs
 from tokmill.models.pooling import Pool
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.inputs import Facts, store_inputs
-from tokmill.tasks.measures import Measures
-from tokmill.tasks.scores import Scores
+from tokmill.tasks.scores import Measures, Scores
+from tokmill.tasks.task_inputs import Facts, store_inputs
 
 
 class TaskConfig(Protocol):

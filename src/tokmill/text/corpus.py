@@ -13,19 +13,18 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
+from tokmill.base.errors import UsageError
+from tokmill.base.inflate import CAT
+from tokmill.base.progress import human_count
 from tokmill.builds.scan import InputFile
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources
-from tokmill.errors import UsageError
-from tokmill.inflate import CAT
-from tokmill.progress import human_count
 from tokmill.store.schema import Column, Drop, Drops, Records, Schema, drops_of
-from tokmill.text.blocks import Block, record_blocks
 from tokmill.text.documents import DocumentSource, Encode, NoHash
-from tokmill.text.prepare import Documents, TextOptions, select
-from tokmill.text.source import BOM
-from tokmill.text.streams import is_stream, suffix
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.words import count_words, read_words, tokenizer_of_words
+from tokmill.text.make_document import Documents, TextOptions, select
+from tokmill.text.plain_text import BOM
+from tokmill.text.record_blocks import Block, is_stream, record_blocks, suffix
+from tokmill.text.tokenizers.tokenizer import Tokenizer
+from tokmill.text.tokenizers.word_lists import count_words, read_words, tokenizer_of_words
 
 PAIR = "pair"
 UNKNOWN = "words outside of the vocabulary"

@@ -13,8 +13,11 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 import numpy as np
 
-from tokmill import plugins, recipe
-from tokmill.builds.hints import hint
+from tokmill import plugins
+from tokmill.base import recipe
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.prefetch import prefetch
+from tokmill.builds.finish import hint
 from tokmill.builds.scan import Fits, InputFile, Inputs, find_files
 from tokmill.builds.source import (
     Frozen,
@@ -25,9 +28,7 @@ from tokmill.builds.source import (
     Source,
     cut,
 )
-from tokmill.errors import TokmillError, UsageError
-from tokmill.prefetch import prefetch
-from tokmill.store.probe import Probe
+from tokmill.store.checks.probe import Probe
 from tokmill.store.schema import (
     RESERVED,
     Array,
@@ -36,15 +37,15 @@ from tokmill.store.schema import (
     Schema,
     id_dtype,
 )
-from tokmill.store.strings import Strings
-from tokmill.text.encoders import make_encoder, utf8_buffer
-from tokmill.text.prepare import Documents, TextOptions, select
-from tokmill.text.probe import make_probe
-from tokmill.text.streams import EXPANDS, is_stream, members
-from tokmill.text.tokenizer_json import added_tokens, template_tokens
+from tokmill.store.shards.strings import Strings
+from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
+from tokmill.text.encoding.probe_texts import make_probe
+from tokmill.text.make_document import Documents, TextOptions, select
+from tokmill.text.record_blocks import EXPANDS, is_stream, members
+from tokmill.text.tokenizers.tokenizer_json import added_tokens, template_tokens
 
 M_ARENA_MAX = -8
-"""Of glibc's malloc.h."""
+"""Constants of glibc's malloc.h."""
 
 
 class Encoder(Protocol):
@@ -97,7 +98,7 @@ class DocumentSource(Source):
                 "no tokenizer was named",
                 hint=cls.without_tokenizer,
             )
-        from tokmill.text.tokenizer import Tokenizer
+        from tokmill.text.tokenizers.tokenizer import Tokenizer
 
         vocabulary, data = Tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
         return {"token": Frozen(vocabulary, data)}

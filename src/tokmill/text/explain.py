@@ -8,21 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from tokmill import plugins, recipe
-from tokmill.builds.prepare import BuildRecipe
+from tokmill import plugins
+from tokmill.base import recipe
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.inflate import inflate
+from tokmill.builds.plan import BuildRecipe
 from tokmill.builds.source import Frozen, Item, Request, Resources
-from tokmill.errors import TokmillError, UsageError
-from tokmill.inflate import inflate
-from tokmill.store.locate import find_input, locate
+from tokmill.store.checks.locate import find_input, locate
 from tokmill.store.mask import LOSS
 from tokmill.store.receipts import read_planned
 from tokmill.store.schema import each_drop
 from tokmill.store.store import Store
-from tokmill.text.chat_templates import MARKS
+from tokmill.text.chats.chat_templates import MARKS
 from tokmill.text.documents import DocumentSource, NoHash
-from tokmill.text.prepare import Documents
-from tokmill.text.source import BOM
-from tokmill.text.streams import is_stream
+from tokmill.text.make_document import Documents
+from tokmill.text.plain_text import BOM
+from tokmill.text.record_blocks import is_stream
 
 SHOWN = 400
 
@@ -89,7 +90,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
 
 
 def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict[str, str]:
-    from tokmill.text.tokenizer import Tokenizer
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     encode = source.encoder(Resources(threads=False))
     records = encode(document)

@@ -9,13 +9,19 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from tokmill.base.inflate import MAGIC
 from tokmill.builds.source import Frozen, Hash, Item, Resources
-from tokmill.inflate import MAGIC
 from tokmill.store.schema import Array, Drop, Drops, drops_of
-from tokmill.text.blocks import Block, blank_lines, record_blocks
 from tokmill.text.documents import DocumentSource
-from tokmill.text.paths import Paths
-from tokmill.text.prepare import Documents, FieldOptions, join_fields, join_lists, select
+from tokmill.text.make_document import (
+    Documents,
+    FieldOptions,
+    Paths,
+    join_fields,
+    join_lists,
+    select,
+)
+from tokmill.text.record_blocks import Block, blank_lines, record_blocks
 from tokmill.text.seen_keys import why_nothing
 
 NEWLINE, OPEN, CLOSE = 10, 123, 125

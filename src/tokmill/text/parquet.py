@@ -9,17 +9,17 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
+from tokmill.base.errors import UsageError, nearest
 from tokmill.builds.scan import InputFile, Inputs, find_files
 from tokmill.builds.source import MAX_ITEM, Hash, Item
-from tokmill.errors import UsageError, nearest
 from tokmill.formats.arrow_files import open_table
 from tokmill.formats.datasets_folders import expanded
 from tokmill.store.schema import Array, each_drop
-from tokmill.text.blocks import MAX_RECORD
 from tokmill.text.documents import DocumentSource
-from tokmill.text.encoders import Utf8Texts, utf8_buffer
+from tokmill.text.encoding.encoders import Utf8Texts, utf8_buffer
 from tokmill.text.jsonl import as_text
-from tokmill.text.prepare import Documents, FieldOptions, join_fields, select
+from tokmill.text.make_document import Documents, FieldOptions, join_fields, select
+from tokmill.text.record_blocks import MAX_RECORD
 
 BATCH = 2 << 20
 """Bytes of a batch of rows, about."""

@@ -11,11 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokmill.errors import TokmillError
-from tokmill.headers import loads_json
-from tokmill.inflate import CAT, inflate
-from tokmill.text.paths import quoted
-from tokmill.text.streams import is_stream
+from tokmill.base.errors import TokmillError
+from tokmill.base.headers import loads_json
+from tokmill.base.inflate import CAT, inflate
+from tokmill.text.make_document import quoted
+from tokmill.text.record_blocks import is_stream
 
 LINES = 1000
 """Lines that are read, in at most `HEAD` bytes."""

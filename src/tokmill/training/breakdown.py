@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
+from tokmill.store.checks.stats import count
 from tokmill.store.schema import Array
-from tokmill.store.stats import count
-from tokmill.tasks.inputs import Facts
 from tokmill.tasks.scores import BORDER, Scores
 from tokmill.tasks.task import Task, perplexity
+from tokmill.tasks.task_inputs import Facts
 from tokmill.training.data import open_stores
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import facts_from

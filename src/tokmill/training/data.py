@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokmill.errors import TokmillError, UsageError
+import msgspec
+import torch
+
+from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.progress import human_count
 from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
 from tokmill.feed.rows import Rows
-from tokmill.progress import human_count
+from tokmill.store.checks.same_engine import same_engine
 from tokmill.store.mask import LOSS, check_mask_of, leaves_out
 from tokmill.store.overlay import overlay_names
-from tokmill.store.same_engine import same_engine
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 from tokmill.training.recipe.config import DataConfig, TrainConfig
+from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
+from tokmill.training.runs.warm_start import start_facts
 
 
 def open_store(path: str, config: DataConfig, overlays: Sequence[str] = ()) -> Store:
@@ -122,3 +129,30 @@ def entries_a_step(data: DataConfig, length: int, world: int = 1) -> int:
             hint=nearest_sizes(data.batch_tokens, length * world),
         )
     return data.batch_tokens // length
+
+
+def with_epochs(config: TrainConfig, world: int = 1) -> TrainConfig:
+    """Return a recipe whose `run.steps` are at most those of its epochs (`run.epochs`).
+
+    An epoch is as many entries as the stores have; the last step may begin another one. `world`:
+    processes that share a step. Raises `UsageError` for a task that learns from no store.
+    """
+    if not config.run.epochs:
+        return config
+    if not plugins.load(plugins.LOOPS, task_type(config).loop).reads_stores:
+        raise UsageError(
+            f"the task {config.task.kind} learns from no store, which an epoch could be of",
+            where="run.epochs",
+            hint="--set run.epochs=0 --steps N",
+        )
+    stores = open_stores(config.data)
+    facts = facts_from(config, stores)
+    if config.run.start:
+        facts = start_facts(Path(config.run.start), facts)
+    with torch.device("meta"):
+        task = make_task(config, inputs_of(config, facts))
+    feed = make_feed(config, task, stores, world)
+    entries = config.run.epochs * feed.rows_in_all
+    steps = max(1, math.ceil(entries / feed.batch_size - 1e-9))
+    run = msgspec.structs.replace(config.run, steps=min(config.run.steps, steps))
+    return msgspec.structs.replace(config, run=run)

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.prefetch import prefetch
 from tokmill.feed.feed import Feed
-from tokmill.prefetch import prefetch
 from tokmill.store.mask import LOSS, check_mask_of
 from tokmill.store.store import Store
-from tokmill.tasks.inputs import column_sizes, roles_of
 from tokmill.tasks.next_token import choose_column, ends_of, nothing_to_learn, targets_of
-from tokmill.tasks.rows import RowKind, check_cut, cut_rows
 from tokmill.tasks.task import positions
+from tokmill.tasks.task_inputs import column_sizes, roles_of
+from tokmill.tasks.task_rows import RowKind, check_cut, cut_rows
 
 IGNORED = -100
 """The label of a token that is not learned: torch's cross-entropy ignores it by default."""

@@ -12,17 +12,17 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.progress import Progress
-from tokmill.store.check import ShardCheck
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.progress import Progress
+from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.schema import Array
-from tokmill.tasks.inputs import Facts
 from tokmill.tasks.scores import BORDER
 from tokmill.tasks.task import Task, to_tensors
+from tokmill.tasks.task_inputs import Facts
 from tokmill.training.breakdown import Breakdown, Groups, unigram
 from tokmill.training.data import cut_notes, open_to_evaluate, overlay_notes
-from tokmill.training.engines.device import moved, pick_device
-from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.devices.device import moved, pick_device
+from tokmill.training.engines.devices.precision import Precision
 from tokmill.training.engines.reduce import add
 from tokmill.training.engines.single import Single
 from tokmill.training.loader import micro_batches

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 from tokmill import plugins
-from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.base.errors import MachineError, TokmillError, UsageError
 
 LAUNCHED = "TOKMILL_LAUNCHED"
 """Environment variable of processes that `--processes` started: their launcher reports a lost

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tokmill.base.prefetch import prefetch
 from tokmill.feed.feed import Batch, Feed
 from tokmill.models.model import Tensors
-from tokmill.prefetch import prefetch
 from tokmill.store.schema import Array
 from tokmill.tasks.task import Task, to_tensors
 

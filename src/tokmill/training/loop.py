@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokmill.errors import TokmillError
-from tokmill.progress import Progress
-from tokmill.store.check import ShardCheck
+from tokmill.base.errors import TokmillError
+from tokmill.base.progress import Progress
+from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.store import Store
-from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
+from tokmill.tasks.task_inputs import Facts
 from tokmill.training.data import cut_notes, entries_a_step, make_feed
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.reduce import most

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.feed.feed import Feed
 from tokmill.store.schema import Array
 from tokmill.tasks.task import Task

@@ -22,32 +22,30 @@ import numpy as np
 from torch import Tensor
 
 from tokmill import plugins
-from tokmill.errors import Interrupted, MachineError, TokmillError
-from tokmill.progress import Progress, human_facts, human_metric, human_time
-from tokmill.stop import Stop
+from tokmill.base.errors import Interrupted, MachineError, TokmillError
+from tokmill.base.progress import Progress, human_facts, human_metric, human_time
+from tokmill.base.stop import Stop
 from tokmill.tasks.task import Task
-from tokmill.training.data import open_stores
-from tokmill.training.engines.choose import make_engine
-from tokmill.training.engines.compare import compare_step
+from tokmill.training.budget.memory import check_memory
+from tokmill.training.budget.meter import Meter, peak_flops
+from tokmill.training.data import open_stores, with_epochs
+from tokmill.training.engines.choose_engine import make_engine
+from tokmill.training.engines.compared_step import compare_step
+from tokmill.training.engines.devices.rng import seed_random_states, set_torch_states, torch_states
 from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.optim import learning_rate
+from tokmill.training.engines.optimisers.optim import learning_rate
 from tokmill.training.engines.reduce import add, over_processes
-from tokmill.training.engines.rng import seed_random_states, set_torch_states, torch_states
-from tokmill.training.epochs import with_epochs
 from tokmill.training.launch import one_a_machine, place, resume_command
 from tokmill.training.loader import Micro
-from tokmill.training.memory_budget import check_memory
-from tokmill.training.meter import Meter, peak_flops
 from tokmill.training.not_finite import PartLoss
-from tokmill.training.recipe.check import notes, seconds
+from tokmill.training.recipe.check_recipe import notes, seconds
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.checkpoint import State, load_checkpoint, moves, save_checkpoint
 from tokmill.training.runs.intact import newest_whole
 from tokmill.training.runs.run import Run
-from tokmill.training.runs.track import METRICS, Tracker
-from tokmill.training.runs.trackers import open_trackers
+from tokmill.training.runs.trackers import METRICS, Tracker, open_trackers
 from tokmill.training.runs.warm_start import start_facts, start_from
 from tokmill.training.runs.weights import AVERAGED, BEST, FINAL, drop_final, save_weights
 

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.base.progress import Progress
 from tokmill.feed.feed import Batch, Feed
-from tokmill.progress import Progress
 from tokmill.store.mask import leaves_out
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
-from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
+from tokmill.tasks.task_inputs import Facts
 from tokmill.training.data import columns_to_read, open_to_evaluate
-from tokmill.training.engines.compare import results_of_all
+from tokmill.training.engines.compared_step import results_of_all
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.reduce import add, most, on_first, over_processes
 from tokmill.training.loader import evened, micro_batches, to_micro

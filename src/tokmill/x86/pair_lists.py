@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import machine_errors
+from tokmill.base.headers import loads_toml
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, find_files, in_order
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors
-from tokmill.headers import loads_toml
-from tokmill.x86.graphs.files import read_facts
-from tokmill.x86.graphs.inputs import GRAPH
+from tokmill.x86.graphs.graph_files import read_facts
+from tokmill.x86.graphs.graph_inputs import GRAPH
 
 LARGEST = 256 << 20
 """Largest size of a list of pairs, in bytes."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drops_of
-from tokmill.store.strings import Strings, take_flat
+from tokmill.store.shards.strings import Strings, take_flat
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.keys import Key
 from tokmill.x86.merged import Merged, merge

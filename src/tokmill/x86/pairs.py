@@ -11,18 +11,18 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.builds.scan import FolderOptions
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
-from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.store.manifest import OtherFile
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.files import read_graph
+from tokmill.x86.graphs.graph_files import read_graph
 from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.merged import NoFacts
 from tokmill.x86.pair_lists import GraphFile, Names, find_graphs, placed, read_pairs
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
-from tokmill.x86.source import Caches, check_rules, cut_parts, take_file, vocabularies_of
+from tokmill.x86.program_source import Caches, check_rules, cut_parts, take_file, vocabularies_of
 from tokmill.x86.tokens.rules import COLUMNS, make_rules
 from tokmill.x86.walks import Walking, check_counts
 

@@ -10,24 +10,24 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.builds.repeats import batches
-from tokmill.builds.select import open_stores
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import read_file, sampled_digest
+from tokmill.builds.selection.minhash import batches
+from tokmill.builds.selection.select import open_stores
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import read_file, sampled_digest
 from tokmill.store.manifest import Reference
 from tokmill.store.references import references_of
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Records, Schema, id_dtype
 from tokmill.store.store import Store
-from tokmill.x86.tokens.vocabulary import UNKNOWN, TokenList, Vocabularies
-from tokmill.x86.tokens.vocabulary_changes import (
+from tokmill.x86.tokens.vocabularies.vocabulary import UNKNOWN, TokenList, Vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary_changes import (
     counts_in,
     id_map,
     lists_to_keep,
     pruned,
     vocabularies_in,
 )
-from tokmill.x86.tokens.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
 
 
 class RecodeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

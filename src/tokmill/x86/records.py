@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 
 from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drops_of
-from tokmill.store.strings import Strings, take_flat
+from tokmill.store.shards.strings import Strings, take_flat
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.keys import Key
 from tokmill.x86.tokens.rules import DecodeError
 from tokmill.x86.tokens.templates import Table, Templates
-from tokmill.x86.tokens.vocabulary import UNKNOWN
+from tokmill.x86.tokens.vocabularies.vocabulary import UNKNOWN
 from tokmill.x86.walks import Walker, Walking, Walks, walk_graph_of
 
 Unit = Literal["function", "block", "walk"]
@@ -38,8 +38,8 @@ class Cutting:
 def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -> Iterator[Records]:
     """Yield the records of a program in batches, in order of function and address.
 
-    A function with bytes that are not instructions to the rules is rejected. `tokmill.x86.source`
-    describes the columns of a record.
+    A function with bytes that are not instructions to the rules is rejected. The columns of a
+    record are described in `x86.program_source`.
     """
     walker = None
     if cutting.unit == "walk":

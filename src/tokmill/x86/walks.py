@@ -15,8 +15,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from tokmill.errors import UsageError
-from tokmill.store.hashes import mix
+from tokmill.base.errors import UsageError
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.ranges import distinct, numbered

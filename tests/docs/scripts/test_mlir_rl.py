@@ -19,7 +19,7 @@ from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import generators, problem
 from tokmill.mlir.tokens import features, field_tokens, views
 from tokmill.mlir.tokens.bucket_tokens import MLIROperationTokenizer
-from tokmill.rl import embeddings
+from tokmill.rl.embedding import embeddings
 from toy import losses, weights
 
 SYSTEM, FILE = "MLIR-RL", "config/config_distilbert.json"

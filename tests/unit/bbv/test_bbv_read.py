@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from block_rows import from_rows
-from tokmill.bbv import read as reader
-from tokmill.bbv.read import pieces, read
-from tokmill.bbv.vectors import BlockVectors, write
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.traces import read as reader
+from tokmill.bbv.traces.block_vectors import BlockVectors, write
+from tokmill.bbv.traces.read import pieces, read
 
 ENTRY = re.compile(r":(\d+):(\d+)")
 
@@ -204,7 +204,7 @@ def test_intervals_are_compared_with_their_size() -> None:
 def test_sums_of_more_than_63_bits_are_refused(
     last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokmill.bbv.read.CHUNK", 64)
+    monkeypatch.setattr("tokmill.bbv.traces.read.CHUNK", 64)
     trace = file_of(tmp_path, "T:1:9\n" * 100 + f"T{last} :3:1\n" + "T:1:9\n" * 50)
     with pytest.raises(TokmillError, match="up to interval 100 add up") as told:
         read(trace)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.bbv.callgrind import Code, Dump, read_dump, vectors_of
-from tokmill.bbv.profile import modelled
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.traces.callgrind import Code, Dump, read_dump, vectors_of
+from tokmill.bbv.traces.profile import modelled
 
 DUMP = """# callgrind format
 version: 1

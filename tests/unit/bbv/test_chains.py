@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokmill.bbv.blocks import Program, ends_flow
 from tokmill.bbv.chains import follow, spread
+from tokmill.bbv.store_blocks import Program, ends_flow
 
 
 def program(instructions: list[int], falls: list[int]) -> Program:

@@ -7,9 +7,10 @@ import pytest
 import scipy.sparse
 
 from phases import BLOCKS, phases
-from tokmill.bbv import clusters, projection, simpoint
-from tokmill.bbv.clusters import Floats, Ints
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.bbv.points import block_projection as projection
+from tokmill.bbv.points import clusters, simpoint
+from tokmill.bbv.points.clusters import Floats, Ints
 
 
 def slow_bic(points: Floats, weights: Floats, labels: Ints) -> float:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.bbv.cpi import Measures, check_measures, read_measures
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.traces.cpi import Measures, check_measures, read_measures
 
 CYCLES, INSTRUCTIONS = "board.processor.start.core.numCycles", "simInsts"
 GEM5 = {

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.bbv.addresses import Addresses, Mapped, read_addresses, read_maps
-from tokmill.bbv.blocks import Blocks, Program, open_blocks
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.bbv.execution_source import merged
 from tokmill.bbv.join import BEGINS, INSIDE, NO_BLOCK, NO_PROGRAM, Placed, join
-from tokmill.bbv.source import merged
-from tokmill.errors import TokmillError, UsageError
+from tokmill.bbv.store_blocks import Blocks, Program, open_blocks
+from tokmill.bbv.traces.addresses import Addresses, Mapped, read_addresses, read_maps
 
 
 def program(name: str, starts: list[int], first: int = 0, shared: int = -1) -> Program:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.bbv import markers
-from tokmill.bbv.markers import Command, grouped
-from tokmill.errors import TokmillError
-from tokmill.progress import Progress
+from tokmill.base.errors import TokmillError
+from tokmill.base.progress import Progress
+from tokmill.bbv.traces import markers
+from tokmill.bbv.traces.markers import Command, grouped
 from x86_programs import compiles
 
 READS_FIRST = """

@@ -7,10 +7,10 @@ import pytest
 import scipy.sparse
 
 from phases import phases
-from tokmill.bbv import designs, methods
-from tokmill.bbv.methods import Estimate
-from tokmill.bbv.population import population
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
+from tokmill.bbv.points import designs, methods
+from tokmill.bbv.points.methods import Estimate
+from tokmill.bbv.points.population import population
 
 
 @pytest.mark.parametrize("name", sorted(methods.METHODS))

@@ -10,10 +10,10 @@ import scipy.sparse
 
 from making import quick_build
 from source_cases import block_store, write_trace
-from tokmill.bbv import executions as reading
-from tokmill.bbv import shared_points as sharing
-from tokmill.bbv.executions import Executions
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.points import executions as reading
+from tokmill.bbv.points import shared_points as sharing
+from tokmill.bbv.points.executions import Executions
 from tokmill.store.store import Store
 
 

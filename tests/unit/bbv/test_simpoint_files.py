@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.bbv import interval_table, simpoint_files
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.points import simpoint_files
+from tokmill.bbv.traces import interval_table
 
 
 def put(folder: Path, points: str, weights: str) -> tuple[Path, Path]:

@@ -13,11 +13,11 @@ import pytest
 import tokmill
 from making import quick_build
 from source_cases import block_store, write_trace
-from tokmill.bbv import read as reading
-from tokmill.bbv.executions import block_vectors, read_executions, untrained
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.bbv.points.executions import block_vectors, read_executions, untrained
+from tokmill.bbv.traces import read as reading
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 Rows = list[dict[int, int]]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tokmill import plugins
-from tokmill.builds.executors import check_executor
-from tokmill.builds.resources import Amount, choose
-from tokmill.errors import MachineError, MissingExtraError, UsageError
+from tokmill.base.errors import MachineError, MissingExtraError, UsageError
+from tokmill.builds.execution.executors import check_executor
+from tokmill.builds.execution.resources import Amount, choose
 from tokmill.version import __version__
 
 
@@ -49,20 +49,26 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "somewhere", "host:port", "h:99999"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    cluster = pytest.importorskip("tokmill.builds.ray_cluster", reason="needs the extra ray")
+    cluster = pytest.importorskip(
+        "tokmill.builds.execution.ray_cluster", reason="needs the extra ray"
+    )
     with pytest.raises(UsageError, match="not the address of a cluster"):
         cluster._check_address(address)
 
 
 def test_where_no_cluster_answers() -> None:
-    cluster = pytest.importorskip("tokmill.builds.ray_cluster", reason="needs the extra ray")
+    cluster = pytest.importorskip(
+        "tokmill.builds.execution.ray_cluster", reason="needs the extra ray"
+    )
     with pytest.raises(MachineError, match="no Ray cluster answers at 127.0.0.1:1 ") as caught:
         cluster._check_address("127.0.0.1:1")
     assert "ray start --head" in caught.value.hint
 
 
 def test_what_keeps_a_machine_from_working_for_a_build(tmp_path: Path) -> None:
-    cluster = pytest.importorskip("tokmill.builds.ray_cluster", reason="needs the extra ray")
+    cluster = pytest.importorskip(
+        "tokmill.builds.execution.ray_cluster", reason="needs the extra ray"
+    )
     proof = tmp_path / "store" / "proof"
     shared = cluster.Shared(str(proof), "content", [str(tmp_path)], __version__)
     assert f"does not see the folder {proof.parent} (No such" in cluster.problem_here(shared)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from making import jsonl, quick_build
-from tokmill.builds.prepare import How
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
+from tokmill.store.checks.validate import validate
 from tokmill.store.marks import is_run, is_store, kind_of
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 FRESH = How(quiet=True, fresh=True)
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from making import jsonl, quick_build
-from tokmill.builds import runs as module
-from tokmill.builds.left_out import each_left_out
-from tokmill.builds.runs import Runs
-from tokmill.store.locate import left_out
+from tokmill.builds import reject_runs as module
+from tokmill.builds.reject_runs import Runs
+from tokmill.builds.repair.left_out import each_left_out
+from tokmill.store.checks.locate import left_out
 from tokmill.store.manifest import Rejects
 from tokmill.store.schema import Drop, Records, drops_of, each_drop
 from tokmill.store.store import Store
@@ -110,7 +110,7 @@ def test_rejects_are_counted_listed_and_found_again(
     jsonl(tmp_path / "x.jsonl", rows)
     (tmp_path / "y.jsonl").write_bytes(b"{\n" * 3)
     from making import here
-    from tokmill.builds.prepare import How
+    from tokmill.builds.plan import How
 
     how = How(quiet=True, amount=here(), max_rejects=1.0)
     inputs = [tmp_path / "x.jsonl", tmp_path / "y.jsonl"]

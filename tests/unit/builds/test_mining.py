@@ -11,11 +11,11 @@ import pytest
 import tokmill
 from function_stores import Function, families, many, reasons, write_keyed
 from making import files_of, quick_build
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.mining import keyed
-from tokmill.builds.mining.names import linked
-from tokmill.errors import TokmillError, UsageError
+from tokmill.builds.mining.name_columns import linked
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 TRIPLE = ("anchor", "positive", "negative")
 

@@ -11,12 +11,13 @@ import pytest
 import tokmill
 from function_stores import Function, families, many, reasons, write_keyed
 from making import files_of, quick_build
-from tokmill.builds.mining import cells, hard, source
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.mining import cells, hard
+from tokmill.builds.mining import mining_source as source
 from tokmill.builds.mining.cells import cells_of
 from tokmill.builds.mining.hard import Asked, search
-from tokmill.builds.mining.triplets import FAR, FARTHER
-from tokmill.builds.mining.vectors import UNIT, rounded
-from tokmill.errors import TokmillError, UsageError
+from tokmill.builds.mining.mine_triplets import FAR, FARTHER
+from tokmill.builds.mining.vector_table import UNIT, rounded
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 

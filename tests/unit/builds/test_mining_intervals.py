@@ -12,14 +12,14 @@ import scipy.sparse
 from function_stores import many, write_keyed
 from interval_stores import counts_of, write_intervals
 from making import files_of, quick_build, rec, token_store, write_store
-from tokmill.bbv.projection import project
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.bbv.points.block_projection import project
 from tokmill.builds.mining import cells, hard, interval_vectors, intervals
 from tokmill.builds.mining.interval_vectors import projected, spread_of
-from tokmill.builds.mining.vectors import UNIT, rounded
-from tokmill.errors import TokmillError, UsageError
+from tokmill.builds.mining.vector_table import UNIT, rounded
+from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Array, Column
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 TRIPLE = ("anchor", "positive", "negative")
 

@@ -10,12 +10,12 @@ import pytest
 
 from making import files_of, here, quick_build, rec, write_store
 from phrase_records import PHRASES
+from tokmill.base.files import locked
 from tokmill.builds import plan
-from tokmill.builds.prepare import How
-from tokmill.files import locked
+from tokmill.builds.plan import How
+from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 
 def shingles(row: Any, size: int) -> set[tuple[int, ...]]:
@@ -105,7 +105,7 @@ def test_near_duplicates_are_equal_bytes_for_any_workers_parts_and_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "SHARD_BYTES", 1)
-    monkeypatch.setattr("tokmill.builds.repeats.BATCH_TOKENS", 500)
+    monkeypatch.setattr("tokmill.builds.selection.minhash.BATCH_TOKENS", 500)
     rows = numbered(families())
     make(tmp_path / "a", rows[:20], rows[20:40])
     make(tmp_path / "b", rows[40:])
@@ -127,7 +127,7 @@ def test_near_duplicates_are_equal_bytes_for_any_workers_parts_and_kills(
     how = How(quiet=True, amount=here(workers=2))
     quick_build("select", both, tmp_path / "pool", how=how, **options)
     assert files_of(tmp_path / "pool") == files_of(whole.path)
-    monkeypatch.setattr("tokmill.builds.repeats.BATCH_RECORDS", 3)
+    monkeypatch.setattr("tokmill.builds.selection.minhash.BATCH_RECORDS", 3)
     quick_build("select", both, tmp_path / "small", **options)
     assert files_of(tmp_path / "small") == files_of(whole.path)
 
@@ -197,7 +197,7 @@ def test_repeats_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     undo()
     with monkeypatch.context() as patch:
-        patch.setattr("tokmill.builds.select.find_repeats", looked)
+        patch.setattr("tokmill.builds.selection.select.find_repeats", looked)
         quick_build("select", tmp_path / "p", whole.path, **options)
         assert files_of(whole.path) == before
         # Damaged, it is not believed.

@@ -10,11 +10,11 @@ import pytest
 
 import tokmill
 from making import files_of, here, token_store
-from tokmill.builds import values as module
-from tokmill.builds.prepare import How
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
+from tokmill.builds.selection import overlay_values as module
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 RECORDS = [[[1, 2, 3], [4]], [[5, 6], [7, 8, 9, 10], [11]]]
 """5 records, 11 tokens."""

@@ -13,16 +13,16 @@ import pytest
 
 from making import TOKENIZER, here, jsonl, quick_build, token_store
 from tokmill import plugins
-from tokmill.builds.prepare import How
-from tokmill.builds.repair import repair
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
+from tokmill.builds.plan import How
+from tokmill.builds.repair.repair import repair
 from tokmill.plugins import Part
-from tokmill.store.probe import probe_path, read_probe
+from tokmill.store.checks.probe import probe_path, read_probe
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.text import documents
-from tokmill.text.encoders import TokenizersEncoder
-from tokmill.text.probe import TEXTS
+from tokmill.text.encoding.encoders import TokenizersEncoder
+from tokmill.text.encoding.probe_texts import TEXTS
 
 TOLD = "the engine gives other ids than when the store was begun: text "
 

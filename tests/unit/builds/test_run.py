@@ -16,19 +16,19 @@ from msgspec import UNSET
 
 import tokmill
 from making import TOKENIZER, files_of, here, ids_of, jsonl, mixed_lines, quick_build
+from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
+from tokmill.base.files import locked
+from tokmill.builds import build as run_module
 from tokmill.builds import make_shard as make
 from tokmill.builds import plan
-from tokmill.builds import run as run_module
-from tokmill.builds.executors import Here, Pool, Terms
+from tokmill.builds.execution.executors import Here, Pool, Terms
+from tokmill.builds.execution.resources import Amount, choose, parse_bytes, parse_seconds
 from tokmill.builds.finish import finish_parts
 from tokmill.builds.make_shard import ShardJob, Work
-from tokmill.builds.prepare import How
-from tokmill.builds.resources import Amount, choose, parse_bytes, parse_seconds
-from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
-from tokmill.files import locked
+from tokmill.builds.plan import How
+from tokmill.store.checks.validate import validate
 from tokmill.store.manifest import Cut
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 SMALL = 1 << 12
 """Input bytes of a shard in these tests, so that a few files make several shards."""
@@ -82,7 +82,7 @@ def test_same_bytes_for_any_block_size(
     block_bytes: int,
 ) -> None:
     from tokmill.builds.source import Resources
-    from tokmill.text import blocks
+    from tokmill.text import record_blocks as blocks
 
     monkeypatch.setattr(Amount, "resources", lambda self: Resources(block_bytes=block_bytes))
     monkeypatch.setattr(blocks, "READ", 50)
@@ -366,7 +366,7 @@ def test_a_changed_file_is_noticed_between_plan_and_read(
 
 
 def work_of(inputs: Path, out: Path) -> tuple[Work, list[ShardJob]]:
-    from tokmill.builds.repair import work_of as stored
+    from tokmill.builds.repair.repair import work_of as stored
 
     work, tasks = stored(out)
     return work, list(tasks.values())
@@ -442,7 +442,7 @@ def test_streams_resume_in_the_middle(tmp_path: Path, monkeypatch: pytest.Monkey
     """Whatever receipts a kill leaves, the build goes on to the same bytes."""
     import gzip
 
-    from tokmill.text import blocks
+    from tokmill.text import record_blocks as blocks
 
     monkeypatch.setattr(blocks, "MAX_ITEM", 700)
     monkeypatch.setattr(blocks, "READ", 100)

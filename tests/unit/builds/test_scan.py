@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from making import TOKENIZER, jsonl, quick_build
-from tokmill.builds.prepare import BuildRecipe, How, prepare
+from tokmill.base.errors import MachineError, TokmillError, UsageError
+from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.builds.scan import FolderOptions, find_files, how_to_read, in_words, with_lists
-from tokmill.errors import MachineError, TokmillError, UsageError
 from tokmill.store.receipts import read_planned
 from tokmill.store.store import Store
 
@@ -203,7 +203,7 @@ def test_what_is_left_out_is_said_once_and_kept(
     assert "left out of the folders: of other kinds: 2 .md, 1 .csv" in told
     assert store.manifest.left_out == {".md": 2, ".csv": 1} and "--suffix" not in told
     assert (store.manifest.plan_id, store.fingerprint) == (before.plan_id, before.fingerprint)
-    from tokmill.store.validate import validate
+    from tokmill.store.checks.validate import validate
 
     assert validate(Store(store.path)).ok
 

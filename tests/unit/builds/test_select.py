@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from making import files_of, here, ids_of, quick_build, rec, write_store
 from phrase_records import PHRASES, expand
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds import plan
-from tokmill.builds.prepare import How
-from tokmill.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
+from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.store.vocab import Vocabulary
 
 SCHEMA: Schema = {
@@ -314,7 +314,7 @@ def test_ids_out_of_the_vocabulary(tmp_path: Path) -> None:
     vocabulary = Vocabulary("tokenizer.json", digest, 10, {"unk": 7})
     import msgspec
 
-    from tokmill.store.seal import sealed
+    from tokmill.store.manifest import sealed
 
     changed = msgspec.structs.replace(
         Store(tmp_path / "p").manifest, schema=SCHEMA, vocabularies={"token": vocabulary}
@@ -352,7 +352,7 @@ def test_phrases_are_selected_with_their_table(tmp_path: Path) -> None:
 
 
 def test_parts_and_dry_runs(tmp_path: Path, parent: Path) -> None:
-    from tokmill.builds.prepare import BuildRecipe, prepare
+    from tokmill.builds.plan import BuildRecipe, prepare
 
     prepared = prepare(
         BuildRecipe(source="select", inputs=(str(parent),), out=str(tmp_path / "none"))

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from making import files_of, here, ids_of, mixed_lines, quick_build
-from tokmill import plugins, stop
+from tokmill import plugins
+from tokmill.base import stop
+from tokmill.base.errors import Interrupted, TokmillError
 from tokmill.builds import plan
-from tokmill.builds.prepare import How
-from tokmill.builds.repair import deep_check
-from tokmill.errors import Interrupted, TokmillError
+from tokmill.builds.plan import How
+from tokmill.builds.repair.repair import deep_check
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 
 @pytest.fixture(autouse=True)

@@ -22,23 +22,27 @@ from making import files_of, here, jsonl, quick_build, token_store
 from pair_graphs import write_small
 from source_cases import block_store, write_functions
 from tokmill import plugins
-from tokmill.bbv import read as bbv_read
+from tokmill.bbv.traces import read as bbv_read
+from tokmill.builds import build as run
 from tokmill.builds import make_shard as make
-from tokmill.builds import overlay, repeats, run
+from tokmill.builds.execution.resources import Amount
 from tokmill.builds.mining import keyed
-from tokmill.builds.prepare import How
-from tokmill.builds.resources import Amount
+from tokmill.builds.plan import How
+from tokmill.builds.selection import minhash as repeats
+from tokmill.builds.selection import overlay_source as overlay
 from tokmill.builds.source import Item, Resources
-from tokmill.formats import arrow_files, triplets
-from tokmill.mlir import source as mlir_source
+from tokmill.formats import arrow_files
+from tokmill.formats.pickles import triplets
+from tokmill.mlir import module_source as mlir_source
 from tokmill.mlir.modules import generators
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
-from tokmill.text import blocks, parquet
+from tokmill.text import parquet
+from tokmill.text import record_blocks as blocks
 from tokmill.x86 import records, walks
 from tokmill.x86.tokens.rules import tokenize_bytes
-from tokmill.x86.tokens.vocabulary import closed
-from tokmill.x86.tokens.vocabulary_files import write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import closed
+from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
 from x86_programs import compiles
 
 ROWS = [{"text": f"document {i} " * 5} for i in range(400)]

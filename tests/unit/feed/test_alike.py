@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from entry_stores import lay
-from tokmill.errors import UsageError
-from tokmill.feed.alike import Alike
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
+from tokmill.feed.keyed_entries import Alike
 from tokmill.store.store import Store
 from toy import make_store
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from making import token_store
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch, Feed, nearest_sizes
 from tokmill.feed.order import BLOCK, key, permute
 from tokmill.feed.packed import Packed

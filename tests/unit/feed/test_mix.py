@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import token_store, write_store
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.mix import BITS, Mix, column_dtypes, row_shares
 from tokmill.feed.rows import Rows, Whole, Windows
 from tokmill.store.schema import Column

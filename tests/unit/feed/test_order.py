@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.order import BLOCK, Order, key, permute, shard_groups
 
 

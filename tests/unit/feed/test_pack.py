@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tokmill.errors import UsageError
-from tokmill.feed.pack import Patterns, best_fit
-from tokmill.feed.pieces import cut, rests
+from tokmill.base.errors import UsageError
+from tokmill.feed.pack import Patterns, best_fit, cut, rests
 
 
 def listed(patterns: Patterns) -> list[tuple[int, list[tuple[int, int]]]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from making import token_store
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.packed import Packed
 from tokmill.feed.rows import Rows

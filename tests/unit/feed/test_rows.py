@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tokmill
 from making import token_store
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
 from tokmill.feed.order import key, shard_groups
 from tokmill.feed.rows import Rows, Stream, Windows

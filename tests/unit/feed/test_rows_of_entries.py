@@ -9,8 +9,8 @@ import pytest
 
 from entry_stores import labelled, lay, tuples_of
 from making import token_store
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.cli import main
-from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.entries import Entries, Pairs, Tuples
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole, Windows

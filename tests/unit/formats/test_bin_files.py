@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import TOKENIZER, files_of, ids_of, quick_build, rec, token_store, write_store
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.source import Resources
-from tokmill.errors import TokmillError, UsageError
 from tokmill.formats.bin import BinExport, BinOptions, BinSource, LlmcExport, look_alike
 from tokmill.store.schema import Column
 

@@ -9,11 +9,12 @@ import pytest
 
 from making import jsonl, quick_build
 from pair_graphs import write_small
-from tokmill import plugins, recipe
-from tokmill.errors import UsageError
+from tokmill import plugins
+from tokmill.base import recipe
+from tokmill.base.errors import UsageError
 from tokmill.formats import exports
 from tokmill.formats.notes import check
-from tokmill.report.records import Reader
+from tokmill.report.describe.shown_records import Reader
 from tokmill.store.store import Store
 
 

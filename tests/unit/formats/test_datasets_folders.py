@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from making import ids_of, jsonl, quick_build
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.formats import arrow_files
 
 pa = pytest.importorskip("pyarrow")

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from making import ids_of, quick_build, rec, token_store, write_store
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.formats.datatrove import DatatroveExport, _readable
 from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import files_of, here, ids_of, quick_build, rec, token_store, write_store
-from tokmill.builds.prepare import How
+from tokmill.base.errors import TokmillError
+from tokmill.builds.plan import How
 from tokmill.builds.source import Resources
-from tokmill.errors import TokmillError
 from tokmill.formats.megatron import MegatronExport, MegatronOptions, MegatronSource
 from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from document_formulas import padded, windows
 from making import TOKENIZER, ids_of, quick_build, token_store
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.formats import notes
-from tokmill.formats.npz import NpzExport, check
-from tokmill.formats.npz_export import file_names
+from tokmill.formats.windows.npz import NpzExport, check
+from tokmill.formats.windows.npz_export import file_names
 
 LONG = list(range(1, 26))
 
@@ -291,7 +291,7 @@ def test_items_are_runs_of_rows(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     ids = random.integers(0, 500, (50, 8)).astype(np.int32)
     save(tmp_path / "a.npz", input_ids=ids, attention_mask=np.ones_like(ids))
-    monkeypatch.setattr("tokmill.formats.npz.MAX_ITEM", 7 * 32)
+    monkeypatch.setattr("tokmill.formats.windows.npz.MAX_ITEM", 7 * 32)
     store = quick_build("npz", tmp_path / "a.npz", tmp_path / "s")
     assert ids_of(store) == ids.tolist()
     assert len(store.receipt(0).items) == 8

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from making import ids_of, quick_build, rec, token_store, write_store
-from tokmill.errors import TokmillError
-from tokmill.formats.parquet import ParquetExport
+from tokmill.base.errors import TokmillError
+from tokmill.formats.parquet_tokens import ParquetExport
 from tokmill.store.schema import Column
 
 arrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")

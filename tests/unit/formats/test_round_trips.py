@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from making import EOT, TOKENIZER, ids_of, quick_build, rec, token_store, write_store
 from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.source import Resources
-from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Column
 
 WITH_BORDERS = {
@@ -175,11 +175,11 @@ def test_the_content_digest_does_not_depend_on_blocks(kind, tmp_path, monkeypatc
     stores = []
     for block in (1, 100, 1 << 20):
         monkeypatch.setattr(
-            "tokmill.builds.resources.Amount.resources",
+            "tokmill.builds.execution.resources.Amount.resources",
             lambda self, *a, b=block: Resources(block_bytes=b),
         )
         monkeypatch.setattr(
-            "tokmill.builds.run.choose",
+            "tokmill.builds.build.choose",
             lambda amount, tasks, b=block: (0, Resources(block_bytes=b)),
         )
         stores.append(quick_build(source, tmp_path / inputs, tmp_path / f"s{block}", **options))

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import files_of, here, ids_of, quick_build, token_store
-from tokmill.builds.prepare import How
+from tokmill.base.errors import TokmillError
+from tokmill.builds.plan import How
 from tokmill.builds.source import Resources
-from tokmill.errors import TokmillError
 from tokmill.formats.bin import BinOptions, BinSource, LlmcExport
 
 EOT = 0

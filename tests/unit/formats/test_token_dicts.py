@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from making import files_of, quick_build, token_store
 from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.source import Resources
-from tokmill.errors import TokmillError, UsageError
-from tokmill.report.pickles import lengths_of_pickle
+from tokmill.report.describe.pickles import lengths_of_pickle
+from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.x86.tokens.rules import tokenize_bytes
-from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, closed
+from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, closed
 
 COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
 PUSH = {
@@ -341,17 +341,17 @@ def test_neither_blocks_nor_parts_change_the_records(
     whole = quick_build("token-dicts", path, tmp_path / "whole")
     for block in (1, 1000):
         monkeypatch.setattr(
-            "tokmill.builds.run.choose",
+            "tokmill.builds.build.choose",
             lambda amount, tasks, b=block: (0, Resources(block_bytes=b)),
         )
         store = quick_build("token-dicts", path, tmp_path / f"b{block}")
         assert files_of(store.path) == files_of(whole.path)
     size = path.stat().st_size
-    monkeypatch.setattr("tokmill.formats.token_dicts.MAX_ITEM", size // 3)
+    monkeypatch.setattr("tokmill.formats.pickles.token_dicts.MAX_ITEM", size // 3)
     parts = quick_build("token-dicts", path, tmp_path / "parts")
     assert len(parts.shards) == 3 and shown(parts) == shown(whole)
     assert sum(item.bytes for i in range(3) for item in parts.receipt(i).items) == size
-    monkeypatch.setattr("tokmill.formats.token_dicts.MOST_PHRASES", 1)
+    monkeypatch.setattr("tokmill.formats.pickles.token_dicts.MOST_PHRASES", 1)
     assert shown(quick_build("token-dicts", path, tmp_path / "anew")) == shown(whole)
     # A part that is lost is made again, and is what it was.
     before = files_of(parts.path)
@@ -427,7 +427,7 @@ def test_a_second_pickle_in_the_file_is_not_lost_in_silence(tmp_path: Path) -> N
 def test_a_sequence_that_is_there_many_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokmill.unpickle.budget.SPARE", 1 << 16)
+    monkeypatch.setattr("tokmill.base.unpickle.inert.SPARE", 1 << 16)
     path = put(tmp_path / "a.pkl", [[PUSH] * 1000] * 1000)
     with pytest.raises(TokmillError, match="makes far more data than"):
         quick_build("token-dicts", path, tmp_path / "s")

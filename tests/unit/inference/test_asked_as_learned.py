@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 import tokmill
 import toy
 from making import quick_build
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
 from tokmill.inference.coders import load_coder, prompt_ids
 from tokmill.inference.embedder import Embedder

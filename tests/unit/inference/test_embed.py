@@ -15,19 +15,19 @@ from torch import Tensor
 
 import tokmill
 from making import files_of, write_store
-from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference import embed as module
 from tokmill.inference.embed import embed
 from tokmill.inference.vectors import Vectors, groups
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Recurrent, Tensors, take_rows
+from tokmill.models.model_inputs import Inputs
 from tokmill.models.pooling import AttentionPooling
+from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task import Task
-from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.devices.precision import Precision
 from tokmill.training.runs.run import load_task
 
 LENGTH = 8
@@ -257,7 +257,7 @@ def test_groups_waste_little() -> None:
 
 
 def test_what_a_model_carries_is_cut_to_rows() -> None:
-    from tokmill.models.rwkv7 import RWKV7, RWKV7Config
+    from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
 
     model = RWKV7(RWKV7Config(dim=8, layers=2, head_dim=4), Inputs({"token": 3}))
     ids = torch.tensor([[0, 1, 2], [2, 1, 0], [1, 1, 1]])
@@ -352,7 +352,7 @@ def test_what_is_done_is_said(
 def test_progress_counts_tokens(
     folder: Path, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokmill.progress.EVERY", 0)
+    monkeypatch.setattr("tokmill.base.progress.EVERY", 0)
     embed(folder / "decoder", store, quiet=False)
     said = capsys.readouterr().err
     assert "embed: 89 of 89 tokens (100%)" in said and "tokens/s" in said

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.inference import prompts
 from tokmill.inference.coders import parse_ids
 from tokmill.inference.prompts import Prompts

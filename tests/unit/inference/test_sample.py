@@ -12,14 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import Row, choose, continue_rows
-from tokmill.inference.reading import Carried, reading, window
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
+from tokmill.inference.read_rows import Carried, reading, window
 from tokmill.models.model import Cached, Model, Recurrent, Tensors
-from tokmill.models.rwkv7 import RWKV7, RWKV7Config
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 SHARES = torch.tensor([0.15, 0.5, 0.05, 0.3])

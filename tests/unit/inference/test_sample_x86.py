@@ -10,12 +10,12 @@ import pytest
 import tokmill
 from making import quick_build
 from source_cases import write_small
-from tokmill.errors import TokmillError, UsageError
-from tokmill.report.inspect import describe
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.report.describe.inspect import describe
 from tokmill.training.evaluate import evaluate
 from tokmill.training.runs.exchange import export_model
 from tokmill.x86.tokens.rules import tokenize_bytes
-from tokmill.x86.tokens.vocabulary import TokenList
+from tokmill.x86.tokens.vocabularies.vocabulary import TokenList
 
 CODE = bytes.fromhex("55 4889e5 5d c3".replace(" ", ""))
 

@@ -27,7 +27,7 @@ import tokmill
 from making import quick_build
 from tokmill.inference import serving
 from tokmill.inference.embed import embed
-from tokmill.x86.graphs.files import write_graph
+from tokmill.x86.graphs.graph_files import write_graph
 from x86_graphs import Block, graph_of
 
 NOP, RET = b"\x90", b"\xc3"

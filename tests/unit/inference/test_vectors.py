@@ -10,16 +10,16 @@ import torch
 
 from making import write_store
 from small_models import KINDS, small_model
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.inference.vectors import Vectors
-from tokmill.models.inputs import Inputs
+from tokmill.models.model_inputs import Inputs
 from tokmill.models.pooling import Pool
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.next_token import NextTokenConfig
 from tokmill.tasks.task import Task
-from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.devices.precision import Precision
 
 LENGTHS = [5, 0, 31, 8, 1, 9, 16, 17, 2]
 SIZES = {"token": 17, "kind": 5}

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from test_cut_modules import T
 
-from tokmill.cli import rl_problems
-from tokmill.errors import TokmillError
-from tokmill.mlir import draws, search
+from tokmill.base.errors import TokmillError
+from tokmill.mlir import random_schedules as draws
+from tokmill.mlir import search
 from tokmill.mlir.loops import execute, legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
 from tokmill.rl import modules
+from tokmill.rl.commands import rl_problems
 from tokmill.rl.policy import PolicyConfig
 
 TIMED = f"""

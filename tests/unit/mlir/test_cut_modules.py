@@ -8,8 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tokmill.errors import TokmillError
-from tokmill.mlir import draws, search
+from tokmill.base.errors import TokmillError
+from tokmill.mlir import random_schedules as draws
+from tokmill.mlir import search
 from tokmill.mlir.loops import execute
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tokmill.errors import TokmillError
-from tokmill.mlir import draws, search
+from tokmill.base.errors import TokmillError
+from tokmill.mlir import random_schedules as draws
+from tokmill.mlir import search
 from tokmill.mlir.iree.tiles import Distribute, IreeSpace, Vector
 from tokmill.mlir.loops import legal, lower
 from tokmill.mlir.loops import schedule as actions

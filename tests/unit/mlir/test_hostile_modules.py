@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.mlir.loops import legal, schedule
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import generators, guard, problem

@@ -11,10 +11,10 @@ import pytest
 
 from making import quick_build
 from onnx_models import small_model, write
+from tokmill.base.errors import MissingExtraError, TokmillError
 from tokmill.builds.source import Resources
-from tokmill.errors import MissingExtraError, TokmillError
+from tokmill.mlir.module_source import MlirSource
 from tokmill.mlir.modules import cut, importing
-from tokmill.mlir.source import MlirSource
 
 
 def test_a_small_model_as_operations(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import random_schedules
-from tokmill.errors import UsageError
-from tokmill.mlir import draws, search
+from tokmill.base.errors import UsageError
+from tokmill.mlir import random_schedules as draws
+from tokmill.mlir import search
 from tokmill.mlir.iree import compiler, spec
 from tokmill.mlir.iree.tiles import Cache, Distribute, IreeSpace, Pipeline, Vector
 from tokmill.mlir.loops import schedule as actions

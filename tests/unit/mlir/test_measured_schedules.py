@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.mlir import measure, search
 from tokmill.mlir.loops import execute, legal, lower
 from tokmill.mlir.loops import schedule as actions

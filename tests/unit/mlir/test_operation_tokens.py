@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from document_formulas import bucket_ids
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from tokmill.errors import UsageError
-from tokmill.mlir.draws import draw
+from tokmill.base.errors import UsageError
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops.schedule import Fuse, Im2col, Pack
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
+from tokmill.mlir.random_schedules import draw
 from tokmill.mlir.space import LOOPS
 
 LINES = ["matmul 8 8 8", "matmul 8 8 8, relu", "conv_2d_nchw 1 2 6 2 3"]

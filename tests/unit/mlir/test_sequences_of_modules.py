@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from making import quick_build
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.cli import main
-from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir import draws, source
+from tokmill.mlir import module_source as source
+from tokmill.mlir import random_schedules as draws
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import TILES

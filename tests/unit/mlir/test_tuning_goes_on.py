@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tokmill.base.errors import UsageError
+from tokmill.base.files import private_path, publish, remove_leftovers
 from tokmill.cli import main
-from tokmill.errors import UsageError
-from tokmill.files import private_path, publish, remove_leftovers
 from tokmill.mlir import search
 from tokmill.mlir.iree import executor, spec, tune
-from tokmill.mlir.iree.model import Model
 from tokmill.mlir.iree.tiles import Distribute, IreeSpace
+from tokmill.mlir.iree.tuned_model import Model
 from tokmill.mlir.loops import execute
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import problem

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokmill.child import Ended
-from tokmill.child_calls import ChildDied
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.child import Ended
+from tokmill.base.child_calls import ChildDied
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.mlir.iree import compiler, dispatches, executor, layout, tune, tune_model
-from tokmill.mlir.iree.model import FLAGS, Model, Timed, Way, helping
 from tokmill.mlir.iree.tiles import Distribute, IreeSpace
+from tokmill.mlir.iree.tuned_model import FLAGS, Model, Timed, Way, helping
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import problem
 from tokmill.mlir.modules.problem import Problem

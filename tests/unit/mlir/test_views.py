@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
-from tokmill.models import attention_ways
-from tokmill.models.attention import (
+from tokmill.models.model import Tensors
+from tokmill.models.transformers import attention_ways
+from tokmill.models.transformers.attention import (
     Attend,
     Attention,
     attention,
@@ -23,7 +24,7 @@ from tokmill.models.attention import (
     rotary,
     rotate,
 )
-from tokmill.models.attention_ways import (
+from tokmill.models.transformers.attention_ways import (
     Seen,
     attention_at,
     attention_by_document,
@@ -34,7 +35,6 @@ from tokmill.models.attention_ways import (
     whole_borders,
     windowed_attention,
 )
-from tokmill.models.model import Tensors
 from tokmill.tasks.task import borders, is_whole, positions, to_tensors
 
 LENGTHS = [9, 6, 9, 18, 6, 15, 9]

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from small_models import small_model
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.models.bag import Bag, Gram, counted, grams, hash_of, log_counts, mix
 from tokmill.models.model import Tensors
-from tokmill.store.hashes import mix as mix_of_stores
+from tokmill.models.sets.bag import Bag, Gram, counted, grams, hash_of, log_counts, mix
+from tokmill.store.checks.hashes import mix as mix_of_stores
 from tokmill.tasks.task import to_tensors
 
 SIZES = {"token": 5, "other": 3}

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.models.attention import RopeScaling
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.attention import RopeScaling
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.tasks.task import to_tensors
 
 CPU = torch.device("cpu")

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokmill.models import matmul
-from tokmill.models.attention import RopeScaling, halves_from_pairs
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.decoding import SLOTS, Decoding, in_pairs
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers import matmul
+from tokmill.models.transformers.attention import RopeScaling, halves_from_pairs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.transformers.decoding import SLOTS, Decoding, in_pairs
 
 STYLES: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from small_models import small_model
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch
-from tokmill.inference.reading import reading
-from tokmill.models.attention_ways import document_attention
-from tokmill.models.encoder import Encoder, EncoderConfig
+from tokmill.inference.read_rows import reading
 from tokmill.models.heads import Heads, Pooler, Transform
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
-from tokmill.models.modernbert import ModernBert, ModernBertConfig
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.attention_ways import document_attention
+from tokmill.models.transformers.encoder import Encoder, EncoderConfig
+from tokmill.models.transformers.modernbert import ModernBert, ModernBertConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 

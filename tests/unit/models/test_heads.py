@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from small_models import small_model
-from tokmill.errors import UsageError
-from tokmill.models import layers
+from tokmill.base.errors import UsageError
 from tokmill.models.heads import Classes, Heads, Numbers, Pooler, Transform
 from tokmill.models.model import Model
-from tokmill.models.predicted import predicted, taken
+from tokmill.models.model_inputs import predicted, taken
+from tokmill.models.transformers import layers
 
 SIZES = {"token": 11, "kind": 5}
 

@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokmill.errors import TokmillError
-from tokmill.models.attention import RopeScaling
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.encoder import EncoderConfig
-from tokmill.models.huggingface import architecture, public_of, read_config
-from tokmill.models.inputs import Inputs
-from tokmill.models.modernbert import ModernBertConfig
-from tokmill.models.public_decoders import GPT2, Llama, Mistral, Qwen3
-from tokmill.models.public_modernbert import layer_types
-from tokmill.models.public_tensors import (
+from tokmill.base.errors import TokmillError
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.public.huggingface import architecture, public_of, read_config
+from tokmill.models.public.public_decoders import GPT2, Llama, Mistral, Qwen3
+from tokmill.models.public.public_modernbert import layer_types
+from tokmill.models.public.public_tensors import (
     GPT2_NAMES,
     LLAMA_NAMES,
     QWEN3_NAMES,
     from_public,
     to_public,
 )
+from tokmill.models.transformers.attention import RopeScaling
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.transformers.encoder import EncoderConfig
+from tokmill.models.transformers.modernbert import ModernBertConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 GPT2_SMALL = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 2, "n_head": 2}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokmill.models import layers, matmul
-from tokmill.models.layers import (
+from tokmill.models.transformers import layers, matmul
+from tokmill.models.transformers.layers import (
     GATES,
     Activation,
     FeedForward,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tokmill.models import matmul
-from tokmill.models.matmul import ROWS, Linear, linear, outer, prefers_onednn, product
+from tokmill.models.transformers import matmul
+from tokmill.models.transformers.matmul import ROWS, Linear, linear, outer, prefers_onednn, product
 
 needs_onednn = pytest.mark.skipif(not matmul.HAS_ONEDNN, reason="torch has no oneDNN here")
 

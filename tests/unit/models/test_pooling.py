@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.models.pooling import (
     AttentionPooling,
     Running,

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from small_models import small_model
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import WEIGHT, OfSets, Tensors
-from tokmill.models.set_transformer import Mab, SetTransformer
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.sets.set_transformer import Mab, SetTransformer
 from tokmill.tasks.task import to_tensors
 
 INPUTS = Inputs(vectors={"vector": 6, WEIGHT: 1})

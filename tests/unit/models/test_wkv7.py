@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tokmill.errors import MissingExtraError, UsageError
-from tokmill.models import wkv7 as recurrence
-from tokmill.models.wkv7 import by_fla, wkv7
-from tokmill.models.wkv7_torch import chunked, step_by_step
-from tokmill.training.memory import Peak
+from tokmill.base.errors import MissingExtraError, UsageError
+from tokmill.models.rwkv import wkv7 as recurrence
+from tokmill.models.rwkv.wkv7 import by_fla, wkv7
+from tokmill.models.rwkv.wkv7_torch import chunked, step_by_step
+from tokmill.training.budget.memory import Peak
 
 
 def inputs(

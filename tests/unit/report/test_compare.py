@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from small_runs import EVERY, STEPS, cut, edit_recipe, make_runs, rewrite, train
-from tokmill.errors import TokmillError, UsageError
-from tokmill.report import comparison_table as tables
-from tokmill.report import figures
-from tokmill.report.compare import Comparison, common_name, compare
-from tokmill.report.page import page
-from tokmill.report.runs import read_run
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.report.comparison import comparison_table as tables
+from tokmill.report.comparison.compare_runs import Comparison, common_name, compare
+from tokmill.report.comparison.run_summaries import read_run
+from tokmill.report.pages import figures
+from tokmill.report.pages.page import page
 
 
 @pytest.fixture(scope="module")
@@ -344,8 +344,8 @@ def test_a_page_of_a_folder_of_runs(root: Path, tmp_path: Path) -> None:
 
 def test_torch_is_not_loaded(root: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tokmill.report.compare import compare;"
-        "compare([Path(sys.argv[1])]); print('torch' in sys.modules)"
+        "import sys; from pathlib import Path; from tokmill.report.comparison import compare_runs;"
+        "compare_runs.compare([Path(sys.argv[1])]); print('torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(root / "runs")], capture_output=True, text=True, check=True

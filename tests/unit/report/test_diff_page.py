@@ -11,9 +11,16 @@ import numpy as np
 import pytest
 
 from diffed_programs import RET, XOR, two
-from tokmill.report.diff_code import LONGEST_NAME, marks, shown
-from tokmill.report.diff_page import CHANGED, DELETED, INSERTED, REFERENCES, SAME, diff_page
-from tokmill.x86.diff.programs import diff_graphs
+from tokmill.x86.diff.output.diff_code import LONGEST_NAME, marks, shown
+from tokmill.x86.diff.output.diff_page import (
+    CHANGED,
+    DELETED,
+    INSERTED,
+    REFERENCES,
+    SAME,
+    diff_page,
+)
+from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.diff.result import References
 from tokmill.x86.graph import Edge, Graph
 from x86_graphs import Block, graph_of

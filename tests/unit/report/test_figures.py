@@ -19,9 +19,9 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from matplotlib.image import imread
 
 from report_stores import write_store
-from tokmill.errors import TokmillError, UsageError
-from tokmill.report import figures
-from tokmill.report.plot import COLOURS, draw, plot, render
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.report.pages import figures
+from tokmill.report.pages.plot import COLOURS, draw, plot, render
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -199,7 +199,7 @@ def test_a_single_point_is_seen_beside_a_curve(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_has_lengths_too(tmp_path: Path) -> None:
-    tokenizer = pytest.importorskip("tokmill.text.tokenizer").Tokenizer
+    tokenizer = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
     vocab = {i: bytes([i]) for i in range(256)} | {256: b"ab", 257: b"abc"}
     path = tokenizer(vocab, [(b"a", b"b"), (b"ab", b"c")]).save(tmp_path)
     figure = figures.lengths([path])
@@ -231,7 +231,8 @@ def test_an_empty_store_has_a_figure(tmp_path: Path) -> None:
 
 def test_matplotlib_waits_at_its_door() -> None:
     code = (
-        "import sys, tokmill.report.plot, tokmill.report.page, tokmill.cli.looking, tokmill.doctor;"
+        "import sys, tokmill.report.pages.plot, tokmill.report.pages.page, tokmill.doctor;"
+        "import tokmill.cli.inspect_command;"
         "print([m for m in ('matplotlib', 'jinja2', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

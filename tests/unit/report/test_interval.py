@@ -11,7 +11,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokmill.report.compare import mean_interval
+from tokmill.report.comparison.compare_runs import mean_interval
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40)
 

@@ -10,8 +10,8 @@ import pytest
 from test_figures import write_run
 
 from report_stores import write_store
-from tokmill.errors import TokmillError, UsageError
-from tokmill.report.page import page
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.report.pages.page import page
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -63,7 +63,7 @@ def test_stores_and_runs_on_one_page(tmp_path: Path) -> None:
 
 
 def test_texts_cannot_break_out(tmp_path: Path) -> None:
-    tokenizer = pytest.importorskip("tokmill.text.tokenizer").Tokenizer
+    tokenizer = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
     evil = "</pre><script>alert(1)</script>"
     vocab = {0: b"<|endoftext|>", 1: evil.encode(), **{2 + i: bytes([i]) for i in range(48)}}
     raw = tokenizer(vocab, [], ["<|endoftext|>"]).to_json()
@@ -79,7 +79,7 @@ def test_texts_cannot_break_out(tmp_path: Path) -> None:
 
 
 def test_tokenizers(tmp_path: Path) -> None:
-    tokenizer = pytest.importorskip("tokmill.text.tokenizer").Tokenizer
+    tokenizer = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
     path = tokenizer({i: bytes([i]) for i in range(256)}, [], ["<|endoftext|>"]).save(tmp_path)
     html = page([path], tmp_path / "p.html").read_text()
     assert "&lt;|endoftext|&gt; = 256" in html

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tokmill.report import pickles
-from tokmill.report.inspect import describe
+from tokmill.report.describe import pickles
+from tokmill.report.describe.inspect import describe
 
 PUSH = {
     "asm": ["PUSH", "RBP"], "mne": "PUSH", "type": [("[PAD]", 1), ("R64_OPCODE", 1)],
@@ -216,7 +216,7 @@ def test_a_long_one_shows_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pickles, "LONG", 1000)
-    monkeypatch.setattr("tokmill.progress.EVERY", 0.0)
+    monkeypatch.setattr("tokmill.base.progress.EVERY", 0.0)
     value = [[number] * 5 for number in range(3000)]
     shown(tmp_path, value)
     assert capsys.readouterr().err == ""
@@ -228,7 +228,7 @@ def test_a_long_one_shows_how_far_it_is(
 def test_looking_takes_no_longer_than_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokmill.unpickle.budget.SPARE", 1 << 16)
+    monkeypatch.setattr("tokmill.base.unpickle.inert.SPARE", 1 << 16)
     found = shown(tmp_path, [[list(range(1000))] * 1000] * 1000)
     assert "makes far more data than" in found["problem"] and found["sequences"] < 100_000
 

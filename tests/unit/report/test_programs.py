@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.report.inspect import describe
-from tokmill.x86.graphs.files import write_graph
+from tokmill.report.describe.inspect import describe
+from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.tokens.rules import COLUMNS
-from tokmill.x86.tokens.vocabulary import counted
-from tokmill.x86.tokens.vocabulary_files import write_texts, write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import counted
+from tokmill.x86.tokens.vocabularies.vocabulary_files import write_texts, write_vocabularies
 from x86_programs import C_SOURCE, compiles
 
 

@@ -10,9 +10,9 @@ import pytest
 
 import making
 from report_stores import write_store
-from tokmill.errors import UsageError
-from tokmill.report import records
-from tokmill.report.records import Reader, matching
+from tokmill.base.errors import UsageError
+from tokmill.report.describe import shown_records as records
+from tokmill.report.describe.shown_records import Reader, matching
 from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary
 

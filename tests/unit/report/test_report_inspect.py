@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from report_stores import write_store
-from tokmill.errors import TokmillError
-from tokmill.report import foreign
-from tokmill.report.inspect import describe
+from tokmill.base.errors import TokmillError
+from tokmill.report.describe import foreign
+from tokmill.report.describe.inspect import describe
 
 TOKENIZER = {
     "added_tokens": [{"id": 2, "content": "<|endoftext|>", "special": True}],
@@ -226,7 +226,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 def test_without_pyarrow_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokmill.errors import MissingExtraError
+    from tokmill.base.errors import MissingExtraError
 
     def missing(module: str) -> Any:
         raise MissingExtraError("the package 'pyarrow' is not installed", hint="pip install …")

@@ -12,8 +12,8 @@ from test_report_inspect import TOKENIZER
 
 from report_stores import write_store
 from small_runs import STEPS, cut, edit_recipe, make_runs
-from tokmill.report.inspect import describe
-from tokmill.report.runs import find_runs, read_run, read_runs
+from tokmill.report.comparison.run_summaries import find_runs, read_run, read_runs
+from tokmill.report.describe.inspect import describe
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from making import quick_build, rec, write_store
-from tokmill.bbv.population import as_matrix
-from tokmill.bbv.read import read
-from tokmill.bbv.simpoint import simpoints
-from tokmill.errors import UsageError
-from tokmill.report import tsne as figure
-from tokmill.report.figures import make
-from tokmill.report.plot import plot
+from tokmill.base.errors import UsageError
+from tokmill.bbv.points.population import as_matrix
+from tokmill.bbv.points.simpoint import simpoints
+from tokmill.bbv.traces.read import read
+from tokmill.report.pages import tsne as figure
+from tokmill.report.pages.figures import make
+from tokmill.report.pages.plot import plot
 from tokmill.store.schema import Column
 
 SCHEMA = {

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.report import figures
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.report.pages import figures
 from tokmill.x86.tokens.rules import COLUMNS
-from tokmill.x86.tokens.vocabulary import closed, counted
-from tokmill.x86.tokens.vocabulary_files import write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import closed, counted
+from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
 
 COUNTS = {column: {"a": 30, "b": 60, "c": 10} for column in COLUMNS} | {"reg": {"x": 1}}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.mlir.loops import legal
 from tokmill.mlir.modules import problem
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
-from tokmill.rl import attention, embeddings
+from tokmill.rl.embedding import embeddings
+from tokmill.rl.embedding import policy_attention as attention
 
 LINE = "conv_2d_nchw 1 3 11 4 3 2, relu"
 

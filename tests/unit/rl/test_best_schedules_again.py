@@ -11,17 +11,18 @@ import pytest
 import torch
 
 import made_times
-from tokmill.errors import UsageError
-from tokmill.mlir import draws
+from tokmill.base.errors import UsageError
+from tokmill.mlir import random_schedules as draws
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
 from tokmill.mlir.space import LOOPS
-from tokmill.rl import actions, loop
+from tokmill.rl import actions
+from tokmill.rl import ppo_loop as loop
 from tokmill.rl.actions import Layout, Scores
-from tokmill.rl.memory import Memory
+from tokmill.rl.module_memory import Memory
 from tokmill.rl.rollout import again, play, play_new
-from tokmill.rl.task import SchedulesConfig
+from tokmill.rl.schedule_task import SchedulesConfig
 
 torch.set_num_threads(1)
 

@@ -14,17 +14,17 @@ import torch
 import made_times
 from made_device import DEVICE, computed_there
 from tokmill import plugins
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
-from tokmill.models.inputs import Inputs
-from tokmill.rl import embeddings
+from tokmill.models.model_inputs import Inputs
+from tokmill.rl.embedding import embeddings
 from tokmill.rl.policy import PolicyConfig
-from tokmill.training.engines.device import moved
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.engines.devices.device import moved
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 
 LINES = ["matmul 64 32 16", "conv_2d_nchw 1 3 11 4 3 2, relu", "add 8 8", "softmax 16 32"]

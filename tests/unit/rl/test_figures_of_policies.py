@@ -19,9 +19,10 @@ from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import problem
 from tokmill.mlir.search import Trial
 from tokmill.models.model import Tensors
-from tokmill.rl import evaluate, loop
+from tokmill.rl import evaluate_policy as evaluate
+from tokmill.rl import ppo_loop as loop
 from tokmill.rl.rollout import Episode
-from tokmill.rl.task import SchedulesConfig
+from tokmill.rl.schedule_task import SchedulesConfig
 from tokmill.training.runs.run import load_task
 
 torch.set_num_threads(1)

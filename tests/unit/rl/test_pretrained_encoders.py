@@ -13,15 +13,15 @@ import torch
 
 import tokmill
 from making import quick_build
-from tokmill import recipe
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base import recipe
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.mlir.loops import legal
 from tokmill.mlir.modules import generators, problem
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
-from tokmill.models.encoder import EncoderConfig
-from tokmill.rl import embeddings, pretrained
-from tokmill.rl.distilbert import DistilBert
+from tokmill.models.transformers.encoder import EncoderConfig
+from tokmill.rl.embedding import embeddings, pretrained
+from tokmill.rl.embedding.distilbert import DistilBert
 from tokmill.training.runs.run import load_task
 
 LINE = "matmul 16 32 16, relu"

@@ -16,19 +16,19 @@ import made_times
 import tokmill
 from made_times import LINES, recipe
 from tokmill import plugins
+from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.cli import main
-from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.mlir.loops.schedule import Interchange, Tile, Vectorize
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules import problem
-from tokmill.report.page import page
-from tokmill.report.schedules import in_words
-from tokmill.rl import loop as loops
-from tokmill.rl.evaluate import evaluate, summary
+from tokmill.report.pages.page import page
+from tokmill.report.pages.schedules import in_words
+from tokmill.rl import ppo_loop as loops
+from tokmill.rl.evaluate_policy import evaluate, summary
+from tokmill.training.budget.estimate import estimate
 from tokmill.training.engines.tensors import read_metadata, read_tensors, write_tensors
-from tokmill.training.estimate import estimate
-from tokmill.training.recipe.check import from_dict, notes
-from tokmill.training.recipe.read import RECIPE, read_recipe
+from tokmill.training.recipe.check_recipe import from_dict, notes
+from tokmill.training.recipe.read_recipe import RECIPE, read_recipe
 from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs.run import load_task
 from toy import losses, stop_after, weights
@@ -311,10 +311,10 @@ def test_mistakes_in_recipes(tmp_path: Path) -> None:
         value = recipe(tmp_path / "cache")
         for table, keys in change.items():
             value[table] |= keys  # type: ignore[operator]
-        with pytest.raises(tokmill.errors.TokmillError, match=what):
+        with pytest.raises(tokmill.base.errors.TokmillError, match=what):
             tokmill.train(value, tmp_path / "run", quiet=True)
         # `--dry-run` says the same.
-        with pytest.raises(tokmill.errors.TokmillError, match=what):
+        with pytest.raises(tokmill.base.errors.TokmillError, match=what):
             estimate(from_dict(value))
     value = recipe(tmp_path / "cache") | {"model": {"kind": "encoder"}}
     with pytest.raises(UsageError, match="needs a policy"):

@@ -9,7 +9,7 @@ import pytest
 
 from leveled_programs import LAYOUT, leveled
 from making import quick_build, token_store
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.similarity.functions import Functions, functions_of, of_functions
 from tokmill.similarity.pairing import keep, tasks_of
 from tokmill.store.store import Store

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from making import token_store
-from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.similarity import dense_index, sparse_index
 from tokmill.similarity.dense_index import DenseIndex, dense_arrays
 from tokmill.similarity.index import ARRAYS, Index, write_index
@@ -176,7 +176,7 @@ def test_an_index_that_was_cut_short_changes_nothing(
         raise OSError(28, "No space left on device")
 
     before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr("tokmill.files.os.rename", full)
+    monkeypatch.setattr("tokmill.base.files.os.rename", full)
     for place, fresh in ((tmp_path / "ix", True), (tmp_path / "new", False)):
         with pytest.raises(MachineError, match="No space left"):
             make(store, place, "sparse", fresh=fresh)

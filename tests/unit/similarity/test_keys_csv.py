@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.similarity.keys_csv import read_keys
 
 HEAD = "project,function,compiler,level"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from made_functions import f, functions
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.similarity.functions import Functions
 from tokmill.similarity.pairing import Task, family, keep, tasks_of
 

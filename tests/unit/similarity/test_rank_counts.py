@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from tokmill.similarity import rows as blocked
-from tokmill.similarity.rows import Rows, ranks
+from tokmill.similarity import vector_rows as blocked
+from tokmill.similarity.vector_rows import Rows, ranks
 
 
 def slow(matrix: np.ndarray, query: list[int], target: list[int]) -> list[tuple[int, int]]:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 import tokmill
-from tokmill.errors import TokmillError
-from tokmill.store.check import Known, ShardCheck
+from tokmill.base.errors import TokmillError
+from tokmill.store.checks.background_check import Known, ShardCheck
 from tokmill.store.store import Store
 
 

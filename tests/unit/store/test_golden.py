@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import golden_store
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
-from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

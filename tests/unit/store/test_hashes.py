@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from making import TOKENS, batch_of, rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
-from tokmill.errors import TokmillError
-from tokmill.store.duplicates import find_duplicates, find_leak
-from tokmill.store.hashes import first_of_equals, record_digests, store_digests
+from tokmill.base.errors import TokmillError
+from tokmill.store.checks.duplicates import find_duplicates, find_leak
+from tokmill.store.checks.hashes import first_of_equals, record_digests, store_digests
 from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec import UNSET
 
 from making import jsonl, quick_build, token_store
-from tokmill.errors import UsageError
-from tokmill.store.locate import find_input, find_records, locate
+from tokmill.base.errors import UsageError
+from tokmill.store.checks.locate import find_input, find_records, locate
 from tokmill.store.store import Store
 
 

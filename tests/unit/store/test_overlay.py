@@ -13,14 +13,14 @@ from hypothesis import given, settings
 import tokmill
 from making import change_sealed, files_of, here, rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
-from tokmill.builds.prepare import How
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Windows
+from tokmill.store.checks.stats import statistics
+from tokmill.store.checks.validate import validate
 from tokmill.store.overlay import Found, find_overlays, overlay_path
-from tokmill.store.stats import statistics
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 RECORDS = [[[1, 2, 3], [], [4]], [], [[5, 6], [7, 8, 9, 10]]]
 """Three shards, one of them without a record."""
@@ -167,7 +167,7 @@ def test_a_folder_that_is_no_overlay(store: Store) -> None:
 
 
 def test_damage_is_found_and_mended(store: Store) -> None:
-    from tokmill.builds.repair import repair
+    from tokmill.builds.repair.repair import repair
 
     made = lay(store, "mask", np.arange(10) % 2)
     shard = made.path / f"shards/{made.shards[0].name}.safetensors"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from making import batch_of, write_store
 from phrase_records import CODED, PHRASES, expand, shards
-from tokmill.errors import TokmillError
-from tokmill.store.hashes import token_values
-from tokmill.store.shard import Shard, ShardWriter
+from tokmill.base.errors import TokmillError
+from tokmill.store.checks.hashes import token_values
+from tokmill.store.shards.shard import Shard, ShardWriter
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,14 +12,14 @@ import pytest
 
 import tokmill
 from making import change_sealed, files_of, here, jsonl, quick_build, token_store
-from tokmill.builds.prepare import How
-from tokmill.builds.repair import repair
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
+from tokmill.builds.repair.repair import repair
 from tokmill.cli import main
-from tokmill.errors import TokmillError, UsageError
+from tokmill.store.checks.validate import validate
+from tokmill.store.manifest import sealed
 from tokmill.store.references import refer
-from tokmill.store.seal import sealed
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 PAIRS = {"anchor": [0, 3, 2, 6], "positive": [1, 4, 0, 5]}
 

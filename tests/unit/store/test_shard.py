@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import batch_of, rec
-from tokmill.errors import TokmillError
-from tokmill.store import held
+from tokmill.base.errors import TokmillError
 from tokmill.store.manifest import Receipt, encode, read_json
 from tokmill.store.schema import Column, Schema, check_schema, id_dtype
-from tokmill.store.shard import SUFFIX, Shard, ShardWriter, write_tensors
+from tokmill.store.shards import column_buffers as held
+from tokmill.store.shards.shard import SUFFIX, Shard, ShardWriter, write_tensors
 
 SCHEMA: Schema = {
     "token": Column("u2"),

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from report_stores import ROLES, write_store
-from tokmill.errors import UsageError
-from tokmill.store import stats
+from tokmill.base.errors import UsageError
+from tokmill.store.checks import stats
+from tokmill.store.checks.stats import id_columns, statistics
 from tokmill.store.schema import Column, Phrases, Records
-from tokmill.store.shard import SUFFIX, ShardWriter
-from tokmill.store.stats import id_columns, statistics
+from tokmill.store.shards.shard import SUFFIX, ShardWriter
 
 RECORDS = st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=30)
 
@@ -164,7 +164,7 @@ def test_phrases_count_as_their_tokens(
     writer.add(Records(np.asarray([0, 3, 3, 4, 6]), {}, np.zeros(4, np.int64), (), phrases), 0)
     writer.write(tmp_path / "shards" / f"{store.shards[0].name}{SUFFIX}")
     store.schema, store.token_columns = schema, list(schema)
-    monkeypatch.setattr("tokmill.store.shard.Shard.check_lengths", lambda *_: None)
+    monkeypatch.setattr("tokmill.store.shards.shard.Shard.check_lengths", lambda *_: None)
     assert id_columns(store) == ["token"]
     found = statistics(store)
     assert (found.records, found.tokens, found.empty) == (4, 6, 2)

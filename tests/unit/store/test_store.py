@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from making import change_sealed, rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.store import manifest as layout
 from tokmill.store.schema import Column, Schema
-from tokmill.store.spans import Spans
+from tokmill.store.shards.gather import Spans
 from tokmill.store.store import Store
 
 SCHEMA: Schema = {
@@ -267,7 +267,7 @@ import gc, os, resource, sys
 from pathlib import Path
 import numpy as np
 from tokmill.store.store import Store
-from tokmill.store.hashes import store_digests
+from tokmill.store.checks.hashes import store_digests
 limit = int(sys.argv[2])
 stores = [Store(sys.argv[1]) for _ in range(3)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

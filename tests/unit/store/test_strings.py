@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from making import batch_of, rec
-from tokmill.store import string_column as module
 from tokmill.store.schema import Column, Records, Schema
-from tokmill.store.shard import SUFFIX, Shard, ShardWriter
-from tokmill.store.strings import Strings
+from tokmill.store.shards import string_column as module
+from tokmill.store.shards.shard import SUFFIX, Shard, ShardWriter
+from tokmill.store.shards.strings import Strings
 
 SCHEMA: Schema = {"token": Column("u2"), "name": Column("utf8", per="record")}
 FEW = ["main", "", "\ud800 torn", "main", "é\U0001f600", ""] * 50
@@ -77,7 +77,7 @@ def test_nor_on_where_they_wait(
 ) -> None:
     names = FEW + ALL
     whole = write(path, names)
-    monkeypatch.setattr("tokmill.store.held.MOST", 64)
+    monkeypatch.setattr("tokmill.store.shards.column_buffers.MOST", 64)
     assert write(path, names, range(1, len(names)), scratch=tmp_path) == whole
     monkeypatch.setattr(module, "MOST", 7)
     assert write(path, names, range(1, len(names)), scratch=tmp_path) == write(path, names)

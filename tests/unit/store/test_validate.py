@@ -12,12 +12,12 @@ import pytest
 
 from making import change_sealed, rec, write_store
 from phrase_records import PHRASES
-from tokmill.errors import TokmillError
-from tokmill.files import sha256_file
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import sha256_file
+from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column, Schema
-from tokmill.store.shard import SUFFIX, TYPES, Shard, write_tensors
+from tokmill.store.shards.shard import SUFFIX, TYPES, Shard, write_tensors
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.store.vocab import Vocabulary
 
 SCHEMA: Schema = {

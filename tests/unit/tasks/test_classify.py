@@ -16,15 +16,15 @@ from entry_stores import labelled, lay, tuples_of
 from making import here
 from source_cases import block_store
 from task_cases import ROLES, make_stores, recipe, special_store, walks
-from tokmill.builds.prepare import How
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
 from tokmill.cli import main
-from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
 from tokmill.store.store import Store
 from tokmill.tasks.classes import label_column
 from tokmill.tasks.classify import LABEL, class_metrics, pearson
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, read_run
 from toy import losses
 

@@ -13,18 +13,18 @@ from torch.nn import functional as F
 import tokmill
 import toy
 from entry_stores import labelled, lay, tuples_of
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole
 from tokmill.inference.embed import embed
 from tokmill.store.schema import ROLES
 from tokmill.store.store import Store
-from tokmill.tasks.entries import asking_entries, with_relations
+from tokmill.tasks.comparison.compared_entries import asking_entries, with_relations
 from tokmill.tasks.task import to_tensors
+from tokmill.training.budget.estimate import estimate
 from tokmill.training.data import open_stores
-from tokmill.training.estimate import estimate
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, load_task, make_task
 from toy import losses
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokmill.tasks.likeness import (
+from tokmill.tasks.comparison.comparison_losses import (
     circle,
     in_batch,
     over_entries,
@@ -167,7 +167,7 @@ def test_ranks_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> N
                 wanted.append((1 + sum(s[i, n].item() > best for n in other), 1 + len(other)))
         rank, pool = ranks(vectors, results)
         assert list(zip(rank.tolist(), pool.tolist(), strict=True)) == wanted
-        monkeypatch.setattr("tokmill.tasks.likeness.CHUNK", 7)
+        monkeypatch.setattr("tokmill.tasks.comparison.comparison_losses.CHUNK", 7)
         assert torch.equal(ranks(vectors, results)[0], rank)
 
 

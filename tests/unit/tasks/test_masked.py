@@ -14,14 +14,14 @@ import tokmill
 import toy
 from small_models import small_model
 from task_cases import ROLES, SIZE, recipe, special_store, walks
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
-from tokmill.models.inputs import Inputs
+from tokmill.models.model_inputs import Inputs
 from tokmill.store.store import Store
-from tokmill.tasks.masked import PLACES, Masked
-from tokmill.tasks.masked_config import MaskedConfig
+from tokmill.tasks.hidden.masked import PLACES, Masked
+from tokmill.tasks.hidden.masked_config import MaskedConfig
 from tokmill.tasks.task import to_tensors
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task
 
 torch.set_num_threads(1)
@@ -197,7 +197,7 @@ def test_whole_words_are_those_of_wordpiece(tmp_path: Path) -> None:
 
 def toy_how() -> Any:
     from making import here
-    from tokmill.builds.prepare import How
+    from tokmill.builds.plan import How
 
     return How(quiet=True, amount=here())
 

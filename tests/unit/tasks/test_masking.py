@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokmill.feed.order import key
-from tokmill.tasks.masking import choose, replaced, unit_sums, units, wanted
+from tokmill.tasks.hidden.masking import choose, replaced, unit_sums, units, wanted
 
 ROWS, LENGTH = 200, 64
 KEYS = key(7, np.arange(ROWS))

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from making import token_store
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Stream, Windows
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
-from tokmill.models.layers import CHUNK
+from tokmill.models.transformers.layers import CHUNK
 from tokmill.tasks.scores import token_scores, whole_instructions
 
 

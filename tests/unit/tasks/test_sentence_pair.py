@@ -13,14 +13,14 @@ from torch.nn import functional as F
 import tokmill
 import toy
 from task_cases import ROLES, make_stores, recipe, special_store, walks
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
-from tokmill.feed.halves import OTHER
+from tokmill.feed.half_pairs import OTHER
 from tokmill.store.store import Store
-from tokmill.tasks.masked import PLACES
-from tokmill.tasks.sentence_pair import RELATION, SentencePair
+from tokmill.tasks.hidden.masked import PLACES
+from tokmill.tasks.hidden.sentence_pair import RELATION, SentencePair
 from tokmill.tasks.task import to_tensors
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task
 
 torch.set_num_threads(1)

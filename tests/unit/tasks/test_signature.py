@@ -15,19 +15,19 @@ from torch.nn import functional as F
 import tokmill
 import toy
 from making import quick_build, write_store
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
 from tokmill.inference.embed import embed
 from tokmill.models.model import WEIGHT
+from tokmill.store.checks.validate import validate
 from tokmill.store.references import reference_to, written_in
 from tokmill.store.schema import ROLES
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
-from tokmill.tasks.signature import VECTOR, heaviest
+from tokmill.tasks.comparison.signature import VECTOR, heaviest
 from tokmill.tasks.task import to_tensors
 from tokmill.training.data import open_stores
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, load_task, make_task
 from toy import losses
 from weighted_sets import SCHEMA, WIDTH, blocks_store, intervals_store

@@ -14,11 +14,12 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tokmill import inflate
+from tokmill.base import inflate
+from tokmill.base.errors import TokmillError
 from tokmill.builds.source import Item
-from tokmill.errors import TokmillError
-from tokmill.text import blocks, streams
-from tokmill.text.blocks import Block, record_blocks
+from tokmill.text import record_blocks as blocks
+from tokmill.text import record_blocks as streams
+from tokmill.text.record_blocks import Block, record_blocks
 
 # Few letters, so that delimiters and what looks like one come often; the last ones are usual.
 LETTERS = st.lists(st.sampled_from(list(b"ab\n")), max_size=60).map(bytes)

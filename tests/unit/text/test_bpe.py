@@ -7,9 +7,9 @@ import pytest
 
 from readable_bpe import train_bpe
 from reference_encoder import merge_ids
-from tokmill.errors import TokmillError, UsageError
-from tokmill.text.bpe import BYTE_ORDER
-from tokmill.text.train import records, train_tokenizer
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.text.learning.bpe import BYTE_ORDER
+from tokmill.text.learning.train_tokenizer import records, train_tokenizer
 
 
 def test_the_worked_example_of_cs336() -> None:
@@ -50,7 +50,7 @@ def test_stops_when_no_pair_is_left() -> None:
 
 
 def test_counts_are_exact_above_32_bits() -> None:
-    from tokmill.text.bpe import train_words
+    from tokmill.text.learning.bpe import train_words
 
     words = {b"ab": 2**32 + 5, b"cd": 100, b"ef": 2**31 + 1}
     assert train_words(words, 259, [], "first")[1] == [(b"a", b"b"), (b"e", b"f"), (b"c", b"d")]

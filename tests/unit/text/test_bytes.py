@@ -9,8 +9,8 @@ import pytest
 
 import tokmill
 from tokmill import Store
-from tokmill.store.stats import statistics
-from tokmill.text.train import train_tokenizer
+from tokmill.store.checks.stats import statistics
+from tokmill.text.learning.train_tokenizer import train_tokenizer
 
 TEXTS = ["plain words", "straße über 東京", "🙂" * 5, "one more line of plain words"]
 

@@ -11,14 +11,14 @@ import pytest
 
 import chat_peers
 from making import TOKENIZER, files_of, here, jsonl, quick_build
-from tokmill.builds.prepare import How
-from tokmill.builds.repair import repair
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
+from tokmill.builds.repair.repair import repair
 from tokmill.builds.source import Frozen, Resources
-from tokmill.errors import TokmillError, UsageError
 from tokmill.store.store import Store
-from tokmill.text.chat_encode import EncodeChats, mask
+from tokmill.text.chats.chat_encode import EncodeChats, mask
 from tokmill.text.documents import iter_documents
-from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "hi"}
 HELLO = {"role": "assistant", "content": "hello"}

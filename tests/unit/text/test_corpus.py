@@ -12,18 +12,17 @@ from tokenizers import pre_tokenizers
 
 from making import here, quick_build
 from reference_encoder import reference_ids
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.make_shard import Content
-from tokmill.builds.prepare import How
+from tokmill.builds.plan import How
 from tokmill.builds.source import Item, Resources
-from tokmill.errors import TokmillError, UsageError
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
-from tokmill.text import blocks
 from tokmill.text import corpus as corpus_module
+from tokmill.text import record_blocks as blocks
 from tokmill.text.corpus import UNKNOWN, CorpusConfig, CorpusSource
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.wordpiece import SPECIALS
-from tokmill.text.words import MOST_WORDS, count_words, read_words
+from tokmill.text.tokenizers.tokenizer import Tokenizer
+from tokmill.text.tokenizers.word_lists import MOST_WORDS, SPECIALS, count_words, read_words
 
 WALKS = "push rbp mov rbp rsp\nmov eax [rip+0x1f7a]\n\nret\npush rbp ret\n"
 """Two pairs of two walks."""

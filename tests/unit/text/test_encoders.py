@@ -9,12 +9,12 @@ import pytest
 
 from making import TOKENIZER
 from reference_encoder import reference_ids
-from tokmill.errors import TokmillError, UsageError
-from tokmill.text import encoders
-from tokmill.text.encoders import make_encoder
-from tokmill.text.gigatoken_limits import texts_with_newer_characters, texts_with_white_tails
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.train import train_tokenizer
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.text.encoding import encoders
+from tokmill.text.encoding.encoders import make_encoder
+from tokmill.text.encoding.guards import texts_with_newer_characters, texts_with_white_tails
+from tokmill.text.learning.train_tokenizer import train_tokenizer
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 pytest.importorskip("gigatoken", reason="needs the extra text")
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra text")
@@ -247,7 +247,7 @@ def test_odd_texts_are_found() -> None:
 def test_long_texts_go_to_tokenizers_in_parts(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, mode: str, corpus: Any
 ) -> None:
-    from tokmill.text import encoders
+    from tokmill.text.encoding import encoders
 
     text = "<|endoftext|>".join(corpus.texts[60:70]) + " <|endoftext|>\n"
     encoder = make_encoder(tokenizer.to_json(), engine="tokenizers", specials_in_text=mode)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from making import TOKENIZER, jsonl, quick_build
-from tokmill.builds.prepare import BuildRecipe
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import BuildRecipe
 from tokmill.text.explain import explain
 
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from making import TOKENIZER, jsonl, quick_build
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.store.store import Store
-from tokmill.text.paths import Paths, Step, parse_path, quoted
+from tokmill.text.make_document import Paths, Step, parse_path, quoted
 from tokmill.text.seen_keys import seen_keys
 
 
 def texts(store: Store) -> list[str]:
-    from tokmill.text.tokenizer import Tokenizer
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_file(TOKENIZER)
     return [tokenizer.decode(r["token"].tolist()).removesuffix("<|endoftext|>") for r in store]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from document_formulas import prepared_text
 from making import EOT, TOKENIZER, here, ids_of, jsonl, quick_build
-from tokmill.builds.prepare import How
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
 from tokmill.builds.source import Item, Resources
-from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import each_drop
 from tokmill.text.jsonl import JsonlConfig, JsonlSource
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from making import jsonl, quick_build
+from tokmill.base.errors import TokmillError
 from tokmill.builds.folder import claimed
-from tokmill.builds.repair import repair
-from tokmill.errors import TokmillError
+from tokmill.builds.repair.repair import repair
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.store.vocab import Learned
-from tokmill.text.learn import learned_tokenizer
-from tokmill.text.patterns import CL100K
+from tokmill.text.learning.learn import learned_tokenizer
+from tokmill.text.tokenizers.patterns import CL100K
 
 TEXTS = [{"text": f"record {i} of the file, and {i * 7} more words"} for i in range(60)]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from making import TOKENIZER
-from tokmill.errors import TokmillError
-from tokmill.text.encoders import make_encoder
-from tokmill.text.panics import no_panic
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.train import train_tokenizer
+from tokmill.base.errors import TokmillError
+from tokmill.text.encoding.encoders import make_encoder
+from tokmill.text.encoding.panics import no_panic
+from tokmill.text.learning.train_tokenizer import train_tokenizer
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 ENDLESS = "(a+)+$"
 TEXT = "a" * 60 + "!"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from making import ids_of, jsonl, quick_build
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.formats import arrow_files
 from tokmill.store.store import Store
 from tokmill.text import parquet as source
@@ -222,7 +222,7 @@ def test_columns_that_cannot_be_kept_or_told_apart_are_refused(tmp_path: Path) -
 
 DAMAGED = """
 import sys
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.formats.arrow_files import open_table
 
 path = sys.argv[1]

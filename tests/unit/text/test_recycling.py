@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokmill.text import recycling
-from tokmill.text.encoders import GigatokenEncoder, make_encoder
-from tokmill.text.recycling import EACH, MOST, START, YOUNG, Growth
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.train import train_tokenizer
+from tokmill.text.encoding import guards as recycling
+from tokmill.text.encoding.encoders import GigatokenEncoder, make_encoder
+from tokmill.text.encoding.guards import EACH, MOST, START, YOUNG, Growth
+from tokmill.text.learning.train_tokenizer import train_tokenizer
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 MIB = 1 << 20
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from making import EOT, TOKENIZER, ids_of, jsonl, quick_build
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.source import Item, Resources
-from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import each_drop
 from tokmill.store.store import Store
 from tokmill.text.documents import iter_documents, surround
-from tokmill.text.source import TextConfig, TextSource
-from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.plain_text import TextConfig, TextSource
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 SEPARATOR = "<|endoftext|>"
 

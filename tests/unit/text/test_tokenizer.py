@@ -13,12 +13,12 @@ import pytest
 from making import TOKENIZER
 from readable_bpe import train_bpe
 from reference_patterns import compile_pattern, split_words
-from tokmill.errors import TokmillError, UsageError
-from tokmill.text import tokenizer_json
-from tokmill.text.encoders import make_encoder
-from tokmill.text.patterns import QWEN2, resolve_pattern
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.tokenizer_json import template_tokens
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.text.encoding.encoders import make_encoder
+from tokmill.text.tokenizers import tokenizer_json
+from tokmill.text.tokenizers.patterns import QWEN2, resolve_pattern
+from tokmill.text.tokenizers.tokenizer import Tokenizer
+from tokmill.text.tokenizers.tokenizer_json import template_tokens
 
 SPECIALS = ["<|endoftext|>", "<|pad|>", "<|endoftext|><|endoftext|>"]
 
@@ -346,8 +346,9 @@ def test_nothing_here_imports_torch_or_the_engines() -> None:
     import sys
 
     code = (
-        "import sys, tokmill.text.tokenizer, tokmill.text.encoders, tokmill.text.train, "
-        "tokmill.text.compare, tokmill.cli.tokenizer\n"
+        "import sys, tokmill.text.tokenizers.tokenizer, tokmill.text.encoding.encoders\n"
+        "import tokmill.text.learning.train_tokenizer, tokmill.text.tokenizers.compare_tokenizers\n"
+        "import tokmill.text.commands.tokenizer_command\n"
         "heavy = {'torch', 'gigatoken', 'tokenizers', 'matplotlib', 'awkward'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )

@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from tokmill.text import train
-from tokmill.text.train import train_tokenizer
+from tokmill.text.learning import train_tokenizer as train
+from tokmill.text.learning.train_tokenizer import train_tokenizer
 
 pytest.importorskip("gigatoken", reason="needs the extra text")
 TEXTS = ["".join(chr(97 + (i * j) % 26) for j in range(2, 9)) + f" {i}" for i in range(600)]
@@ -55,7 +55,8 @@ def test_both_engines_give_one_tokenizer() -> None:
 
 
 COMMAND = (
-    "from tokmill import progress; progress.EVERY = 0.2; from tokmill.cli import entry; entry()"
+    "from tokmill.base import progress; progress.EVERY = 0.2; "
+    "from tokmill.cli import entry; entry()"
 )
 
 

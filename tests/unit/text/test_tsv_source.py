@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from making import here, quick_build
-from tokmill.builds.prepare import How
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
 from tokmill.store.store import Store
-from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.tsv_encode import fitted
-from tokmill.text.words import tokenizer_of_words
+from tokmill.text.tables.tsv_encode import fitted
+from tokmill.text.tokenizers.tokenizer import Tokenizer
+from tokmill.text.tokenizers.word_lists import tokenizer_of_words
 
 TOKENS = ["[UNK]", "[PAD]", "[SEP]", "[MASK]", "[CLS]", "a", "b", "c", "d", '"', "the", "##s"]
 LENIENT = How(quiet=True, amount=here(), max_rejects=1)

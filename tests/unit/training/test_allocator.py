@@ -12,7 +12,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import numpy as np
-from tokmill.training.engines.allocator import keep_freed_memory
+from tokmill.training.engines.devices.device import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "keep" else False
 for step in range(12):

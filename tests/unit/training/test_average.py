@@ -11,18 +11,17 @@ import pytest
 import torch
 
 import tokmill
-from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference.embed import embed
 from tokmill.inference.sample import sample
-from tokmill.models.inputs import Inputs
-from tokmill.training.engines.average import AVERAGE, BLOCK, Average, decay_at
+from tokmill.models.model_inputs import Inputs
+from tokmill.training.budget.memory import rough_bytes, tensor_bytes
+from tokmill.training.engines.optimisers.average import AVERAGE, BLOCK, Average, decay_at
 from tokmill.training.engines.saving import Saved
 from tokmill.training.engines.single import Single
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate
-from tokmill.training.memory import tensor_bytes
-from tokmill.training.memory_budget import rough_bytes
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.intact import check_checkpoint
 from tokmill.training.runs.run import load_task, make_task
 from tokmill.training.runs.weight_files import export_file

@@ -11,8 +11,8 @@ import torch
 import tokmill
 import toy
 from processes import together, values
-from tokmill.errors import Interrupted
-from tokmill.training.engines.average import AVERAGE
+from tokmill.base.errors import Interrupted
+from tokmill.training.engines.optimisers.average import AVERAGE
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.launch import place
 from toy import losses, stop_after, weights

@@ -15,11 +15,15 @@ import tokmill
 import toy
 from document_formulas import bert_rate
 from processes import together, values
-from tokmill.errors import Interrupted, UsageError
-from tokmill.training.engines.bert_adam import BertAdam, BertAdamConfig
-from tokmill.training.engines.optim import clip_gradients, clipped_together, learning_rate
+from tokmill.base.errors import Interrupted, UsageError
+from tokmill.training.engines.optimisers.bert_adam import BertAdam, BertAdamConfig
+from tokmill.training.engines.optimisers.optim import (
+    clip_gradients,
+    clipped_together,
+    learning_rate,
+)
 from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.key_names import in_tables
 from toy import cycles, losses, make_store, stop_after
 

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 
 import tokmill
 from making import write_store
-from tokmill.cli.evaluate import evaluate as command
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.cli.eval_command import evaluate as command
 from tokmill.inference.embed import embed
 from tokmill.models.model import Tensors
 from tokmill.store.schema import Column, Schema
-from tokmill.store.shard import Shard
+from tokmill.store.shards.shard import Shard
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.next_token import NextToken

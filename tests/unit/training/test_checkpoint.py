@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tokmill.errors import TokmillError
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
+from tokmill.base.errors import TokmillError
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.manifest import encode
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.training.engines.devices.rng import seed_for
 from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.rng import seed_for
 from tokmill.training.engines.single import Single
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from tokmill.training.runs.checkpoint import (

@@ -17,13 +17,13 @@ import toy
 from compare_task import PLACE
 from processes import together, values
 from tokmill import plugins
-from tokmill.errors import Interrupted
-from tokmill.models.inputs import Inputs
+from tokmill.base.errors import Interrupted
 from tokmill.models.model import Tensors
+from tokmill.models.model_inputs import Inputs
 from tokmill.tasks.task import Task
-from tokmill.training.engines.compare import compare_step, order_of
+from tokmill.training.engines.compared_step import compare_step, order_of
 from tokmill.training.engines.single import Single
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tokmill
-from tokmill.errors import MachineError, TokmillError
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.models.model import Tensors
 from tokmill.training.engines.single import any_number_of_documents, compile_errors
 from toy import cycles, losses, make_store, recipe, weights

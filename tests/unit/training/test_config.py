@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from tokmill import plugins
-from tokmill.errors import UsageError
-from tokmill.training.recipe.changes import FREE, RATE, differences, flatten
-from tokmill.training.recipe.check import from_dict, seconds
+from tokmill.base.errors import UsageError
+from tokmill.training.recipe.check_recipe import from_dict, seconds
 from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.recipe.read_recipe import FREE, RATE, differences, flatten
 
 
 @pytest.mark.parametrize(

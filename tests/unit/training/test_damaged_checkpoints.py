@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import tokmill
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.manifest import read_json
-from tokmill.training.engines.rng import RandomStates, random_states, set_random_states
+from tokmill.training.engines.devices.rng import RandomStates, random_states, set_random_states
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate
 from tokmill.training.runs.checkpoint import digest_of

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from making import rec, token_store, write_store
-from tokmill.errors import UsageError
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
+from tokmill.base.errors import UsageError
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.training.budget.estimate import estimate
 from tokmill.training.data import entries_a_step, make_feed
-from tokmill.training.estimate import estimate
 from tokmill.training.recipe.config import DataConfig, TrainConfig
 
 SIZES = {"token": 9}

@@ -16,10 +16,10 @@ import torch
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, SequentialSampler
 
 from making import TOKENS, rec, token_store, write_store
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary

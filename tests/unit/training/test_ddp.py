@@ -16,7 +16,7 @@ import torch.distributed as dist
 import tokmill
 import toy
 from processes import End, together, values
-from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
+from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.launch import place
 from tokmill.training.session import Session

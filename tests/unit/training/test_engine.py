@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
-from tokmill.training.engines.choose import make_engine
+from tokmill.training.engines.choose_engine import make_engine
 from tokmill.training.engines.ddp import Ddp
-from tokmill.training.engines.device import moved, pick_device
+from tokmill.training.engines.devices.device import moved, pick_device
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.single import Single
 from tokmill.training.launch import Place

@@ -20,18 +20,18 @@ import torch
 import tokmill
 import toy
 from processes import End, together, values
-from tokmill.errors import Interrupted, MachineError, TokmillError
-from tokmill.models.inputs import Inputs
+from tokmill.base.errors import Interrupted, MachineError, TokmillError
+from tokmill.models.model_inputs import Inputs
 from tokmill.tasks.next_token import NextToken
+from tokmill.training.budget.memory import shares_of
 from tokmill.training.data import make_feed, open_stores
-from tokmill.training.engines.choose import make_engine
-from tokmill.training.engines.optim import local_part
+from tokmill.training.engines.choose_engine import make_engine
+from tokmill.training.engines.optimisers.optim import local_part
 from tokmill.training.engines.single import Single
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.launch import place
 from tokmill.training.loader import Loader
-from tokmill.training.memory import shares_of
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.feed.feed import Batch
-from tokmill.models.inputs import Inputs
+from tokmill.models.model_inputs import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.task import to_tensors
+from tokmill.training.budget.estimate import computed, estimate
+from tokmill.training.budget.memory import FIXED, Peak, process_bytes, tensor_bytes
 from tokmill.training.data import make_feed
 from tokmill.training.engines.single import Single
-from tokmill.training.estimate import computed, estimate
 from tokmill.training.loader import STEP
-from tokmill.training.memory import FIXED, Peak, process_bytes, tensor_bytes
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, cycles, make_store, recipe
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import tokmill
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.feed.rows import Whole
 from tokmill.models.model import Tensors
 from tokmill.store.store import Store
@@ -43,7 +43,7 @@ def test_it_is_what_the_loop_measured(run: Path, val: Path) -> None:
 def test_progress_counts_all_rows(
     run: Path, val: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tokmill.progress.EVERY", 0)
+    monkeypatch.setattr("tokmill.base.progress.EVERY", 0)
     evaluate(run, val, rows=7, batch=3, device="cpu")
     assert not capsys.readouterr().err
     evaluate(run, val, rows=7, batch=3, device="cpu", quiet=False)

@@ -12,13 +12,13 @@ import torch
 
 import tokmill
 from bundle_writer import entry, masked, write_bundle
+from tokmill.base.errors import TokmillError
 from tokmill.cli import main
-from tokmill.errors import TokmillError
-from tokmill.models.google_bert import variables
+from tokmill.models.public.google_bert import variables
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.runs.exchange import export_model, import_model
-from tokmill.training.runs.google_bert import import_bert, read_bert
 from tokmill.training.runs.run import load_task
+from tokmill.training.runs.tensorflow.google_bert_run import import_bert, read_bert
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tensorflow"
 ARRAYS = dict[str, np.ndarray]

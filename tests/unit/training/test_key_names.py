@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from tokmill import plugins
-from tokmill.errors import UsageError
-from tokmill.training.recipe.changes import FREE, flatten
-from tokmill.training.recipe.check import from_dict
+from tokmill.base.errors import UsageError
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.key_names import (
     NESTED,
     OTHER_NAMES,
@@ -23,6 +22,7 @@ from tokmill.training.recipe.key_names import (
     merged,
 )
 from tokmill.training.recipe.kinds import KINDS, LEARNED
+from tokmill.training.recipe.read_recipe import FREE, flatten
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.training import launch
 from tokmill.training.launch import (
     VISIBLE,

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
 from tokmill.models.model import Model
-from tokmill.models.rwkv7 import RWKV7, RWKV7Config
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors

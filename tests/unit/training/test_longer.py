@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tokmill
-from tokmill.errors import Interrupted, TokmillError
+from tokmill.base.errors import Interrupted, TokmillError
 from tokmill.training.runs.run import load_task, unfinished_at
 from tokmill.training.runs.weights import step_of, weights_at
 from tokmill.training.session import Session

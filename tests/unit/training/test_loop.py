@@ -13,8 +13,8 @@ import torch
 
 import tokmill
 from making import change_sealed
-from tokmill.errors import Interrupted, TokmillError, UsageError
-from tokmill.training.runs.track import read_metrics
+from tokmill.base.errors import Interrupted, TokmillError, UsageError
+from tokmill.training.runs.trackers import read_metrics
 from tokmill.training.session import Session
 from toy import cycles, losses, make_store, recipe, stop_after, weights
 
@@ -288,7 +288,7 @@ def test_damaged_ids_are_named(tmp_path: Path) -> None:
 def test_sampling_has_the_same_defaults_everywhere() -> None:
     import inspect
 
-    from tokmill.cli.sample import sample as command
+    from tokmill.cli.sample_command import sample as command
     from tokmill.inference.drawing import Drawing
     from tokmill.inference.sample import generate
 

@@ -10,13 +10,18 @@ import pytest
 
 import tokmill
 from tokmill import plugins
-from tokmill.errors import MachineError, UsageError
-from tokmill.models.inputs import Inputs
-from tokmill.training import memory_budget
-from tokmill.training.estimate import estimate
-from tokmill.training.memory import tensor_bytes
-from tokmill.training.memory_budget import check_memory, parameter_count, rough_bytes, step_bytes
-from tokmill.training.recipe.check import from_dict
+from tokmill.base.errors import MachineError, UsageError
+from tokmill.models.model_inputs import Inputs
+from tokmill.training.budget import memory as memory_budget
+from tokmill.training.budget.estimate import estimate
+from tokmill.training.budget.memory import (
+    check_memory,
+    parameter_count,
+    rough_bytes,
+    step_bytes,
+    tensor_bytes,
+)
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, recipe
 from toy_masked import toy_masked

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokmill.training import meter
-from tokmill.training.meter import Meter
+from tokmill.training.budget import meter
+from tokmill.training.budget.meter import Meter
 from tokmill.training.recipe.config import RunConfig
 from tokmill.training.runs.checkpoint import State
 

@@ -16,10 +16,11 @@ from torch import nn
 import tokmill
 import toy
 from processes import together, values
-from tokmill.errors import Interrupted, TokmillError, UsageError
-from tokmill.models.inputs import Inputs
+from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.models.model import blocks_of
-from tokmill.training.engines.muon import (
+from tokmill.models.model_inputs import Inputs
+from tokmill.training.budget.memory import tensor_bytes
+from tokmill.training.engines.optimisers.muon import (
     AT_A_TIME,
     BUFFER,
     COEFFICIENTS,
@@ -31,10 +32,9 @@ from tokmill.training.engines.muon import (
     orthogonal,
     product_type,
 )
-from tokmill.training.engines.optim import make_optimizer
+from tokmill.training.engines.optimisers.optim import make_optimizer
 from tokmill.training.engines.tensors import read_tensors, write_tensors
-from tokmill.training.memory import tensor_bytes
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after
 

@@ -14,15 +14,15 @@ from torch import Tensor
 
 import tokmill
 from processes import together
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.feed.feed import Feed
-from tokmill.models.inputs import Inputs
+from tokmill.models.model_inputs import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import make_feed, open_stores
 from tokmill.training.launch import place
 from tokmill.training.loader import Loader
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, cycles, losses, make_store, recipe, weights
 

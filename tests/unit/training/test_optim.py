@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from tokmill.training.engines.optim import clip_gradients, learning_rate, make_optimizer, same_rates
+from tokmill.training.engines.optimisers.optim import (
+    clip_gradients,
+    learning_rate,
+    make_optimizer,
+    same_rates,
+)
 from tokmill.training.recipe.config import OptimConfig
 
 

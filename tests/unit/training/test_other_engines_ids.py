@@ -10,13 +10,12 @@ import pytest
 
 import tokmill
 from making import jsonl, quick_build
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.inference.coders import load_coder
-from tokmill.store.manifest import Manifest, read_sealed
-from tokmill.store.probe import probe_digest, probe_path, read_probe
-from tokmill.store.seal import sealed
+from tokmill.store.checks.probe import probe_digest, probe_path, read_probe
+from tokmill.store.checks.validate import validate
+from tokmill.store.manifest import Manifest, read_sealed, sealed
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.training.runs.run import VOCAB, read_run
 
 RECIPE = {

@@ -15,10 +15,10 @@ from torch import nn
 
 import own_loop
 from own_loop import LanguageModel, load_checkpoint, sample_batch, save_checkpoint, train
-from tokmill.errors import TokmillError
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
-from tokmill.models.layers import cross_entropy
+from tokmill.base.errors import TokmillError
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.transformers.layers import cross_entropy
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 CONFIG = DecoderConfig(dim=16, layers=2, heads=2)

@@ -12,9 +12,14 @@ import pytest
 import torch
 
 import tokmill
-from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.tasks.next_token import NextToken
-from tokmill.training.engines.precision import FIRST_SCALE, RAISE_AFTER, LossScale, Precision
+from tokmill.training.engines.devices.precision import (
+    FIRST_SCALE,
+    RAISE_AFTER,
+    LossScale,
+    Precision,
+)
 from toy import cycles, losses, make_store, recipe, stop_after, weights
 
 torch.set_num_threads(1)

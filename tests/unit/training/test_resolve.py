@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tokmill
-from tokmill.errors import TokmillError, UsageError
-from tokmill.training.recipe.check import notes
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.training.recipe.check_recipe import notes
 from tokmill.training.recipe.resolve import resolve
 from toy import cycles, make_store, recipe
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.inputs import Facts
-from tokmill.training.recipe.check import from_dict
+from tokmill.tasks.task_inputs import Facts
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import check_store, facts_from
 from toy import cycles, make_store
 

@@ -15,9 +15,9 @@ import tokmill
 from grid_task import CELLS, LOOP, TASK, Grid, GridLoop
 from processes import together, values
 from tokmill import plugins
-from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.base.errors import Interrupted, TokmillError, UsageError
+from tokmill.training.budget.estimate import estimate
 from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.estimate import estimate
 from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs.run import load_task
 from toy import cycles, losses, make_store, stop_after, weights

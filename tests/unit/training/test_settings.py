@@ -17,13 +17,13 @@ import torch
 import tokmill
 import toy
 from task_cases import make_stores
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.cli import main
-from tokmill.errors import TokmillError, UsageError
-from tokmill.training.engines.optim import learning_rate
-from tokmill.training.epochs import with_epochs
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.data import with_epochs
+from tokmill.training.engines.optimisers.optim import learning_rate
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.read import read_recipe
+from tokmill.training.recipe.read_recipe import read_recipe
 from tokmill.training.recipe.resolve import resolve
 
 torch.set_num_threads(1)

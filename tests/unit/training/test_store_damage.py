@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tokmill
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.store import Store
 from tokmill.training.evaluate import evaluate
 from toy import recipe

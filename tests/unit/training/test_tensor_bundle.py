@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bundle_writer import block, entry, header, masked, table, varint, write_bundle
-from tokmill.errors import MissingExtraError, TokmillError
-from tokmill.training.runs import sstable
-from tokmill.training.runs.find_bundle import find_bundle, is_tensorflow
-from tokmill.training.runs.tensor_bundle import TensorBundle
+from tokmill.base.errors import MissingExtraError, TokmillError
+from tokmill.training.runs.tensorflow import sstable
+from tokmill.training.runs.tensorflow.find_bundle import find_bundle, is_tensorflow
+from tokmill.training.runs.tensorflow.tensor_bundle import TensorBundle
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tensorflow"
 ONE = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.training.engines.tensors import TYPES, read_tensors, write_tensors
 
 TENSORS = {

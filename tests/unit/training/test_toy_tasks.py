@@ -19,12 +19,12 @@ from entry_stores import labelled, lay, tuples_of
 from processes import together, values
 from task_runs import same
 from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.cli import main
-from tokmill.errors import TokmillError, UsageError
 from tokmill.inference.embed import embed
-from tokmill.training.estimate import estimate
+from tokmill.training.budget.estimate import estimate
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import load_task
 from toy import losses, weights
 from toy_tasks import NAMES, TASKS, Label

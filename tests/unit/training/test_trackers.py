@@ -14,10 +14,9 @@ import pytest
 
 import tokmill
 from tokmill import plugins
-from tokmill.errors import MissingExtraError
-from tokmill.training.recipe.check import from_dict
-from tokmill.training.runs.track import JsonLines, read_metrics
-from tokmill.training.runs.trackers import open_trackers
+from tokmill.base.errors import MissingExtraError
+from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.runs.trackers import JsonLines, open_trackers, read_metrics
 from tokmill.training.session import Session
 from toy import losses, recipe, stop_after
 

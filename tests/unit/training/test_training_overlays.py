@@ -10,18 +10,18 @@ import pytest
 
 import tokmill
 from making import here, rec, write_store
-from tokmill.builds.prepare import How
-from tokmill.errors import TokmillError, UsageError
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.inputs import Inputs
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.training.budget.estimate import estimate
 from tokmill.training.data import make_feed, open_stores, open_to_evaluate
 from tokmill.training.dataset import TokenDataset
-from tokmill.training.estimate import estimate
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import DataConfig, TrainConfig
 from tokmill.training.runs.run import read_run
 from toy import cycles, losses, make_store, recipe

@@ -14,11 +14,11 @@ import tokmill
 from compare_task import PLACE
 from grid_task import LOOP, TASK
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.manifest import read_json
 from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.inputs import Facts
+from tokmill.tasks.task_inputs import Facts
 from tokmill.training.runs.run import FACTS, load_task
 from tokmill.training.runs.warm_start import check_ids, start_facts
 from toy import cycles, make_store, recipe

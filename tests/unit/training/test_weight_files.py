@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tokmill.base.errors import TokmillError
 from tokmill.cli import main
-from tokmill.errors import TokmillError
-from tokmill.models.inputs import Inputs
-from tokmill.models.rwkv7 import RWKV7, RWKV7Config
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
 from tokmill.training.engines.tensors import write_tensors
 from tokmill.training.runs.run import load_task, read_run
 from tokmill.training.runs.weight_files import export_file, import_file

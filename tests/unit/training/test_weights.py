@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tokmill
-from tokmill.errors import Interrupted, MachineError, TokmillError
+from tokmill.base.errors import Interrupted, MachineError, TokmillError
 from tokmill.inference.embed import embed
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate

@@ -10,7 +10,7 @@ import pytest
 
 from making import quick_build
 from tokmill import plugins
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.store.store import Store
 from tokmill.x86.features.baselines import baselines, callees, facts
 from tokmill.x86.features.ranker_weights import WEIGHTS

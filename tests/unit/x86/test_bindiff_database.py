@@ -10,8 +10,8 @@ import pytest
 from bindiff.file import BindiffFile
 from binexport import ProgramBinExport
 
-from tokmill.x86.diff.bindiff_database import BLOCKS, FUNCTIONS, LONG, write_bindiff
-from tokmill.x86.diff.programs import diff_graphs
+from tokmill.x86.diff.output.bindiff_database import BLOCKS, FUNCTIONS, LONG, write_bindiff
+from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.diff.result import Diff, Reason
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.lift.cfg import lift

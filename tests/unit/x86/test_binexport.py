@@ -12,11 +12,11 @@ from binexport import ProgramBinExport
 from binexport.types import FunctionType
 from iced_x86 import Decoder, Mnemonic
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.graphs.binexport_schema import FlowType, message
+from tokmill.x86.graphs.binexport import FlowType, message
 from tokmill.x86.graphs.calls import calls_of
-from tokmill.x86.graphs.files import read_about, write_graph
+from tokmill.x86.graphs.graph_files import read_about, write_graph
 from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.lift.cfg import lift
 from x86_graphs import Block, graph_of

@@ -16,16 +16,16 @@ import pytest
 
 from making import quick_build
 from tokmill import plugins
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.files import write_graph
+from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.lift.cfg import lift
-from tokmill.x86.tokens.count import count_graph, count_programs, parts, unknown
 from tokmill.x86.tokens.instructions import collect, distinct
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
-from tokmill.x86.tokens.vocabulary import counted
-from tokmill.x86.tokens.vocabulary_changes import counts_in, vocabularies_in
+from tokmill.x86.tokens.vocabularies.count import count_graph, count_programs, parts, unknown
+from tokmill.x86.tokens.vocabularies.vocabulary import counted
+from tokmill.x86.tokens.vocabularies.vocabulary_changes import counts_in, vocabularies_in
 from x86_programs import C_SOURCE, compiles
 
 LEAVE = bytes.fromhex("c9 c3")

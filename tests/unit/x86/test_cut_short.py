@@ -8,9 +8,10 @@ import pytest
 
 import tokmill
 from tokmill.cli import main
-from tokmill.report.inspect import describe
-from tokmill.x86.graphs.files import read_graph, write_graph
-from tokmill.x86.lift import cfg, functions, windows
+from tokmill.report.describe.inspect import describe
+from tokmill.x86.graphs.graph_files import read_graph, write_graph
+from tokmill.x86.lift import assign_functions as functions
+from tokmill.x86.lift import cfg, windows
 from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, assembled, compiles, stripped
 

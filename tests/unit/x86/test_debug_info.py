@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.errors import TokmillError
-from tokmill.x86.image.debug_info import DebugInfo, read_debug_info
+from tokmill.base.errors import TokmillError
+from tokmill.x86.image.debug.debug_info import DebugInfo, read_debug_info
 from x86_programs import C_SOURCE, CPP_SOURCE, compiler, compiles, run, stripped, symbols
 
 CLONES = r"""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from iced_x86 import Decoder, FlowControl, Mnemonic, OpKind, Register
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.x86.image.image import Program, Section
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import Flow, Instructions

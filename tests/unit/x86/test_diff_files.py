@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tokmill.x86.diff.files import BlockMatch, DiffFile, diff_file, write_diff
+from tokmill.x86.diff.output.diff_json import BlockMatch, DiffFile, diff_file, write_diff
 from tokmill.x86.diff.result import Diff, Reason, unmatched
 from tokmill.x86.graph import Graph
 from x86_graphs import Block, graph_of

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86.diff.files import diff_file
-from tokmill.x86.diff.programs import UNVERIFIED, diff_graphs
+from tokmill.x86.diff.content.stack import compare_slots
+from tokmill.x86.diff.output.diff_json import diff_file
+from tokmill.x86.diff.output.summary import counts_of, references_of, shown_name
+from tokmill.x86.diff.program_diff import UNVERIFIED, diff_graphs
 from tokmill.x86.diff.result import Diff, Reason
-from tokmill.x86.diff.stack import compare_slots
-from tokmill.x86.diff.summary import counts_of, references_of, shown_name
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.graphs.files import read_graph, write_graph
+from tokmill.x86.graphs.graph_files import read_graph, write_graph
 from tokmill.x86.lift.cfg import lift
 from x86_graphs import Block, graph_of
 from x86_programs import compiles, stripped

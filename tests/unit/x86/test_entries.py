@@ -7,7 +7,7 @@ import pytest
 
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.lift.code import Code
-from tokmill.x86.lift.entries import NOWHERE, nearest_entries
+from tokmill.x86.lift.entry_points import NOWHERE, nearest_entries
 from x86_programs import flat
 
 USUAL = bytes.fromhex("53 89fb e800000000 5b c3")  # push rbx; mov ebx, edi; call; pop rbx; ret

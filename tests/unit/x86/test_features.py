@@ -10,8 +10,8 @@ from scipy import sparse
 
 from tokmill.x86.features.bags import bag, grams, hash_texts, matrices, normalized, tf_idf
 from tokmill.x86.features.cosines import nearest_rows, row_products, sketch
-from tokmill.x86.features.functions import SHAPE, functions_of
-from tokmill.x86.features.instructions import instructions_of
+from tokmill.x86.features.function_features import SHAPE, functions_of
+from tokmill.x86.features.instruction_features import instructions_of
 from tokmill.x86.graph import Edge
 from tokmill.x86.lift.cfg import lift
 from x86_graphs import Block, graph_of

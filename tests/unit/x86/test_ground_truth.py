@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.errors import TokmillError
-from tokmill.x86.diff.block_truth import ELSEWHERE, NO_FUNCTION, judge_blocks
-from tokmill.x86.diff.ground_truth import (
+from tokmill.base.errors import TokmillError
+from tokmill.x86.diff.truth.block_truth import ELSEWHERE, NO_FUNCTION, judge_blocks
+from tokmill.x86.diff.truth.ground_truth import (
     ALONE,
     CLONE,
     INLINED,
@@ -21,8 +21,8 @@ from tokmill.x86.diff.ground_truth import (
     ground_truth,
     judge_functions,
 )
-from tokmill.x86.diff.source_lines import same_source, two_versions
-from tokmill.x86.image.debug_info import read_debug_info
+from tokmill.x86.diff.truth.source_lines import same_source, two_versions
+from tokmill.x86.image.debug.debug_info import read_debug_info
 from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, compiler, run, stripped, symbols
 

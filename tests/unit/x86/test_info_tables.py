@@ -12,7 +12,7 @@ from tokmill.x86.image.program import open_program
 from tokmill.x86.lift import cfg
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.lift.code import Code
-from tokmill.x86.lift.info_tables import find_info_tables
+from tokmill.x86.lift.data.info_tables import find_info_tables
 from x86_programs import assembled, blocks_of, check_graph, compiles, stripped, symbols
 
 FUNCTION, THUNK_1, STATIC_THUNK, RETURN, CONSTRUCTOR = 14, 16, 21, 30, 2

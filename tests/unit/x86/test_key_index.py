@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokmill.x86.tokens.index import KeyIndex
+from tokmill.x86.tokens.hash_index import KeyIndex
 
 
 def keys(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import write_file
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import write_file
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs import lifting
-from tokmill.x86.graphs.files import read_about, read_graph
+from tokmill.x86.graphs.graph_files import read_about, read_graph
 from tokmill.x86.graphs.lifting import find_programs, lift_files, lifter_version
 from tokmill.x86.lift import cfg
 from x86_programs import C_SOURCE, assembled, compiles, pe_file
@@ -102,7 +102,7 @@ def test_a_graph_file_of_another_version_is_made_again(
     report = lift_files([str(programs)], out)
     assert (report.made, report.renewed) == (3, 0)
     # A later tokmill.
-    monkeypatch.setattr("tokmill.x86.graphs.files.VERSION", 99)
+    monkeypatch.setattr("tokmill.x86.graphs.graph_files.VERSION", 99)
     report = lift_files([str(programs)], out)
     assert (report.made, report.kept, report.renewed) == (3, 0, 3)
 

@@ -9,7 +9,7 @@ import pytest
 from iced_x86 import Decoder, Instruction, Mnemonic, OpKind, Register, RegisterExt
 
 from tokmill.x86.lift.decode import LONGEST
-from tokmill.x86.lift.operands import NO_REGISTER, operands
+from tokmill.x86.lift.switches.operands import NO_REGISTER, operands
 
 IMMEDIATES = {
     OpKind.IMMEDIATE8: 1, OpKind.IMMEDIATE16: 2, OpKind.IMMEDIATE32: 4, OpKind.IMMEDIATE64: 8,

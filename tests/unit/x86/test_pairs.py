@@ -14,13 +14,13 @@ import pytest
 import tokmill
 from making import here, quick_build
 from pair_graphs import small_program, with_facts, write_small
-from tokmill.builds.prepare import How
-from tokmill.errors import TokmillError, UsageError
-from tokmill.report.records import Reader
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import How
+from tokmill.report.describe.shown_records import Reader
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.graphs.files import write_graph
+from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.pair_lists import read_pairs
 from tokmill.x86.pairs import NO_FACTS
@@ -321,7 +321,7 @@ def test_a_large_pair_is_cut_into_parts(tmp_path: Path, monkeypatch: pytest.Monk
     options: dict[str, Any] = {"all_pairs": True, "walks": 60, "walk_tokens": 64}
     whole = build(tmp_path / "whole", *files, **options)
     monkeypatch.setattr("tokmill.x86.walks.AT_ONCE", 64 * 50)
-    monkeypatch.setattr("tokmill.x86.source.PART", 900)
+    monkeypatch.setattr("tokmill.x86.program_source.PART", 900)
     parts = build(tmp_path / "parts", *files, **options)
     assert len(parts.shards) > 4 and not validate(parts).problems
     assert parts.records == whole.records and parts.manifest.notes == whole.manifest.notes

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import tokmill_angr as angr
-from tokmill.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,

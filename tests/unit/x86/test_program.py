@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.x86.image.elf import Elf
 from tokmill.x86.image.image import Section, tidy
 from tokmill.x86.image.program import demangle, open_program, parse_program

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tokmill import align, tokenize_binary_instruction, tokenize_bytes
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.x86.tokens.rules import COLUMNS, DecodeError, Runs, Tokens, make_rules
 from tokmill.x86.tokens.tokmill_rules import number
-from tokmill.x86.tokens.vocabulary import closed
+from tokmill.x86.tokens.vocabularies.vocabulary import closed
 
 ROW = re.compile(r"^\| `([0-9a-f]+)` \|.*?\| `(.*?)` \| `(.*?)` \| `(.*?)` \| `(.*?)` \|$", re.M)
 PAGE = (Path(__file__).parents[3] / "docs/x86-tokens.md").read_text("utf-8")

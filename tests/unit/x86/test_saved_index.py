@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from making import quick_build
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.graphs.saved_index import graphs_of, level_of
@@ -373,7 +373,7 @@ def test_nothing_of_it_is_run(tmp_path: Path) -> None:
 
 
 def test_functions_that_are_one_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokmill.unpickle.budget.SPARE", 1 << 16)
+    monkeypatch.setattr("tokmill.base.unpickle.inert.SPARE", 1 << 16)
     one = other(16, 10_000)
     path = put(tmp_path / "saved_index.pkl", {f"f{i}": [one] for i in range(500)})
     with pytest.raises(TokmillError, match="makes far more data than"):

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 import tokmill
-from tokmill.builds.prepare import BuildRecipe, How, prepare
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.builds.source import InputFile
-from tokmill.errors import TokmillError, UsageError
-from tokmill.report.records import Reader, matching
+from tokmill.report.describe.shown_records import Reader, matching
+from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Records, each_drop
+from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
-from tokmill.store.strings import Strings
-from tokmill.store.validate import validate
+from tokmill.x86 import program_source as source_module
 from tokmill.x86 import records as records_module
-from tokmill.x86 import source as source_module
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.graphs.files import write_graph
-from tokmill.x86.graphs.inputs import graphs_in
+from tokmill.x86.graphs.graph_files import write_graph
+from tokmill.x86.graphs.graph_inputs import graphs_in
 from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.image.keys import Key
 from tokmill.x86.lift import windows
@@ -30,7 +30,7 @@ from tokmill.x86.lift.cfg import lift
 from tokmill.x86.records import NO_INSTRUCTION, Cutting, records_of
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabulary import closed, counted
+from tokmill.x86.tokens.vocabularies.vocabulary import closed, counted
 from tokmill.x86.walks import Walking
 from x86_graphs import NOP, Block, graph_of
 from x86_programs import C_SOURCE, compiles, stripped

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import private_path
-from tokmill.x86.graphs.files import write_graph
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import private_path
+from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.tokens.rules import decode
 from tokmill.x86.tokens.spellings import KTRANS, functions_of, ktrans, spell

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86.diff.programs import diff_graphs
+from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.diff.result import Reason
 from tokmill.x86.features.tables import tables_of
 from tokmill.x86.graph import Graph

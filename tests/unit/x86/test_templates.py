@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.store.schema import Column, Phrases, Records, Schema
-from tokmill.store.shard import Shard, ShardWriter
+from tokmill.store.shards.shard import Shard, ShardWriter
 from tokmill.x86.tokens import templates as module
 from tokmill.x86.tokens.rules import COLUMNS, DecodeError, align, tokenize_bytes
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabulary import closed, counted
+from tokmill.x86.tokens.vocabularies.vocabulary import closed, counted
 from x86_code import check_equal, decodable, programs, text_of, written
 
 PROLOGUE = bytes.fromhex("5548 89e5 4883ec20 8b45f8 8b45f0 5d c3 83c105 83c107".replace(" ", ""))

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.errors import UsageError
-from tokmill.x86.graphs.files import read_graph
+from tokmill.base.errors import UsageError
+from tokmill.x86.graphs.graph_files import read_graph
 from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.graphs.true_names import names_of
-from tokmill.x86.image.debug_info import DebugInfo
+from tokmill.x86.image.debug.debug_info import DebugInfo
 from x86_programs import C_SOURCE, compiles, stripped, symbols
 
 

@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.x86.tokens.rules import COLUMNS, tokenize_bytes
 from tokmill.x86.tokens.tokmill_rules import TokmillRules
-from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, closed, counted
+from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, closed, counted
 
 FROZEN = {
     "asm": "32f4193051e4c1aa433b0b1c4674c934677c90fb84a425a2bb737a937a535772",

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from making import quick_build
-from tokmill.builds.repair import deep_check
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.repair.repair import deep_check
+from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 from tokmill.x86.tokens.rules import COLUMNS, tokenize_bytes
-from tokmill.x86.tokens.vocabulary import SPECIALS, UNKNOWN, TokenList, closed
-from tokmill.x86.tokens.vocabulary_changes import (
+from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, UNKNOWN, TokenList, closed
+from tokmill.x86.tokens.vocabularies.vocabulary_changes import (
     counts_in,
     id_map,
     lists_to_keep,
     pruned,
     vocabularies_in,
 )
-from tokmill.x86.tokens.vocabulary_files import write_texts, write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary_files import write_texts, write_vocabularies
 
 PUSH, MOV, RET, CPUID = (bytes.fromhex(code) for code in ("55", "4889e5", "c3", "0fa2"))
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.x86.tokens.rules import COLUMNS
-from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, closed, counted
-from tokmill.x86.tokens.vocabulary_files import (
+from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, closed, counted
+from tokmill.x86.tokens.vocabularies.vocabulary_files import (
     check_target,
     find_lists,
     is_vocabulary,

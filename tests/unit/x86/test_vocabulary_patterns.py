@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList
-from tokmill.x86.tokens.vocabulary_files import read_list, read_vocabularies
-from tokmill.x86.tokens.vocabulary_patterns import compressed, operand_class, parse_patterns
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList
+from tokmill.x86.tokens.vocabularies.vocabulary_files import read_list, read_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary_patterns import (
+    compressed,
+    operand_class,
+    parse_patterns,
+)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import pytest
 
 import tokmill
 from making import quick_build
-from tokmill.errors import TokmillError, UsageError
-from tokmill.x86.graphs.files import write_graph
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.lift.cfg import lift
-from tokmill.x86.tokenizer import X86Coder, X86Tokenizer, tokens_of
 from tokmill.x86.tokens.rules import (
     COLUMNS,
     DecodeError,
@@ -21,9 +20,10 @@ from tokmill.x86.tokens.rules import (
     tokenize_binary_instruction,
     tokenize_bytes,
 )
-from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, closed, counted
-from tokmill.x86.tokens.vocabulary_files import write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, closed, counted
+from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
 from tokmill.x86.walks import Walking
+from tokmill.x86.x86_tokenizer import X86Coder, X86Tokenizer, tokens_of
 from x86_programs import C_SOURCE, compiles
 
 CODE = bytes.fromhex("55 4889e5 f3aa c3")

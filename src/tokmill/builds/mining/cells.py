@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tokmill.builds.mining.draws import drawn, salt_of
-from tokmill.builds.mining.vectors import rounded
+from tokmill.builds.mining.random_draws import drawn, salt_of
+from tokmill.builds.mining.vector_table import rounded
 from tokmill.store.schema import Array
 
 CELLS = np.dtype([("record", "<i8"), ("cell", "<i8")])

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from tokmill.builds.mining import keyed
-from tokmill.builds.mining.draws import drawn, salt_of
 from tokmill.builds.mining.keyed import Keyed, counted
-from tokmill.builds.mining.names import runs
+from tokmill.builds.mining.name_columns import runs
+from tokmill.builds.mining.random_draws import drawn, salt_of
 from tokmill.store.schema import Array, Column, Records, id_dtype
+from tokmill.store.shards.strings import take_flat
 from tokmill.store.store import Store
-from tokmill.store.strings import take_flat
 
 ALONE, EQUAL, OVER = 1, 2, 3
 WHY = {
@@ -31,9 +31,9 @@ class Dealt(NamedTuple):
     member: Array
     offsets: Array
     first: Array
-    """Of each group, the first record of its function."""
+    """The first record of the function of each group."""
     left: Array
-    """Of each record of the store a key of `WHY`, or 0; uint8."""
+    """A key of `WHY` for each record of the store, or 0; uint8."""
 
 
 class Groups:

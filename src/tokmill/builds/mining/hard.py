@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokmill.builds.mining.draws import below
-from tokmill.builds.mining.vectors import UNIT
+from tokmill.builds.mining.random_draws import below
+from tokmill.builds.mining.vector_table import UNIT
 from tokmill.store.schema import Array
 
 ROWS = 512

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokmill.builds.mining.draws import below, drawn
-from tokmill.builds.mining.vectors import UNIT, rounded
-from tokmill.builds.repeats import batches
+from tokmill.builds.mining.random_draws import below, drawn
+from tokmill.builds.mining.vector_table import UNIT, rounded
+from tokmill.builds.selection.minhash import batches
 from tokmill.store.projection import projection_rows, shares_of
 from tokmill.store.schema import Array
 from tokmill.store.store import Store

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from tokmill.base.errors import UsageError
 from tokmill.builds.mining.cells import CELLS, cells_of
-from tokmill.builds.mining.draws import below, drawn, salt_of
 from tokmill.builds.mining.hard import Asked, near_ones, search
 from tokmill.builds.mining.interval_vectors import (
     PAIRS,
@@ -31,13 +31,13 @@ from tokmill.builds.mining.interval_vectors import (
     threshold,
 )
 from tokmill.builds.mining.keyed import counted
-from tokmill.builds.mining.names import digests_of, joined, runs
-from tokmill.builds.mining.triplets import FARTHER
-from tokmill.builds.mining.vectors import similarity
-from tokmill.builds.repeats import batches
+from tokmill.builds.mining.mine_triplets import FARTHER
+from tokmill.builds.mining.name_columns import digests_of, joined, runs
+from tokmill.builds.mining.random_draws import below, drawn, salt_of
+from tokmill.builds.mining.vector_table import similarity
+from tokmill.builds.selection.minhash import batches
 from tokmill.builds.shared import shared
-from tokmill.errors import UsageError
-from tokmill.store.hashes import DIGEST, first_of_equals, record_digests
+from tokmill.store.checks.hashes import DIGEST, first_of_equals, record_digests
 from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import ROLES, Array, Column, Records, id_dtype
 from tokmill.store.store import Store

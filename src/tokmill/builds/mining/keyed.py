@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokmill.builds.mining.names import FACTS, WHY, Members, Naming, facts_of, naming
+from tokmill.builds.mining.name_columns import FACTS, WHY, Members, Naming, facts_of, naming
 from tokmill.builds.shared import shared
 from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array

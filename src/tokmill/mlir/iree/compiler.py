@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.mlir.iree import dispatches as cutting
 from tokmill.mlir.iree.spec import Config, Indexed, Root
 from tokmill.mlir.modules import operations, toolkit

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
-from tokmill.files import path_from_text
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import path_from_text
 from tokmill.mlir.iree import compiler, dispatches, layout, spec
 from tokmill.mlir.iree.compiler import Refused
 from tokmill.mlir.iree.spec import Root

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 
 LAST = (0, 2, 3, 1)
 """Place of each dimension of nhwc in nchw."""

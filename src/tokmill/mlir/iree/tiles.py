@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.mlir.iree import spec
 from tokmill.mlir.iree.spec import Config, Root
 from tokmill.mlir.loops import schedule as actions

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.mlir import search
 from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.measure import Measurements, Result

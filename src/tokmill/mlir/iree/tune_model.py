@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.mlir.iree.dispatches import Cut
-from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, fastest, helping
 from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.iree.tune import LEAST, MOST, Again, NothingToTuneError, Part, Tuned, tune
+from tokmill.mlir.iree.tuned_model import PACKED, Model, Timed, Way, fastest, helping
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
 

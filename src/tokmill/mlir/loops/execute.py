@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.mlir.loops import lower
 from tokmill.mlir.modules import dtypes, operations, toolkit
 

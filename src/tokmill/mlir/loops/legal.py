@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules.operations import Operation
 

@@ -10,7 +10,7 @@ import hashlib
 from typing import Any
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.mlir.modules import toolkit
 
 BEFORE_BUFFERS = (

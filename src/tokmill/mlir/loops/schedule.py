@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokmill.errors import TokmillError
-from tokmill.headers import loads_json, refused
+from tokmill.base.errors import TokmillError
+from tokmill.base.headers import loads_json, refused
 
 
 class Action(msgspec.Struct, frozen=True, tag_field="action", forbid_unknown_fields=True):

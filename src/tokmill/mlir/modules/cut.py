@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.mlir.modules import operations, problem, toolkit
 from tokmill.mlir.modules.problem import Problem
 

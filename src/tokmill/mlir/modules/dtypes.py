@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 
 TYPES = ("f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "i1")
 """The element types that arguments and results may have."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.mlir.modules import operations, toolkit
 
 CLOCK = "nanoTime"

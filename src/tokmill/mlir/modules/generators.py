@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tokmill.errors import UsageError, nearest
-from tokmill.progress import human_count
+from tokmill.base.errors import UsageError, nearest
+from tokmill.base.progress import human_count
 
 LONGEST = 5
 """Operations of a chain."""

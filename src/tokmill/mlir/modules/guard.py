@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tokmill.child import Limits
-from tokmill.child_calls import ChildDied, shared
-from tokmill.errors import TokmillError
+from tokmill.base.child import Limits
+from tokmill.base.child_calls import ChildDied, shared
+from tokmill.base.errors import TokmillError
 
 LIMITS = Limits(seconds=300, memory=8 << 30)
 STACK = 4 << 20

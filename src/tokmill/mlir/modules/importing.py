@@ -14,11 +14,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokmill import files, plugins
-from tokmill.child import Limits, run
-from tokmill.errors import MachineError, TokmillError
+from tokmill import plugins
+from tokmill.base import files
+from tokmill.base.child import Limits, run
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.scratch import Scratch
 from tokmill.mlir.modules import toolkit
-from tokmill.scratch import Scratch
 
 LIMITS = Limits(seconds=300, memory=8 << 30)
 GENERIC = "--mlir-print-op-generic"

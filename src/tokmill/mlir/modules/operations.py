@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.mlir.modules import toolkit
 
 KINDS = ("generic", "matmul", "conv", "pooling", "add", "unknown")

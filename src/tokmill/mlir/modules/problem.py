@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokmill.errors import TokmillError
-from tokmill.files import path_to_text
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import path_to_text
+from tokmill.base.progress import human_count
 from tokmill.mlir.modules import dtypes, forms, generators, guard, operations, toolkit
 from tokmill.mlir.modules.operations import Operation
-from tokmill.progress import human_count
 
 LARGEST = 1 << 30
 """Bytes that inputs and outputs of a module may have in all."""

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokmill import files, plugins
-from tokmill.errors import TokmillError
+from tokmill import plugins
+from tokmill.base import files
+from tokmill.base.errors import TokmillError
 
 LARGEST = 64 << 20
 """Bytes of text that a module may have: weights belong in a file beside it."""

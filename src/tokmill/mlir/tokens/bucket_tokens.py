@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 
 CLS, SEP, PAD, UNK = 0, 1, 2, 3
 SPECIAL = 4

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import LONGEST, TILES
 from tokmill.mlir.modules.operations import ARITHMETIC, KINDS, Access, Operation
@@ -31,9 +31,9 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accesses: int = 4
     """Loads, and stores too."""
     dimensions: int = 5
-    """Of a tensor."""
+    """Dimensions of a tensor."""
     normalize: str = "none"
-    """Of loop bounds: `none`, `max` (divided by 4,096) or `log2`."""
+    """Scale of loop bounds: `none`, `max` (divided by 4,096) or `log2`."""
     tiles: tuple[int, ...] = TILES
     """Tiles that a history can hold: `sizes` of its space."""
 

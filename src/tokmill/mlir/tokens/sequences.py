@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokmill.errors import TokmillError
-from tokmill.mlir import draws
+from tokmill.base.errors import TokmillError
+from tokmill.mlir import random_schedules as draws
 from tokmill.mlir.loops import legal
 from tokmill.mlir.modules import cut, problem
 from tokmill.mlir.modules.problem import Problem

@@ -17,7 +17,7 @@ import gymnasium
 import msgspec
 import numpy as np
 
-from tokmill.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, nearest
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops.legal import LONGEST, State
 from tokmill.mlir.modules.operations import Operation

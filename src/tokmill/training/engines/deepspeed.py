@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from tokmill import plugins
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 from tokmill.models.model import Tensors
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
-from tokmill.training.engines.device import moved, pick_device
+from tokmill.training.engines.devices.device import moved, pick_device
+from tokmill.training.engines.devices.precision import Precision
 from tokmill.training.engines.engine import Pull
-from tokmill.training.engines.optim import STEP
-from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.optimisers.optim import STEP
 from tokmill.training.engines.several import Several, peers
 from tokmill.training.engines.single import Learner
 from tokmill.training.launch import one_a_machine, place

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
-from tokmill.training.engines.average import Average
+from tokmill.training.engines.optimisers.average import Average
 from tokmill.training.recipe.config import OptimConfig
 
 Pull = Tensor | Callable[[dict[str, Tensor]], Tensor]
@@ -36,7 +36,7 @@ class Engine(Protocol):
     world: int
     device: torch.device
     average: Average | None
-    """Of the weights, where the recipe wants one; after `prepare`."""
+    """The average of the weights, where the recipe wants one; after `prepare`."""
 
     @property
     def skipped(self) -> int:

@@ -21,7 +21,12 @@ from torch.distributed.tensor import DTensor
 from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
 from tokmill.training.engines.engine import Pull
-from tokmill.training.engines.optim import clipped_together, local_part, part_of, total_norm
+from tokmill.training.engines.optimisers.optim import (
+    clipped_together,
+    local_part,
+    part_of,
+    total_norm,
+)
 from tokmill.training.engines.several import Several, peers
 from tokmill.training.engines.single import Learner
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.tasks.task import Task
-from tokmill.training.engines.average import AVERAGE, Average
-from tokmill.training.engines.optim import STEP
-from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.devices.precision import Precision
+from tokmill.training.engines.optimisers.average import AVERAGE, Average
+from tokmill.training.engines.optimisers.optim import STEP
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
+from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.tasks.task import Task
-from tokmill.training.engines.rng import seed_for
+from tokmill.training.engines.devices.rng import seed_for
 from tokmill.training.engines.single import Single
 from tokmill.training.launch import LAUNCHED, LOST, check_host, place, told_when_waiting
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig

@@ -14,15 +14,19 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tokmill.errors import MachineError, TokmillError
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
-from tokmill.training.engines.allocator import keep_freed_memory
-from tokmill.training.engines.average import Average
-from tokmill.training.engines.device import moved, pick_device
+from tokmill.training.engines.devices.device import keep_freed_memory, moved, pick_device
+from tokmill.training.engines.devices.precision import Precision
 from tokmill.training.engines.engine import Pull
-from tokmill.training.engines.optim import MOMENTS, clip_gradients, clipped_together, make_optimizer
-from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.optimisers.average import Average
+from tokmill.training.engines.optimisers.optim import (
+    MOMENTS,
+    clip_gradients,
+    clipped_together,
+    make_optimizer,
+)
 from tokmill.training.engines.saving import Saved, shapes_of
 from tokmill.training.launch import place
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig

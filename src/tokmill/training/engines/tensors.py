@@ -23,9 +23,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokmill.errors import TokmillError
-from tokmill.files import reading, write_file
-from tokmill.headers import MAX_HEADER, SIZES, Entry, loads_json
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import reading, write_file
+from tokmill.base.headers import MAX_HEADER, SIZES, Entry, loads_json
 
 TYPES: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",

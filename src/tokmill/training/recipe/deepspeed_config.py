@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokmill import plugins
-from tokmill.errors import UsageError, nearest
-from tokmill.training.recipe.changes import flatten
+from tokmill.base.errors import UsageError, nearest
 from tokmill.training.recipe.config import DataConfig
 from tokmill.training.recipe.kinds import kinds_of
+from tokmill.training.recipe.read_recipe import flatten
 from tokmill.training.recipe.settings import tell
 
 FILE = "ds_config.json"

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from tokmill import plugins, recipe
-from tokmill.errors import UsageError, nearest
+from tokmill import plugins
+from tokmill.base import recipe
+from tokmill.base.errors import UsageError, nearest
 from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
 from tokmill.training.recipe.kinds import (
     DEFAULT_KINDS,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tokmill import plugins
-from tokmill.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, nearest
 from tokmill.training.recipe.config import TrainConfig
 
 KINDS = {"model": plugins.MODELS, "task": plugins.TASKS, "optim": plugins.OPTIMIZERS}

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokmill import recipe as recipes
-from tokmill.errors import TokmillError, UsageError
-from tokmill.recipe import merge
+from tokmill.base import recipe as recipes
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.recipe import merge
 from tokmill.store.store import Store
-from tokmill.training.recipe.check import (
+from tokmill.training.recipe.check_recipe import (
     MOST_STEPS,
     check_given,
     check_plain,
@@ -24,7 +24,7 @@ from tokmill.training.recipe.check import (
 from tokmill.training.recipe.config import OptimConfig, TrainConfig
 from tokmill.training.recipe.deepspeed_config import as_recipe
 from tokmill.training.recipe.kinds import DEFAULT_KINDS, LEARNED, kinds_of
-from tokmill.training.recipe.read import RECIPE, over, read_given, read_recipe, run_of
+from tokmill.training.recipe.read_recipe import RECIPE, over, read_given, read_recipe, run_of
 from tokmill.training.recipe.settings import (
     base_of,
     is_of_deepspeed,

@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokmill.errors import UsageError
-from tokmill.files import machine_errors
-from tokmill.headers import loads_json
+from tokmill.base.errors import UsageError
+from tokmill.base.files import machine_errors
+from tokmill.base.headers import loads_json
 from tokmill.store.store import Store
 from tokmill.training.launch import LAUNCHED, place
 from tokmill.training.recipe.key_names import in_tables

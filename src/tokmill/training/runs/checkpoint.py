@@ -23,8 +23,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokmill.errors import TokmillError
-from tokmill.files import (
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import (
     TEMPORARY,
     machine_errors,
     make_folder,
@@ -33,11 +33,16 @@ from tokmill.files import (
     sync_folder,
     write_file,
 )
-from tokmill.headers import loads_json
+from tokmill.base.headers import loads_json
 from tokmill.store.manifest import canonical_digest, encode, read_json
 from tokmill.tasks.task import Task
+from tokmill.training.engines.devices.rng import (
+    RandomStates,
+    random_states,
+    seed_for,
+    set_random_states,
+)
 from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.rng import RandomStates, random_states, seed_for, set_random_states
 from tokmill.training.engines.tensors import (
     check_tensors,
     damaged,

@@ -17,24 +17,24 @@ import torch
 from torch import Tensor
 
 from tokmill import plugins
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside, lock_of, make_folder, write_file, writing
-from tokmill.models.block import TransformerConfig
-from tokmill.models.huggingface import architecture, public_of, read_config
-from tokmill.models.public import Public
-from tokmill.models.public_tensors import Head, from_public, to_public, unused
-from tokmill.models.transformer import Transformer
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import inside, lock_of, make_folder, write_file, writing
+from tokmill.models.public.huggingface import architecture, public_of, read_config
+from tokmill.models.public.public import Public
+from tokmill.models.public.public_tensors import Head, from_public, to_public, unused
+from tokmill.models.transformers.block import TransformerConfig
+from tokmill.models.transformers.transformer import Transformer
 from tokmill.store.manifest import encode
 from tokmill.store.schema import Column, id_dtype
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.framing import template_of
-from tokmill.tasks.inputs import SEGMENT, Facts
+from tokmill.tasks.hidden.framing import template_of
 from tokmill.tasks.task import Task
+from tokmill.tasks.task_inputs import SEGMENT, Facts
 from tokmill.training.engines.saving import MODEL
 from tokmill.training.engines.tensors import write_tensors
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.read import RECIPE, read_recipe
+from tokmill.training.recipe.read_recipe import RECIPE, read_recipe
 from tokmill.training.runs.public_files import find_vocabulary, read_public, read_weights
 from tokmill.training.runs.run import (
     FACTS,
@@ -278,7 +278,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     said = public.to_config(head.task) | ids | labels_of(task) | facts.public
     with writing(folder / CONFIG):
         if vocabulary:
-            tokenizers = plugins.require("tokmill.text.tokenizer")
+            tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer")
             tokenizer = tokenizers.Tokenizer.from_file(inside(run / VOCAB, vocabulary.file))
             tokenizer.save(folder, vocabulary.roles, segments=public.segments)
         write_tensors(folder / MODEL, state, {"format": "pt"})

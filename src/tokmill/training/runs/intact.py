@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tokmill.errors import MachineError, TokmillError
-from tokmill.files import sha256_file
-from tokmill.training.engines.average import AVERAGE
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.files import sha256_file
+from tokmill.training.engines.devices.precision import SCALE
 from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.precision import SCALE
+from tokmill.training.engines.optimisers.average import AVERAGE
 from tokmill.training.engines.saving import MODEL, OPTIMIZER
 from tokmill.training.engines.tensors import check_tensors
 from tokmill.training.runs.checkpoint import (

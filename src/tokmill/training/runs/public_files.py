@@ -16,9 +16,9 @@ import msgspec
 from torch import Tensor
 
 from tokmill import plugins
-from tokmill.errors import MachineError, TokmillError
-from tokmill.files import inside, read_file
-from tokmill.headers import loads_json, refused
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.files import inside, read_file
+from tokmill.base.headers import loads_json, refused
 from tokmill.store.vocab import Vocabulary
 from tokmill.training.engines.saving import MODEL
 from tokmill.training.engines.tensors import read_tensors
@@ -85,7 +85,7 @@ def find_vocabulary(
     """
     if tokenizer is None and not any((folder / name).exists() for name in TOKENIZERS):
         return None
-    tokenizers = plugins.require("tokmill.text.tokenizer")
+    tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer")
     found = tokenizers.Tokenizer.from_file(tokenizer or folder)
     names = {number: token for token, number in found.specials.items()}
     roles = {}

@@ -23,28 +23,27 @@ import msgspec
 import torch
 
 from tokmill import plugins
-from tokmill.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.base.files import inside, locked, make_folder, new_folder, read_file, write_file
 from tokmill.feed.values import Vectors
-from tokmill.files import inside, locked, make_folder, new_folder, read_file, write_file
-from tokmill.models.inputs import Inputs
+from tokmill.models.model_inputs import Inputs
+from tokmill.store.checks.probe import FILE as PROBE
+from tokmill.store.checks.probe import check_coder, probe_path
 from tokmill.store.manifest import canonical_digest, encode, read_json
-from tokmill.store.probe import FILE as PROBE
-from tokmill.store.probe import check_coder, probe_path
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.classes import same_classes
-from tokmill.tasks.framing import affixes_of
-from tokmill.tasks.inputs import Facts, column_sizes
+from tokmill.tasks.hidden.framing import affixes_of
 from tokmill.tasks.task import Task
-from tokmill.training.engines.optim import same_rates
+from tokmill.tasks.task_inputs import Facts, column_sizes
+from tokmill.training.engines.optimisers.optim import same_rates
 from tokmill.training.launch import resume_command
-from tokmill.training.recipe.changes import RATE, differences
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.read import RECIPE, read_recipe
+from tokmill.training.recipe.read_recipe import RATE, RECIPE, differences, read_recipe
+from tokmill.training.runs.chat_format import keep_made
 from tokmill.training.runs.checkpoint import RUN_ID, checkpoints
-from tokmill.training.runs.made import keep_made
-from tokmill.training.runs.track import METRICS, read_metrics
+from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
 FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"

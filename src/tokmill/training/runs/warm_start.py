@@ -9,17 +9,16 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from tokmill.errors import MachineError, TokmillError
-from tokmill.progress import human_count
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.progress import human_count
 from tokmill.store.manifest import read_json
-from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
+from tokmill.tasks.task_inputs import Facts
 from tokmill.training.engines.saving import MODEL
 from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.recipe.changes import differences
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.kinds import LEARNED
-from tokmill.training.recipe.read import read_recipe, run_of
+from tokmill.training.recipe.read_recipe import differences, read_recipe, run_of
 from tokmill.training.runs.checkpoint import seal_of
 from tokmill.training.runs.run import FACTS
 from tokmill.training.runs.weights import load_from, newest_weights

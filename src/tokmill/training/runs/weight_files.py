@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import reading, write_file
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import reading, write_file
 from tokmill.models.fields import PREFIX
-from tokmill.models.rwkv7 import RWKV7
+from tokmill.models.rwkv.rwkv7 import RWKV7
 from tokmill.store.schema import Column, id_dtype
-from tokmill.tasks.inputs import Facts
+from tokmill.tasks.task_inputs import Facts
 from tokmill.training.engines.tensors import write_tensors
-from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.exchange import COLUMN, LONGEST, write_run
 from tokmill.training.runs.public_files import find_vocabulary, read_fetched
 from tokmill.training.runs.run import Run, inputs_of, load_task, make_task

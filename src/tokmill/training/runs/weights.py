@@ -18,11 +18,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tokmill.errors import TokmillError
-from tokmill.files import make_folder, write_file
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import make_folder, write_file
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
-from tokmill.training.engines.average import AVERAGE
+from tokmill.training.engines.optimisers.average import AVERAGE
 from tokmill.training.engines.saving import MODEL, load_weights
 from tokmill.training.engines.tensors import read_metadata, write_tensors
 from tokmill.training.recipe.config import TrainConfig

@@ -10,7 +10,7 @@ from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import matrices, normalized, row_sums, tf_idf
 from tokmill.x86.features.cosines import row_products
-from tokmill.x86.features.functions import BAGS, SHAPE, Functions
+from tokmill.x86.features.function_features import BAGS, SHAPE, Functions
 from tokmill.x86.features.tables import Tables
 
 FACTS = ("constants", "strings", "imports")

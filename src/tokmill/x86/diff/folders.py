@@ -11,16 +11,16 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from tokmill.builds.processes import in_processes
+from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError
+from tokmill.base.files import sha256_file
+from tokmill.base.progress import Progress
+from tokmill.builds.execution.processes import in_processes
 from tokmill.builds.scan import DEBUG_ALONE, FolderOptions, InputFile, Inputs, in_order
-from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError
-from tokmill.files import sha256_file
-from tokmill.progress import Progress
-from tokmill.x86.diff.programs import diff_graphs
+from tokmill.x86.diff.output.summary import Changed, Counts, changed_most, counts_of
+from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.diff.result import ProgramChanges
-from tokmill.x86.diff.summary import Changed, Counts, changed_most, counts_of
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.inputs import find_inputs, graphs_in
+from tokmill.x86.graphs.graph_inputs import find_inputs, graphs_in
 from tokmill.x86.image.elf import MAGIC, Elf
 from tokmill.x86.image.program import mapped
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokmill.store.hashes import mix
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import hash_texts
-from tokmill.x86.features.functions import Functions, find, import_names, owner_of_blocks
+from tokmill.x86.features.function_features import Functions, find, import_names, owner_of_blocks
 from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
 from tokmill.x86.image.ranges import numbered
 

@@ -11,7 +11,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs
 from tokmill.x86.features.bags import normalized
 from tokmill.x86.features.cosines import row_products
-from tokmill.x86.features.functions import find
+from tokmill.x86.features.function_features import find
 
 SUPPORT = (
     "called",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.store.hashes import mix
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.image.ranges import distinct, numbered
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import UsageError, nearest
-from tokmill.store.hashes import mix
+from tokmill.base.errors import UsageError, nearest
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.x86.features.store_functions import CODES, StoreFunctions, store_functions

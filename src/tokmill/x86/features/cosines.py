@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.store.hashes import mix
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import row_sums
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.features.baselines import CALLEES, FACTS, facts
-from tokmill.x86.features.functions import find, functions_of, import_names
+from tokmill.x86.features.function_features import find, functions_of, import_names
 from tokmill.x86.features.store_functions import StoreFunctions
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.files import read_about, read_graph
-from tokmill.x86.graphs.inputs import GRAPH, find_inputs
+from tokmill.x86.graphs.graph_files import read_about, read_graph
+from tokmill.x86.graphs.graph_inputs import GRAPH, find_inputs
 from tokmill.x86.image.keys import Key, KeyTemplate
 
 SHOWN = 40

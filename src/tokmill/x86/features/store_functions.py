@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import MachineError, TokmillError
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.store.manifest import Plan, read_plan
 from tokmill.store.schema import Array
+from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
-from tokmill.store.strings import Strings
 from tokmill.x86.features.bags import Bag, bag, matrices, normalized, tf_idf
-from tokmill.x86.features.functions import BAGS, find, functions_of, owner_of_blocks
+from tokmill.x86.features.function_features import BAGS, find, functions_of, owner_of_blocks
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.files import read_about, read_graph
-from tokmill.x86.graphs.inputs import GRAPH, find_inputs
+from tokmill.x86.graphs.graph_files import read_about, read_graph
+from tokmill.x86.graphs.graph_inputs import GRAPH, find_inputs
 from tokmill.x86.image.keys import Key, KeyTemplate
 
 CODES = "codes"
@@ -45,7 +45,7 @@ class StoreFunctions:
     bags: dict[str, Bag]
     """A bag over the F functions for each of `KINDS`."""
     shape: Array
-    """(F, 7) f4, as of `tokmill.x86.features.functions`."""
+    """(F, 7) f4, as of `tokmill.x86.features.function_features`."""
     calls: Any
     """(F, F) CSR, f4: 1 where a function calls another."""
     _weighed: dict[str, Any] = field(default_factory=dict)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.store.hashes import mix
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import Bag, bag, hash_texts
-from tokmill.x86.features.functions import find
+from tokmill.x86.features.function_features import find
 from tokmill.x86.graph import PLACES, Graph
 from tokmill.x86.image.ranges import distinct
 

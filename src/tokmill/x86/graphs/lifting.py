@@ -10,11 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from tokmill import plugins
-from tokmill.bounds import bounded
-from tokmill.builds.processes import in_processes
-from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
-from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
-from tokmill.files import (
+from tokmill.base.bounds import bounded
+from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.base.files import (
     inside,
     machine_errors,
     make_folder,
@@ -22,12 +20,14 @@ from tokmill.files import (
     remove_leftovers,
     sha256_file,
 )
-from tokmill.progress import Progress, human_count
+from tokmill.base.progress import Progress, human_count
+from tokmill.builds.execution.processes import in_processes
+from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs import true_names
-from tokmill.x86.graphs.files import SUFFIXES, About, read_about, write_graph
+from tokmill.x86.graphs.graph_files import SUFFIXES, About, read_about, write_graph
 from tokmill.x86.image import elf, pe
-from tokmill.x86.image.producer import made_by
+from tokmill.x86.image.debug.producer import made_by
 
 PICKLE = ".pkl"
 PICKLES = "saved_index 1"

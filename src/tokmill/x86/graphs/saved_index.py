@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.progress import human_count
-from tokmill.unpickle import Budget, Instance, Pickle, type_name
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.progress import human_count
+from tokmill.base.unpickle import Budget, Instance, Pickle, type_name
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.image.keys import LEVELS, UNKNOWN

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
-from tokmill.errors import TokmillError
-from tokmill.files import inside, sha256_file
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import inside, sha256_file
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.debug_info import DebugInfo, read_debug_info
+from tokmill.x86.image.debug.debug_info import DebugInfo, read_debug_info
 
 VERSION = 1
 """Raised when a name changes."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 
 MAGIC = b"\x7fELF"
@@ -37,7 +37,7 @@ FINAL = ".data.rel.ro"
 LOAD, DYNAMIC, EH_FRAME_HEADER = 1, 2, 0x6474E550
 UNDEFINED, RESERVED, LARGE_NUMBER = 0, 0xFF00, 0xFFFF
 NO_SECTION = -1
-"""Of symbols that are absolute or common."""
+"""Section number of symbols that are absolute or common."""
 RELATIVE = 8
 """The type of relocations that add the place where the file is loaded, on both machines."""
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image.eh_frame import read_unwind
 from tokmill.x86.image.elf import (

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image.ranges import distinct
 
@@ -101,7 +101,7 @@ class Program:
     slot_target: Array = field(default_factory=lambda: NONE)
     """As `import_target`."""
     slot_full_name: list[str] = field(default_factory=list)
-    """Of PE files `library!name`, of an ordinal `library!#7`; empty where `slot_name` is all."""
+    """`library!name` in PE files, `library!#7` for an ordinal; empty where `slot_name` is all."""
     symbol_address: Array = field(default_factory=lambda: NONE)
     """All names of functions and of data, in the order of the file."""
     symbol_size: Array = field(default_factory=lambda: NONE)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tokmill.errors import UsageError
+from tokmill.base.errors import UsageError
 
 UNKNOWN = "unknown"
 LEVELS = ("O0", "O1", "O2", "O3", "Os", "Oz", "Og", "Ofast")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program, Section, Unwind, name_functions, refuse_cut, tidy
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.child import Limits
-from tokmill.child_calls import ChildDied, ChildError, shared
-from tokmill.errors import TokmillError
-from tokmill.files import machine_errors
+from tokmill.base.child import Limits
+from tokmill.base.child_calls import ChildDied, ChildError, shared
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import machine_errors
 from tokmill.store.schema import Array
 from tokmill.x86.image import elf, pe
 from tokmill.x86.image.gopclntab import name_go_functions

@@ -18,18 +18,17 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.image.image import Program
 from tokmill.x86.image.program import open_program
 from tokmill.x86.image.ranges import distinct, member
-from tokmill.x86.lift import noreturn
+from tokmill.x86.lift.assign_functions import assemble
 from tokmill.x86.lift.blocks import Blocks
-from tokmill.x86.lift.facts import add_facts
-from tokmill.x86.lift.findings import Findings
-from tokmill.x86.lift.functions import assemble
-from tokmill.x86.lift.gaps import range_gaps
-from tokmill.x86.lift.info_tables import (
+from tokmill.x86.lift.calls import noreturn
+from tokmill.x86.lift.data.block_facts import add_facts
+from tokmill.x86.lift.data.info_tables import (
     in_haskell,
     through_registers,
     through_tables,
 )
-from tokmill.x86.lift.jump_tables import indirect_jumps
+from tokmill.x86.lift.findings import Findings
+from tokmill.x86.lift.gaps import range_gaps
 from tokmill.x86.lift.reach import Ways
 from tokmill.x86.lift.starts import (
     gap_starts,
@@ -40,6 +39,7 @@ from tokmill.x86.lift.starts import (
     taken_starts,
     trapped_starts,
 )
+from tokmill.x86.lift.switches.jump_tables import indirect_jumps
 from tokmill.x86.lift.windows import WINDOWED, called, is_cut, joined, windows
 
 VERSION = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokmill.errors import TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program
 from tokmill.x86.image.ranges import expand, member

@@ -16,9 +16,9 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.image.ranges import member
+from tokmill.x86.lift.calls.register_calls import register_calls
+from tokmill.x86.lift.calls.return_addresses import CALL, leaving_returns, local_calls, retpolines
 from tokmill.x86.lift.code import Code
-from tokmill.x86.lift.register_calls import register_calls
-from tokmill.x86.lift.return_addresses import CALL, leaving_returns, local_calls, retpolines
 
 LONGEST = 15
 """Bytes of the longest instruction."""

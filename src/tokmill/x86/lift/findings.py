@@ -8,12 +8,12 @@ from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program
 from tokmill.x86.image.ranges import distinct
 from tokmill.x86.lift.code import Code
-from tokmill.x86.lift.data_uses import DataUses
+from tokmill.x86.lift.data.data_uses import DataUses
+from tokmill.x86.lift.data.info_tables import find_info_tables
 from tokmill.x86.lift.decode import Instructions
 from tokmill.x86.lift.gaps import Ranges
-from tokmill.x86.lift.info_tables import find_info_tables
-from tokmill.x86.lift.jump_tables import Tables, scaled_tables
 from tokmill.x86.lift.reach import Ways
+from tokmill.x86.lift.switches.jump_tables import Tables, scaled_tables
 
 
 class Findings:

@@ -13,11 +13,11 @@ from tokmill.x86.image.image import Program
 from tokmill.x86.image.ranges import distinct, expand, member, without
 from tokmill.x86.lift.code import INT3, Code
 from tokmill.x86.lift.decode import Flow, Instructions
-from tokmill.x86.lift.entries import nearest_entries, possible_entries
+from tokmill.x86.lift.entry_points import nearest_entries, possible_entries
 from tokmill.x86.lift.findings import Findings
 from tokmill.x86.lift.gaps import ALIGNMENT, gaps, is_padding, opcodes, skip_padding
-from tokmill.x86.lift.jump_tables import indirect_jumps, scaled_tables
 from tokmill.x86.lift.reach import Ways
+from tokmill.x86.lift.switches.jump_tables import indirect_jumps, scaled_tables
 
 LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
 FEW = 64

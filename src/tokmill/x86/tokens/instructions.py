@@ -12,16 +12,16 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
+from tokmill.base.errors import UsageError
+from tokmill.base.files import make_folder, write_file
 from tokmill.builds.scan import FolderOptions
-from tokmill.errors import UsageError
-from tokmill.files import make_folder, write_file
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.inputs import Seen, find_inputs, look_at
+from tokmill.x86.graphs.graph_inputs import Seen, find_inputs, look_at
 from tokmill.x86.lift.enumerations import names
 from tokmill.x86.tokens.canonical import LONGEST
-from tokmill.x86.tokens.count import nothing_read, parts
 from tokmill.x86.tokens.spellings import intel
+from tokmill.x86.tokens.vocabularies.count import nothing_read, parts
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 COLUMNS = ("text", "bytes", "code", "bits", "count", "programs")

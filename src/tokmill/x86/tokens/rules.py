@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypedDict
 
 from tokmill import plugins
-from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, nearest
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction

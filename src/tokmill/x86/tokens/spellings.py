@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokmill import plugins
+from tokmill.base.errors import UsageError
+from tokmill.base.files import inside, machine_errors, new_folder, remove_leftovers, write_file
 from tokmill.builds.scan import FolderOptions
-from tokmill.errors import UsageError
-from tokmill.files import inside, machine_errors, new_folder, remove_leftovers, write_file
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.inputs import Seen, find_inputs, look_at
+from tokmill.x86.graphs.graph_inputs import Seen, find_inputs, look_at
 from tokmill.x86.lift.enumerations import names
-from tokmill.x86.tokens.count import nothing_read
-from tokmill.x86.tokens.names import flags
+from tokmill.x86.tokens.register_names import flags
+from tokmill.x86.tokens.vocabularies.count import nothing_read
 
 if TYPE_CHECKING:
     from iced_x86 import Formatter, Instruction, InstructionInfoFactory

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill import plugins
-from tokmill.formats.token_dicts_export import ONCE
+from tokmill.formats.pickles.token_dicts_export import ONCE
 from tokmill.store.schema import Array, id_dtype
 from tokmill.x86.tokens.canonical import LONGEST, canonical
-from tokmill.x86.tokens.index import KeyIndex
+from tokmill.x86.tokens.hash_index import KeyIndex
 from tokmill.x86.tokens.rules import COLUMNS, DecodeError, Tokens, make_rules, not_decoded
-from tokmill.x86.tokens.vocabulary import SPECIALS, UNKNOWN, Vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, UNKNOWN, Vocabularies
 
 MOST_KEYS = 1 << 18
 """Number of keys after which the cache is emptied: with templates they take less than 256 MB."""

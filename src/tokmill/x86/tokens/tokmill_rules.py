@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tokmill import plugins
 from tokmill.x86.lift.enumerations import names
-from tokmill.x86.tokens.names import flags, full_registers, operand_kinds
+from tokmill.x86.tokens.register_names import flags, full_registers, operand_kinds
 from tokmill.x86.tokens.rules import Runs, Tokens
 
 if TYPE_CHECKING:

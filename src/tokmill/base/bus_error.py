@@ -1,0 +1,81 @@
+"""A mapped file that is cut, or whose disk fails, ends the process with a line that names it.
+
+The kernel sends SIGBUS where a page of a map cannot be read. Python's own handlers only note a
+signal and go back to the instruction that faulted, for ever. So the handler is a function of
+`ctypes`, called at once, in the thread that faulted: it finds the file by the address and ends the
+process. A part of a page behind the new end reads as zeros without a signal: `Shard.check_size`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tokmill.base.errors import MachineError
+
+SA_SIGINFO = 4
+ADDRESS = 16
+"""Offset of `si_addr` in Linux's `siginfo_t` on 64-bit machines."""
+HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Action(ctypes.Structure):
+    """`struct sigaction` of glibc and musl on 64-bit machines."""
+
+    _fields_ = (
+        ("handler", HANDLER),
+        ("mask", ctypes.c_ubyte * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+def explain_bus_errors() -> None:
+    """Let a page that cannot be read end this process with exit code 5 and one line on stderr.
+
+    For processes of tokmill's own: where it is a library, signals belong to the program.
+    """
+    if sys.platform == "linux" and sys.maxsize > 2**32:
+        action = _Action(_handler, flags=SA_SIGINFO)
+        ctypes.CDLL(None).sigaction(signal.SIGBUS, ctypes.byref(action), None)
+
+
+def cut_short(path: Path | str, size: int) -> MachineError:
+    """Return the error for a file that has `size` bytes now, and had more when it was mapped."""
+    return MachineError(
+        f"the file was cut while it was read: it has {size:,} bytes now",
+        where=str(path),
+        hint="restore it; for a store, `tokmill store repair STORE` makes its shards again",
+    )
+
+
+def _end(number: int, info: int, context: int) -> None:
+    try:
+        address = ctypes.c_void_p.from_address(info + ADDRESS).value or 0
+        path, offset = mapped_at(address)
+        size = os.stat(path).st_size if os.path.exists(path) else offset + 1
+        error = cut_short(path, size)
+        if offset < size:
+            error.what = "a page of a mapped file cannot be read"
+            error.hint = "check the disk and the memory, then run the same command again"
+        os.write(2, f"error: {error}\n".encode())
+    finally:
+        os._exit(MachineError.exit_code)
+
+
+_handler = HANDLER(_end)
+
+
+def mapped_at(address: int) -> tuple[str, int]:
+    """Return the file that is mapped at an address of this process ("": none), and the offset."""
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+        span, _, offset, _, _, *name = line.split(maxsplit=5)
+        first, last = (int(end, 16) for end in span.split("-"))
+        if first <= address < last:
+            # The kernel writes the end of a line in a name so.
+            path = "".join(name).replace("\\012", "\n")
+            return path, int(offset, 16) + address - first
+    return "", 0

@@ -1,0 +1,1 @@
+"""Commands for executions: profile, check, cluster, simpoint."""

@@ -1,0 +1,157 @@
+"""`tokmill bbv`: execution profiles of programs that run here, and files of basic block vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from tokmill.base.progress import human_bytes, human_count
+from tokmill.bbv.commands.bbv_blocks import TORN, cluster, rewrite
+from tokmill.terminal.lazy import group_of
+from tokmill.terminal.options import Json, Quiet
+from tokmill.terminal.output import print_json, say
+
+Trace = Annotated[Path, typer.Argument(metavar="BBV", help="File of basic block vectors.")]
+IdBase = Annotated[
+    int | None, typer.Option(min=0, max=1, help="Smallest id of a block; else it is detected.")
+]
+
+
+def profile(
+    words: Annotated[
+        list[str], typer.Argument(metavar="-- PROGRAM ARG…", help="What is run and profiled.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", readable=False, help="Folder to write.")],
+    name: Annotated[str, typer.Option(help="Name of the files; else that of the program.")] = "",
+    stdin: Annotated[str, typer.Option(metavar="FILE", help="What the program reads.")] = "",
+    every_blocks: Annotated[
+        int, typer.Option(metavar="N", help="Basic blocks that are executed in an interval.")
+    ] = 2_000_000,
+    measured: Annotated[
+        bool,
+        typer.Option(
+            "--measured",
+            help="Measure CPI too, at marks; intervals then end at marks. Needs a C compiler.",
+        ),
+    ] = False,
+    intervals: Annotated[
+        int, typer.Option(metavar="N", help="With --measured: about so many intervals.")
+    ] = 300,
+    runs: Annotated[
+        int, typer.Option(metavar="N", help="With --measured: runs that are timed.")
+    ] = 25,
+    processor: Annotated[
+        int | None, typer.Option(metavar="N", help="With --measured: the processor to run on.")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> int:
+    """Run a program under valgrind: block vectors, modelled or measured CPI, and miss rates."""
+    from tokmill.bbv.traces.profile import Asked
+    from tokmill.bbv.traces.profile import profile as run_profile
+
+    asked = Asked(every_blocks, measured, intervals, runs, processor)
+    found = run_profile(words, out, asked, name=name, stdin=stdin, quiet=quiet)
+    cpi = found.program_cpi()
+    instructions = int(found.vectors.instructions.sum())
+    facts = {
+        "trace": str(found.trace),
+        "intervals": len(found.vectors),
+        "blocks": found.vectors.blocks,
+        "instructions": instructions,
+        "cpi": cpi,
+        **found.about,
+    }
+    if json:
+        print_json(facts)
+        return 0
+    print(
+        f"{found.trace}: {human_count(len(found.vectors), 'interval')}, "
+        f"{human_count(found.vectors.blocks, 'block')}, {instructions:,} instructions"
+    )
+    if forked := found.about["forked"]:
+        say(f"note: it forked {human_count(forked, 'process', 'processes')}, which are left out")
+    for kind, values in found.cpi.items():
+        low, high = np.nanmin(values), np.nanmax(values)
+        print(f"CPI, {kind}: {cpi[kind]:.3f} (intervals: {low:.3f} to {high:.3f})")
+    if found.timed is not None:
+        marks = found.about["marks"]
+        print(
+            f"measured: fastest of {found.timed.runs} runs; the two halves of the runs differ by "
+            f"{found.timed.halves:.2%} (median); load {found.about['measured']['load']:.1f}; marks "
+            f"at every {marks['every']:,}. call ({marks['kind']})"
+        )
+    return 0
+
+
+def check(
+    trace: Trace,
+    interval: Annotated[
+        int | None, typer.Option(metavar="N", help="Instructions of an interval, if not declared.")
+    ] = None,
+    id_base: IdBase = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> int:
+    """Read a file of basic block vectors and say what it holds; exit code 1 if it is cut off."""
+    from tokmill.bbv.traces.read import pieces
+
+    rows = entries = 0
+    low, high = np.iinfo(np.int64).max, 0
+    sums = []
+    for piece in pieces(trace, id_base=id_base, quiet=quiet):
+        rows, entries = rows + len(piece), entries + piece.entries
+        sums.append(piece.instructions)
+        low = min(low, int(piece.ids.min(initial=low)))
+        high = max(high, int(piece.ids.max(initial=0)))
+    totals = np.concatenate(sums)
+    facts = piece.compare(totals, interval)
+    if json:
+        print_json(
+            {
+                "intervals": rows, "entries": entries, "ids": [low, high],
+                "id_base": piece.id_base, "instructions": int(totals.sum()),
+                "declared": piece.declared._asdict(), "sizes": facts._asdict(),
+                "ignored": piece.ignored, "torn": piece.torn,
+            }
+        )  # fmt: skip
+        return int(piece.torn)
+    size = human_bytes(trace.stat().st_size)
+    print(
+        f"{trace}: {human_count(rows, 'interval')}, {human_count(entries, 'entry', 'entries')}, "
+        f"{totals.sum():,} instructions, ids {low:,} to {high:,} (from {piece.id_base}), {size}"
+    )
+    print(f"intervals: {facts.smallest:,} to {facts.largest:,} instructions")
+    for line in facts.lines():
+        print(line)
+    declared = {
+        name: value for name, value in piece.declared._asdict().items() if value is not None
+    }
+    if declared:
+        print("declared: " + ", ".join(f"{name} {value:,}" for name, value in declared.items()))
+        lost = (declared.get("instructions") or int(totals.sum())) - int(totals.sum())
+        if lost:
+            print(f"{lost:,} instructions after the last interval were not written")
+        if declared.get("repetitions"):
+            print("repetitions of REP instructions are not counted here; callgrind counts them")
+    if piece.ignored:
+        others = ", ".join(f"{count:,} {kind}" for kind, count in piece.ignored.items())
+        print(f"lines that are no interval: {others}")
+    if piece.torn:
+        print(TORN)
+    return int(piece.torn)
+
+
+app = group_of(
+    "bbv",
+    "Execution profiles: basic block vectors, CPI and miss rates of programs that run.",
+    {
+        "profile": profile,
+        "check": check,
+        "cluster": cluster,
+        "rewrite": rewrite,
+    },
+)

@@ -1,0 +1,4 @@
+"""Intervals that stand for a program: clusters, designs, estimates.
+
+Read `choose` first.
+"""

@@ -1,0 +1,339 @@
+"""`tokmill simpoint`: points of a program's file of block vectors, and what they estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import reading
+from tokmill.bbv.points import clusters, simpoint
+from tokmill.bbv.points.block_projection import Matrix
+from tokmill.bbv.points.clusters import Floats, Ints
+from tokmill.bbv.points.designs import Sample
+from tokmill.bbv.points.methods import Estimate, method
+from tokmill.bbv.points.population import Population, as_matrix, population, rates_of
+from tokmill.bbv.traces import interval_table, read
+from tokmill.bbv.traces.block_vectors import BlockVectors
+from tokmill.bbv.traces.cpi import RATES, check_measures, read_measures
+
+POINTS = 30
+"""Points of methods that draw, where no number is asked for."""
+CPI = ("cpi", "cpi_measured", "cpi_simulated")
+"""Columns of the CPI of points that were simulated."""
+SIMPOINT = "simpoint"
+SAMPLED = "two-phase"
+"""The method whose intervals hold the truth most evenly over programs (docs/simpoint.md)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for, of every program."""
+
+    method: str = SIMPOINT
+    points: int = 0
+    """How many; 0: by BIC, or `POINTS`."""
+    most: int = clusters.MOST
+    threshold: float = clusters.THRESHOLD
+    dimensions: int = 0
+    restarts: int = clusters.RESTARTS
+    seed: int = clusters.SEED
+    target: float = 0.0
+    """Error for which the number of points is estimated, as a share; 0: none."""
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        method(self.method)
+        if not 0 < self.confidence < 1 or not 0 <= self.target < 1:
+            raise UsageError(
+                f"a confidence of {self.confidence:g}, an error of {self.target:g}",
+                hint="both are shares: --confidence 0.95 --target-error 5%",
+            )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What is known of a program's run."""
+
+    name: str
+    vectors: Matrix
+    ids: Ints
+    memory: dict[str, Floats] = field(default_factory=dict)
+    cpi: Floats | None = None
+    kind: str = ""
+    """Kind of the CPI: measured, simulated, given or modelled."""
+    unmeasured: int = 0
+    """Intervals whose CPI is not known; they are left out of everything."""
+    torn: bool = False
+    """Whether the last line of the block vectors does not end, as that of a file that is cut."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What was chosen of a program, and how good it is."""
+
+    program: str
+    intervals: int
+    empty: int
+    """Intervals without instructions; none of them is a point."""
+    unmeasured: int = 0
+    """Intervals without a CPI where CPI was given; they are left out of everything."""
+    torn: bool = False
+    """Whether the last line of the block vectors does not end: the file may be cut off."""
+    cpi_kind: str = ""
+    """measured, simulated, given or modelled."""
+    instructions: int
+    method: str
+    points: int
+    points_left_out: int = 0
+    """Points that were given, of intervals without instructions or CPI."""
+    speed_up: float
+    """Instructions of the program over those of the points."""
+    dimensions: int | None = None
+    unexplained: float | None = None
+    """Share of the variance of the block vectors inside of clusters."""
+    true_cpi: float | None = None
+    estimated_cpi: float | None = None
+    low: float | None = None
+    high: float | None = None
+    error: float | None = None
+    """Error of the estimate, as a share of the true CPI."""
+    points_needed: int | None = None
+    """For the target, estimated from the points that were simulated."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Points of a program."""
+
+    intervals: Ints
+    weights: Floats
+    report: Report
+    labels: Ints | None = None
+    distances: Floats | None = None
+
+
+def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet: bool) -> Trace:
+    """Read the files of a program's run: block vectors, memory vectors, CPI."""
+    found = read.read(path, quiet=quiet)
+    vectors, ids = as_matrix(found)
+    rates = rates_in(memory, found, path) if memory else {}
+    if cpi is None:
+        return Trace(name, vectors, ids, rates, torn=found.torn)
+    measures = read_measures(cpi)
+    check_measures(measures, found.instructions, cpi, path)
+    if not measures.kind:
+        raise TokmillError(
+            "the file has no CPI", where=str(cpi), hint="a column `cpi`, `cpi_measured`, …"
+        )
+    known = measures.cpi[measures.kind]
+    unknown = np.isnan(known)
+    if unknown.any():
+        vectors = plugins.require("scipy.sparse").diags_array((~unknown).astype(float)) @ vectors
+    return Trace(
+        name,
+        vectors.tocsr(),
+        ids,
+        rates,
+        np.where(unknown, 1.0, known),
+        measures.kind,
+        int(unknown.sum()),
+        found.torn,
+    )
+
+
+def rates_in(memory: Path, vectors: BlockVectors, trace: Path) -> dict[str, Floats]:
+    """Return the miss rates in a file: those of `tokmill bbv profile`, or all columns of a table.
+
+    CPI, modelled or not, is no rate.
+    """
+    with reading(memory) as handle:
+        first = handle.readline(1 << 16)
+    if not any(name.encode() in first for name in RATES) and first[:1] not in (b"[", b"{"):
+        return interval_table.read_table(memory, len(vectors))
+    measures = read_measures(memory)
+    check_measures(measures, vectors.instructions, memory, trace)
+    return measures.rates
+
+
+def positive(cpi: Floats, path: Path) -> None:
+    """Refuse a CPI that no processor has."""
+    if (wrong := ~(cpi > 0) & ~np.isnan(cpi)).any():
+        first = int(np.argmax(wrong))
+        raise TokmillError(
+            f"the CPI of interval {first} is {cpi[first]:g}",
+            where=str(path),
+            hint="cycles over instructions are above 0",
+        )
+
+
+def choose(
+    trace: Trace,
+    options: Options,
+    simulated: Path | None = None,
+    advance: Callable[[float], Any] = lambda amount: None,
+) -> Chosen:
+    """Choose the points of a program.
+
+    Args:
+        trace: what is known of it.
+        options: what is asked for.
+        simulated: a table of `interval` and `cpi` of the points that the same options chose.
+        advance: called with 1 after each step.
+    """
+    if options.target and simulated is None:
+        raise UsageError(
+            "nothing says how large the error is",
+            where=trace.name,
+            hint="choose --points N at first, simulate them, and give their CPI by --simulated",
+        )
+    if options.method == SIMPOINT and not simulated:
+        return by_clusters(trace, options, advance)
+    return by_sample(trace, options, simulated)
+
+
+def by_clusters(trace: Trace, options: Options, advance: Callable[[float], Any]) -> Chosen:
+    """Choose simulation points as SimPoint does."""
+    found = simpoint.simpoints(
+        trace.vectors,
+        trace.ids,
+        memory=rates_of(trace.memory),
+        dimensions=options.dimensions,
+        most=options.most,
+        exactly=options.points,
+        threshold=options.threshold,
+        restarts=options.restarts,
+        seed=options.seed,
+        advance=advance,
+    )
+    report = _report(trace, options.method, found.intervals)
+    report.dimensions, report.unexplained = found.dimensions, found.unexplained
+    compare(report, trace, found.intervals, found.weights)
+    return Chosen(found.intervals, found.weights, report, found.labels, found.distances)
+
+
+def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
+    """Choose points by any method, as a sample."""
+    known = population(
+        trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
+    )
+    way = method(options.method)
+    of_all = None if trace.cpi is None else trace.cpi[known.intervals]
+    points = min(options.points or POINTS, len(known))
+    sample = way.choose(known, points, np.random.default_rng(options.seed))
+    intervals = known.intervals[sample.places]
+    report = _report(trace, options.method, intervals)
+    cpi = None
+    if simulated:
+        cpi = _of_points(simulated, trace.vectors.shape[0], intervals)
+    elif of_all is not None:
+        cpi = of_all[sample.places]
+    if cpi is not None:
+        estimate = way.infer(sample, cpi, options.confidence)
+        fill(report, estimate, trace)
+        if simulated and options.target:
+            report.points_needed = needed(estimate, known, sample, options.target)
+    return Chosen(intervals, sample.shares, report)
+
+
+def needed(estimate: Estimate, known: Population, sample: Sample, target: float) -> int:
+    """Return how many points make half of the interval as narrow as the target, about.
+
+    Errors fall with the root of the number; of all intervals there is no error.
+
+    Raises:
+        TokmillError: this method has no interval.
+    """
+    if not np.isfinite(estimate.high):
+        raise TokmillError(
+            "these points tell no interval, so nothing says how many are enough",
+            hint=f"take at least 4 points, and a method that draws: --method {SAMPLED}",
+        )
+    variance = (estimate.half_width / target) ** 2
+    count, everything = len(sample), len(known)
+    # half² ∝ (1 - n/N)/n = 1/n - 1/N
+    inverse = (1 / count - 1 / everything) / max(variance, 1e-12) + 1 / everything
+    return min(everything, max(1, int(np.ceil(1 / inverse - 1e-9))))
+
+
+def _of_points(path: Path, count: int, intervals: Ints) -> Floats:
+    table = interval_table.read_table(path, count, partly=True)
+    cpi = interval_table.one_column(path, table, CPI)
+    positive(cpi, path)
+    found = cpi[intervals]
+    if missing := int(np.isnan(found).sum()):
+        first = int(intervals[np.argmax(np.isnan(found))])
+        raise TokmillError(
+            f"the CPI of {missing:,} of {len(intervals):,} points is missing, such as of interval "
+            f"{first}",
+            where=str(path),
+            hint="give method, points, seed and memory vectors as when they were chosen",
+        )
+    return found
+
+
+def _report(trace: Trace, name: str, intervals: Ints) -> Report:
+    sums = np.asarray(trace.vectors.sum(axis=1)).reshape(-1)
+    return Report(
+        program=trace.name,
+        intervals=len(sums),
+        empty=int((sums <= 0).sum()) - trace.unmeasured,
+        unmeasured=trace.unmeasured,
+        torn=trace.torn,
+        cpi_kind=trace.kind,
+        instructions=int(sums.sum()),
+        method=name,
+        points=len(intervals),
+        speed_up=float(sums.sum() / sums[intervals].sum()),
+    )
+
+
+def compare(report: Report, trace: Trace, intervals: Ints, weights: Floats) -> None:
+    """Add the CPI that weighted points estimate, and its error."""
+    if trace.cpi is not None:
+        found = float(weights @ trace.cpi[intervals])
+        fill(report, Estimate(found, -np.inf, np.inf), trace)
+
+
+def fill(report: Report, estimate: Estimate, trace: Trace) -> None:
+    """Add an estimate to a report, and its error where the truth is known."""
+    report.estimated_cpi = float(estimate.cpi)
+    if np.isfinite(estimate.high):
+        report.low, report.high = float(estimate.low), float(estimate.high)
+    if trace.cpi is not None:
+        weights = simpoint.instructions(trace.vectors)
+        report.true_cpi = float(weights @ trace.cpi / weights.sum())
+        report.error = float(estimate.cpi / report.true_cpi - 1)
+
+
+def given(trace: Trace, intervals: Ints, weights: Floats) -> Chosen:
+    """Judge points that somebody chose.
+
+    Points of intervals that are left out, as they have no instructions or no CPI, are left out too:
+    nothing is known of them.
+    """
+    count = trace.vectors.shape[0]
+    if (intervals >= count).any():
+        raise TokmillError(
+            f"interval {int(intervals.max())} is a point, of {count:,} intervals",
+            where=trace.name,
+            hint="are the points of this run? intervals count from 0",
+        )
+    sums = np.asarray(trace.vectors.sum(axis=1)).reshape(-1)
+    known = sums[intervals] > 0
+    if not (weights[known] > 0).any():
+        raise TokmillError(
+            "no point lies in an interval that has instructions and a known CPI",
+            where=trace.name,
+            hint="are the points of this run? intervals count from 0",
+        )
+    report = _report(trace, "given", intervals[known])
+    report.points_left_out = int((~known).sum())
+    shares = weights[known] / weights[known].sum()
+    compare(report, trace, intervals[known], shares)
+    return Chosen(intervals, weights, report)

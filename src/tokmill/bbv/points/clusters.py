@@ -1,0 +1,211 @@
+"""Weighted k-means with restarts, and how many clusters there are by BIC, as SimPoint chooses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MOST = 30
+"""SimPoint's usual largest number of clusters."""
+RESTARTS = 5
+ITERATIONS = 100
+THRESHOLD = 0.9
+"""Share of the range of BIC that is enough: restarts, iterations and this are SimPoint 3.2's."""
+SEED = 493575226
+"""The default of SimPoint 3.2's `-seedkm`."""
+TINY = 0.1
+SEARCHED = 10_000
+"""Above this number of intervals, a random part decides how many clusters there are."""
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """A clustering of intervals; no cluster is empty."""
+
+    labels: Ints
+    """(intervals,) the cluster of each."""
+    centres: Floats
+    """(clusters, dimensions) weighted means."""
+    bic: dict[int, float]
+    """Number of clusters → BIC, of every number that was tried."""
+
+    def __len__(self) -> int:
+        return len(self.centres)
+
+
+def k_means(
+    points: Floats,
+    weights: Floats,
+    k: int,
+    *,
+    restarts: int = RESTARTS,
+    seed: int = SEED,
+    begin: Floats | None = None,
+) -> tuple[Ints, Floats]:
+    """Return labels and centres of the best of some k-means; the same in every run.
+
+    Clusters are numbered in the order of their first interval. If fewer than `k` points differ,
+    there are fewer clusters.
+
+    Args:
+        points: (intervals, dimensions).
+        weights: (intervals,) such as counts of instructions; some must be above 0.
+        k: number of clusters.
+        restarts: with other random centres (k-means++); the least sum of squares wins.
+        seed: of the random centres.
+        begin: (k, dimensions) centres to begin with, in place of random ones.
+    """
+    cluster = plugins.require("sklearn.cluster")
+    limits = plugins.require("threadpoolctl").threadpool_limits
+    k = min(k, different(points, k))
+    means = cluster.KMeans(
+        k,
+        init="k-means++" if begin is None else begin,
+        n_init=restarts if begin is None else 1,
+        max_iter=ITERATIONS,
+        tol=0,
+        algorithm="lloyd",
+        random_state=seed % 2**32,
+    )
+    # With several threads the order of sums, and so the last bits of a centre, would be by chance.
+    with limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", plugins.require("sklearn.exceptions").ConvergenceWarning)
+        means.fit(points, sample_weight=weights / weights.mean())
+    return in_order(np.asarray(means.labels_, np.int64), points, weights)
+
+
+def in_order(labels: Ints, points: Floats, weights: Floats) -> tuple[Ints, Floats]:
+    """Return labels numbered by first use, and the weighted mean of each cluster."""
+    _, first, labels = np.unique(labels, return_index=True, return_inverse=True)
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    labels = number[labels]
+    # A cluster whose intervals all weigh nothing has a plain mean.
+    heavy = np.bincount(labels, weights)[labels] > 0
+    shares = np.where(heavy, weights, 1.0)
+    sizes = np.bincount(labels, shares)
+    sums = [np.bincount(labels, shares * column) for column in points.T]
+    return labels, np.stack(sums, axis=1) / sizes[:, None]
+
+
+def nearest(labels: Ints, distances: Floats, weights: Floats) -> Ints:
+    """Return the interval of each cluster that is nearest to its centre, the first of equal ones.
+
+    Intervals with less than `TINY` of the instructions that one of the cluster has in the mean (an
+    instruction counting as one) are passed over: what little they execute is no steady behaviour.
+
+    Args:
+        labels: (intervals,) of clusters, all of which occur.
+        distances: (intervals,) to the centre, or squares of them.
+        weights: (intervals,) instructions.
+    """
+    squares = np.bincount(labels, weights**2)
+    sums = np.bincount(labels, weights)
+    usual = np.divide(squares, sums, out=np.zeros_like(sums), where=sums > 0)
+    small = weights < TINY * usual[labels]
+    # The last key of `lexsort` counts first.
+    order = np.lexsort((np.arange(len(labels)), distances, small, labels))
+    firsts: Ints = order[np.searchsorted(labels[order], np.arange(len(sums)))]
+    return firsts
+
+
+def different(points: Floats, enough: int) -> int:
+    """Return how many points differ, or `enough` if that many do."""
+    for count in (4 * enough, len(points)):
+        found = len(np.unique(points[:count], axis=0))
+        if found >= enough:
+            return enough
+    return found
+
+
+def bic(points: Floats, weights: Floats, labels: Ints, centres: Floats) -> float:
+    """Return the Bayesian information criterion of a clustering; higher is better.
+
+    The likelihood of one spherical Gaussian a cluster, all of one variance (Pelleg and Moore, ICML
+    2000), with intervals counted by weight. Its parameters: shares, centres, the variance.
+    """
+    count, dimensions = points.shape
+    k = len(centres)
+    shares = weights * (count / weights.sum())
+    sizes = np.bincount(labels, shares, minlength=k)
+    squares = float(shares @ ((points - centres[labels]) ** 2).sum(axis=1))
+    mean = shares @ points / count
+    spread = float(shares @ ((points - mean) ** 2).sum(axis=1))
+    # Equal points: a variance of zero would have an endless likelihood.
+    least = max(spread, 1e-12) * 1e-9
+    variance = max(squares, least) / (dimensions * max(count - k, 1))
+    sized = sizes[sizes > 0]
+    likelihood = (
+        float(sized @ np.log(sized / count))
+        - count * dimensions / 2 * np.log(2 * np.pi * variance)
+        - dimensions * (count - k) / 2
+    )
+    return float(likelihood - (k - 1 + k * dimensions + 1) / 2 * np.log(count))
+
+
+def choose(scores: dict[int, float], threshold: float = THRESHOLD) -> int:
+    """Return the smallest number of clusters whose BIC is high enough.
+
+    Enough is `threshold` of the way from the lowest to the highest of the scores.
+    """
+    low, high = min(scores.values()), max(scores.values())
+    return min(k for k, score in scores.items() if score >= low + threshold * (high - low))
+
+
+def find_clusters(
+    points: Floats,
+    weights: Floats,
+    most: int = MOST,
+    *,
+    exactly: int = 0,
+    threshold: float = THRESHOLD,
+    restarts: int = RESTARTS,
+    seed: int = SEED,
+    advance: Callable[[float], Any] = lambda amount: None,
+) -> Clusters:
+    """Cluster intervals, with as many clusters as BIC says, or `exactly` so many.
+
+    Of more than `SEARCHED` intervals a random part decides the number and where all of them begin.
+
+    Args:
+        points: (intervals, dimensions), finite.
+        weights: (intervals,) at least 0, some above.
+        most: largest number of clusters.
+        exactly: the number; 0: by BIC.
+        threshold: as of `choose`, between 0 and 1.
+        restarts: of each k-means.
+        seed: of all that is random.
+        advance: called with 1 after each number that was tried.
+    """
+    if min(most, restarts) < 1 or not 0 <= threshold <= 1:
+        raise UsageError(
+            f"{most} clusters, {restarts} restarts, a threshold of {threshold}",
+            hint="at least 1 cluster and 1 restart, and a threshold from 0 to 1",
+        )
+    few = np.arange(len(points))
+    if len(points) > SEARCHED:
+        few = few[weights > 0]
+        chosen = np.random.default_rng(seed).permutation(len(few))[:SEARCHED]
+        few = few[np.sort(chosen)]
+    part, of_part = points[few], weights[few]
+    scores, found = {}, {}
+    most = min(exactly or most, different(part, exactly or most))
+    for k in [most] if exactly else range(1, most + 1):
+        found[k] = k_means(part, of_part, k, restarts=restarts, seed=seed)
+        scores[k] = bic(part, of_part, *found[k])
+        advance(1)
+    labels, centres = found[choose(scores, threshold)]
+    if len(few) < len(points):
+        labels, centres = k_means(points, weights, len(centres), seed=seed, begin=centres)
+    return Clusters(labels, centres, scores)

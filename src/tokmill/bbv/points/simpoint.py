@@ -1,0 +1,182 @@
+"""SimPoint: a few intervals of a program that stand for all of it (Sherwood et al., ASPLOS 2002).
+
+Intervals with similar block vectors behave alike. They are clustered; the interval nearest to the
+centre of each cluster is its simulation point, weighted by the instructions of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.points import block_projection as projection
+from tokmill.bbv.points import clusters
+from tokmill.bbv.points.block_projection import Matrix
+from tokmill.bbv.points.clusters import Clusters, Floats, Ints
+
+WIDEST = 240
+"""The most dimensions that are tried."""
+WORTH = 0.1
+"""Twice the dimensions are kept if they take at least this share of the error away."""
+
+
+@dataclass(frozen=True)
+class SimPoints:
+    """Simulation points of one program."""
+
+    intervals: Ints
+    """(points,) the interval of each, in rising order of clusters."""
+    weights: Floats
+    """(points,) share of the program's instructions in its cluster; sums to 1."""
+    labels: Ints
+    """(intervals,) the cluster of each interval: a number of a point."""
+    distances: Floats
+    """(intervals,) Euclidean distance to the centre of its cluster, as projected."""
+    dimensions: int
+    """Dimensions of the projection."""
+    unexplained: float
+    """Share of the variance of the whole vectors (not projected) inside of clusters."""
+    bic: dict[int, float]
+    """Number of clusters → BIC."""
+
+
+def simpoints(
+    vectors: Matrix,
+    ids: Any,
+    *,
+    memory: Floats | None = None,
+    dimensions: int = 0,
+    most: int = clusters.MOST,
+    exactly: int = 0,
+    threshold: float = clusters.THRESHOLD,
+    restarts: int = clusters.RESTARTS,
+    seed: int = clusters.SEED,
+    advance: Callable[[float], Any] = lambda amount: None,
+) -> SimPoints:
+    """Choose the simulation points of a program; the same in every run.
+
+    Args:
+        vectors: (intervals, blocks) CSR, counts of instructions.
+        ids: (blocks,) ids of the columns.
+        memory: (intervals, rates) further numbers of each interval, such as miss rates.
+        dimensions: of the projection; 0: 15, doubled as long as that takes a tenth of the
+            unexplained variance away.
+        most, exactly, threshold, restarts, seed: as of `clusters.find_clusters`.
+        advance: called with 1 after each clustering.
+
+    Raises:
+        TokmillError: there is no interval with instructions.
+    """
+    weights = instructions(vectors)
+    tried = dimensions or projection.DIMENSIONS
+    while True:
+        points = features(vectors, ids, tried, memory)
+        found = clusters.find_clusters(
+            points,
+            weights,
+            most,
+            exactly=exactly,
+            threshold=threshold,
+            restarts=restarts,
+            seed=seed,
+            advance=advance,
+        )
+        error = unexplained(vectors, weights, found.labels)
+        if dimensions or tried >= WIDEST or len(found) < 2:
+            break
+        wider = features(vectors, ids, 2 * tried, memory)
+        labels, _ = clusters.k_means(wider, weights, len(found), restarts=restarts, seed=seed)
+        if unexplained(vectors, weights, labels) > (1 - WORTH) * error:
+            break
+        tried *= 2
+    return nearest(points, weights, found, tried, error)
+
+
+def instructions(vectors: Matrix) -> Floats:
+    """Return the instructions of each interval, (intervals,), which is its weight."""
+    weights = np.asarray(vectors.sum(axis=1), dtype=np.float64).reshape(-1)
+    if not weights.sum() > 0:
+        raise TokmillError(
+            "no interval has instructions",
+            hint="a line of block vectors begins with T: `T:1:20 :2:5`",
+        )
+    return weights
+
+
+def features(vectors: Matrix, ids: Any, dimensions: int, memory: Floats | None) -> Floats:
+    """Return what is clustered: projected vectors, beside them the memory vectors.
+
+    Both get the same total variance, so that neither decides alone. Rates that never change are
+    left out. Shape (intervals, dimensions + rates).
+    """
+    points = projection.project(vectors, ids, dimensions)
+    if memory is None:
+        return points
+    weights = instructions(vectors)
+    weights = weights / weights.sum()
+    own = _deviations(points, weights)
+    rates = memory - weights @ memory
+    spread = np.sqrt(weights @ rates**2)
+    changing = spread > 1e-12 * np.abs(memory).max(axis=0, initial=1e-300)
+    rates = rates[:, changing] / spread[changing]
+    size = np.sqrt(float((weights @ own**2).sum()))
+    # Sums of equal rows differ in their last bits.
+    if not rates.shape[1] or size <= 1e-9 * np.sqrt(float((points**2).sum(axis=1).max())):
+        return np.hstack([points, rates])
+    return np.hstack([points, rates * (size / np.sqrt(rates.shape[1]))])
+
+
+def _deviations(points: Floats, weights: Floats) -> Floats:
+    return points - weights @ points
+
+
+def unexplained(vectors: Matrix, weights: Floats, labels: Ints) -> float:
+    """Return the share of the variance of whole normalised vectors that lies inside of clusters.
+
+    0: all intervals of a cluster are equal; 1: clusters say nothing. It needs no dense vectors:
+    the variance is the mean square less the square of the mean.
+    """
+    sparse = plugins.require("scipy.sparse")
+    total = weights.sum()
+    # weight × (vector / its sum) = the vector itself, as a weight is its vector's sum.
+    inverse = np.divide(1.0, weights, out=np.zeros_like(weights), where=weights > 0)
+    squares = float(np.asarray(vectors.multiply(vectors).sum(axis=1)).reshape(-1) @ inverse)
+    sizes = np.bincount(labels, weights)
+    members = sparse.csr_matrix(
+        (np.ones(len(labels)), (labels, np.arange(len(labels)))), (len(sizes), len(labels))
+    )
+    sums = members @ vectors
+    of_clusters = np.asarray(sums.multiply(sums).sum(axis=1)).reshape(-1)
+    share = np.divide(of_clusters, sizes, out=np.zeros_like(sizes), where=sizes > 0).sum()
+    whole = np.asarray(vectors.sum(axis=0), dtype=np.float64).reshape(-1)
+    spread = squares - float(whole @ whole) / total
+    return float(max(0.0, (squares - share) / spread)) if spread > 1e-12 * squares else 0.0
+
+
+def nearest(
+    points: Floats, weights: Floats, found: Clusters, dimensions: int, error: float
+) -> SimPoints:
+    """Return the interval that is nearest to each centre, the first of equally near ones.
+
+    An interval without instructions is no point: there is nothing in it to simulate. Nor is one
+    with far fewer than its cluster's others (`clusters.nearest`).
+    """
+    distances = np.sqrt(((points - found.centres[found.labels]) ** 2).sum(axis=1))
+    sizes = np.bincount(found.labels, weights, minlength=len(found))
+    firsts = clusters.nearest(found.labels, distances, weights)
+    filled = sizes > 0
+    number = np.cumsum(filled) - 1
+    return SimPoints(
+        firsts[filled],
+        sizes[filled] / sizes.sum(),
+        np.where(filled, number, -1)[found.labels],
+        distances,
+        dimensions,
+        error,
+        found.bic,
+    )

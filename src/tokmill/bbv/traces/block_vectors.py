@@ -1,0 +1,201 @@
+"""Basic block vectors in memory: sparse rows, one an interval of an execution."""
+
+from __future__ import annotations
+
+import lzma
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.base.files import write_file
+from tokmill.base.progress import human_count
+from tokmill.store.schema import Array
+
+SHORT = 0.5
+"""A last interval with less than this share of the declared instructions is called short."""
+ROWS = 256
+"""Rows whose text is made at once."""
+
+
+class Declared(NamedTuple):
+    """What a file says about itself, in the comments of valgrind's exp-bbv; None: it does not."""
+
+    interval: int | None = None
+    """Instructions of an interval."""
+    intervals: int | None = None
+    instructions: int | None = None
+    repetitions: int | None = None
+    """Repetitions of REP instructions beyond the first; exp-bbv does not count them."""
+    thread: int | None = None
+
+
+class IntervalFacts(NamedTuple):
+    """Intervals compared with the size that they should have, in instructions."""
+
+    size: int | None
+    """The size that was declared; None: none was, and nothing is compared."""
+    smallest: int
+    largest: int
+    mean: float
+    drift: int
+    """Instructions by which all intervals but a short last one differ from intervals · size."""
+    off: int
+    """Intervals, without a short last one, that are more than 1 % away from the size."""
+    short_last: bool
+    """Whether the last interval has less than half of the size."""
+
+    def lines(self) -> list[str]:
+        """Return in words what is unusual."""
+        said = []
+        if self.off and self.size is not None:
+            said.append(
+                f"{human_count(self.off, 'interval')} more than 1 % away from the declared "
+                f"{self.size:,} instructions ({self.smallest:,} to {self.largest:,})"
+            )
+        if self.short_last:
+            said.append("the last interval is short")
+        return said
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockVectors:
+    """Basic block vectors, rows of a sparse matrix (CSR).
+
+    Row i has the entries `indptr[i]` to `indptr[i + 1]`. A count is the number of instructions that
+    were executed in a block: executions times instructions, in an interval of the execution.
+    Entries stand in the order of the file; a block may stand twice in a row.
+    """
+
+    indptr: Array
+    """int64, intervals + 1."""
+    ids: Array
+    """Blocks, as the file numbers them: int64."""
+    counts: Array
+    """Instructions executed: uint64."""
+    id_base: int = 1
+    """The smallest id that can be: 1 in most producers, 0 in QEMU's plugin."""
+    declared: Declared = Declared()
+    ignored: dict[str, int] = field(default_factory=dict)
+    """First character of lines that are no vectors (`#`, `blank`) → number of such lines."""
+    torn: bool = False
+    """Whether the last line does not end with a newline; the file may have been cut off."""
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return len(self.ids)
+
+    @property
+    def columns(self) -> Array:
+        """Blocks numbered from 0 (int64): `ids - id_base`."""
+        return self.ids - self.id_base
+
+    @property
+    def blocks(self) -> int:
+        """Number of columns: the largest block number + 1."""
+        return int(self.ids.max(initial=self.id_base - 1)) - self.id_base + 1
+
+    @property
+    def instructions(self) -> Array:
+        """Instructions of each interval (int64)."""
+        return row_sums(self.counts, self.indptr)
+
+    def rows(self, start: int, stop: int) -> BlockVectors:
+        """Return some consecutive intervals; entries are not copied."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        stop = max(start, stop)
+        first, last = self.indptr[start], self.indptr[stop]
+        return replace(
+            self,
+            indptr=self.indptr[start : stop + 1] - first,
+            ids=self.ids[first:last],
+            counts=self.counts[first:last],
+        )
+
+    def compare(self, sums: Array, size: int | None = None) -> IntervalFacts:
+        """Compare instructions of intervals (int64), such as of all pieces, with such a size."""
+        size = self.declared.interval if size is None else size
+        if not len(sums):
+            return IntervalFacts(size, 0, 0, 0.0, 0, 0, False)
+        facts = int(sums.min()), int(sums.max()), float(sums.mean())
+        if size is None:
+            return IntervalFacts(None, *facts, 0, 0, False)
+        short = bool(sums[-1] < SHORT * size)
+        full = sums[: len(sums) - short]
+        drift = int(full.sum()) - len(full) * size
+        off = int(np.count_nonzero(np.abs(full - size) > size // 100))
+        return IntervalFacts(size, *facts, drift, off, short)
+
+
+def row_sums(counts: Array, indptr: Array) -> Array:
+    """Return the sum of each row of a CSR matrix (int64)."""
+    lengths = np.diff(indptr)
+    sums = np.zeros(len(lengths), np.uint64)
+    filled = np.flatnonzero(lengths)
+    if len(filled):
+        sums[filled] = np.add.reduceat(counts, indptr[:-1][filled])
+    return sums.astype(np.int64)
+
+
+def joined(pieces: list[BlockVectors]) -> BlockVectors:
+    """Return the intervals of all pieces (at least one), with the facts of the last."""
+    ends = np.cumsum([0, *(piece.entries for piece in pieces)])
+    indptr = [piece.indptr[1:] + end for piece, end in zip(pieces, ends[:-1], strict=True)]
+    return replace(
+        pieces[-1],
+        indptr=np.concatenate([np.zeros(1, np.int64), *indptr]),
+        ids=np.concatenate([piece.ids for piece in pieces]),
+        counts=np.concatenate([piece.counts for piece in pieces]),
+    )
+
+
+def write(path: Path | str, vectors: BlockVectors) -> Path:
+    """Write vectors as text, atomically; a name in .gz, .xz or .zst is compressed.
+
+    Entries keep their order and ids; comments are not kept.
+    """
+    return write_file(path, packed(Path(path), lines(vectors)))
+
+
+def lines(vectors: BlockVectors) -> Iterator[bytes]:
+    """Yield the text of intervals, some rows at a time."""
+    for start in range(0, len(vectors), ROWS):
+        edges = vectors.indptr[start : start + ROWS + 1]
+        rows = []
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            ids, counts = (one[first:last].tolist() for one in (vectors.ids, vectors.counts))
+            pairs = zip(ids, counts, strict=True)
+            rows.append(b"T" + b" ".join(b":%d:%d" % pair for pair in pairs) + b"\n")
+        yield b"".join(rows)
+
+
+def packed(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield chunks, compressed as the suffix says; equal content gives equal bytes."""
+    kind = path.suffix.lower()
+    if kind == ".gz":
+        yield from _gzipped(chunks)
+    elif kind == ".xz":
+        xz = lzma.LZMACompressor()
+        yield from map(xz.compress, chunks)
+        yield xz.flush()
+    elif kind == ".zst":
+        zst = plugins.require("zstandard").ZstdCompressor(write_checksum=True).compressobj()
+        yield from map(zst.compress, chunks)
+        yield zst.flush()
+    else:
+        yield from chunks
+
+
+def _gzipped(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    # Without a time, unlike gzip.open, so that equal content gives equal bytes.
+    gz = zlib.compressobj(9, zlib.DEFLATED, 31)
+    yield from map(gz.compress, chunks)
+    yield gz.flush()

@@ -1,0 +1,256 @@
+"""Cycles per instruction (CPI) and miss rates of the intervals of an execution, from a file.
+
+CSV with a header, JSON (a list of numbers, a list of objects, or an object of lists), or the
+timeline of gem5: `simInsts` as a running total, `numCycles` as another or of each interval.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokmill.base.bounds import bounded_reader
+from tokmill.base.errors import TokmillError
+from tokmill.base.headers import loads_json
+from tokmill.base.progress import human_count
+from tokmill.bbv.traces.addresses import content
+from tokmill.bbv.traces.interval_table import is_number
+from tokmill.store.schema import Array
+
+KINDS = ("measured", "simulated", "given", "modelled")
+"""What a CPI is: reference cycles of a real machine; cycles of a simulator; not stated; a formula
+over counted events. Where a file has several, the first of this order is taken."""
+PAGE_FAULTS = "page_faults"
+RATES = ("i1_misses", "d1_misses", "ll_misses", "branch_misses", PAGE_FAULTS)
+"""Events per 1,000 instructions: first-level caches, last level, mispredicted branches, pages that
+the kernel had to bring."""
+CYCLES, INSTRUCTIONS = "board.processor.start.core.numCycles", "simInsts"
+"""Names in the timeline of gem5, as SemanticBBV's preprocessing reads it."""
+CLOSE = 0.01
+"""Instructions of an interval in both files may differ by this share."""
+FEW = 8
+"""With fewer intervals, cycles that rise by chance could be taken for a running total."""
+FORMS = "CSV with a header (interval, cpi), a JSON list of numbers, or gem5's timeline"
+
+
+class Measures(NamedTuple):
+    """What a file says about the intervals; each array is float64, NaN where it says nothing."""
+
+    cpi: dict[str, Array]
+    """Kind → cycles per instruction."""
+    rates: dict[str, Array]
+    instructions: Array | None
+    numbers: Array | None
+    """Numbers of the intervals, if the file states them."""
+    length: int
+
+    @property
+    def kind(self) -> str:
+        """The kind of CPI that is taken, "" for none."""
+        return next((kind for kind in KINDS if kind in self.cpi), "")
+
+
+@bounded_reader
+def read_measures(path: Path | str) -> Measures:
+    """Read a file of measures.
+
+    Raises `TokmillError` for another format, rows of different lengths, and values that no CPI or
+    rate can have (negative, infinite; a CPI of 0).
+    """
+    data = content(path)
+    text = data.lstrip()[:1]
+    try:
+        columns = _json(data) if text in (b"[", b"{") else _csv(data)
+    except (ValueError, csv.Error) as error:
+        raise TokmillError(
+            f"the file of CPI cannot be read: {error}", where=str(path), hint=FORMS
+        ) from None
+    cpi = {kind: columns[name] for kind in KINDS if (name := _name_of(kind)) in columns}
+    rates = {name: columns[name] for name in RATES if name in columns}
+    if not cpi and not rates:
+        raise TokmillError(
+            f"the file has neither a CPI nor a miss rate, but {', '.join(columns) or 'nothing'}",
+            where=str(path),
+            hint=f"columns: {', '.join(map(_name_of, KINDS))}, {', '.join(RATES)}",
+        )
+    for name, values in columns.items():
+        bad = (values < 0) | np.isinf(values) | ((values == 0) & name.startswith("cpi"))
+        if bad.any():
+            row = int(bad.argmax())
+            raise TokmillError(
+                f"{name} is {values[row]:g}", where=f"{path}, interval {row}",
+                hint="leave the value empty where nothing was measured",
+            )  # fmt: skip
+    length = len(next(iter(columns.values())))
+    return Measures(cpi, rates, columns.get("instructions"), columns.get("interval"), length)
+
+
+def _name_of(kind: str) -> str:
+    return "cpi" if kind == "given" else f"cpi_{kind}"
+
+
+def _csv(data: bytes) -> dict[str, Array]:
+    rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
+    rows = [row for row in rows if row and not row[0].startswith("#")]
+    if not rows:
+        raise ValueError("it is empty")
+    names = [name.strip().lower() for name in rows[0]]
+    if len(set(names)) < len(names):
+        raise ValueError("a column stands twice")
+    if len(names) == 1 and is_number(names[0]):
+        names, rows = ["cpi"], [["cpi"], *rows]
+    known = [name for name in names if name in _known()]
+    for number, row in enumerate(rows[1:], 1):
+        if len(row) != len(names):
+            raise ValueError(f"row {number} has {len(row)} values, the header {len(names)}")
+    return {
+        name: np.array([_number(row[names.index(name)], name) for row in rows[1:]], np.float64)
+        for name in known
+    }
+
+
+def _known() -> set[str]:
+    return {"interval", "instructions", *map(_name_of, KINDS), *RATES}
+
+
+def _number(value: Any, name: str) -> float:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return float("nan")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{name} holds {str(value)[:40]!r}, which is no number")
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{name} holds {str(value)[:40]!r}, which is no number") from None
+
+
+def _json(data: bytes) -> dict[str, Array]:
+    value = loads_json(data)
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        if not all(isinstance(row, Mapping) for row in value):
+            raise ValueError("some of its entries are no objects")
+        rows = [_flat(row) for row in value]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        value = {name: [row.get(name) for row in rows] for name in names}
+    elif isinstance(value, list):
+        value = {"cpi": value}
+    else:
+        value = _flat(value)
+    if CYCLES in value and INSTRUCTIONS in value:
+        return _timeline(value)
+    columns = {
+        name: np.array([_number(one, name) for one in value[name]], np.float64)
+        for name in value
+        if name in _known() and isinstance(value[name], Sequence)
+    }
+    if len({len(column) for column in columns.values()}) > 1:
+        raise ValueError("its lists have different lengths")
+    if not columns:
+        raise ValueError(f"it holds none of {', '.join(sorted(_known()))}")
+    return columns
+
+
+def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested objects as one, names joined with dots; `{"value": x}` is x."""
+    found: dict[str, Any] = {}
+    for name, one in value.items():
+        key = f"{before}{name}"
+        if isinstance(one, Mapping):
+            if "value" in one:
+                found[key] = one["value"]
+            found |= _flat(one, f"{key}.")
+        else:
+            found[key] = one
+    return found
+
+
+def _timeline(value: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the CPI of gem5's statistics, which were dumped after each interval.
+
+    `simInsts` is never reset. If the statistics are reset at each dump, as for SemanticBBV,
+    `numCycles` is of each interval, else a running total too; it is none where it does not rise.
+    """
+    columns = []
+    for name in (CYCLES, INSTRUCTIONS):
+        if not isinstance(value[name], list):
+            raise ValueError(f"{name} is no list")
+        columns.append(np.array([_number(one, name) for one in value[name]], np.float64))
+        if np.isnan(columns[-1]).any():
+            raise ValueError(f"a value of {name} is missing")
+    cycles, instructions = columns[0], np.diff(columns[1], prepend=0.0)
+    if len(cycles) != len(instructions):
+        raise ValueError("its lists have different lengths")
+    if (instructions < 0).any():
+        raise ValueError(f"{INSTRUCTIONS} is no running total: a value is smaller")
+    if (np.diff(cycles)[instructions[1:] > 0] > 0).all():
+        if 1 < len(cycles) < FEW:
+            raise ValueError(
+                f"{CYCLES} rises: it may be a running total, or of each of {len(cycles)} intervals"
+            )
+        cycles = np.diff(cycles, prepend=0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cpi = np.where(instructions > 0, cycles / instructions, np.nan)
+    return {"cpi_simulated": cpi, "instructions": instructions}
+
+
+def check_measures(found: Measures, sums: Array, path: Path | str, trace: Path | str) -> None:
+    """Compare the intervals of a file with those of a trace.
+
+    Raises `TokmillError` for missing, surplus, unordered and shifted intervals, with counts.
+    """
+    where = str(path)
+    hint = f"measures and {trace} are of one execution, with a row an interval"
+    if found.numbers is not None and len(found.numbers):
+        first = found.numbers[0]
+        steps = np.diff(found.numbers)
+        if first not in (0, 1) or (steps != 1).any():
+            wrong = 0 if first not in (0, 1) else 1 + int((steps != 1).argmax())
+            raise TokmillError(
+                f"row {wrong} is interval {found.numbers[wrong]:g}: "
+                f"{human_count(int((steps != 1).sum() + (first not in (0, 1))), 'gap')}",
+                where=where,
+                hint="intervals are numbered without gaps, from 0 or 1",
+            )
+    difference = found.length - len(sums)
+    if difference:
+        kind = "missing" if difference < 0 else "surplus"
+        raise TokmillError(
+            f"{human_count(abs(difference), f'{kind} interval')}: "
+            f"{found.length:,} here and {len(sums):,} in the trace",
+            where=where,
+            hint=hint,
+        )
+    if found.instructions is None or not len(sums):
+        return
+    off = _differ(found.instructions, sums)
+    if not off.any():
+        return
+    for shift in (1, -1, 2, -2):
+        moved = found.instructions[max(shift, 0) : len(sums) + min(shift, 0)]
+        other = sums[max(-shift, 0) : len(sums) + min(-shift, 0)]
+        if len(moved) and _differ(moved, other).sum() < max(1, off.sum() / 2):
+            raise TokmillError(
+                f"the intervals are shifted by {shift:+d}: "
+                f"{human_count(int(off.sum()), 'interval')} with other numbers of instructions",
+                where=where,
+                hint=hint,
+            )
+    row = int(off.argmax())
+    raise TokmillError(
+        f"{human_count(int(off.sum()), 'interval')} of {len(sums):,} with other numbers of "
+        f"instructions; interval {row}: {found.instructions[row]:,.0f} here, {sums[row]:,} in the "
+        "trace",
+        where=where,
+        hint=f"{hint}; producers count REP instructions differently",
+    )
+
+
+def _differ(here: Array, there: Array) -> Array:
+    known = ~np.isnan(here)
+    result: Array = known & (np.abs(here - there) > CLOSE * np.maximum(np.maximum(here, there), 1))
+    return result

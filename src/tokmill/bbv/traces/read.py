@@ -1,0 +1,355 @@
+"""Read basic block vectors as text, whoever wrote them.
+
+A line that begins with `T` is an interval, with entries `:ID:COUNT` between white space (SimPoint
+3.2, section "Frequency vector file"). Written by SimPoint's tools, valgrind's exp-bbv, QEMU's
+plugin bbv, gem5, DynamoRIO and others, who differ in white space, comments, the first id and
+compression. All other lines are counted and left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokmill.base.errors import TokmillError, plain
+from tokmill.base.files import machine_errors
+from tokmill.base.inflate import inflate, packing
+from tokmill.base.progress import Progress, human_count
+from tokmill.bbv.traces.block_vectors import BlockVectors, Declared, joined
+from tokmill.store.schema import Array
+
+LONGEST = 1 << 20
+"""Most bytes of an entry."""
+CHUNK = 1 << 20
+"""Bytes that are parsed at once, so that what is computed of them stays in the cache."""
+PIECE = 1 << 20
+"""Entries of a piece of `pieces`, about."""
+ID_LIMIT = 1 << 63
+MOST_ENTRIES = 1 << 24
+"""Entries of an interval at most, as a row is whole in memory; large programs have millions."""
+BOM = b"\xef\xbb\xbf"
+BLANK, COLON, NEWLINE, T = (ord(one) for one in " :\nT")
+WHITE = np.isin(np.arange(256), [*range(9, 14), BLANK])
+VALID = re.compile(rb"(?:\s*:[0-9]+:[0-9]+(?=\s))*\s*")
+KEPT = 64
+"""Comment lines, the last ones, that are searched for what the file says about itself."""
+DECLARED = {
+    "interval": re.compile(rb"Interval Size (\d{1,18})\)"),
+    "intervals": re.compile(rb"Total intervals: (\d{1,18})\b"),
+    "instructions": re.compile(rb"Total instructions: (\d{1,18})\b"),
+    "repetitions": re.compile(rb"Total reps: (\d{1,18})\b"),
+    "thread": re.compile(rb"# Thread (\d{1,18})\b"),
+}
+PAD = 24
+"""Bytes that must lie before the first number."""
+EIGHT = np.uint64(8)
+MOST = (1 << 64) - 1
+
+
+def read(path: Path | str, *, id_base: int | None = None, quiet: bool = True) -> BlockVectors:
+    """Return all intervals of a file; memory is 16 bytes an entry, twice while they are joined.
+
+    Args:
+        path: a file, which may be compressed (.gz, .xz, .zst, known by its first bytes).
+        id_base: the smallest id, 0 or 1; None: 0 if a block has it, else 1.
+        quiet: show no progress.
+
+    Raises:
+        TokmillError: no line is an interval, one is not as the format says, or the file has fewer
+            intervals than it declares.
+    """
+    return joined(list(pieces(path, id_base=id_base, quiet=quiet)))
+
+
+def pieces(
+    path: Path | str,
+    *,
+    id_base: int | None = None,
+    quiet: bool = True,
+    tell: Callable[[float], Any] = lambda share: None,
+) -> Iterator[BlockVectors]:
+    """Yield the intervals of a file in pieces of whole rows, of about `PIECE` entries.
+
+    Memory is bounded by a piece and the longest row. The facts (`declared`, `ignored`, `torn`, and
+    `id_base` where none is given) are those of all that was read, so the last piece has the
+    file's. `tell` is called before each piece with the share of the file that was read. Raises as
+    `read`.
+    """
+    parser = _Parser(Path(path))
+    size = Path(path).stat().st_size if Path(path).exists() else 0
+    held: list[BlockVectors] = []
+    rows = count = 0
+    instructions = 0.0
+    base = id_base
+    with Progress(f"reading {Path(path).name}", size, quiet=quiet) as progress:
+        for found in parser.run(progress):
+            if base is None and not found.ids.all():
+                base = 0
+            if id_base == 1 and not found.ids.all():
+                raise TokmillError(
+                    "a block has the id 0, and ids are to begin with 1",
+                    where=str(path),
+                    hint="--id-base 0, or leave it out",
+                )
+            instructions += found.counts.sum(dtype=np.float64)
+            if instructions >= 2.0**63:
+                sums = instructions - found.counts[::-1].cumsum(dtype=np.float64)[::-1]
+                entry = int(np.count_nonzero(sums < 2.0**63)) - 1
+                row = rows + int(np.searchsorted(found.indptr, entry, side="right")) - 1
+                raise TokmillError(
+                    f"the counts up to interval {row} add up to more than 63 bits",
+                    where=str(path),
+                    hint="no program executes so many instructions: the file is damaged",
+                )
+            held.append(found)
+            rows, count = rows + len(found), count + found.entries
+            if count >= PIECE:
+                tell(min(1.0, progress.reached / max(size, 1)))
+                yield replace(joined(held), id_base=1 if base is None else base)
+                held, count = [], 0
+    _check_whole(path, parser.declared(), rows)
+    if not rows:
+        raise TokmillError(
+            "no line is an interval of a basic block vector",
+            where=str(path),
+            hint="such a line begins with T and has entries :ID:COUNT",
+        )
+    end = joined(held) if held else found.rows(0, 0)
+    tell(1.0)
+    yield replace(
+        end,
+        id_base=1 if base is None else base,
+        declared=parser.declared(),
+        ignored=dict(parser.ignored),
+        torn=parser.torn,
+    )
+
+
+def _check_whole(path: Path | str, declared: Declared, rows: int) -> None:
+    if declared.intervals is not None and declared.intervals != rows:
+        raise TokmillError(
+            f"the file declares {human_count(declared.intervals, 'interval')} and has {rows:,}",
+            where=str(path),
+            hint="a part of it is missing or stands twice: copy it again, or make it again",
+        )
+
+
+class _Parser:
+    """Cuts a stream of bytes into chunks, and parses them into rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ignored: Counter[str] = Counter()
+        self.torn = False
+        self.line = 1
+        self.inside: bool | None = None
+        """Whether the chunk begins inside of a line: True: of an interval; False: of another."""
+        self.comments: deque[bytes] = deque(maxlen=KEPT)
+        # The row that is not finished.
+        self.ids: list[Array] = []
+        self.counts: list[Array] = []
+
+    def declared(self) -> Declared:
+        text = b"\n".join(self.comments)
+        found = {name: pattern.search(text) for name, pattern in DECLARED.items()}
+        return Declared(**{name: int(match[1]) for name, match in found.items() if match})
+
+    def run(self, progress: Progress) -> Iterator[BlockVectors]:
+        """Yield the rows that end in each chunk."""
+        carry = b""
+        for number, data in enumerate(self._content(progress)):
+            text = carry + (data if number else data.removeprefix(BOM))
+            cut = 1 + max(text.rfind(white) for white in (b" ", b"\n", b"\t", b"\r"))
+            if not cut and (self.inside is False or (self.inside is None and text[:1] != b"T")):
+                # Inside of a comment without white space, which need not be kept.
+                self.ignored[chr(text[0])] += self.inside is None
+                self.inside, carry = False, b""
+                continue
+            if not cut and len(text) > LONGEST:
+                raise self._error(text, 0, "an entry is longer than 1 MiB")
+            carry = text[cut:]
+            if cut:
+                yield self._parse(text[:cut])
+        self.torn = bool(carry) or self.inside is not None
+        # The end of the file ends its last line.
+        yield self._parse(carry + b"\n" if self.torn else b"", last=True)
+
+    def _content(self, progress: Progress) -> Iterator[bytes]:
+        path = str(self.path)
+        with machine_errors("read", path), open(path, "rb") as file:
+            data = file.read(CHUNK)
+            kind = packing(data)
+            while data and not kind:
+                progress.advance(len(data))
+                yield data
+                data = file.read(CHUNK)
+        if kind:
+            yield from inflate(path, kind=kind, tell=progress.reach)
+
+    def _parse(self, data: bytes, last: bool = False) -> BlockVectors:
+        """Return the rows that end in a chunk; keep the entries of the one that goes on."""
+        text = np.frombuffer(bytearray(b" " * PAD + data), np.uint8)
+        went_on = self.inside is True
+        begins = self._mark_lines(text, data)
+        ids, counts, places = self._entries(text, data)
+        self.line += data.count(b"\n")
+        goes_on = self.inside is True and not last
+        edges = np.searchsorted(places, begins)
+        if went_on:
+            edges = np.append(0, edges)
+        rest = int(edges[-1]) if goes_on else len(ids)
+        if not goes_on:
+            edges = np.append(edges, rest)
+        if len(edges) < 2:
+            if goes_on:
+                self.ids.append(ids[rest:])
+                self.counts.append(counts[rest:])
+                if sum(map(len, self.ids)) > MOST_ENTRIES:
+                    raise self._error(data, 0, f"an interval has more than {MOST_ENTRIES:,} blocks")
+            return BlockVectors(np.zeros(1, np.int64), ids[:0], counts[:0])
+        edges += sum(map(len, self.ids))
+        edges[0] = 0
+        ended_ids = np.concatenate([*self.ids, ids[:rest]])
+        ended_counts = np.concatenate([*self.counts, counts[:rest]])
+        self.ids, self.counts = [ids[rest:]], [counts[rest:]]
+        return BlockVectors(edges.astype(np.int64), ended_ids, ended_counts)
+
+    def _mark_lines(self, text: Array, data: bytes) -> Array:
+        """Blank out what is no entry; return where the intervals begin that begin here."""
+        ends = np.flatnonzero(text == NEWLINE)
+        starts = np.concatenate([[PAD], ends + 1])
+        starts = starts[starts < len(text)]
+        stops = np.append(ends + 1, len(text))[: len(starts)]
+        firsts = starts.copy()
+        blank = WHITE[text[firsts]]
+        if blank.any():
+            solid = np.append(np.flatnonzero(~WHITE[text]), len(text))
+            firsts[blank] = solid[np.searchsorted(solid, starts[blank])]
+            blank = firsts >= stops
+        new = ~blank
+        if self.inside is not None:
+            new[:1] = False
+        is_vector = np.zeros(len(starts), bool)
+        lines = np.flatnonzero(new)
+        first, second = text[firsts[lines]], text[firsts[lines] + 1]
+        is_vector[lines] = (first == T) & (WHITE[second] | (second == COLON))
+        begins = firsts[is_vector]
+        others = new & ~is_vector
+        if others.any():
+            for letter, count in enumerate(np.bincount(text[firsts[others]], minlength=256)):
+                if count:
+                    self.ignored[chr(letter)] += int(count)
+            for i in np.flatnonzero(others)[-KEPT:]:
+                self.comments.append(data[starts[i] - PAD : min(stops[i], starts[i] + 200) - PAD])
+        ended = text[stops - 1] == NEWLINE
+        empty = blank & ended
+        if self.inside is not None:
+            empty[:1] = False
+        if empty.any():
+            self.ignored["blank"] += int(np.count_nonzero(empty))
+        if self.inside is False:
+            others[:1] = True
+        if others.any():
+            # Nothing of these lines is an entry, but their ends still count as lines.
+            masked = np.repeat(others, stops - starts)
+            body = text[PAD:]
+            body[masked & (body != NEWLINE)] = BLANK
+        text[begins] = BLANK
+        if len(starts) and not ended[-1]:
+            if self.inside is None or len(starts) > 1:
+                self.inside = None if blank[-1] else bool(is_vector[-1])
+        else:
+            self.inside = None
+        return begins
+
+    def _entries(self, text: Array, data: bytes) -> tuple[Array, Array, Array]:
+        """Return ids (int64), counts (uint64) and the places of all entries of a chunk."""
+        digit = (text - np.uint8(48)) < 10
+        edges = np.flatnonzero(digit[1:] != digit[:-1]) + 1
+        if len(edges) % 4:
+            raise self._malformed(text, data)
+        begins, ends = edges[0::2], edges[1::2]
+        colons = np.count_nonzero(text == COLON)
+        white = np.count_nonzero((text == BLANK) | ((text - np.uint8(9)) < 5))
+        id_begins, count_begins = begins[0::2], begins[1::2]
+        if (
+            colons != len(begins)
+            or colons + white + np.count_nonzero(digit) != len(text)
+            or (text[begins - 1] != COLON).any()
+            or (ends[0::2] != count_begins - 1).any()
+            or not WHITE[text[id_begins - 2]].all()
+        ):
+            raise self._malformed(text, data)
+        try:
+            numbers = parse_numbers(text, begins, ends)
+        except OverflowError as error:
+            raise self._error(data, error.args[0] - PAD, "a number has more than 64 bits") from None
+        ids, counts = numbers[0::2], numbers[1::2]
+        if len(ids) and int(ids.max()) >= ID_LIMIT:
+            place = int(id_begins[ids.argmax()]) - PAD
+            raise self._error(data, place, "the id of a block has more than 63 bits")
+        return ids.astype(np.int64), counts.copy(), id_begins
+
+    def _malformed(self, text: Array, data: bytes) -> TokmillError:
+        match = VALID.match(text.tobytes(), PAD)
+        place = (match.end() if match else PAD) - PAD
+        found = plain(data[place : place + 20].split(b"\n")[0].decode("latin-1"))
+        return self._error(data, place, f"{found!r} is no entry of a basic block vector")
+
+    def _error(self, data: bytes, place: int, what: str) -> TokmillError:
+        line = self.line + data.count(b"\n", 0, max(place, 0))
+        return TokmillError(
+            what,
+            where=f"{self.path}, line {line}",
+            hint="a line that begins with T holds entries :ID:COUNT with white space between",
+        )
+
+
+def parse_numbers(text: Array, begins: Array, ends: Array) -> Array:
+    """Return the numbers at `text[begin:end]` (uint8 digits) as uint64.
+
+    A number lies at least `PAD` bytes behind the beginning of `text`. Eight digits are read as one
+    64-bit word and added up in three multiplications (the well-known method of Johnny Lee).
+
+    Raises `OverflowError` with the place of a number that has more than 64 bits.
+    """
+    # A word that begins at each byte; numpy reads it unaligned.
+    words: Array = np.ndarray((len(text) - 7,), "<u8", text, strides=(1,))
+    lengths = ends - begins
+    numbers = _eight(words, ends, np.minimum(lengths, 8))
+    long = np.flatnonzero(lengths > 8)
+    if len(long):
+        upper, rest = ends[long] - 8, lengths[long] - 8
+        numbers[long] += _eight(words, upper, np.minimum(rest, 8)) * np.uint64(10**8)
+        longer = np.flatnonzero(rest > 8)
+        if len(longer):
+            long, upper, rest = long[longer], upper[longer] - 8, rest[longer] - 8
+            top = _eight(words, upper, np.minimum(rest, 8))
+            numbers[long] += top * np.uint64(10**16)
+            for i in long[(rest > 3) | (top > 999)]:
+                numbers[i] = _by_python(text, int(begins[i]), int(ends[i]))
+    return numbers
+
+
+def _eight(words: Array, ends: Array, lengths: Array) -> Array:
+    """Return the value of the last `lengths` (1 to 8) digits before `ends`."""
+    shift = ((8 - lengths) << 3).astype(np.uint64)
+    word = words[ends - 8] & np.uint64(0x0F0F0F0F0F0F0F0F)
+    word = (word >> shift) << shift
+    word = (word * np.uint64(10 * 2**8 + 1)) >> EIGHT & np.uint64(0x00FF00FF00FF00FF)
+    word = (word * np.uint64(100 * 2**16 + 1)) >> np.uint64(16) & np.uint64(0x0000FFFF0000FFFF)
+    result: Array = (word * np.uint64(10_000 * 2**32 + 1)) >> np.uint64(32)
+    return result
+
+
+def _by_python(text: Array, begin: int, end: int) -> int:
+    digits = text[begin:end].tobytes().lstrip(b"0") or b"0"
+    if len(digits) > 20 or (number := int(digits)) > MOST:
+        raise OverflowError(begin)
+    return number

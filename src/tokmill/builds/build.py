@@ -1,0 +1,282 @@
+"""The build: freeze vocabularies, plan, make the missing shards, finish.
+
+Same plan and same bytes in give byte-identical shards, for any workers and any number of kills.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ctypes import c_double
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tokmill import plugins
+from tokmill.base.errors import Interrupted, MachineError, TokmillError, plain
+from tokmill.base.files import locked, machine_errors, new_folder, remove
+from tokmill.base.progress import Progress, human_bytes, human_count, human_time
+from tokmill.base.stop import Stop
+from tokmill.builds import make_shard as make
+from tokmill.builds.execution.executors import Terms, Watch, check_executor, executor_of
+from tokmill.builds.execution.resources import choose
+from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
+from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
+from tokmill.builds.make_shard import ShardJob, planned_work
+from tokmill.builds.plan import BuildRecipe, How, Prepared, folder_of, prepare
+from tokmill.builds.scan import PACKED, how_to_read, in_words
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Manifest, Plan, Receipt
+from tokmill.store.marks import LOCK
+from tokmill.store.receipts import planned_receipts
+from tokmill.store.store import Store
+
+NAMED = 5
+"""Files that a line of the output names."""
+
+
+def build(
+    kind: str,
+    inputs: Iterable[str | Path] | str | Path,
+    out: str | Path = "",
+    *,
+    tokenizer: str | Path | None = None,
+    roles: Mapping[str, str] | None = None,
+    how: How | None = None,
+    **options: Any,
+) -> Store:
+    """Build a store, or continue, grow or simply open one that is there.
+
+    `options` are the source's keys; `out` is left out for an overlay, which lies in its store.
+    Raises `TokmillError` when the inputs or an existing store do not fit, `Interrupted` when it was
+    stopped and can be continued.
+    """
+    if isinstance(inputs, str | Path):
+        inputs = [inputs]
+    chosen = BuildRecipe(
+        source=kind,
+        inputs=tuple(str(path) for path in inputs),
+        out=str(out),
+        tokenizer=None if tokenizer is None else str(tokenizer),
+        roles=dict(roles or {}),
+        options=options,
+    )
+    return run(chosen, how or How(quiet=True))
+
+
+def run(chosen: BuildRecipe, how: How) -> Store:
+    """Carry out a build recipe; see `build`."""
+    check_executor(how.amount)
+    out = folder_of(chosen)
+    with machine_errors("read", out):
+        check_folder(out)
+    prepared = prepare(chosen)
+    if not how.quiet:
+        say_left_out(prepared.plan)
+        say_remark(prepared)
+    lock = locked(
+        out / LOCK,
+        TAKEN,
+        "wait for it, or choose another folder",
+        wait=PART_WAIT if how.part else 0,
+    )
+    with contextlib.ExitStack() as held:
+        held.enter_context(new_folder(out))
+        held.enter_context(lock)
+        if how.fresh:
+            clear(out)
+        if how.part is None:
+            held.enter_context(given_up(out))
+        place_plan(out, prepared, how)
+        if how.part is not None:
+            # Parts on other machines make shards at the same time; only planning and finishing
+            # need the lock.
+            held.close()
+        return carry_out(out, prepared, how)
+
+
+def say_left_out(plan: Plan) -> None:
+    """Print which files in folders are not read, and which option reads them."""
+    if isinstance(plan.left_out, dict):
+        print(f"left out of the folders: {in_words(plan.left_out)}", file=sys.stderr)
+        if isinstance(plan.not_text, list):
+            print(f"not text: {first_of(plan.not_text, NAMED)}", file=sys.stderr)
+        if how := how_to_read(plan.left_out):
+            print(f"hint: {how}", file=sys.stderr)
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first names as one text, safe to print, and the number of the others."""
+    more = len(names) - most
+    shown = ", ".join(plain(name).replace("\n", "\\n") for name in names[:most])
+    return shown + (f" and {more:,} more (`tokmill inspect STORE` lists them)" if more > 0 else "")
+
+
+def say_remark(prepared: Prepared) -> None:
+    """Print the source's remark on the files that it will read."""
+    kind = plugins.load(plugins.SOURCES, prepared.plan.recipe["source"])
+    names = list(dict.fromkeys(item.name for item in prepared.planned))
+    if said := kind.remark(names, prepared.config):
+        print(f"note: {plain(said)}", file=sys.stderr)
+
+
+def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
+    """Make the missing shards and finish the store."""
+    plan, planned = prepared.plan, prepared.planned
+    if how.part is None:
+        sweep(out)
+    damaged: list[Path] = []
+    receipts = planned_receipts(out, planned, damaged)
+    if damaged and not how.quiet:
+        what = human_count(len(damaged), "receipt")
+        print(f"{what} damaged, made again with the shard: {damaged[0]}", file=sys.stderr)
+    tasks = missing_tasks(planned, receipts)
+    # A shard that was cut is completed, under the same name.
+    receipts = [receipt for receipt in receipts if receipt.cut is UNSET]
+    if how.part is not None:
+        mine, of = how.part
+        tasks = [task for i, task in enumerate(tasks) if int(task.shard, 16) % of == mine - 1]
+    if not tasks:
+        if not how.quiet:
+            print("no shard was missing: nothing was left to do", file=sys.stderr)
+        return finish(out, prepared, receipts, how)
+    if how.limit_seconds is not None:
+        # Names are digests, so the first ones are a random sample of the input.
+        tasks.sort(key=lambda task: task.shard)
+    if how.part is None and not is_complete(out):
+        # It names the shards that were cut, which are now replaced.
+        remove(out / layout.MANIFEST)
+    watch = Watch(out)
+    workers, resources = choose(how.amount, len(tasks))
+    resources = msgspec.structs.replace(resources, scratch=str(out.absolute() / "cache"))
+    work = planned_work(out, plan, resources)
+    watch.event("begin", workers=workers, shards=len(tasks), plan_id=plan.plan_id)
+    total = plan.input_bytes
+    todo = sum(task.left for task in tasks)
+    limit = how.limit_seconds
+    stop = Stop(
+        math.inf if limit is None else make.clock() + limit, note="" if how.quiet else STOPPING
+    )
+    bar = Progress("build", total, done=total - todo, quiet=how.quiet)
+
+    def report(read: int) -> None:
+        bar.reach(bar.already + read)
+
+    def say(text: str) -> None:
+        watch.event("note", text=text)
+        if not how.quiet:
+            print(text, file=sys.stderr)
+
+    terms = Terms(workers, stop.until, grace_of(limit), report, how.amount.address, say)
+    executor = executor_of(how.amount.executor, work, terms)
+    bar.extra = lambda: ", ".join(filter(None, (executor.text(), watch.text())))
+    begun = {receipt.shard for receipt in receipts}
+    rejects = Rejects(out, how.max_rejects, plan, planned)
+    rejects.add(receipts)
+    try:
+        with stop, bar, contextlib.closing(executor.map(until(tasks, stop.until))) as done:
+            for task, made in done:
+                if not made:
+                    continue
+                if task.shard in begun:
+                    again = {receipt.name for receipt in made}
+                    receipts = [receipt for receipt in receipts if receipt.name not in again]
+                receipts += made
+                bar.advance(read_of(task, made) - task.size + task.left)
+                watch.event("shard", shard=task.shard, bytes=task.size, rate=round(bar.rate))
+                rejects.add(made)
+    except KeyboardInterrupt:
+        watch.event("interrupted")
+        raise Interrupted(
+            "ended at once; what was committed before is kept",
+            where=str(out),
+            hint="run the same command again: it continues",
+        ) from None
+    except MachineError:
+        # If one worker fails, the others are killed; remove their files, as the disk may be full.
+        if workers and how.part is None:
+            with contextlib.suppress(MachineError):
+                sweep(out)
+        raise
+    if make.clock() >= stop.until.value and missing_tasks(planned, receipts):
+        name = stop.signal or ("a signal" if limit is None else "")
+        watch.event("interrupted" if name else "time limit")
+        return stop_early(out, how, bar, watch, name)
+    if limit is not None and not how.quiet:
+        records = sum(receipt.records for receipt in receipts) / max(bar.done, 1) * bar.rate
+        print(
+            f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s, "
+            f"{records:,.0f} records/s",
+            file=sys.stderr,
+        )
+    store = finish(out, prepared, receipts, how)
+    watch.event("done", complete=not store.partial, rate=round(bar.rate))
+    if stop.signal:
+        raise Interrupted(
+            f"stopped by {stop.signal}; this store was finished",
+            where=str(out),
+            hint="run the same command again: it continues",
+        )
+    return store
+
+
+def is_complete(out: Path) -> bool:
+    """Say whether a store has the manifest of a whole build, which holds while the store grows."""
+    with contextlib.suppress(TokmillError):
+        return layout.read_sealed(out / layout.MANIFEST, Manifest).complete
+    return False
+
+
+STOPPING = "stopping: the step at hand is finished; a second signal ends at once\n"
+GRACE = 0.2
+"""Time that workers get after a time limit to commit whole records, as a share of the limit."""
+LEAST_GRACE = 1.0
+"""Seconds that they get at least."""
+GRACE_OF_SIGNAL = 20.0
+"""Seconds that they get after a signal; clusters kill 30 seconds after theirs."""
+
+
+def grace_of(limit: float | None) -> float:
+    """Return the seconds after a time limit or a signal at which unfinished workers are killed."""
+    return GRACE_OF_SIGNAL if limit is None else max(LEAST_GRACE, GRACE * limit)
+
+
+EXPANDED = 5
+"""Factor by which compressed text usually grows."""
+
+
+def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
+    """Return about how many input bytes of a task its receipts cover."""
+    last = made[-1]
+    if last.cut is UNSET:
+        return task.size
+    if last.done is not UNSET:
+        ended = last.items[-1]
+        place = [(item.name, item.start) for item in task.items].index((ended.name, ended.start))
+        return sum(item.size for item in task.items[:place]) + round(
+            task.items[place].size * last.done
+        )
+    read: Counter[tuple[str, int]] = Counter()
+    for receipt in made:
+        for item in receipt.items:
+            read[item.name, item.start] += item.bytes
+    found = 0
+    for planned in task.items:
+        if (planned.name, planned.start) in read:
+            packed = planned.path.lower().endswith(PACKED)
+            content = read[planned.name, planned.start] // (EXPANDED if packed else 1)
+            found += min(planned.size, content)
+    return found
+
+
+def until(tasks: Iterable[ShardJob], deadline: c_double) -> Iterator[ShardJob]:
+    """Yield tasks until the deadline has passed (always the first)."""
+    for number, task in enumerate(tasks):
+        if number and make.clock() >= deadline.value:
+            return
+        yield task

@@ -1,0 +1,231 @@
+"""Where shards are made (`plugins.EXECUTORS`): in this process, or in a pool of spawned ones."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable
+from ctypes import c_double
+from multiprocessing.sharedctypes import RawValue, Synchronized
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError
+from tokmill.base.files import append_line
+from tokmill.base.progress import human_bytes
+from tokmill.builds.execution.processes import in_processes, signals_wait
+from tokmill.builds.execution.resources import Amount
+from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_worker
+from tokmill.store.manifest import Receipt
+
+
+class Watch:
+    """Measures CPU, memory and disk, and logs events of a store.
+
+    Without psutil (no extra installed) only the disk is measured.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self.started = time.monotonic()
+        self.peak_memory = 0
+        """Largest memory measured, in bytes."""
+        try:
+            import psutil
+
+            psutil.cpu_percent()
+            self._psutil: Any = psutil
+        except ModuleNotFoundError:
+            self._psutil = None
+
+    def resources(self) -> dict[str, float]:
+        """Return CPU (percent of the machine), memory of this build and free disk (bytes)."""
+        found: dict[str, float] = {"disk_free": shutil.disk_usage(self.store).free}
+        if self._psutil is not None:
+            found["cpu_percent"] = self._psutil.cpu_percent()
+            found["memory"] = self.memory()
+        return found
+
+    def memory(self) -> int:
+        """Return the resident bytes of this process and its workers."""
+        total = 0
+        # psutil's `children` would read every process of the machine, for each shard.
+        for pid in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
+            try:
+                total += self._psutil.Process(pid).memory_info().rss
+            except self._psutil.Error:
+                continue
+        self.peak_memory = max(self.peak_memory, total)
+        return total
+
+    def text(self) -> str:
+        """Return text for the progress line."""
+        found = self.resources()
+        text = f"{human_bytes(found['disk_free'])} disk free"
+        if "memory" in found:
+            text = f"CPU {found['cpu_percent']:.0f}%, memory {human_bytes(found['memory'])}, {text}"
+        return text
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Append a line to the store's `events.jsonl`."""
+        line = {
+            "event": kind,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "seconds": round(time.monotonic() - self.started, 3),
+            **facts,
+            **self.resources(),
+        }
+        append_line(self.store / "events.jsonl", msgspec.json.encode(line) + b"\n")
+
+
+Made = Generator[tuple[ShardJob, list[Receipt]], None, None]
+Report = Callable[[int], None]
+
+
+class Terms(NamedTuple):
+    """Settings of an executor; none of them changes a byte of the store."""
+
+    workers: int = 1
+    """Shards at a time, at most."""
+    deadline: c_double = RawValue("d", math.inf)
+    """Monotonic seconds at which each worker commits its whole records; a signal may change it."""
+    grace: float = 1.0
+    """Seconds after the deadline at which workers that have not committed are killed."""
+    report: Report | None = None
+    """Called with the input bytes of all items that were read completely, including those of
+    unfinished shards."""
+    address: str = ""
+    """Address of a cluster."""
+    say: Callable[[str], None] = print
+    """Called with messages for the user."""
+
+
+class Executor(Protocol):
+    """Makes shards and yields their receipts in the order in which they are finished."""
+
+    def __init__(self, work: Work, terms: Terms) -> None: ...
+
+    def map(self, tasks: Iterable[ShardJob]) -> Made:
+        """Make shards; every task that is taken from `tasks` must be finished."""
+        ...
+
+    def text(self) -> str:
+        """Return text about the workers for the progress line, or ""."""
+        ...
+
+
+def check_executor(amount: Amount) -> None:
+    """Refuse contradicting options, and an executor whose packages are missing.
+
+    Raises `UsageError`, `MissingExtraError`.
+    """
+    name = amount.executor
+    if name != "auto":
+        plugins.load(plugins.EXECUTORS, name)
+    if amount.address and name != "ray":
+        raise UsageError("--address is only for a Ray cluster", hint="add --executor ray")
+    if name == "here" and amount.workers:
+        raise UsageError(
+            f"--executor here makes one shard at a time, not {amount.workers}",
+            hint="--executor pool, or leave --workers out",
+        )
+    if name not in ("auto", "here") and amount.workers == 0:
+        raise UsageError(f"--workers 0 means this process, not {name}", hint="--executor here")
+
+
+def executor_of(name: str, work: Work, terms: Terms) -> Executor:
+    """Make an executor; `auto` is `here` for 0 workers, else `pool`."""
+    if name == "auto":
+        name = "pool" if terms.workers else "here"
+    executor: Executor = plugins.load(plugins.EXECUTORS, name)(work, terms)
+    return executor
+
+
+class Here:
+    """One shard after the other in this process."""
+
+    def __init__(self, work: Work, terms: Terms) -> None:
+        self.work, self.terms = work, terms
+        self.read = 0
+
+    def map(self, tasks: Iterable[ShardJob]) -> Made:
+        """Make shards in order."""
+        start_worker(self.work, self._count, lambda: self.terms.deadline.value)
+        for task in tasks:
+            yield task, make_in_worker(task)
+
+    def _count(self, size: int) -> None:
+        self.read += size
+        if self.terms.report is not None:
+            self.terms.report(self.read)
+
+    def text(self) -> str:
+        """Return nothing: there is one worker."""
+        return ""
+
+
+class Pool:
+    """Several spawned processes; they end when this one ends, in whatever way."""
+
+    def __init__(self, work: Work, terms: Terms) -> None:
+        self.work, self.terms = work, terms
+
+    def map(self, tasks: Iterable[ShardJob]) -> Made:
+        """Make shards; there is always one more task than workers.
+
+        At the deadline each worker commits its whole records. A worker that is still in a long
+        step when the grace is over is killed.
+        """
+        with signals_wait():
+            read = multiprocessing.get_context("spawn").Value("q")
+        report, deadline = self.terms.report, self.terms.deadline
+        yield from in_processes(
+            make_in_worker,
+            tasks,
+            self.terms.workers,
+            start=_start,
+            argument=(self.work, read, deadline),
+            name=lambda task: task.items[0].path,
+            deadline=lambda: deadline.value + self.terms.grace,
+            tick=None if report is None else lambda: report(reached(read)),
+            hint="most often memory ran out: try --preset memory or --memory 1GB; "
+            "run the same command again and it continues",
+        )
+
+    def text(self) -> str:
+        """Return nothing: the progress line shows the machine as a whole."""
+        return ""
+
+
+def reached(read: Synchronized[int]) -> int:
+    """Return the bytes that workers have counted, without the lock.
+
+    A worker that was killed while it held the lock never releases it.
+    """
+    value: int = read.get_obj().value
+    return value
+
+
+def _start(given: tuple[Work, Synchronized[int], c_double]) -> None:
+    work, read, deadline = given
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # A signal to the whole group may reach this process before its parent.
+        deadline.value = min(deadline.value, time.monotonic())
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+    def count(size: int) -> None:
+        with read.get_lock():
+            read.value += size
+
+    start_worker(work, count, lambda: deadline.value)

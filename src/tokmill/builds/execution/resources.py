@@ -1,0 +1,110 @@
+"""Workers and block sizes from presets and a memory budget; they never change a byte of a store."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tokmill.base.errors import UsageError
+from tokmill.builds.source import Resources
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+PARENT_BYTES = 120 << 20
+WORKER_BYTES = 260 << 20
+"""Memory of the parent and of one worker for text, measured (benchmarks/RESULTS.md), rounded up."""
+
+
+class Amount(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the machine that a build may use."""
+
+    workers: int | None = None
+    """Number of processes; 0: only this one; None: chosen by the preset."""
+    preset: Literal["memory", "balanced", "speed"] = "balanced"
+    memory: int | None = None
+    """Bytes that the build and its workers may use together."""
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    executor: str = "auto"
+    """Where shards are made (`plugins.EXECUTORS`); `auto`: `pool`, or `here` for 0 workers."""
+    address: str = ""
+    """Address of the Ray cluster; `auto`: that of this machine; "": RAY_ADDRESS, or a new one."""
+    own_process: bool = False
+    """Whether the process runs only this build (the command, not a library call)."""
+
+    def resources(self) -> Resources:
+        """Return the block size and engine of one process."""
+        block = {"memory": 1 << 20, "balanced": 2 << 20, "speed": 8 << 20}[self.preset]
+        return Resources(engine=self.engine, block_bytes=block, own_process=self.own_process)
+
+
+def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
+    """Return (workers, resources) for a number of shards; 0 workers: in this process.
+
+    Raises `UsageError` if the memory is too small for one worker.
+    """
+    resources = amount.resources()
+    cores = len(os.sched_getaffinity(0))
+    workers = amount.workers
+    if amount.executor == "here":
+        workers = 0
+    elif workers is None and amount.executor == "ray":
+        # The executor limits this by the cores of the cluster.
+        workers = shards
+    elif workers is None and amount.executor == "pool":
+        workers = 1 if amount.preset == "memory" else cores
+    elif workers is None:
+        workers = 0 if amount.preset == "memory" or min(cores, shards) < 2 else cores
+    workers = min(workers, shards)
+    if amount.memory is not None:
+        if amount.memory < PARENT_BYTES + WORKER_BYTES:
+            raise UsageError(
+                f"--memory {amount.memory >> 20} MiB is too little",
+                hint=f"one worker needs {(PARENT_BYTES + WORKER_BYTES) >> 20} MiB",
+            )
+        fitting = (amount.memory - PARENT_BYTES) // WORKER_BYTES
+        least = 0 if amount.executor in ("auto", "here") else 1
+        workers = min(workers, fitting) if fitting > 1 else min(workers, least)
+        resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
+    # Several workers use all cores anyway; without workers the encoder may use threads.
+    return workers, msgspec.structs.replace(
+        resources, threads=workers == 0, own_process=amount.own_process or workers > 0
+    )
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a text such as 2GB, 512MiB or 1000."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in UNITS:
+        raise UsageError(f"{text!r} is no amount of memory", hint="such as 2GB or 512MiB")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds of a text such as 90s, 10m or 1.5h."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text)
+    if not match:
+        raise UsageError(f"{text!r} is not a time", hint="write it as 90s, 10m or 1.5h")
+    return float(match[1]) * TIMES[match[2]]
+
+
+def machine_memory() -> tuple[int, int]:
+    """Return (total, free) bytes that this process may use: the machine's or its cgroup's."""
+    total = free = 0
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+        total, free = table["MemTotal"], table["MemAvailable"]
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text().strip()
+        if limit.isdigit() and int(limit) < total:
+            used = int((group / "memory.current").read_text())
+            total, free = int(limit), min(free, int(limit) - used)
+    except (OSError, KeyError, ValueError, IndexError):
+        pass
+    return total, free

@@ -1,0 +1,199 @@
+"""Triplets: a function, the same function in another build, and another function."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokmill.builds.mining import keyed
+from tokmill.builds.mining.cells import CELLS, cells_of
+from tokmill.builds.mining.hard import Asked, search
+from tokmill.builds.mining.keyed import Keyed, counted
+from tokmill.builds.mining.random_draws import below, drawn, salt_of
+from tokmill.builds.mining.vector_table import VectorTable, similarity
+from tokmill.builds.shared import shared
+from tokmill.store.manifest import canonical_digest
+from tokmill.store.schema import ROLES, Array, Column, Records, id_dtype
+from tokmill.store.store import Store
+
+TRIES = 64
+"""Records that are drawn for a negative; then the anchor makes no triplet."""
+ALONE = "no partner in another build"
+NEAR_BLOCK = 1 << 16
+"""Anchors at a time where cells are searched, as each cell is read once for all of them."""
+EQUAL = "partners have the same content"
+NO_NEGATIVE = f"no negative among {TRIES} drawn records"
+AVOIDED = "draws avoided as negatives: same content under another name"
+FARTHER = "negatives farther than the margin, the nearest of their cell"
+FAR = "negatives drawn at random, as all of the cell are nearer than the positive"
+NAMED_ALIKE = "draws avoided as negatives: same name elsewhere"
+
+
+class Triplets:
+    """`count` triplets for each record that has a partner.
+
+    The positive is a record of the anchor's group from another build with other content. The
+    negative is a record of another family and another name (`names.facts_of`).
+    """
+
+    def __init__(self, store: Store, config: Any, scratch: str, ref: Column) -> None:
+        self.keyed = Keyed(store, config, scratch)
+        self.config, self.store = config, store
+        family = Column(id_dtype(max(1, len(store))), per="record", width=len(ROLES))
+        self.columns = {**dict.fromkeys(ROLES, ref), "group": family}
+        self.near = Near(store, config, scratch) if config.vectors else None
+        self._salts = [salt_of(word, config.seed) for word in ("positive", "negative")]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the columns that are compared, and the digest of the vectors."""
+        if self.near is None:
+            return {**self.keyed.identity(), "margin": None, "cell": None}
+        return {**self.keyed.identity(), "vectors": self.near.table.digest}
+
+    def digest(self) -> str:
+        """Return the digest of the vectors."""
+        return self.near.table.digest if self.near else ""
+
+    def read(self, place: int) -> Iterator[Records]:
+        """Yield the triplets of the anchors in one shard, in the order of the anchors."""
+        blocks = self.keyed.blocks(place, NEAR_BLOCK if self.near else keyed.BLOCK)
+        first = int(blocks[0][0]) if len(blocks[0]) else 0
+        for number, records in enumerate(blocks, 1):
+            skipped = self.keyed.left_out(records)
+            notes = Counter[str]()
+            used = records[self.keyed.facts["why"][records] == 0]
+            anchor = np.repeat(used, self.config.count)
+            times = np.tile(np.arange(self.config.count), len(used))
+            positive = self.positives(anchor, times, skipped)
+            negative = self.negatives(anchor, times, positive, notes)
+            skipped[NO_NEGATIVE] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
+            good = (positive >= 0) & (negative >= 0)
+            chosen = dict(zip(ROLES, (anchor, positive, negative), strict=True))
+            chosen["group"] = self.keyed.facts["family"][np.stack([*chosen.values()], axis=1)]
+            yield Records(
+                np.zeros(int(good.sum()) + 1, np.int64),
+                {
+                    name: value[good].astype(self.columns[name].numpy())
+                    for name, value in chosen.items()
+                },
+                anchor[good] - first,
+                skipped=counted(skipped),
+                notes=counted(notes),
+                done=number / len(blocks),
+            )
+
+    def positives(self, anchor: Array, times: Array, skipped: Counter[str]) -> Array:
+        """Return a positive for each anchor, or -1; counts anchors without one."""
+        facts, members = self.keyed.facts, self.keyed.members
+        at = members.place[anchor]
+        begin, end = (edge[at] for edge in members.groups)
+        own, own_end = (edge[at] for edge in members.builds)
+        partners = (end - begin) - (own_end - own)
+        start = below(drawn(self._salts[0], anchor), np.maximum(partners, 1)) + times
+        found = np.full(len(anchor), -1)
+        open_ = np.flatnonzero(members.others[at] > 0)
+        for step in count():
+            if not len(open_):
+                break
+            place = begin[open_] + (start[open_] + step) % partners[open_]
+            place += np.where(place >= own[open_], (own_end - own)[open_], 0)
+            candidate = members.order[place]
+            good = facts["content"][candidate] != facts["content"][anchor[open_]]
+            found[open_[good]] = candidate[good]
+            open_ = open_[~good]
+        first = times == 0
+        skipped[ALONE] += int(np.count_nonzero(first & (partners == 0)))
+        skipped[EQUAL] += int(np.count_nonzero(first & (partners > 0) & (found < 0)))
+        return found
+
+    def negatives(self, anchor: Array, times: Array, positive: Array, notes: Counter[str]) -> Array:
+        """Return a negative for each anchor with a positive, or -1."""
+        if self.near is None:
+            return self.random_negatives(anchor, times, positive >= 0, notes)
+        config, facts = self.config, self.keyed.facts
+        good = np.flatnonzero(positive >= 0)
+        units, hard = self.near.table.units, config.negatives == "hard"
+        found = np.full(len(anchor), -1)
+        likeness = np.concatenate(
+            [
+                similarity(units(anchor[some]), units(positive[some]))
+                for some in np.split(good, range(keyed.BLOCK, len(good), keyed.BLOCK))
+            ]
+        )
+
+        def allowed(these: Array, those: Array) -> Array:
+            a, c = facts[these][:, None], facts[those]
+            different: Array = (a["family"] != c["family"]) & (a["name"] != c["name"])
+            return different
+
+        asked = Asked(
+            anchor[good],
+            drawn(self._salts[1], anchor[good], times[good]),
+            np.full(len(good), -2.0) if hard else likeness - config.margin,
+            np.full(len(good), 2.0) if hard else likeness,
+            allowed,
+            nearest=hard,
+        )
+        result = search(self.near.cells(self.keyed.members.used), units, asked)
+        found[good] = result.record
+        notes[FARTHER] += int(np.count_nonzero(result.below))
+        missing = (positive >= 0) & (found < 0)
+        if missing.any():
+            notes[FAR] += int(np.count_nonzero(missing))
+            random = self.random_negatives(anchor, times, missing, notes)
+            found = np.where(missing, random, found)
+        return found
+
+    def random_negatives(
+        self, anchor: Array, times: Array, wanted: Array, notes: Counter[str]
+    ) -> Array:
+        """Return a random negative for each wanted anchor, or -1; counts draws that are avoided."""
+        facts, used = self.keyed.facts, self.keyed.members.used
+        found = np.full(len(anchor), -1)
+        open_ = np.flatnonzero(wanted)
+        for step in range(TRIES):
+            if not len(open_):
+                break
+            keys = drawn(self._salts[1], anchor[open_], times[open_], step)
+            candidate = used[below(keys, len(used))]
+            a, c = facts[anchor[open_]], facts[candidate]
+            other = a["group"] != c["group"]
+            copy, alike = a["family"] == c["family"], a["name"] == c["name"]
+            notes[AVOIDED] += int(np.count_nonzero(other & copy))
+            notes[NAMED_ALIKE] += int(np.count_nonzero(other & alike & ~copy))
+            good = ~copy & ~alike
+            found[open_[good]] = candidate[good]
+            open_ = open_[~good]
+        return found
+
+
+class Near:
+    """Vectors, and cells of records that are near to each other."""
+
+    def __init__(self, store: Store, config: Any, scratch: str) -> None:
+        self.table = VectorTable(store, config.vectors)
+        self.config, self.scratch = config, scratch
+        self._cells: Array | None = None
+
+    def cells(self, records: Array) -> Array:
+        """Return some records, always the same ones, in cells (`cells.CELLS`)."""
+
+        def find() -> Array:
+            return cells_of(self.table.units, records, self.config.cell, self.config.seed)
+
+        if self._cells is None:
+            if self.scratch:
+                which = hashlib.sha256(records.tobytes()).hexdigest()
+                said = [self.table.digest, which, self.config.cell, self.config.seed]
+                key = canonical_digest(said)[:24]
+                shape = (len(records),)
+                self._cells = shared(Path(self.scratch), "cells", key, CELLS, shape, find)
+            else:
+                self._cells = find()
+        return self._cells

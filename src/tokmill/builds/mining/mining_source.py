@@ -1,0 +1,272 @@
+"""`build mine`: entries for contrastive learning, made of the records of one store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
+
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import machine_errors, sampled_digest
+from tokmill.builds.mining.groups import Groups
+from tokmill.builds.mining.intervals import NO_NEGATIVE, NO_POSITIVE, NO_SEMI_HARD, Intervals
+from tokmill.builds.mining.mine_triplets import ALONE, Triplets
+from tokmill.builds.mining.name_columns import AMBIGUOUS, NAMELESS, WHY
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.store.manifest import Reference
+from tokmill.store.references import reference_to
+from tokmill.store.schema import Column, Records, Schema, id_dtype
+from tokmill.store.store import Store
+
+What = Literal["triplets", "groups", "bbv"]
+MOST_DIMENSIONS = 4096
+REF = "records"
+"""Name of the reference to the store that is mined."""
+
+
+class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is mined, and how records are chosen."""
+
+    what: What = "triplets"
+    """triplets: anchor, positive, negative; groups: records of one function side by side; bbv:
+    triplets of intervals."""
+    seed: int = 0
+    """Another seed draws other positives and negatives."""
+    same: tuple[str, ...] = ()
+    """Columns in which records of one function are equal; by default project, program, function and
+    part, as far as the store has them."""
+    differ: tuple[str, ...] = ()
+    """Columns of which at least one differs between anchor and positive; by default compiler and
+    level."""
+    apart: tuple[str, ...] = ()
+    """Records that are equal in these columns are never negatives; by default function."""
+    nameless: str = "sub_[0-9a-f]+|"
+    """Regular expression of names that say nothing; such records are left out."""
+    content: str = ""
+    """Column whose equal values mean equal content; by default records with equal tokens."""
+    overlays: tuple[str, ...] = ()
+    """Overlays of the store whose columns the options above may name."""
+    count: int = 1
+    """Triplets of each anchor."""
+    negatives: Literal["random", "semi-hard", "hard"] = "random"
+    """random; semi-hard: less like the anchor than the positive is, but by less than the margin;
+    hard: the most like the anchor. The last two need vectors."""
+    margin: float = 0.2
+    """Margin of semi-hard negatives, as a cosine."""
+    vectors: str = ""
+    """Vectors of the records: name of an overlay of `tokmill embed`, or an .npy file."""
+    cell: int = 1024
+    """Most records of a cell; hard negatives of an anchor are looked for in its cell."""
+    members: int = 8
+    """Most records of a group; a function with more makes several groups."""
+    dimensions: int = 100
+    """Dimensions of a projected vector (intervals)."""
+    above: float = 0.5
+    """Cosines of positive intervals are above the mean of all pairs of the program by so many
+    standard deviations; where none is, above the quantile of a normal distribution there."""
+    below: float = 1.0
+    """Cosines of negative intervals are below the mean by so many standard deviations, or
+    below that quantile."""
+    neighbours: int = 0
+    """Positive intervals are among so many nearest ones, and above the threshold; 0: any above
+    the threshold."""
+    cpi: bool = False
+    """Leave out intervals without a CPI."""
+    across: bool = False
+    """Pair intervals of different programs too."""
+
+
+NAMES = ("same", "differ", "apart", "nameless", "content", "overlays")
+OPTIONS_OF: dict[str, tuple[str, ...]] = {
+    "triplets": (*NAMES, "count", "negatives", "margin", "vectors", "cell"),
+    "groups": (*NAMES, "members"),
+    "bbv": (
+        "overlays",
+        "count",
+        "negatives",
+        "margin",
+        "cell",
+        "dimensions",
+        "above",
+        "below",
+        "neighbours",
+        "cpi",
+        "across",
+    ),
+}
+"""What is mined → the options that it reads besides `seed`."""
+
+
+class Miner(Protocol):
+    """One kind of entries: a line of `MINERS`."""
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """The columns of the store of entries."""
+        ...
+
+    def __init__(self, store: Store, config: Any, scratch: str, ref: Column) -> None: ...
+
+    def identity(self) -> dict[str, Any]:
+        """Return options for the plan whose values differ from the given ones."""
+        ...
+
+    def read(self, place: int) -> Iterator[Records]:
+        """Yield the entries whose first record lies in one shard."""
+        ...
+
+    def digest(self) -> str:
+        """Return a digest of what is read besides the store; "": nothing is."""
+        ...
+
+
+MINERS: dict[str, type[Miner]] = {"triplets": Triplets, "groups": Groups, "bbv": Intervals}
+
+
+class MineSource(Source):
+    """Entries of a store's records, as columns of references to that store.
+
+    An item is a shard of the store: it has the entries of the anchors (of groups: of the first
+    records) in it. Positives and negatives may be any records of the store.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = MineConfig
+    places = "record"
+    version: ClassVar[int] = 4
+    has_tokenizer: ClassVar[bool] = False
+    is_bounded = False
+    explained: ClassVar[Collection[str]] = (NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD)
+    hints: ClassVar[Mapping[str, str]] = {
+        ALONE: "if paths say what was built how, `tokmill build x86 --layout` reads it; `tokmill "
+        "inspect STORE --head 3` shows the columns, --same and --differ name others",
+        WHY[NAMELESS]: "programs without symbols have no names to pair functions by",
+        WHY[AMBIGUOUS]: "name the columns that tell these records apart: --same",
+    }
+    schema: Schema = {}
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        named = config.vectors
+        if named.endswith(".npy"):
+            named = str(Path(named).absolute())
+        self.config: MineConfig = msgspec.structs.replace(config, vectors=named)
+        check(config)
+        self.store = open_store(inputs, config.overlays)
+        ref = Column(id_dtype(max(1, len(self.store))), per="record", ref=REF)
+        self.miner = MINERS[config.what](self.store, self.config, resources.scratch, ref)
+        self.schema = dict(self.miner.columns)
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return no vocabulary: entries hold record numbers."""
+        if request.tokenizer is not None or request.roles:
+            raise UsageError("entries have no vocabulary", hint="leave --tokenizer and --role out")
+        return {}
+
+    @classmethod
+    def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
+        """Return the thresholds of intervals."""
+        store = open_store([str(Path(paths[0]).parents[1])], config.overlays)
+        return Intervals(store, config, "", Column("u8")).explained()
+
+    def identity(self) -> dict[str, Any]:
+        """Return the defaults of options that are not read, and digests in place of names."""
+        read = OPTIONS_OF[self.config.what]
+        unused = [key for key in MineConfig.__struct_fields__ if key not in ("what", "seed", *read)]
+        laid = [self.store.overlays[name].fingerprint for name in self.config.overlays]
+        return {**dict.fromkeys(unused), "overlays": laid, **self.miner.identity()}
+
+    def references(self) -> dict[str, Reference]:
+        """Return the store that is mined."""
+        return {REF: reference_to(self.store.path)}
+
+    def items(self) -> Iterator[Item]:
+        """Yield the shards of the store."""
+        for place, entry in enumerate(self.store.shards):
+            path = self.store.shard_file(place).absolute()
+            with machine_errors("read", path):
+                digest = sampled_digest(path, path.stat().st_size)
+            name = f"{place:08d}/{entry.name}/{self.miner.digest()[:24]}".rstrip("/")
+            yield Item(name, str(path), 0, entry.bytes, digest)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the entries of one shard."""
+        place, _, vectors = [*item.name.split("/"), ""][:3]
+        if vectors != self.miner.digest()[:24]:
+            raise TokmillError(
+                "the vectors have changed since the build was planned",
+                where=self.config.vectors,
+                hint="run the same command again: it says what is different",
+            )
+        content = [self.store.content, self.store.shards[int(place)].sha256, self.miner.digest()]
+        digest.update(" ".join(content).encode())
+        yield from self.miner.read(int(place))
+
+
+def open_store(inputs: Sequence[str], overlays: Sequence[str]) -> Store:
+    """Open the store that is mined.
+
+    Raises `UsageError` for several stores, `TokmillError` for an unfinished one.
+    """
+    if len(inputs) != 1:
+        raise UsageError(
+            f"entries refer to one store, not to {len(inputs) or 'none'}",
+            hint="merge stores first: tokmill build select STORE STORE -o MERGED",
+        )
+    store = Store(Path(inputs[0]), overlays)
+    if store.partial:
+        raise TokmillError(
+            "the store is not complete, so the numbers of its records will change",
+            where=str(store.path),
+            hint="finish it with the same `tokmill build` first",
+        )
+    return store
+
+
+def check(config: MineConfig) -> None:
+    """Refuse numbers that make no entries, and options that what is mined does not read."""
+    read = OPTIONS_OF[config.what]
+    for key in MineConfig.__struct_fields__:
+        if key in ("what", "seed", *read) or getattr(config, key) == getattr(MineConfig(), key):
+            continue
+        others = [what for what, options in OPTIONS_OF.items() if key in options]
+        raise UsageError(
+            f"{key.replace('_', '-')} does nothing where {config.what} are mined",
+            hint=f"it is for --what {' and '.join(others)}",
+        )
+    if config.what == "bbv":
+        if config.negatives == "hard":
+            raise UsageError(
+                "negatives = hard would be positives, as intervals have no names",
+                hint="--negatives semi-hard",
+            )
+    elif (config.negatives == "random") == bool(config.vectors):
+        what = "vectors do nothing" if config.vectors else f"{config.negatives} needs vectors"
+        raise UsageError(
+            f"{what} where negatives = {config.negatives}",
+            hint="--negatives semi-hard --vectors OVERLAY",
+        )
+    if not 0 < config.margin <= 2:
+        raise UsageError(f"margin = {config.margin}", hint="a difference of cosines: 0 to 2")
+    for key in ("above", "below"):
+        if not math.isfinite(getattr(config, key)):
+            raise UsageError(f"{key} = {getattr(config, key)}", hint="a number, such as 0.5")
+    least = {"count": 1, "members": 2, "cell": 2, "dimensions": 1, "neighbours": 0}
+    for key, smallest in least.items():
+        if getattr(config, key) < smallest:
+            raise UsageError(f"{key} = {getattr(config, key)}", hint=f"at least {smallest}")
+    if config.dimensions > MOST_DIMENSIONS:
+        raise UsageError(f"dimensions = {config.dimensions}", hint=f"at most {MOST_DIMENSIONS}")
+    if config.neighbours >= config.cell:
+        raise UsageError(
+            f"neighbours = {config.neighbours} are looked for in cells of {config.cell}",
+            hint="larger cells: --cell",
+        )

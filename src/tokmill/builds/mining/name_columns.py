@@ -1,0 +1,249 @@
+"""Which records of a store are one function under several builds, and which have equal content.
+
+Names are compared by 128-bit digests, in columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from tokmill.base.errors import UsageError, nearest
+from tokmill.builds.selection.conditions import each_value
+from tokmill.builds.selection.minhash import batches
+from tokmill.store.checks.hashes import (
+    DIGEST,
+    first_of_equals,
+    linked,
+    mix,
+    record_digests,
+    row_digests,
+)
+from tokmill.store.schema import Array, Records, Schema
+from tokmill.store.shards.strings import Strings
+from tokmill.store.store import Store
+
+FACTS = np.dtype(
+    [("group", "<i8"), ("variant", "<i8"), ("content", "<i8"), ("family", "<i8"), ("name", "<i8")]
+    + [("why", "u1"), ("", "V7")]
+)
+EMPTY, NAMELESS, AMBIGUOUS = 1, 2, 3
+WHY = {
+    EMPTY: "no tokens",
+    NAMELESS: "no name",
+    AMBIGUOUS: "a name that one build has twice",
+}
+_SALT = 0x9E3779B97F4A7C15
+
+
+class Naming(msgspec.Struct, frozen=True):
+    """The columns that say what a record is."""
+
+    same: tuple[str, ...]
+    """Equal for all records of one function."""
+    differ: tuple[str, ...]
+    """At least one differs between an anchor and its positive."""
+    also: tuple[str, ...]
+    """These and the others together name a record once."""
+    apart: tuple[str, ...]
+    """Records that are equal here are never negatives of each other."""
+    nameless: str
+    """Regular expression of values in `same` that name nothing."""
+    content: str
+    """Column whose equal values mean equal content; "": equal tokens."""
+
+
+def naming(
+    schema: Schema,
+    same: Sequence[str],
+    differ: Sequence[str],
+    apart: Sequence[str],
+    nameless: str,
+    content: str,
+) -> Naming:
+    """Return the naming of a store's records, by default that of programs.
+
+    Raises `UsageError` for a column that the store lacks or that has no one value a record.
+    """
+    single = {n: c.dtype for n, c in schema.items() if c.per == "record" and not c.width}
+    known = [name for name, dtype in single.items() if dtype not in ("f4", "f8")]
+
+    def chosen(option: str, given: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
+        for name in given:
+            if name not in known:
+                raise UsageError(
+                    f"{option}: the store has no column {name!r} with one name or number a record",
+                    hint=nearest(name, known) or f"these: {', '.join(known) or 'there is none'}",
+                )
+        found = tuple(given) or tuple(name for name in default if name in known)
+        if not found:
+            raise UsageError(
+                f"the store has none of the columns {', '.join(default)}",
+                hint=f"name its own: --{option} COLUMN"
+                + (f" ({', '.join(known)})" if known else ""),
+            )
+        return found
+
+    names = chosen("same", same, ("project", "program", "function", "part"))
+    builds = chosen("differ", differ, ("compiler", "level"))
+    if both := [name for name in builds if name in names]:
+        raise UsageError(
+            f"the column {both[0]!r} cannot be the same and differ", hint="leave one of them out"
+        )
+    if content:
+        chosen("content", [content], ())
+    try:
+        re.compile(nameless)
+    except re.error as error:
+        raise UsageError(
+            f"nameless: {nameless!r} is no regular expression: {error}", hint="see Python's `re`"
+        ) from None
+    others = ("project", "program", "version", "compiler", "level", "part", "walk")
+    named = {*names, *builds}
+    return Naming(
+        names,
+        builds,
+        tuple(name for name in others if name in known and name not in named),
+        chosen("apart", apart, ("function",)) if apart or "function" in known else (),
+        nameless,
+        content,
+    )
+
+
+def facts_of(store: Store, by: Naming) -> Array:
+    """Return a row of `FACTS` for each record.
+
+    `group`: first record with the same names; `variant`: first record with the same build (values
+    of `differ`); `content`: first record with equal content; `family`: first record that is linked
+    to it by equal names or equal content, directly or through others; `name`: first record with
+    equal `apart`; `why`: a key of `WHY` if the record is left out, else 0. Records that are left
+    out have a group and a family of their own.
+    """
+    kinds = {
+        "group": by.same,
+        "variant": by.differ,
+        "once": (*by.same, *by.differ, *by.also),
+        "name": by.apart,
+    }
+    found: dict[str, list[Array]] = {kind: [] for kind in (*kinds, "content", "empty", "nameless")}
+    pattern = re.compile(by.nameless)
+    for place in range(len(store.shards)):
+        for _, batch in batches(store, place):
+            columns = {n: digests_of(batch, n) for names in kinds.values() for n in names}
+            for kind, names in kinds.items():
+                found[kind].append(joined([columns[name] for name in names], len(batch)))
+            found["content"].append(
+                digests_of(batch, by.content) if by.content else row_digests(batch, store.schema)
+            )
+            found["empty"].append(np.diff(batch.offsets) == 0)
+            found["nameless"].append(nameless_in(batch, by.same, pattern))
+    whole = {
+        kind: np.concatenate(parts) if parts else np.zeros(0, DIGEST)
+        for kind, parts in found.items()
+    }
+    facts = np.zeros(len(store), FACTS)
+    number = np.arange(len(store))
+    facts["why"][whole["nameless"].astype(bool)] = NAMELESS
+    facts["why"][whole["empty"].astype(bool)] = EMPTY
+    once = first_of_equals(whole["once"])
+    double = np.bincount(once, minlength=len(store))[once] > 1
+    facts["why"][double & (facts["why"] == 0)] = AMBIGUOUS
+    used = facts["why"] == 0
+    for kind in ("group", "variant", "name", "content"):
+        facts[kind] = first_of_equals(whole[kind]) if by.apart or kind != "name" else number
+    for kind in ("group", "content"):
+        # A record that is left out links nothing, and gives no group its number.
+        facts[kind] = first_used(facts[kind], used)
+    facts["family"] = linked(len(store), (number, facts["group"]), (number, facts["content"]))
+    return facts
+
+
+def digests_of(batch: Records, name: str) -> Array:
+    """Return a digest of each record's value in a record column: a string or a whole number."""
+    value = batch.columns[name]
+    if isinstance(value, Strings):
+        data, offsets = value.written_out()
+        return record_digests(Records(offsets, {"byte": data}, offsets[:-1]), ["byte"])
+    ends = np.arange(len(batch) + 1)
+    return record_digests(Records(ends, {"value": value}, ends[:-1]), ["value"])
+
+
+def joined(digests: Sequence[Array], count: int) -> Array:
+    """Return a digest of each record's digests, in their order."""
+    found = np.zeros(count, DIGEST)
+    for number, one in enumerate(digests, 1):
+        salt = np.uint64(number * _SALT % (1 << 64))
+        for part in ("a", "b"):
+            found[part] += mix(one[part] + salt)
+    return found
+
+
+def nameless_in(batch: Records, names: Sequence[str], pattern: re.Pattern[str]) -> Array:
+    """Say of each record whether one of its names says nothing (bool)."""
+    found = np.zeros(len(batch), bool)
+    for name in names:
+        value = batch.columns[name]
+        if isinstance(value, Strings):
+            matches = each_value(batch, name, {}, lambda text: bool(pattern.fullmatch(text)))
+            found |= np.asarray(matches, bool)
+    return found
+
+
+def first_used(first: Array, used: Array) -> Array:
+    """Return numbers of groups so that each is a record that is used; others are groups alone."""
+    number = np.arange(len(first))
+    least = np.full(len(first), len(first))
+    np.minimum.at(least, first[used], number[used])
+    return np.where(used, least[first], number)
+
+
+class Members:
+    """The records of each group side by side, those of one build together.
+
+    `order` (int64) are the records that are used, by group, build and number.
+    """
+
+    def __init__(self, facts: Array) -> None:
+        self.facts = facts
+        self.used = np.flatnonzero(facts["why"] == 0)
+        rows = facts[self.used]
+        self.order = self.used[np.lexsort((self.used, rows["variant"], rows["group"]))]
+        self.place = np.zeros(len(facts), np.int64)
+        self.place[self.order] = np.arange(len(self.order))
+
+    @cached_property
+    def groups(self) -> tuple[Array, Array]:
+        """Where each record's group begins and ends in `order`; for the places in `order`."""
+        return runs(self.facts["group"][self.order])
+
+    @cached_property
+    def builds(self) -> tuple[Array, Array]:
+        """Where the records of the same group and build begin and end in `order`."""
+        rows = self.facts[self.order]
+        change = np.ones(len(rows), bool)
+        change[1:] = (np.diff(rows["group"]) != 0) | (np.diff(rows["variant"]) != 0)
+        return runs(np.cumsum(change))
+
+    @cached_property
+    def others(self) -> Array:
+        """Number of records with other content in other builds; for the places in `order`."""
+
+        def differing(begin: Array, end: Array) -> Array:
+            key = begin * len(self.facts) + self.facts["content"][self.order]
+            which, counts = np.unique(key, return_inverse=True, return_counts=True)[1:]
+            found: Array = end - begin - counts[which]
+            return found
+
+        return differing(*self.groups) - differing(*self.builds)
+
+
+def runs(values: Array) -> tuple[Array, Array]:
+    """Return for each place the begin and the end of its run of equal values; int64."""
+    change = np.flatnonzero(np.diff(values)) + 1
+    borders = np.concatenate([[0], change, [len(values)]]) if len(values) else np.zeros(1, int)
+    lengths = np.diff(borders)
+    return np.repeat(borders[:-1], lengths), np.repeat(borders[1:], lengths)

@@ -1,0 +1,152 @@
+"""Conditions on records (COLUMN OP VALUE), and the selection of records of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.store.schema import Array, Records, Schema
+from tokmill.store.shards.strings import Strings, take_flat
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "=": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def each_value(
+    batch: Records, name: str, schema: Schema, function: Callable[[Any], Any]
+) -> list[Any]:
+    """Return a function's results for the values of all records; called once for each string."""
+    value = batch.columns[name]
+    if not isinstance(value, Strings):
+        if schema[name].per != "record" or schema[name].width:
+            raise UsageError(
+                f"the column {name!r} does not hold one value per record",
+                hint="`tokmill inspect STORE` lists the columns that hold one",
+            )
+        return [function(one) for one in value]
+    try:
+        found: list[Any] = value.each(function).tolist()
+        return found
+    except UnicodeDecodeError:
+        raise TokmillError(
+            f"a string of the column {name!r} is not UTF-8: the store is damaged",
+            hint="`tokmill store validate STORE` finds it",
+        ) from None
+
+
+NUMBER = re.compile(
+    r"([-+]?)(?:0x([0-9a-f]+)|((?:0|[1-9][0-9]*|(?=\.[0-9]))(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?|inf(?:inity)?))",
+    re.IGNORECASE,
+)
+"""A number as JSON writes it, or without a digit before its point, or hexadecimal."""
+ORDERS = (">=", "<=", ">", "<")
+
+
+def parse_condition(
+    text: str, schema: Schema
+) -> Callable[[Records, Array], tuple[Array, Array | None]]:
+    """Return the function of a `where` text: (batch, lengths) → (holds, holds no number).
+
+    Both are bool (n,). A number is compared with numbers, also those that a column of strings
+    holds; a value that is no number is not above or below one. In quotes it is compared as text.
+    """
+    match = re.fullmatch(r"\s*(\w+)\s*(==|!=|>=|<=|=|>|<|~)\s*(.*?)\s*", text)
+    if not match:
+        raise UsageError(f"where: {text!r} is not COLUMN OP VALUE", hint="such as 'length >= 64'")
+    name, sign, raw = match.groups()
+    if name != "length" and name not in schema:
+        raise UsageError(
+            f"where: there is no column {name!r}", hint=nearest(name, [*schema, "length"])
+        )
+    if name != "length" and (schema[name].per != "record" or schema[name].width):
+        known = [name for name, c in schema.items() if c.per == "record" and not c.width]
+        raise UsageError(
+            f"where: the column {name!r} does not hold one value per record",
+            hint=f"these do: {', '.join([*known, 'length'])}",
+        )
+    is_text = name != "length" and schema[name].dtype == "utf8"
+    bare = raw.strip("'\"") if is_text else raw
+    number = number_of(raw) if sign != "~" else None
+    if not is_text and number is None and sign != "~":
+        raise UsageError(
+            f"where: {raw!r} is no number, but {name!r} holds numbers",
+            hint=f"compare with a number: --where '{name} > 10'",
+        )
+    if sign == "~":
+        try:
+            re.compile(bare)
+        except re.error as error:
+            raise UsageError(
+                f"where: {bare!r} is no regular expression: {error}",
+                hint="after ~ comes a regular expression of Python's `re`",
+            ) from None
+
+    def one_holds(value: Any) -> bool | None:
+        """Say whether a value fits; None: it is no number, and neither above nor below one."""
+        if sign == "~":
+            return bool(re.search(bare, str(value)))
+        if number is None:
+            return bool(COMPARE[sign](value, bare))
+        if (found := number_of(value)) is None:
+            return None if sign in ORDERS else sign == "!="
+        return bool(COMPARE[sign](found, number))
+
+    def holds(batch: Records, lengths: Array) -> tuple[Array, Array | None]:
+        values = lengths if name == "length" else batch.columns[name]
+        if isinstance(values, np.ndarray) and sign != "~":
+            missing: Array | None = None
+            if sign in ORDERS and values.dtype.kind == "f":
+                missing = np.isnan(values)
+            return COMPARE[sign](values, number), missing
+        if name == "length":
+            found = [one_holds(length) for length in lengths]
+        else:
+            found = each_value(batch, name, schema, one_holds)
+        unknown = np.asarray([one is None for one in found], bool) if number is not None else None
+        return np.asarray(found, bool), unknown
+
+    return holds
+
+
+def number_of(text: str) -> int | float | None:
+    """Return the number that a text is; None for one that is none (nan too)."""
+    if not (match := NUMBER.fullmatch(text)):
+        return None
+    sign, digits, decimal = match.groups()
+    if digits:
+        return int(sign + digits, 16)
+    return int(sign + decimal) if decimal.isdigit() and len(decimal) < 4000 else float(text)
+
+
+def take(batch: Records, chosen: Array, schema: Schema) -> Records:
+    """Return some records of a batch, in order."""
+    if len(chosen) == len(batch):
+        return batch
+    lengths = np.diff(batch.offsets)[chosen]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    columns: dict[str, Any] = {}
+    for name, value in batch.columns.items():
+        if isinstance(value, Strings):
+            columns[name] = value.take(chosen)
+        elif schema[name].per == "token":
+            columns[name] = take_flat(value, batch.offsets, chosen)[0]
+        else:
+            columns[name] = value[chosen]
+    phrases = None
+    if batch.phrases is not None:
+        ids, ends = take_flat(batch.phrases.ids, batch.phrases.offsets, chosen)
+        phrases = dataclasses.replace(batch.phrases, ids=ids, offsets=ends)
+    return Records(offsets, columns, batch.starts[chosen], phrases=phrases)

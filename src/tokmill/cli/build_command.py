@@ -1,0 +1,272 @@
+"""`tokmill build KIND INPUT… -o STORE` and `tokmill build RECIPE.toml`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tokmill import plugins
+from tokmill.base import recipe
+from tokmill.base.errors import UsageError
+from tokmill.base.progress import human_bytes
+from tokmill.builds.build import run
+from tokmill.builds.execution.resources import Amount, parse_bytes, parse_seconds
+from tokmill.builds.plan import BuildRecipe, How, prepare
+from tokmill.builds.scan import in_words, with_lists
+from tokmill.builds.stdin import stdin_kept
+from tokmill.cli.print_facts import report
+from tokmill.cli.recipe_command import TRAINING
+from tokmill.store.receipts import read_receipts
+from tokmill.store.store import Store
+from tokmill.terminal.lazy import as_command, lazy_group
+from tokmill.terminal.options import FilesFrom, Json
+from tokmill.terminal.output import print_json, say
+from tokmill.terminal.structs import given, settings, struct_parameters, with_parameters
+from tokmill.text.commands import build_text
+
+TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
+ENCODING_KINDS = (*TEXT_KINDS, "tsv", "corpus")
+RUNNING = "how it runs (changes no byte)"
+
+Inputs = Annotated[
+    list[str] | None, typer.Argument(help="Files, folders or stores; - reads a pipe.")
+]
+# readable=False: typer does not check the folder; the build does, with better errors.
+Out = Annotated[
+    Path | None, typer.Option("-o", "--out", readable=False, help="Folder of the store.")
+]
+Tokenizer = Annotated[str | None, typer.Option(help="tokenizer.json, or GPT-2, tiktoken … files.")]
+Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN if a token's name is unusual.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=0, help="Processes; 0: in this one.", rich_help_panel=RUNNING),
+]
+Preset = Annotated[str, typer.Option(help="memory, balanced or speed.", rich_help_panel=RUNNING)]
+Memory = Annotated[
+    str | None, typer.Option(help="Largest memory to use, such as 2GB.", rich_help_panel=RUNNING)
+]
+Engine = Annotated[
+    str, typer.Option(help="Encoder: auto, gigatoken, tokenizers.", rich_help_panel=RUNNING)
+]
+Executor = Annotated[
+    str,
+    typer.Option(help="Where shards are made: auto, here, pool, ray.", rich_help_panel=RUNNING),
+]
+Address = Annotated[
+    str,
+    typer.Option(help="Address of a Ray cluster, as 10.0.0.1:6379.", rich_help_panel=RUNNING),
+]
+Part = Annotated[
+    str | None,
+    typer.Option(help="i/n: this machine's part of a shared build.", rich_help_panel=RUNNING),
+]
+LimitTime = Annotated[
+    str | None,
+    typer.Option(help="Stop after this time, such as 10m.", rich_help_panel=RUNNING),
+]
+MaxRejects = Annotated[
+    float,
+    typer.Option(help="Largest share of rejected records.", rich_help_panel=RUNNING),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over.", rich_help_panel=RUNNING)]
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", help="Agree to changed or vanished inputs.", rich_help_panel=RUNNING),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan, do nothing.", rich_help_panel=RUNNING)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)]
+
+
+def load_kind(name: str) -> Any:
+    """Return the command of a kind of source, made from its options, or that of a recipe file."""
+    if name.endswith(".toml"):
+        return _command(name, None, f"Build the recipe {name}.")
+    if name not in plugins.SOURCES:
+        return None
+    line = f"Build a store from {plugins.SOURCES[name].help}."
+    kind = plugins.load(plugins.SOURCES, name)
+    hidden = () if kind.has_tokenizer else ("tokenizer", "role")
+    return _command(
+        name, kind.Config, line, hidden if name in ENCODING_KINDS else (*hidden, "engine")
+    )
+
+
+command = lazy_group(
+    "build",
+    "Turn inputs into a token store; the same command again continues or grows it. "
+    "`tokmill build KIND INPUT… -o STORE`, or `tokmill build RECIPE.toml`.",
+    lambda: {name: (None, f"From {part.help}.") for name, part in plugins.SOURCES.items()},
+    load_kind,
+)
+
+
+def _command(
+    name: str, struct: type[msgspec.Struct] | None, line: str, hidden: Collection[str] = ()
+) -> Any:
+    def base(
+        inputs: Inputs = None,
+        files_from: FilesFrom = None,
+        out: Out = None,
+        tokenizer: Tokenizer = None,
+        role: Role = None,
+        set_: Set = None,
+        workers: Workers = None,
+        preset: Preset = "balanced",
+        memory: Memory = None,
+        engine: Engine = "auto",
+        executor: Executor = "auto",
+        address: Address = "",
+        part: Part = None,
+        limit_time: LimitTime = None,
+        max_rejects: MaxRejects = 0.01,
+        fresh: Fresh = False,
+        yes: Yes = False,
+        dry_run: DryRun = False,
+        quiet: Quiet = False,
+        json: Json = False,
+        **more: Any,
+    ) -> int:
+        amount = recipe.convert(
+            Amount,
+            {
+                "workers": workers,
+                "preset": preset,
+                "memory": parse_bytes(memory) if memory else None,
+                "engine": engine,
+                "executor": executor,
+                "address": address,
+                "own_process": True,
+            },
+            "command line",
+        )
+        how = How(
+            amount=amount,
+            part=_part(part) if part else None,
+            limit_seconds=parse_seconds(limit_time) if limit_time else None,
+            max_rejects=max_rejects,
+            fresh=fresh,
+            yes=yes,
+            quiet=quiet,
+        )
+        named = with_lists(inputs, files_from)
+        chosen = _recipe(name, named, out, tokenizer, role or [], set_ or [], given(more))
+        if engine != "auto" and chosen.source not in ENCODING_KINDS:
+            raise UsageError(
+                f"--engine chooses the encoder of text, but {chosen.source} encodes no text",
+                hint="leave it out",
+            )
+        with stdin_kept(chosen) as chosen:
+            return _carry_out(chosen, how, more, dry_run=dry_run, json=json)
+
+    parameters = struct_parameters(struct) if struct else []
+    if name in TEXT_KINDS:
+        parameters = [*build_text.PARAMETERS, *parameters]
+    return as_command(with_parameters(base, parameters, line, hidden), name)
+
+
+def _carry_out(
+    chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
+) -> int:
+    if chosen.source in TEXT_KINDS:
+        finished = build_text.before(chosen, how, more, dry_run=dry_run, json=json)
+        if finished is None:
+            return 0
+        chosen = finished
+    if dry_run:
+        _print_plan(chosen, json)
+        return 0
+    store = run(chosen, how)
+    report(store, json=json)
+    refused = _refused(store, chosen)
+    for path, why in refused.items():
+        say(f"{path}: refused, {why}")
+    return 1 if refused else 0
+
+
+def _recipe(
+    name: str,
+    inputs: list[str],
+    out: Path | None,
+    tokenizer: str | None,
+    roles: list[str],
+    values: list[str],
+    options: dict[str, Any],
+) -> BuildRecipe:
+    stated: dict[str, Any] = {"source": name}
+    where = "command line"
+    if name.endswith(".toml"):
+        stated, where = recipe.read_toml(name), name
+        if "source" not in stated and stated.keys() & TRAINING:
+            raise UsageError(
+                "this is a recipe of a training, not of a build",
+                where=where,
+                hint=f"tokmill build KIND INPUT… -o STORE, then tokmill train {name} --data STORE "
+                "-o RUN",
+            )
+    over: dict[str, Any] = {"options": options}
+    if inputs:
+        over["inputs"] = inputs
+    if out is not None:
+        over["out"] = str(out)
+    if tokenizer is not None:
+        over["tokenizer"] = tokenizer
+    if roles:
+        pairs = [role.partition("=") for role in roles]
+        over["roles"] = {key: token for key, _, token in pairs}
+    keys = settings(values)
+    known = set(BuildRecipe.__struct_fields__)
+    # `--set fields=…` is short for `--set options.fields=…`, an option of the source.
+    for key in [key for key in keys if key not in known]:
+        keys.setdefault("options", {})[key] = keys.pop(key)
+    merged = recipe.merge(recipe.merge(stated, over), keys)
+    return recipe.convert(BuildRecipe, merged, where)
+
+
+def _part(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--part {text!r} is not i/n", hint="such as 1/4 … 4/4")
+    return int(match[1]), int(match[2])
+
+
+def _print_plan(chosen: BuildRecipe, json: bool) -> None:
+    prepared = prepare(chosen)
+    plan = prepared.plan
+    if json:
+        print_json(msgspec.to_builtins(plan))
+        return
+    print(f"source      {plan.recipe['source']}")
+    print(f"items       {plan.items:,} ({human_bytes(plan.input_bytes)})")
+    if isinstance(plan.left_out, dict):
+        print(f"left out    {in_words(plan.left_out)}")
+    print(f"shards      {plan.shards:,}")
+    for column, spec in plan.schema.items():
+        print(f"column      {column}: {spec.dtype} a {spec.per}")
+    for name, vocabulary in plan.vocabularies.items():
+        print(f"vocabulary  {name}: {vocabulary.size:,} ids, roles {vocabulary.roles}")
+    for key, value in plan.recipe["config"].items():
+        print(f"option      {key} = {msgspec.json.encode(value).decode()}")
+    print(f"recipe_id   {plan.recipe_id}")
+    print(f"plan_id     {plan.plan_id}")
+
+
+def _refused(store: Store, chosen: BuildRecipe) -> dict[str, str]:
+    """Return the named files that are rejected as a whole, and why."""
+    if not plugins.load(plugins.SOURCES, chosen.source).rejects_items:
+        return {}
+    named = {Path(path).name: path for path in chosen.inputs if not Path(path).is_dir()}
+    refused = {}
+    for receipt in read_receipts(store.path):
+        for rejects in receipt.rejects:
+            item = receipt.items[rejects.item]
+            if not item.records and item.name in named:
+                refused[named[item.name]] = rejects.reason
+    return refused

@@ -1,0 +1,71 @@
+"""`tokmill embed`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokmill import plugins
+from tokmill.terminal.options import AsJson, At, Device, Quiet, RunFolder
+from tokmill.terminal.output import print_json, say
+
+
+def embed(
+    run: RunFolder,
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE", help="A store with the run's vocabularies.")
+    ],
+    pool: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|mean|last|attention|signature",
+            help="How the hidden states of a record become one vector; auto: as the run was "
+            "trained, else mean.",
+        ),
+    ] = "auto",
+    npy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="F",
+            help="Write this .npy file, float32, and no overlay. An existing file is replaced only "
+            "with --fresh.",
+        ),
+    ] = None,
+    at: At = "last",
+    device: Device = "auto",
+    name: Annotated[
+        str, typer.Option(help="Name of the overlay; by default pooling and digest of the model.")
+    ] = "",
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Positions that are read at a time.", show_default="16384"),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start the overlay over, or overwrite the file.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a vector of every record with a trained model: an overlay of the store, or a file."""
+    module = plugins.require("tokmill.inference.embed")
+    found = module.embed(
+        run,
+        store,
+        pool=pool,
+        at=at,
+        name=name,
+        npy=npy,
+        device=device,
+        batch_tokens=batch_tokens or module.BATCH_TOKENS,
+        fresh=fresh,
+        quiet=quiet,
+    )
+    if found.empty:
+        say(f"records without tokens, whose vectors are zeros: {found.empty:,}")
+    if as_json:
+        print_json(found)
+        return
+    place = found.file or f"{store}: overlay {found.overlay}"
+    print(f"{place}: {found.records:,} vectors of {found.width:,}, step {found.step:,}")

@@ -1,0 +1,110 @@
+"""`tokmill eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokmill import plugins
+from tokmill.base.progress import human_metric, human_share
+from tokmill.terminal.options import AsJson, At, Device, Quiet, RunFolder
+from tokmill.terminal.output import print_json, print_table, say
+
+
+def evaluate(
+    run: RunFolder,
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE", help="A store with the run's vocabulary.")
+    ],
+    at: At = "last",
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Also report the loss for each value of this record column, such as project or "
+            "program.",
+        ),
+    ] = "",
+    rows: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Evenly spaced rows; 0: every token once.")
+    ] = 0,
+    batch: Annotated[
+        int, typer.Option(min=0, help="Rows at a time; 0: as many as in a step of the run.")
+    ] = 0,
+    device: Device = "auto",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Take a store that is not complete.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the loss of a run on a store, by column, beside the loss of unigram frequencies."""
+    module = plugins.require("tokmill.training.evaluate")
+    found = module.evaluate(
+        run,
+        store,
+        at=at,
+        rows=rows,
+        batch=batch,
+        device=device,
+        partial=partial,
+        by=by,
+        quiet=quiet,
+    )
+    if as_json:
+        print_json(found)
+        return
+    shown = {k: human_metric(v) for k, v in found.items() if isinstance(v, int | float)}
+    print_table(["measure", "value"], [[name, value] for name, value in shown.items()])
+    _print_columns(found)
+    if "by" in found:
+        print()
+        lines = found["by"]["values"]
+        heads, cells = _losses(lines)
+        print_table(
+            [found["by"]["column"], "targets", *heads],
+            [
+                [line["value"], line["targets"], *more]
+                for line, more in zip(lines, cells, strict=True)
+            ],
+        )
+    for note in found["notes"]:
+        say(f"note: {note}")
+
+
+def _print_columns(found: Mapping[str, Any]) -> None:
+    """Print a line for each column, one for all of several columns, and whole instructions."""
+    columns: dict[str, Any] = dict(found.get("columns", {}))
+    if not columns:
+        return
+    predicted = "hidden_token" if "hidden_token" in found else "next_token"
+    if len(columns) > 1:
+        columns["all of them"] = found[predicted]
+    heads, cells = _losses(list(columns.values()))
+    print()
+    print_table(
+        [predicted.replace("_", " "), *heads, "perplexity", "right"],
+        [
+            [name, *more, values.get("perplexity", ""), human_share(values["accuracy"])]
+            for (name, values), more in zip(columns.items(), cells, strict=True)
+        ],
+    )
+    if "loss_instruction" in found:
+        print("\nloss above includes instruction_weight × loss_instruction, the second objective")
+    if "instructions" in found:
+        count, share = (found["instructions"][key] for key in ("count", "accuracy"))
+        which = "next" if predicted == "next_token" else "hidden"
+        print(f"\nwhole {which} instructions: {human_share(share)} of {count:,} right")
+
+
+def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Return headings and cells of losses, with the baseline if there is one."""
+    if any(line["unigram"] is None for line in lines):
+        return ["loss"], [[line["loss"]] for line in lines]
+    return (
+        ["loss", "unigram", "better"],
+        [[line["loss"], line["unigram"], line["loss"] < line["unigram"]] for line in lines],
+    )

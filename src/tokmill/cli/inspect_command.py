@@ -1,0 +1,239 @@
+"""`tokmill inspect`, `plot`, `report` and `doctor`."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokmill.base.errors import UsageError
+from tokmill.base.progress import Progress
+from tokmill.cli.print_facts import print_facts, print_records, print_statistics
+from tokmill.terminal.options import AsJson
+from tokmill.terminal.output import print_json, print_table, say
+
+Sample = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Read N random shards of a store instead of all."),
+]
+Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="ANY", help="A file or folder of any kind.")],
+    head: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Show the first N records of a store (default with --where: 5), or entries of a "
+            "pickle (default: 3).",
+        ),
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Read the store and compute its statistics.")
+    ] = False,
+    width: Width = 1024,
+    sample: Sample = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'COLUMN OP VALUE'",
+            help="Show records whose value fits; OP: = != < <= > >= or ~ (a regular expression). "
+            "May be repeated.",
+        ),
+    ] = None,
+    overlay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Show columns of an overlay too. May be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe a file or folder of any kind; show records and statistics of a store."""
+    from tokmill.report.describe.inspect import describe
+    from tokmill.report.describe.recogniser import ENTRIES
+    from tokmill.store.store import Store
+
+    facts = describe(path, ENTRIES if head is None else head, quiet=False)
+    is_store = facts["kind"] in ("store", "partial store")
+    shows_entries = is_store or facts["kind"] == "pickle"
+    of_store = stats or where or overlay
+    if (not shows_entries and head is not None) or (not is_store and of_store):
+        raise UsageError(
+            "--stats, --where and --overlay are for stores, --head for stores and pickles; "
+            f"this is {facts['what']}",
+            where=str(path),
+            hint=f"tokmill inspect {path}",
+        )
+    if overlay:
+        Store(path, overlay)  # a wrong name is an error even if nothing of it is shown
+    if head is None and where:
+        head = 5
+    if is_store and head is not None:
+        facts["head"], matches = _records(path, overlay or [], head, where or [], whole=as_json)
+        if where:
+            facts["matching"] = matches
+    if stats:
+        facts["statistics"] = _statistics(path, overlay or [], width, sample)
+    if as_json:
+        print_json(facts)
+        return
+    shown = dict(facts)
+    records, found = shown.pop("head", None), shown.pop("statistics", None)
+    matches = shown.pop("matching", 0)
+    if records is None and found is None:
+        print_facts(shown)
+    if records is not None:
+        print_records(records)
+        if len(records) < matches:
+            say(f"{len(records):,} of {matches:,} shown; --head {matches} shows all")
+    if found is not None:
+        print_statistics(found, _token_lists(path))
+
+
+def plot(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="lengths, frequency, loss, tsne, attention, or speedup and entropy of policies.",
+        ),
+    ],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="ANY…",
+            help="Stores, tokenizers, vocabularies, pickles, runs; of `attention` a run and a "
+            "module, such as 'matmul 64 64 64'; of `tsne` also a file of basic block vectors.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="An .svg, .png or .pdf file, or a .csv of the numbers; of `lengths` it has the "
+            "length of each record.",
+        ),
+    ],
+    data: Annotated[
+        bool, typer.Option("--data", help="Write the numbers as CSV beside the figure.")
+    ] = False,
+    sample: Sample = None,
+    column: Annotated[
+        str,
+        typer.Option(
+            help="Column of `frequency` (the first one if none is named), or of the colours of "
+            "`tsne`."
+        ),
+    ] = "",
+    vectors: Annotated[
+        str,
+        typer.Option(
+            metavar="OVERLAY|F.npy",
+            help="For `tsne`: the vectors of the store's records; else basic block vectors.",
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Draw a figure: lengths of records or tokens, frequency of ids, loss, vectors, attention, …"""
+    from tokmill.report.pages import plot as plots
+
+    written = plots.plot(kind, paths, out, data=data, sample=sample, column=column, vectors=vectors)
+    if as_json:
+        print_json({"kind": kind, "written": [str(path) for path in written]})
+    else:
+        for path in written:
+            print(path)
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="STORE|RUN|TOKENIZER…", help="What the page is about."),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="An .html file.")],
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "",
+    width: Width = 1024,
+    sample: Sample = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML page about stores, runs and tokenizers, without network and scripts."""
+    from tokmill.report.pages.page import page
+
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UsageError("a report is an .html file", where=str(out), hint="such as -o page.html")
+    with Progress("report", sum(map(_store_bytes, paths))) as bar:
+        written = page(paths, out, title=title, width=width, sample=sample, advance=bar.advance)
+    if as_json:
+        print_json({"written": [str(written)], "bytes": written.stat().st_size})
+    else:
+        print(written)
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check the machine and the installed packages; exit code 1 if a check failed."""
+    from tokmill.doctor import examine
+
+    checks = examine()
+    failed = [check for check in checks if check.state == "failed"]
+    if as_json:
+        print_json({"ok": not failed, "checks": checks})
+    else:
+        print_table(["check", "", "found"], [[c.name, c.state, c.found] for c in checks])
+        for check in checks:
+            if check.hint:
+                say(f"hint: {check.name}: {check.hint}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _records(
+    path: Path, overlays: list[str], most: int, where: list[str], *, whole: bool
+) -> tuple[list[dict[str, Any]], int]:
+    from tokmill.report.describe.shown_records import Reader, matching
+    from tokmill.store.store import Store
+
+    store = Store(path, overlays)
+    reader = Reader(store)
+    if reader.talk:
+        say(reader.talk)
+    unknown: Counter[str] = Counter()
+    numbers = matching(store, where, unknown)
+    shown = [reader.show(n, None if whole else 400) for n in itertools.islice(numbers, most)]
+    # Without a condition all records match, and need not be read.
+    matches = len(shown) + sum(1 for _ in numbers) if where else len(store)
+    for condition, count in (+unknown).items():
+        say(f"{condition}: {count:,} of {len(store):,} values are no numbers")
+    return shown, matches
+
+
+def _token_lists(path: Path) -> dict[str, list[str]]:
+    from tokmill.report.describe.shown_records import Reader
+    from tokmill.store.store import Store
+
+    store = Store(path)
+    # A tokenizer is not a list of tokens, and loads slowly.
+    if any(one.coder == "tokenizer" for one in store.vocabularies.values()):
+        return {}
+    return Reader(store).lists
+
+
+def _statistics(path: Path, overlays: list[str], width: int, sample: int | None) -> Any:
+    from tokmill.store.checks.stats import statistics
+    from tokmill.store.store import Store
+
+    store = Store(path, overlays)
+    with Progress("statistics", store.manifest.bytes) as bar:
+        return statistics(store, width, sample, advance=bar.advance)
+
+
+def _store_bytes(path: Path) -> int:
+    from tokmill.store.marks import has_store_files
+    from tokmill.store.store import Store
+
+    return Store(path).manifest.bytes if has_store_files(path) else 0

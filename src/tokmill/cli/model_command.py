@@ -1,0 +1,111 @@
+"""`tokmill model`: import and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError
+from tokmill.terminal.lazy import group_of
+from tokmill.terminal.options import AsJson, At, RunFolder
+from tokmill.terminal.output import print_json, say
+
+FILES = (".pth", ".safetensors", ".pt")
+"""Suffixes of single files of weights."""
+
+
+def import_(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A folder as transformers writes it, a .pth or .safetensors file of RWKV-7, or "
+            "a BERT of TensorFlow: its folder or bert_model.ckpt.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="RUN",
+            help="Folder of the run.",
+        ),
+    ],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="A tokenizer, or a store or run that carries one, in place of the folder's own."
+        ),
+    ] = None,
+    length: Annotated[
+        int, typer.Option(help="Positions that the run sees; 0: the model's own, at most 4096.")
+    ] = 0,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify/--no-verify", help="Check the checksums of a checkpoint of TensorFlow."
+        ),
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Make a run of a public checkpoint (GPT-2, Llama, BERT, ModernBERT, RWKV-7, …)."""
+    if plugins.require("tokmill.training.runs.tensorflow.find_bundle").is_tensorflow(checkpoint):
+        import_ = plugins.require("tokmill.training.runs.tensorflow.google_bert_run").import_bert
+        run = import_(checkpoint, out, tokenizer=tokenizer, length=length, verify=verify)
+    elif not verify:
+        raise UsageError(
+            "--no-verify is only for checkpoints of TensorFlow",
+            where=str(checkpoint),
+            hint="leave it out",
+        )
+    elif checkpoint.is_file() or (checkpoint.suffix in FILES and not checkpoint.is_dir()):
+        import_ = plugins.require("tokmill.training.runs.weight_files").import_file
+        run = import_(checkpoint, out, tokenizer=tokenizer, length=length)
+    else:
+        import_ = plugins.require("tokmill.training.runs.exchange").import_model
+        run = import_(checkpoint, out, tokenizer=tokenizer, length=length)
+    if as_json:
+        print_json({"run": str(run.path), "step": run.step, "said": list(run.said)})
+        return
+    say(f"{run.path}: a run at step 0, with the weights of {checkpoint}")
+    for line in run.said:
+        say(line)
+    say(f"next: tokmill train STORE --from {run.path} -o RUN2")
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FOLDER|FILE",
+            help="A new folder; or a file: .pth and .safetensors with RWKV-7's official names, .pt "
+            "with the run's own (any run).",
+        ),
+    ],
+    at: At = "last",
+    as_json: AsJson = False,
+) -> None:
+    """Write the model of a run as a checkpoint that transformers or RWKV's programs read."""
+    if out.suffix in FILES:
+        file = plugins.require("tokmill.training.runs.weight_files").export_file(run, out, at=at)
+        if as_json:
+            print_json({"file": str(file)})
+        else:
+            say(f"{file}: the weights of {run}")
+        return
+    exchange = plugins.require("tokmill.training.runs.exchange")
+    folder = exchange.export_model(run, out, at=at)
+    if as_json:
+        print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})
+        return
+    say(f"{folder}: {exchange.reader(run)}.from_pretrained({str(folder)!r}) reads it")
+
+
+app = group_of("model", "Read and write public checkpoints.", {"import": import_, "export": export})

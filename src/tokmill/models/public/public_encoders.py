@@ -1,0 +1,243 @@
+"""Encoders as public checkpoints: what their config.json says, and the names of their tensors.
+
+Formats: the configuration and modelling files of transformers,
+https://github.com/huggingface/transformers, for BERT and DistilBERT. Keys and defaults are theirs,
+so that an absent key means here what it means there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokmill.models.fields import PREFIX
+from tokmill.models.public.public import Public, divided
+from tokmill.models.public.public_tensors import Head, PublicModule, TensorNames, both
+from tokmill.models.transformers.encoder import EncoderConfig
+
+SEGMENT = f"fields.embeddings.{PREFIX}segment"
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Theirs → ours."""
+BERT_NAMES = TensorNames(
+    base="bert.",
+    embedding="embeddings.word_embeddings",
+    outer=(
+        PublicModule("embeddings.position_embeddings", ("positions",)),
+        PublicModule("embeddings.token_type_embeddings", (SEGMENT,)),
+        PublicModule("embeddings.LayerNorm", ("embedding_norm",)),
+    ),
+    blocks="encoder.layer",
+    block=(
+        PublicModule("attention.self.query", ("attention.q",)),
+        PublicModule("attention.self.key", ("attention.k",)),
+        PublicModule("attention.self.value", ("attention.v",)),
+        PublicModule("attention.output.dense", ("attention.o",)),
+        PublicModule("attention.output.LayerNorm", ("attention_norm",)),
+        PublicModule("intermediate.dense", ("feed_forward.up",)),
+        PublicModule("output.dense", ("feed_forward.down",)),
+        PublicModule("output.LayerNorm", ("feed_forward_norm",)),
+    ),
+)
+DISTILBERT_NAMES = TensorNames(
+    base="distilbert.",
+    embedding="embeddings.word_embeddings",
+    outer=(
+        PublicModule("embeddings.position_embeddings", ("positions",)),
+        PublicModule("embeddings.LayerNorm", ("embedding_norm",)),
+    ),
+    blocks="transformer.layer",
+    block=(
+        PublicModule("attention.q_lin", ("attention.q",)),
+        PublicModule("attention.k_lin", ("attention.k",)),
+        PublicModule("attention.v_lin", ("attention.v",)),
+        PublicModule("attention.out_lin", ("attention.o",)),
+        PublicModule("sa_layer_norm", ("attention_norm",)),
+        PublicModule("ffn.lin1", ("feed_forward.up",)),
+        PublicModule("ffn.lin2", ("feed_forward.down",)),
+        PublicModule("output_layer_norm", ("feed_forward_norm",)),
+    ),
+)
+
+
+def hidden_tokens(dense: str, norm: str, decoder: str, bias: str) -> tuple[tuple[str, str], ...]:
+    """Return the tensors of a head for masked tokens; it has a matrix only if it is not tied."""
+    return (
+        *both(dense, "heads.transform.linear"),
+        *both(norm, "heads.transform.norm"),
+        (f"{decoder}.weight", "heads.linear.{column}.weight"),
+        (bias, "heads.biases.{column}"),
+    )
+
+
+BERT_HIDDEN = hidden_tokens(
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+)
+BERT_SAME = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+BERT_POOLER = both("bert.pooler.dense", "pooler.linear")
+FIRST = {"pool": ("first",), "target": ("class", "number")}
+"""Keys of the task classify: the first state predicts a class."""
+ALWAYS = {"segment": ("always", True)}
+"""Keys of tasks without a segment: the model has one, even if the store does not."""
+
+
+class Bert(Public, frozen=True, kw_only=True):
+    """BERT (Devlin et al. 2018)."""
+
+    vocab_size: int = 30_522
+    tie_word_embeddings: bool = True
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    position_embedding_type: str = "absolute"
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+
+    kind = "encoder"
+    model_type = "bert"
+    tensor_names = BERT_NAMES
+    segments = True
+    roles = {"pad": "pad_token_id"}
+    same = {
+        "hidden_size": "dim",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "intermediate_size": "hidden",
+        "max_position_embeddings": "context",
+        "layer_norm_eps": "norm_eps",
+    }
+    heads = {
+        "BertForPreTraining": Head(
+            "sentence_pair",
+            (*BERT_HIDDEN, *BERT_POOLER, *both("cls.seq_relationship", "relation.linear")),
+            BERT_SAME,
+        ),
+        "BertForMaskedLM": Head(
+            "masked",
+            BERT_HIDDEN,
+            BERT_SAME,
+            unused=("bert.pooler.", "cls.seq_relationship."),
+            keys=ALWAYS,
+        ),
+        "BertForSequenceClassification": Head(
+            "classify",
+            (*BERT_POOLER, *both("classifier", "output.linear")),
+            keys=FIRST | ALWAYS | {"pooler": ("tanh",)},
+        ),
+    }
+    known = {
+        "hidden_act": tuple(ACTIVATIONS),
+        "type_vocab_size": (2,),
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+    }
+
+    def model(self, where: str) -> dict[str, Any]:
+        """Return the keys of the encoder that computes the same."""
+        return {**super().model(where), "activation": ACTIVATIONS[self.hidden_act]}
+
+    @classmethod
+    def others(cls, model: EncoderConfig) -> dict[str, Any]:
+        """Return the keys that are not in `same`."""
+        return {
+            "hidden_act": "gelu" if model.activation == "gelu" else "gelu_new",
+            "hidden_dropout_prob": model.dropout,
+            "attention_probs_dropout_prob": model.attention_dropout,
+        }
+
+    @classmethod
+    def needs(cls, model: EncoderConfig) -> dict[str, tuple[Any, ...]]:
+        """Return key → values that an encoder must have to be such a model."""
+        return {
+            "norm": ("layer",),
+            "norm_place": ("post",),
+            "embedding_norm": (True,),
+            "position": ("learned",),
+            "activation": ("gelu", "gelu_tanh"),
+            "bias": (True,),
+            **plain_heads(model),
+        }
+
+
+class DistilBert(Public, frozen=True, kw_only=True):
+    """DistilBERT (Sanh et al. 2019)."""
+
+    vocab_size: int = 30_522
+    tie_word_embeddings: bool = True
+    dim: int = 768
+    n_layers: int = 6
+    n_heads: int = 12
+    hidden_dim: int = 3072
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    max_position_embeddings: int = 512
+    sinusoidal_pos_embds: bool = False
+
+    kind = "encoder"
+    model_type = "distilbert"
+    tensor_names = DISTILBERT_NAMES
+    roles = {"pad": "pad_token_id"}
+    same = {
+        "dim": "dim",
+        "n_layers": "layers",
+        "n_heads": "heads",
+        "hidden_dim": "hidden",
+        "max_position_embeddings": "context",
+    }
+    heads = {
+        "DistilBertForMaskedLM": Head(
+            "masked",
+            hidden_tokens(
+                "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"
+            ),
+            {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+        ),
+        "DistilBertForSequenceClassification": Head(
+            "classify",
+            (*both("pre_classifier", "pooler.linear"), *both("classifier", "output.linear")),
+            keys=FIRST | {"pooler": ("relu",)},
+        ),
+    }
+    known = {"activation": tuple(ACTIVATIONS)}
+
+    def model(self, where: str) -> dict[str, Any]:
+        """Return the keys of the encoder that computes the same."""
+        # Sinusoidal positions are values of the position table, which is among the weights.
+        return {**super().model(where), "activation": ACTIVATIONS[self.activation]}
+
+    @classmethod
+    def others(cls, model: EncoderConfig) -> dict[str, Any]:
+        """Return the keys that are not in `same`."""
+        return {
+            "activation": "gelu" if model.activation == "gelu" else "gelu_new",
+            "dropout": model.dropout,
+            "attention_dropout": model.attention_dropout,
+        }
+
+    @classmethod
+    def needs(cls, model: EncoderConfig) -> dict[str, tuple[Any, ...]]:
+        """Return key → values that an encoder must have to be such a model."""
+        return {**Bert.needs(model), "norm_eps": (1e-12,)}
+
+
+def plain_heads(model: Any) -> dict[str, tuple[Any, ...]]:
+    """Return key → values of a model with dim / heads wide heads and one key head for each."""
+    return {
+        "qk_norm": (False,),
+        "kv_heads": (0, model.heads),
+        "head_dim": (0, model.dim // model.heads),
+        "dim": (divided(model),),
+    }

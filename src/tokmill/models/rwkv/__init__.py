@@ -1,0 +1,4 @@
+"""RWKV-7 and its recurrence.
+
+Read `rwkv7` first.
+"""

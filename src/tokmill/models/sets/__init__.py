@@ -1,0 +1,4 @@
+"""Models of sets: a vector whatever the order of the positions.
+
+Read `set_transformer` first.
+"""

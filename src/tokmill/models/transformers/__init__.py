@@ -1,0 +1,4 @@
+"""Transformers: attention, blocks, the decoder, the encoders.
+
+Read `transformer` first.
+"""

@@ -1,0 +1,288 @@
+"""The parts of a decoder that do not depend on documents: functions, and modules around them.
+
+All take any leading axes; the axes named in a docstring are the last ones. If PyTorch has the
+operation, the function calls it under our own name and signature, so that there is one place to
+look; `linear` and `linear_cross_entropy` are faster than those of PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from tokmill.models.transformers import matmul
+from tokmill.models.transformers.matmul import linear, prefers_onednn, product
+
+__all__ = [
+    "GATES", "Activation", "FeedForward", "Linear", "RMSNorm", "cross_entropy", "embedding",
+    "geglu", "gelu", "layer_norm", "linear", "linear_cross_entropy", "rms_norm", "silu", "softmax",
+    "swiglu",
+]  # fmt: skip
+
+Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
+
+CHUNK = 1 << 22
+"""Logits in memory at a time: 16 MiB in float32, which malloc reuses; from 32 MiB on it would ask
+the kernel for new pages each time."""
+LEAST_ROWS = 256
+"""Fewest rows of a chunk; with fewer, adding up the weight's gradient costs as much as computing
+it."""
+MANY_IDS, LEAST_PRODUCT = 8192, 64
+"""With more ids than this, a product of so many rows is worth compiling a kernel for; with fewer
+ids a chunk has `matmul.ROWS`."""
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Return rows of `weight` (V, D) as (…, D) from integer ids (…)."""
+    return F.embedding(ids, weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """Return x / sqrt(mean(x²) + eps) · weight over the last axis (Zhang and Sennrich 2019)."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """Return (x - mean) / sqrt(variance + eps) · weight + bias (Ba et al. 2016)."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return x · sigmoid(x)."""
+    return F.silu(x)
+
+
+def gelu(x: Tensor, approximate: bool = False) -> Tensor:
+    """Return x · Φ(x), with Φ exact or by GPT-2's tanh (Hendrycks and Gimpel 2016)."""
+    return F.gelu(x, approximate="tanh" if approximate else "none")
+
+
+def swiglu(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
+    b3: Tensor | None = None,
+) -> Tensor:
+    """Return w2 · (silu(w1 · x + b1) ⊙ (w3 · x + b3)) + b2 (Shazeer 2020).
+
+    x is (…, D), w1 and w3 are (F, D), w2 is (D, F).
+    """
+    x = x.to(product_dtype(x))  # once, and not before each of two products
+    return linear(silu(linear(x, w1, b1)) * linear(x, w3, b3), w2, b2)
+
+
+def geglu(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
+    b3: Tensor | None = None,
+) -> Tensor:
+    """Return w2 · (gelu(w1 · x + b1) ⊙ (w3 · x + b3)) + b2 (Shazeer 2020); shapes as `swiglu`."""
+    x = x.to(product_dtype(x))
+    return linear(gelu(linear(x, w1, b1)) * linear(x, w3, b3), w2, b2)
+
+
+GATES = {"swiglu": swiglu, "geglu": geglu}
+"""Activations that have a gate → the branch that they make."""
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """Return exp(x) / sum(exp(x)) along an axis; the largest value is subtracted first."""
+    return torch.softmax(x, dim)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of -log softmax(logits)[target] in nats, from (…, V) and int64 (…).
+
+    A target of -1 is not learned and does not count.
+    """
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=-1)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    pull: float = 0.0,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return the summed cross-entropy in nats of the logits hidden · weightᵀ + bias.
+
+    hidden is (…, D), weight (V, D), bias (V,), targets int64 (…), -1 where there is nothing to
+    learn. Only a chunk of the logits is in memory at a time, in float32; their gradient is computed
+    in the same pass. Under autocast the products are in its type. Differentiable once.
+
+    `pull`: adds `pull` · the highest logit to the gradient of that logit, at each position with a
+    target. It keeps logits near 0, and is not in the returned loss. (RWKV's L2Wrap.)
+    """
+    if torch.compiler.is_compiling():
+        # The same in plain operations, which a compiler can optimise.
+        logits = F.linear(hidden, weight).flatten(0, -2).float()
+        logits, learnt = logits if bias is None else logits + bias, targets.flatten() >= 0
+        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
+        square = pull / 2 * (logits.amax(-1) ** 2 * learnt).sum()
+        return loss + (square - square.detach()) if pull else loss
+    summed: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden.flatten(0, -2),
+        weight,
+        targets.flatten(),
+        product_dtype(hidden),
+        torch.is_grad_enabled(),
+        pull,
+        bias,
+    )
+    return summed
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the type in which a matrix product with x is computed here."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """`linear_cross_entropy` for rows, hidden (N, D) and targets (N,)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        learn: bool,
+        pull: float,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """Return the loss; keep the gradients for a loss with factor 1."""
+        hidden_ND, weight_VD = hidden.to(dtype), weight.to(dtype)
+        of_hidden = torch.empty_like(hidden) if learn and ctx.needs_input_grad[0] else None
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        of_weight = None
+        of_bias = None
+        if bias is not None and learn and ctx.needs_input_grad[6]:
+            of_bias = torch.zeros(bias.shape, dtype=wide, device=hidden.device)
+        loss = torch.zeros((), dtype=wide, device=hidden.device)
+        rows = max(LEAST_ROWS, CHUNK // len(weight))
+        least = LEAST_PRODUCT if len(weight) > MANY_IDS else matmul.ROWS
+        # oneDNN makes (D, V) faster than (V, D); MKL makes both alike, and (V, D) is not turned.
+        ctx.turned = prefers_onednn(hidden_ND, weight_VD, least)
+        for start in range(0, len(hidden), rows):
+            part = slice(start, start + rows)
+            logits_NV = product(hidden_ND[part], weight_VD.t(), least).to(wide)
+            if bias is not None:
+                logits_NV += bias
+            loss += cross_entropy_with_gradient_(logits_NV, targets[part], pull)
+            if of_bias is not None:
+                of_bias += logits_NV.sum(0)
+            gradient_NV = logits_NV.to(dtype)
+            if of_hidden is not None:
+                of_hidden[part] = product(gradient_NV, weight_VD, least)
+            if learn and ctx.needs_input_grad[1]:
+                pair = (hidden_ND[part], gradient_NV)
+                left, right = pair if ctx.turned else pair[::-1]
+                of_weight = plus_product(of_weight, left.t(), right, wide, least)
+        if of_weight is None and learn and ctx.needs_input_grad[1]:  # there are no rows
+            of_weight = torch.zeros_like(weight.t() if ctx.turned else weight, dtype=wide)
+        ctx.save_for_backward(of_hidden, of_weight, of_bias)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the kept gradients times that of the loss."""
+        of_hidden, of_weight, of_bias = ctx.saved_tensors
+        if of_hidden is not None:
+            of_hidden = of_hidden * scale
+        if of_weight is not None and not ctx.turned:
+            of_weight = of_weight * scale
+        elif of_weight is not None:
+            # Transposed while it is copied: what is added to it later is (V, D) and contiguous.
+            of_weight = of_weight.t().clone(memory_format=torch.contiguous_format).mul_(scale)
+        if of_bias is not None:
+            of_bias = of_bias * scale
+        return of_hidden, of_weight, None, None, None, None, of_bias
+
+
+def plus_product(
+    total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype, least: int
+) -> Tensor:
+    """Return total + a · b in `dtype`, from `product`; `total` (None at first) is overwritten."""
+    if total is None:
+        return product(a, b, least).to(dtype)
+    if dtype == a.dtype and not prefers_onednn(a, b, least):
+        return total.addmm_(a, b)
+    return total.add_(product(a, b, least))
+
+
+def cross_entropy_with_gradient_(logits_NV: Tensor, targets_N: Tensor, pull: float = 0.0) -> Tensor:
+    """Return the summed cross-entropy and overwrite the logits with their gradient.
+
+    The gradient is softmax(logits) less 1 at the target, and 0 in rows without a target; `pull`:
+    see `linear_cross_entropy`.
+    """
+    learnt_N = targets_N >= 0
+    target_N1 = targets_N.clamp(min=0)[:, None]
+    highest_N1 = logits_NV.amax(-1, keepdim=True)
+    at_N1 = logits_NV.argmax(-1, keepdim=True) if pull else target_N1
+    logit_N1 = logits_NV.gather(1, target_N1) - highest_N1
+    total_N1 = logits_NV.sub_(highest_N1).exp_().sum(-1, keepdim=True)
+    loss_N = (total_N1.log() - logit_N1)[:, 0]
+    logits_NV.mul_(learnt_N[:, None] / total_N1)
+    logits_NV.scatter_add_(1, target_N1, -learnt_N[:, None].to(logits_NV.dtype))
+    if pull:
+        logits_NV.scatter_add_(1, at_N1, pull * highest_N1 * learnt_N[:, None])
+    return torch.where(learnt_N, loss_N, 0).sum()
+
+
+class Linear(nn.Linear):
+    """`linear` with parameters `weight` (N, M) and `bias` (N,)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, N)."""
+        return linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with a parameter `weight` (D,)."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, D)."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class FeedForward(nn.Module):
+    """A branch of width `hidden`: `gate`, `up` and `down` (`GATES`), or `up`, GELU and `down`."""
+
+    def __init__(
+        self, dim: int, hidden: int, activation: Activation = "swiglu", bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        if activation in GATES:
+            self.gate = Linear(dim, hidden, bias=bias)
+        self.up = Linear(dim, hidden, bias=bias)
+        self.down = Linear(hidden, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, D)."""
+        up, down = self.up, self.down
+        if self.activation in GATES:
+            gate, branch = self.gate, GATES[self.activation]
+            return branch(x, gate.weight, down.weight, up.weight, gate.bias, down.bias, up.bias)
+        y: Tensor = down(gelu(up(x), approximate=self.activation == "gelu_tanh"))
+        return y

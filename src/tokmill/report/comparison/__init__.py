@@ -1,0 +1,4 @@
+"""Runs side by side.
+
+Read `compare` first.
+"""

@@ -1,0 +1,278 @@
+"""Comparison of runs; runs that differ only in seeds form a group with a mean and an interval."""
+
+from __future__ import annotations
+
+import math
+import os.path
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError, nearest
+from tokmill.report.comparison.comparable import ValidationStore, doubts, rows_of, validation
+from tokmill.report.comparison.run_summaries import RunSummary, read_runs
+from tokmill.report.describe.recogniser import short_names
+from tokmill.store.manifest import canonical_digest
+from tokmill.training.recipe.read_recipe import is_free
+
+SEEDS = ("data.seed", "run.seed")
+HIGHER = ("accuracy", "f1", "mfu", "mrr", "per_second", "precision", "recall")
+"""For a metric with one of these in its name, higher is better; for all others, lower."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The metric of a run: `value` is None if it has none, nan if it is not finite.
+
+    `targets`, `seconds` and `tokens_per_second` (the median) are for the steps up to `step`.
+    """
+
+    run: RunSummary
+    name: str
+    value: float | None
+    step: int
+    targets: int | None
+    seconds: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe with different seeds, at one step (with "best": each at its own)."""
+
+    name: str
+    settings: dict[str, Any]
+    """Keys of the recipe that decide weights or the measurement; stores as fingerprints."""
+    members: list[Measured]
+    mean: float | None
+    half: float | None
+    """Half the width of the 95 % interval of the mean; None for a single seed."""
+    again: bool = False
+    """Whether another group has the same settings and the same seeds."""
+    best: bool = False
+
+    @property
+    def first(self) -> Measured:
+        """A member, from which shared facts are read."""
+        return self.members[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all runs are finished."""
+        return all(member.run.finished for member in self.members)
+
+    def average(self, name: str) -> float | None:
+        """Return the mean of targets, seconds or tokens_per_second; None: one run lacks it."""
+        values = [getattr(member, name) for member in self.members]
+        return None if None in values else statistics.fmean(values)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups in the order of the metric, the best first; `columns`: recipe keys that differ."""
+
+    metric: str
+    at: str
+    higher: bool
+    """Whether higher is better."""
+    comparable: bool
+    """Whether the values can be compared."""
+    columns: list[str]
+    groups: list[Group]
+    notes: list[str]
+
+
+def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Comparison:
+    """Compare runs by one metric.
+
+    Args:
+        paths: runs, and folders of runs.
+        metric: a name in metrics.jsonl; "": val_loss, or loss if no run has it.
+        at: "last"; "best" (each run's best value); or a step: the newest value up to that step, of
+            the runs that have reached it.
+
+    Raises:
+        UsageError: `at` is not a step, or no run has the metric.
+        TokmillError: a path holds no run, or a run is damaged.
+    """
+    check_at(at)
+    runs = read_runs(paths)
+    metric, notes = choose_metric(metric, runs)
+    told = {name for run in runs for name in run.measures.higher}
+    higher = metric.removeprefix("val_") in told or any(word in metric for word in HIGHER)
+    names = short_names([run.path for run in runs])
+    found = [measure(r, name, metric, at, higher) for r, name in zip(runs, names, strict=True)]
+    measured_on = [validation(run) if metric.startswith("val_") else None for run in runs]
+    keys = [settings_of(run, on) for run, on in zip(runs, measured_on, strict=True)]
+    groups = group(found, keys, at)
+    doubtful, more = doubts(
+        metric,
+        [(m.run, on) for m, on in zip(found, measured_on, strict=True) if m.value is not None],
+    )
+    notes += more
+    if any(one.again for one in groups):
+        notes.append("several runs have the same recipe and seeds: each has its own line")
+    late = [one.name for one in found if at.isdecimal() and one.run.step < int(at)]
+    if late:
+        notes.append(f"did not reach step {int(at):,}: {', '.join(late)}")
+    devices = {str(run.checkpoint.get("machine", "")).partition(",")[0] for run in runs} - {""}
+    if len(devices) > 1:
+        notes.append(f"speeds were measured on different devices: {', '.join(sorted(devices))}")
+    groups = mark_best(groups, higher, not doubtful)
+    columns = differing([g.settings for g in groups])
+    return Comparison(metric, at, higher, not doubtful, columns, groups, notes)
+
+
+def check_at(at: str) -> None:
+    """Raise `UsageError` unless `at` is "last", "best" or a step."""
+    if at not in ("last", "best") and not (at.isdecimal() and int(at) > 0):
+        raise UsageError(f"--at {at!r} is not a step", hint="give a step such as 1000, or best")
+
+
+def choose_metric(metric: str, runs: Sequence[RunSummary]) -> tuple[str, list[str]]:
+    """Return the metric to compare by, and notes on it."""
+    known = {name for run in runs for entry in run.entries for name in entry} - {"step"}
+    if metric and metric not in known:
+        raise UsageError(f"no run has a metric {metric!r}", hint=nearest(metric, known))
+    if metric or "val_loss" in known:
+        return metric or "val_loss", []
+    if not known:
+        raise UsageError(
+            "no run has logged anything yet", hint="metrics.jsonl has a line from the first step"
+        )
+    return "loss", ["no run was validated: this is the loss of single training batches"]
+
+
+def measure(run: RunSummary, name: str, metric: str, at: str, higher: bool) -> Measured:
+    """Return the metric of a run, with the tokens and seconds up to that step."""
+    points = run.points(metric)
+    limit = int(at) if at.isdecimal() else run.step
+    points = [point for point in points if point[0] <= limit] if limit <= run.step else []
+    if at == "best":
+        finite = [point for point in points if math.isfinite(point[1])]
+        sign = -1 if higher else 1
+        points = [min(finite, key=lambda point: sign * point[1])] if finite else points
+    step, value = points[-1] if points else (min(limit, run.step), None)
+    rates = [rate for when, rate in run.points("tokens_per_second") if when <= step]
+    targets = [count for when, count in run.points("targets") if when <= step]
+    seconds = [spent for when, spent in run.points("seconds") if when <= step]
+    return Measured(
+        run,
+        name,
+        value,
+        step,
+        int(targets[-1]) if targets else None,
+        seconds[-1] if seconds else None,
+        statistics.median(rates) if rates else None,
+    )
+
+
+def settings_of(run: RunSummary, measured_on: ValidationStore | None = None) -> dict[str, Any]:
+    """Return the recipe keys that distinguish groups; stores as fingerprints.
+
+    `measured_on`: the validation store, if it is a validation metric.
+    """
+    kept = {k: v for k, v in run.flat.items() if not is_free(k) and k not in SEEDS}
+    kept["data.train"] = run.known.fingerprint
+    if measured_on is not None:
+        kept["data.val"] = measured_on.fingerprint
+        if measured_on.path:
+            kept["run.eval_rows"] = rows_of(run)
+    return kept
+
+
+def group(found: Sequence[Measured], settings: Sequence[dict[str, Any]], at: str) -> list[Group]:
+    """Return runs of equal settings as groups.
+
+    Values at different steps have no mean, so unfinished runs are not grouped with finished ones.
+    """
+    keys = []
+    for one, kept in zip(found, settings, strict=True):
+        step = one.step if at != "best" else -1 if one.run.finished else one.run.step
+        keys.append((canonical_digest(kept), step, one.value is None))
+    made, names = [], [one.name for one in found]
+    for numbers, time in seeds_together([one.run for one in found], keys):
+        members = [found[number] for number in numbers]
+        values = [member.value for member in members if member.value is not None]
+        mean, half = mean_interval(values) if values else (None, None)
+        name = common_name(numbers, names)
+        made.append(Group(name, settings[numbers[0]], members, mean, half, again=time > 0))
+    return made
+
+
+def seeds_together(
+    runs: Sequence[RunSummary], keys: Sequence[Hashable]
+) -> list[tuple[list[int], int]]:
+    """Return (numbers of runs with equal keys, number of earlier lists with this key).
+
+    A list has each pair of seeds once, because a repeated run is not an independent sample.
+    """
+    groups: dict[tuple[Hashable, int], list[int]] = {}
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for number, (run, key) in enumerate(zip(runs, keys, strict=True)):
+        seeds = (key, *(run.flat[name] for name in SEEDS))
+        groups.setdefault((key, seen[seeds]), []).append(number)
+        seen[seeds] += 1
+    return [(numbers, time) for (_, time), numbers in groups.items()]
+
+
+def common_name(numbers: Sequence[int], names: Sequence[str]) -> str:
+    """Return a name for some names: their prefix and "…", if no other name has this prefix."""
+    mine = [names[number] for number in numbers]
+    if len(mine) == 1:
+        return mine[0]
+    prefix = os.path.commonprefix(mine)
+    alone = sum(name.startswith(prefix) for name in names) == len(mine)
+    return f"{prefix}…" if prefix and alone else f"{mine[0]}, …"
+
+
+def mark_best(groups: Sequence[Group], higher: bool, comparable: bool) -> list[Group]:
+    """Return the groups in the order of their means; if `comparable`, the best one is marked."""
+    sign = -1 if higher else 1
+
+    def rank(one: Group) -> tuple[bool, float]:
+        known = one.mean is not None and not math.isnan(one.mean)
+        return not known, sign * (one.mean or 0.0) if known else 0.0
+
+    ordered = sorted(groups, key=rank)
+    if not comparable or len(ordered) < 2 or rank(ordered[0])[0]:
+        return ordered
+    best = ordered[0].mean
+    return [replace(one, best=one.mean == best) for one in ordered]
+
+
+def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the keys that differ, in the order of the recipe.
+
+    A key that only another kind of model or task has is left out, because the kind is shown;
+    so is one of a validation that other runs lack.
+    """
+
+    def differs(key: str) -> bool:
+        kind = f"{key.partition('.')[0]}.kind"
+        values = {canonical_digest(one[key]) for one in settings if key in one}
+        have = {one.get(kind) for one in settings if key in one}
+        lack = {one.get(kind) for one in settings if key not in one}
+        return len(values) > 1 or bool((have & lack) - {None})
+
+    return [key for key in dict.fromkeys(k for one in settings for k in one) if differs(key)]
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean of independent values, and half the width of its 95 % interval.
+
+    For n values it is t · s / √n, where s is their standard deviation and t the quantile with n - 1
+    degrees of freedom (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2). There is no
+    interval for a single value, or if values are not finite.
+    """
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2 or not math.isfinite(mean):
+        return mean, None
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    quantile = float(plugins.require("scipy.special").stdtrit(count - 1, 0.975))
+    return mean, quantile * math.sqrt(variance / count)

@@ -1,0 +1,268 @@
+"""Summaries of runs for tables and figures, read from their folders without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.files import machine_errors
+from tokmill.report.describe.recogniser import Facts, read_header
+from tokmill.store.manifest import read_json
+from tokmill.store.schema import Schema
+from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.scores import Measures
+from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
+from tokmill.training.recipe.kinds import DEFAULT_KINDS, LEARNED
+from tokmill.training.recipe.read_recipe import RECIPE, flatten, read_recipe
+from tokmill.training.runs.trackers import METRICS, read_metrics
+
+FACTS = "schema.json"
+DEPTH = 3
+"""Depth to which a folder is searched for runs: an experiment, a setting, a seed."""
+DEFAULTS = msgspec.to_builtins(
+    {"data": DataConfig(), "optim": OptimConfig(), "run": RunConfig()}
+    | {name: {"kind": kind} for name, kind in DEFAULT_KINDS.items() if name in LEARNED}
+)
+
+
+class Known(msgspec.Struct, frozen=True):
+    """Facts of the store that a run learned from, as far as they are shown."""
+
+    fingerprint: str = ""
+    columns: dict[str, int] = {}
+    schema: Schema = {}
+    vocabularies: dict[str, Vocabulary] = {}
+    measures: Measures = Measures()
+
+
+class Final(msgspec.Struct, frozen=True):
+    """Facts of the final weights of a run, as far as they are shown."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Facts of a run that are known without its weights."""
+
+    path: Path
+    recipe: dict[str, Any]
+    flat: dict[str, Any]
+    """Key of the recipe, such as "optim.lr" → value; missing keys have their defaults."""
+    known: Known
+    entries: list[Facts]
+    """The lines of its metrics."""
+    checkpoints: list[str]
+    """Names of checkpoints, oldest first."""
+    final: Final | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done. Final weights may be older than a larger number of steps.
+
+        An imported run has no store, so it has no steps.
+        """
+        if self.final is None:
+            return False
+        return self.final.step >= self.steps or not self.flat["data.train"]
+
+    @property
+    def step(self) -> int:
+        """The last step that is known to be done."""
+        saved = [int(name.partition("-")[2]) for name in self.checkpoints[-1:]]
+        return max([int(entry["step"]) for entry in self.entries[-1:]] + saved, default=0)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps; 0: the recipe is damaged."""
+        steps = self.flat["run.steps"]
+        return steps if isinstance(steps, int) else 0
+
+    @property
+    def state(self) -> str:
+        """The state in words: finished, at which step, or not begun."""
+        if self.finished:
+            return "finished"
+        return f"step {self.step:,} of {self.steps:,}" if self.step else "not begun"
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The last value of each metric."""
+        return {k: v for entry in self.entries for k, v in entry.items() if k != "step"}
+
+    @property
+    def vocabularies(self) -> dict[str, str]:
+        """Column → sha256 of its vocabulary."""
+        return {name: found.sha256 for name, found in self.known.vocabularies.items()}
+
+    @property
+    def measures(self) -> Measures:
+        """The measures of its task."""
+        return self.known.measures
+
+    @property
+    def sampling(self) -> str:
+        """The command that samples it; "": it cannot be sampled (`inference.sample`)."""
+        columns, known = self.known.columns, self.known
+        if not self.measures.continues:
+            return ""
+        names = [known.schema[name].vocab for name in columns if name in known.schema]
+        coders = [known.vocabularies[name].coder for name in names if name in known.vocabularies]
+        if not coders and len(columns) == 1:
+            return f"tokmill sample {self.path} --ids 1,2,3"
+        if not coders or len(coders) < len(columns):
+            return ""
+        prompt = "TEXT" if coders[0] == "tokenizer" else '"55 48 89 e5"'
+        return f"tokmill sample {shlex.quote(str(self.path))} --prompt {prompt}"
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of weights; None: there are none yet, or their file cannot be read."""
+        place = self.path / "checkpoints" / self.checkpoints[-1] if self.checkpoints else None
+        place = self.path / "model" if self.final is not None else place
+        if place is None:
+            return None
+        try:
+            _, header = read_header(place / "model.safetensors")
+            sizes: list[int] = [math.prod(entry["shape"]) for entry in header.values()]
+        except (ValueError, KeyError, TypeError, MachineError):
+            return None
+        return sum(sizes)
+
+    @property
+    def best(self) -> Facts:
+        """The lowest validation loss, its step, and whether its weights are kept; {}: none."""
+        points = [point for point in self.points("val_loss") if math.isfinite(point[1])]
+        if not points:
+            return {}
+        step, value = min(points, key=lambda point: point[1])
+        kept = (self.path / "best/model.safetensors").exists()
+        return {"val_loss": value, "step": step, "weights_kept": kept}
+
+    @property
+    def checkpoint(self) -> Facts:
+        """The state of the newest checkpoint; {}: there is none."""
+        for name in self.checkpoints[-1:]:
+            # A running training may have removed it in the meantime.
+            with contextlib.suppress(TokmillError):
+                file = self.path / "checkpoints" / name / "state.json"
+                found: Facts = read_json(file, dict[str, Any])
+                return found
+        return {}
+
+    @property
+    def changed(self) -> float:
+        """When its metrics, or else its recipe, last changed, in seconds since 1970."""
+        file = self.path / (METRICS if self.entries else RECIPE)
+        with machine_errors("read", file):
+            return file.stat().st_mtime
+
+    def points(self, metric: str) -> list[tuple[int, float]]:
+        """Return (step, value) of each logged value of a metric; nan if it was not finite."""
+        return [
+            (int(entry["step"]), math.nan if entry[metric] is None else float(entry[metric]))
+            for entry in self.entries
+            if metric in entry and isinstance(entry[metric], int | float | None)
+        ]
+
+
+def is_run(path: Path) -> bool:
+    """Say whether a folder is that of a training."""
+    return (path / RECIPE).is_file() and (path / FACTS).is_file()
+
+
+def find_runs(path: Path, depth: int = DEPTH) -> list[Path]:
+    """Return the folder if it is a run, else the runs in it and in folders below, by name."""
+    if is_run(path):
+        return [path]
+    inside: list[str] = []
+    if depth:
+        # Unreadable folders are skipped.
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            inside = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    return [run for name in inside for run in find_runs(path / name, depth - 1)]
+
+
+def read_run(path: Path) -> RunSummary:
+    """Return the summary of a run.
+
+    Raises:
+        TokmillError: its recipe or its facts of the store are damaged.
+        MachineError: a file cannot be read.
+    """
+    recipe = read_recipe(path)
+    flat = flatten(recipe)
+    saved = sorted(entry.name for entry in (path / "checkpoints").glob("step-*"))
+    final = path / "model/config.json"
+    return RunSummary(
+        path=path,
+        recipe=recipe,
+        flat=flat | {key: value for key, value in flatten(DEFAULTS).items() if key not in flat},
+        known=read_json(path / FACTS, Known),
+        entries=metrics(path),
+        checkpoints=saved,
+        final=read_json(final, Final) if final.exists() else None,
+    )
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunSummary]:
+    """Return the runs that paths name, each a run or a folder of runs, each run once.
+
+    Raises:
+        TokmillError: a path does not exist or holds no run, or a run is damaged.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        runs = find_runs(path)
+        if not runs:
+            raise TokmillError(
+                "there is no such folder" if not path.exists() else "the folder holds no run",
+                where=str(path),
+                hint="give the folder of a run, or one that holds runs; "
+                "`tokmill train STORE -o RUN` makes one",
+            )
+        for run in runs:
+            found.setdefault(run.resolve(), run)
+    return [read_run(run) for run in found.values()]
+
+
+def metrics(path: Path) -> list[Facts]:
+    """Return the lines of a run's metrics.jsonl; [] without the file."""
+    file = path / METRICS
+    return list[Facts](read_metrics(file)) if file.is_file() else []
+
+
+def listing(folder: Path) -> list[Facts]:
+    """Return a row of facts for each run in a folder, in the order of their last change."""
+    rows: list[tuple[float, Facts]] = []
+    for path in find_runs(folder):
+        row: Facts = {"name": str(path.relative_to(folder))}
+        try:
+            run = read_run(path)
+        except TokmillError as error:
+            rows.append((0.0, {**row, "state": "damaged", "problem": error.what}))
+            continue
+        latest = run.latest
+        rate = latest.get("tokens_per_second")
+        row |= {
+            "state": run.state,
+            "model": run.flat["model.kind"],
+            "parameters": run.parameters,
+            "loss": latest.get("loss"),
+            "val_loss": latest.get("val_loss"),
+            "bits_per_byte": latest.get("val_bits_per_byte"),
+            "tokens_per_second": None if rate is None else round(rate),
+            "when": datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        rows.append((run.changed, row))
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]

@@ -1,0 +1,4 @@
+"""What `inspect` says of any file or folder.
+
+Read `inspect` first.
+"""

@@ -1,0 +1,386 @@
+"""Recognises files of other programs: token files, arrays, text, pickles."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import re
+import shlex
+import zipfile
+import zlib
+from collections.abc import Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.base.bounds import bounded
+from tokmill.base.errors import MissingExtraError
+from tokmill.base.files import machine_errors, read_file
+from tokmill.base.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
+from tokmill.report.describe.describe_programs import graph, program
+from tokmill.report.describe.pickles import read_pickle
+from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
+
+LLMC = {20240520: ("uint16", 2), 20240801: ("uint32", 4)}
+"""Magic number of llm.c → type of a token (karpathy/llm.c, `dev/data/data_common.py`)."""
+MEGATRON = b"MMIDIDX\x00\x00"
+MEGATRON_TYPES = {
+    1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32",
+    8: "uint16",
+}  # fmt: skip
+"""Codes of Megatron-LM's `.idx` (`megatron/core/datasets/indexed_dataset.py`)."""
+
+INTERVAL = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?P<line>T\s*:\d+:\d+[\s:])")
+"""Beginning of a file of basic block vectors, after comments."""
+LEARN = "--vocab-size 8192"
+"""Option of a build that trains a tokenizer first."""
+STRINGS = ("string", "large_string")
+TEXTS = {
+    ".mlir": ("mlir", "an MLIR module", "tokmill build mlir {} -o STORE"),
+    ".tsv": (
+        "tsv",
+        "lines of cells between tabs",
+        "tokmill build tsv {} --tokenizer TOKENIZER -o STORE",
+    ),
+}
+"""Suffix of texts of a known kind → kind, description, and the command that reads them."""
+USUAL = ("content", "body", "document", "raw_content", "code", "story")
+"""Usual names of text fields in data sets."""
+
+
+def empty(look: Look) -> Facts | None:
+    """A file without content."""
+    return None if look.size else {"kind": "empty file", "what": "a file without content"}
+
+
+def pickle(look: Look) -> Facts | None:
+    """A pickle, read as data; a pickle inside a zip of PyTorch is not read."""
+    proto = look.head[1] if look.head[:1] == b"\x80" and len(look.head) > 2 else 0
+    named = look.suffix in (".pkl", ".pickle")
+    if 2 <= proto <= 5 and tail(look) == b"." and (named or proto < 4 or look.head[2] == 0x95):
+        return read_pickle(look, f"a pickle (protocol {proto})")
+    if named:
+        return read_pickle(look, "a pickle by its name")
+    if any(name.endswith("data.pkl") for name in _members(look)):
+        what = "a PyTorch file, which holds a pickle; it is not opened"
+        return {"kind": "pickle", "what": what, "bytes": look.size}
+    return None
+
+
+def npz(look: Look) -> Facts | None:
+    """A numpy archive: its arrays' shapes and types from their headers."""
+    names = _members(look)
+    if not names or not all(name.endswith(".npy") for name in names):
+        return None
+    arrays: list[Facts] = []
+    with (
+        machine_errors("read", look.path),
+        bounded(look.path),
+        zipfile.ZipFile(look.path) as archive,
+    ):
+        for name in names:
+            try:
+                with archive.open(name) as member:
+                    found = _array_header(member)
+            except ZIP_ERRORS as error:
+                found = {"problem": f"it cannot be read: {error}"}
+            arrays.append({"name": name.removesuffix(".npy"), **found})
+    facts: Facts = {"kind": "npz", "what": "a numpy archive", "bytes": look.size, "arrays": arrays}
+    if {"input_ids", "attention_mask"} <= {array["name"] for array in arrays}:
+        facts["what"] = "a numpy archive of padded windows"
+        facts["next"] = f"tokmill build npz {look.quoted} -o STORE"
+    return facts
+
+
+def npy(look: Look) -> Facts | None:
+    """A numpy array."""
+    if not look.head.startswith(b"\x93NUMPY"):
+        return None
+    header = _array_header(io.BytesIO(look.head))
+    return {"kind": "npy", "what": "a numpy array", "bytes": look.size, **header}
+
+
+def llmc(look: Look) -> Facts | None:
+    """A shard of llm.c: 256 int32 of header, then tokens."""
+    if len(look.head) < 1024:
+        return None
+    header = np.frombuffer(look.head[:1024], "<i4")
+    if int(header[0]) not in LLMC or not 0 <= header[1] < 100:
+        return None
+    dtype, width = LLMC[int(header[0])]
+    promised, there = int(header[2]), (look.size - 1024) // width
+    facts: Facts = {
+        "kind": "llm.c tokens",
+        "what": "a token file of llm.c",
+        "bytes": look.size,
+        "dtype": dtype,
+        "tokens": promised,
+        "next": f"tokmill build bin {look.quoted} -o STORE",
+    }
+    if there != promised:
+        facts["problem"] = f"the header says {promised:,} tokens, but the file has {there:,}"
+    return facts
+
+
+def megatron_index(look: Look) -> Facts | None:
+    """The index of a Megatron pair."""
+    if not look.head.startswith(MEGATRON) or len(look.head) < 34:
+        return None
+    code = look.head[17]
+    sequences, documents = (int(n) for n in np.frombuffer(look.head[18:34], "<u8"))
+    data = look.path.with_suffix(".bin")
+    facts: Facts = {
+        "kind": "Megatron index",
+        "what": "the index of a Megatron-LM token file",
+        "bytes": look.size,
+        "dtype": MEGATRON_TYPES.get(code, f"unknown (code {code})"),
+        "sequences": sequences,
+        "documents": max(documents - 1, 0),
+        "tokens_in": str(data),
+    }
+    if data.exists():
+        facts["next"] = f"tokmill build megatron {look.quoted} -o STORE"
+    else:
+        facts["problem"] = "its .bin file is missing"
+    return facts
+
+
+def datatrove(look: Look) -> Facts | None:
+    """Tokens of datatrove; the file `.ds.index` has the ends of documents."""
+    if look.suffix != ".ds":
+        return None
+    index = look.path.with_name(look.path.name + ".index")
+    facts: Facts = {"kind": "datatrove tokens", "what": "a token file of datatrove"}
+    facts["bytes"] = look.size
+    if not index.exists():
+        return {**facts, "problem": f"its index {index.name} is missing"}
+    raw = read_file(index)
+    ends = np.frombuffer(raw[: len(raw) // 8 * 8], "<u8")
+    tokens = int(ends[-1]) if len(ends) else 0
+    facts |= {"documents": len(ends), "tokens": tokens}
+    width = look.size / tokens if tokens else 0
+    if width in (2, 4):
+        facts["dtype"] = f"uint{8 * int(width)}"
+        facts["next"] = f"tokmill build datatrove {look.quoted} -o STORE"
+    else:
+        facts["problem"] = f"{look.size:,} bytes do not fit the {tokens:,} tokens of the index"
+    return facts
+
+
+def parquet(look: Look) -> Facts | None:
+    """A Parquet file: rows and columns, where pyarrow is installed."""
+    if look.head[:4] != b"PAR1":
+        return None
+    facts: Facts = {"kind": "parquet", "what": "a Parquet file", "bytes": look.size}
+    try:
+        reader = plugins.require("pyarrow.parquet")
+    except MissingExtraError as error:
+        return {**facts, "problem": f"its columns are not shown: {error.what}", "hint": error.hint}
+    try:
+        with machine_errors("read", look.path):
+            meta = reader.read_metadata(look.path)
+            schema = meta.schema.to_arrow_schema()
+            columns = [{"name": field.name, "type": str(field.type)} for field in schema]
+    except arrow_errors(plugins.require("pyarrow")) as error:
+        return {**facts, "problem": f"it cannot be read: {error}"}
+    facts |= {
+        "rows": meta.num_rows,
+        "row_groups": meta.num_row_groups,
+        "columns": columns,
+    }
+    strings = [field.name for field in schema if str(field.type) in STRINGS]
+    lists = [field.name for field in schema if str(field.type).startswith(("list", "large_list"))]
+    if strings:
+        facts["next"] = f"tokmill build parquet {look.quoted}{_field(strings)} {LEARN} -o STORE"
+    elif lists:
+        facts["next"] = f"tokmill build parquet-tokens {look.quoted} -o STORE"
+    return facts
+
+
+def compressed(look: Look) -> Facts | None:
+    """A gzip or zstd stream, and the kind of its content."""
+    inner, name = b"", ""
+    if look.head[:2] == b"\x1f\x8b":
+        name = "gzip"
+        try:
+            inner = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(look.head, HEAD)
+        except (zlib.error, gzip.BadGzipFile) as error:
+            return {"kind": "gzip", "what": "a damaged gzip stream", "problem": str(error)}
+    elif look.head[:4] == b"\x28\xb5\x2f\xfd":
+        name = "zstd"
+        try:
+            zstandard = plugins.require("zstandard")
+        except MissingExtraError as error:
+            return {"kind": "zstd", "what": "a zstd stream", "bytes": look.size,
+                    "problem": error.what, "hint": error.hint}  # fmt: skip
+        try:
+            with zstandard.ZstdDecompressor().stream_reader(look.head) as stream:
+                inner = stream.read(HEAD)
+        except zstandard.ZstdError as error:
+            return {"kind": "zstd", "what": "a damaged zstd stream", "problem": str(error)}
+    if not name:
+        return None
+    more = len(inner) == HEAD or look.size > HEAD
+    hidden = Look(look.path, inner, len(inner) + more)
+    held: Facts = next(
+        (f for f in (r(hidden) for r in (block_vectors, jsonl, text)) if f), {"kind": "binary data"}
+    )
+    facts: Facts = {"kind": name, "what": f"a {name} stream of {held['kind']}", "bytes": look.size}
+    # Builds read compressed files, so the next command is the same.
+    return facts | {key: held[key] for key in ("fields", "first_record", "next") if key in held}
+
+
+def jsonl(look: Look) -> Facts | None:
+    """JSON Lines: the fields of the first record."""
+    head = look.head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    line, newline, _ = head.partition(b"\n")
+    named = bool({".jsonl", ".ndjson"} & {suffix.lower() for suffix in look.path.suffixes})
+    try:
+        record = loads_json(line)
+    except ValueError as error:
+        if not named:
+            return None
+        cut = not newline and look.size > len(look.head)
+        why = f"its first line is longer than {HEAD:,} bytes" if cut else f"line 1: {error}"
+        return {"kind": "jsonl", "what": "JSON Lines by its name", "bytes": look.size,
+                "problem": why}  # fmt: skip
+    if not isinstance(record, dict):
+        return None
+    facts: Facts = {
+        "kind": "jsonl",
+        "what": "JSON Lines",
+        "bytes": look.size,
+        "fields": {key: type(value).__name__ for key, value in record.items()},
+        "first_record": shorten(record),
+    }
+    strings = _strings(facts["fields"])
+    if _is_chat(record):
+        facts["next"] = f"tokmill build chat {look.quoted} {LEARN} -o STORE"
+    elif strings:
+        facts["next"] = f"tokmill build jsonl {look.quoted}{_field(strings)} {LEARN} -o STORE"
+    return facts
+
+
+def block_vectors(look: Look) -> Facts | None:
+    """Basic block vectors, an interval a line."""
+    begin = INTERVAL.match(look.head)
+    if begin is None:
+        return None
+    line = look.head[begin.start("line") :].partition(b"\n")[0]
+    return {
+        "kind": "basic block vectors",
+        "what": "basic block vectors, an interval a line",
+        "bytes": look.size,
+        "first_record": shorten(line.decode("latin-1")),
+        "next": f"tokmill build bbv {look.quoted} -o STORE",
+    }
+
+
+def _is_chat(record: dict[str, Any]) -> bool:
+    """Say whether a line holds a list of messages."""
+    lists = [value for value in record.values() if isinstance(value, list) and value]
+    return any(isinstance(each[0], dict) and {"role", "from"} & each[0].keys() for each in lists)
+
+
+def text(look: Look) -> Facts | None:
+    """UTF-8 text."""
+    if b"\x00" in look.head:
+        return None
+    try:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        decoded = decoder.decode(look.head, final=look.size <= len(look.head))
+    except UnicodeDecodeError:
+        return None
+    if look.suffix in TEXTS:
+        kind, what, command = TEXTS[look.suffix]
+        return {"kind": kind, "what": what, "bytes": look.size,
+                "first_record": shorten(decoded.partition("\n")[0]),
+                "next": command.format(look.quoted)}  # fmt: skip
+    documents = decoded.split("<|endoftext|>")
+    return {
+        "kind": "text",
+        "what": "text in UTF-8",
+        "bytes": look.size,
+        "separators": "<|endoftext|>" if len(documents) > 1 else "none seen",
+        "first_record": shorten(documents[0]),
+        "next": f"tokmill build text {look.quoted} {LEARN} -o STORE",
+    }
+
+
+def onnx(look: Look) -> Facts | None:
+    """An ONNX model: a protocol buffer that begins with the version of its format."""
+    if look.suffix != ".onnx" or look.head[:1] != b"\x08":
+        return None
+    return {"kind": "onnx", "what": "an ONNX model", "bytes": look.size,
+            "next": f"tokmill build mlir {look.quoted} -o STORE"}  # fmt: skip
+
+
+def raw_tokens(look: Look) -> Facts | None:
+    """A token file without header: its bytes are read as uint16 or as uint32."""
+    if look.suffix not in (".bin", ".npy"):
+        return None
+    facts: Facts = {"kind": "raw tokens", "what": "a file of bare tokens by its name; it has no "
+                    "known header", "bytes": look.size}  # fmt: skip
+    if look.path.with_suffix(".idx").exists():
+        facts["what"] = "the tokens of a Megatron-LM pair"
+        index = shlex.quote(str(look.path.with_suffix(".idx")))
+        facts["next"] = f"tokmill build megatron {index} -o STORE"
+        return facts
+    if look.size % 2:
+        return {**facts, "problem": "an odd number of bytes holds neither uint16 nor uint32 tokens"}
+    short = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2")
+    # The upper half of small 32-bit numbers is 0.
+    wide = look.size % 4 == 0 and len(short) and np.mean(short[1::2] < 16) > 0.99
+    dtype = "uint32" if wide else "uint16"
+    ids = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u4" if wide else "<u2")
+    return {
+        **facts,
+        "guess": f"{dtype}, {look.size // (4 if wide else 2):,} tokens",
+        "largest_seen": int(ids.max()) if len(ids) else 0,
+        "first_ids": ids[:16].tolist(),
+        "next": f"tokmill build bin {look.quoted}{' --dtype u4' * bool(wide)} -o STORE",
+    }
+
+
+def _strings(fields: Facts) -> list[str]:
+    """Return the fields of a record that hold text."""
+    return [name for name, kind in fields.items() if kind == "str"]
+
+
+def _field(strings: Sequence[str]) -> str:
+    """Return the option that names the field of the documents, if it is not the default one."""
+    if {"title", "text"} & set(strings):
+        return ""
+    usual = [name for name in USUAL if name in strings]
+    return f" --field {shlex.quote((usual or strings)[0])}"
+
+
+def _members(look: Look) -> list[str]:
+    if look.head[:4] not in (b"PK\x03\x04", b"PK\x05\x06"):
+        return []
+    try:
+        with machine_errors("read", look.path), zipfile.ZipFile(look.path) as archive:
+            return archive.namelist()
+    except ZIP_ERRORS:
+        return []
+
+
+def _array_header(stream: IO[bytes]) -> Facts:
+    try:
+        shape, _, dtype = array_header(stream)
+    except ZIP_ERRORS as error:
+        return {"problem": f"its header cannot be read: {error}"}
+    facts: Facts = {"shape": list(shape), "dtype": str(dtype)}
+    if dtype.hasobject:
+        facts["problem"] = "it holds Python objects (a pickle), which will not be opened"
+    return facts
+
+
+FOREIGN: list[Recogniser] = [
+    empty, npz, npy, pickle, llmc, megatron_index, datatrove, graph, parquet, program, onnx,
+    compressed,
+]  # fmt: skip
+"""Recognised by first bytes. `LOOSE` is tried last, because many files could be text or tokens."""
+LOOSE: list[Recogniser] = [raw_tokens, block_vectors, jsonl, text]

@@ -1,0 +1,263 @@
+"""Describes a file or folder of any kind: a table of recognisers, one for each kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from tokmill import plugins
+from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.base.files import machine_errors, read_file
+from tokmill.base.headers import loads_toml
+from tokmill.base.progress import human_count
+from tokmill.formats.datasets_folders import DICT, STATE
+from tokmill.report.comparison.run_summaries import listing
+from tokmill.report.describe.artefacts import (
+    checkpoint,
+    log,
+    manifest,
+    plan,
+    receipt,
+    run,
+    shard,
+    store,
+)
+from tokmill.report.describe.describe_programs import vocabulary, vocabulary_folder
+from tokmill.report.describe.foreign import FOREIGN, LOOSE
+from tokmill.report.describe.recogniser import ENTRIES, Facts, Look, Recogniser, open_look, shorten
+from tokmill.store.vocab import find_roles
+from tokmill.text.seen_keys import how_to_split
+
+MADE = {"diff": "diff", "similarity": "similarity eval"}
+"""Value of `format` in JSON that tokmill writes → the command."""
+KINDS = {
+    **dict.fromkeys([".jsonl", ".ndjson"], "jsonl"),
+    **dict.fromkeys([".parquet", ".arrow", ".feather"], "parquet"),
+    **dict.fromkeys([".txt", ".md", ".rst", ".py", ".c", ".h", ".rs", ".go", ".js"], "text"),
+}
+"""Suffix of most files in a folder → the kind of build that reads them."""
+
+
+def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) -> Facts:
+    """Return the description of a path: `kind`, `what` in words, and the facts of that kind.
+
+    `problem` is present if something is wrong, `next` if a command can use it. `entries`: number of
+    entries of a pickle that are shown. Nothing is changed, and no code of a pickle is run. Unless
+    `quiet`, progress is shown for long pickles.
+
+    Raises:
+        TokmillError: there is no such path, or a store or run in it is damaged.
+        MachineError: it cannot be read.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise TokmillError(
+            "there is no such file or folder",
+            where=str(path),
+            hint="relative paths begin at the working directory",
+        )
+    if not path.is_dir() and not path.is_file():
+        raise TokmillError(
+            "is neither a file nor a folder",
+            where=str(path),
+            hint="write the data of a pipe or a device to a file first",
+        )
+    look = replace(Look(path) if path.is_dir() else open_look(path), entries=entries, quiet=quiet)
+    for recogniser in FOLDERS if path.is_dir() else FILES:
+        facts = recogniser(look)
+        if facts is not None:
+            return {"kind": facts.pop("kind"), "path": str(path), **facts}
+    return {
+        "kind": "unknown",
+        "path": str(path),
+        "what": "unknown to tokmill: neither text nor one of the token formats",
+        "bytes": look.size,
+        "first_bytes": look.head[:16].hex(" "),
+    }
+
+
+def tokenizer_folder(look: Look) -> Facts | None:
+    """A folder with a tokenizer in it, and what else tokmill knows there."""
+    facts = tokenizer_in(look.path)
+    if facts is None:
+        return None
+    inside = contents(look.path)
+    beside = f", beside {in_words(inside)}" if inside else ""
+    return {**facts, "what": f"{facts['what']}, in its folder{beside}", **inside}
+
+
+def tokenizer_in(folder: Path) -> Facts | None:
+    """Describe the tokenizer in a folder; None: there is none."""
+    if (folder / "tokenizer.json").is_file():
+        return tokenizer(open_look(folder / "tokenizer.json"))
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return other_tokenizer(Look(folder / "vocab.json"))
+    return None
+
+
+def contents(folder: Path) -> Facts:
+    """Return lists `stores`, `tokenizers` and `runs` of what is in a folder, without empty ones."""
+    with machine_errors("read", folder):
+        inside = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    stores, tokenizers = [], []
+    for path in inside:
+        row: Facts = {"name": path.name}
+        try:
+            if found := store(Look(path)):
+                stores.append(row | {key: found[key] for key in ("kind", "records", "tokens")})
+            elif found := tokenizer_in(path):
+                kept = ("model", "size", "merges", "problem")
+                tokenizers.append(row | {key: found[key] for key in kept if key in found})
+        except TokmillError as error:
+            stores.append({**row, "kind": "damaged", "problem": error.what})
+    lists = {"stores": stores, "tokenizers": tokenizers, "runs": listing(folder)}
+    return {name: rows for name, rows in lists.items() if rows}
+
+
+def in_words(inside: Facts) -> str:
+    """Return a text such as "2 stores, 1 tokenizer" for these lists."""
+    return ", ".join(human_count(len(rows), name[:-1]) for name, rows in inside.items())
+
+
+def other_folder(look: Look) -> Facts:
+    """A folder of something else: the stores, tokenizers and runs in it, and names by suffix."""
+    with machine_errors("read", look.path):
+        names = sorted(entry.name for entry in look.path.iterdir())
+    inside = contents(look.path)
+    facts: Facts = {"kind": "folder", "what": "an empty folder"}
+    if inside:
+        facts["what"] = f"a folder of {in_words(inside)}"
+    elif names:
+        facts["what"] = "a folder that is neither a store nor a run"
+    roots = {Path(row["name"]).parts[0] for row in inside.get("runs", [])}
+    if roots and roots == set(names):
+        facts["kind"] = "runs"
+    else:
+        suffixes = Counter(Path(name).suffix or "no suffix" for name in names)
+        facts["entries"] = len(names)
+        facts["suffixes"] = dict(suffixes.most_common(10))
+        facts["first"] = names[:10]
+    if roots:
+        facts["next"] = f"tokmill compare {look.quoted}"
+    elif not inside and (DICT in names or {STATE, "dataset_info.json"} <= set(names)):
+        facts["what"] = "a folder that `datasets` saved"
+        facts["next"] = f"tokmill build parquet {look.quoted} --vocab-size 8192 -o STORE"
+    elif not inside:
+        most = Counter(Path(name).suffix.lower() for name in names).most_common(1)
+        if most and (kind := KINDS.get(most[0][0])):
+            facts["next"] = f"tokmill build {kind} {look.quoted} --vocab-size 8192 -o STORE"
+    return {**facts, **inside}
+
+
+def tokenizer(look: Look) -> Facts | None:
+    """A tokenizer.json."""
+    if not isinstance(look.json, dict) or not isinstance(look.json.get("model"), dict):
+        return None
+    model = look.json["model"]
+    vocab = model.get("vocab")
+    if not isinstance(vocab, dict | list):
+        return None
+    added = {
+        token["content"]: token["id"]
+        for token in look.json.get("added_tokens") or []
+        if isinstance(token, dict)
+        and isinstance(token.get("id"), int)
+        and isinstance(token.get("content"), str)
+    }
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    facts: Facts = {
+        "kind": "tokenizer",
+        "what": "a tokenizer (tokenizer.json)",
+        "model": model.get("type") or "BPE",
+        "size": max([*(i for i in ids if isinstance(i, int)), *added.values()], default=-1) + 1,
+        "merges": len(model.get("merges") or []),
+        "added_tokens": shorten(dict(sorted(added.items(), key=lambda pair: pair[1])[:50])),
+    }
+    try:
+        facts["roles"] = find_roles(added)
+    except TokmillError as error:
+        facts["problem"] = error.what
+    return {**facts, "next": f"tokmill build text INPUT --tokenizer {look.quoted} -o STORE"}
+
+
+def other_tokenizer(look: Look) -> Facts | None:
+    """A tokenizer in another format: GPT-2's pair, tiktoken ranks, SentencePiece."""
+    named = look.path.name.endswith(("vocab.json", "merges.txt", "tekken.json"))
+    versioned = ".model" in look.path.suffixes[-2:]
+    if look.suffix != ".tiktoken" and not versioned and not named:
+        return None
+    try:
+        found = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_file(look.path)
+    except MissingExtraError as error:
+        return {"kind": "tokenizer", "what": "a tokenizer by its name", "problem": error.what,
+                "hint": error.hint}  # fmt: skip
+    except MachineError:
+        raise
+    except TokmillError as error:
+        return {"kind": "tokenizer", "what": "a tokenizer by its name", "problem": error.what}
+    return {
+        "kind": "tokenizer",
+        "what": "a tokenizer",
+        "size": found.size,
+        "merges": len(found.merges),
+        "special_tokens": shorten(found.specials),
+        "next": f"tokmill build text INPUT --tokenizer {look.quoted} -o STORE",
+    }
+
+
+def other_json(look: Look) -> Facts | None:
+    """JSON of another kind."""
+    if look.json is None:
+        if look.suffix != ".json":
+            return None
+        return {"kind": "json", "what": "JSON by its name", "bytes": look.size,
+                "problem": "it cannot be read: it is damaged or cut off"}  # fmt: skip
+    if isinstance(look.json, dict) and ".jsonl" not in look.path.suffixes:
+        keys = list(look.json)
+        made = str(look.json.get("format")).removeprefix("tokmill.")
+        what = f"what `tokmill {MADE[made]}` found" if made in MADE else "a JSON object"
+        return {
+            "kind": made if made in MADE else "json",
+            "what": what,
+            "bytes": look.size,
+            "keys": keys[:30],
+        }
+    if isinstance(look.json, list):
+        facts = {"kind": "json", "what": "a JSON list", "bytes": look.size,
+                 "entries": len(look.json)}  # fmt: skip
+        if look.json and isinstance(look.json[0], dict):
+            facts["next"] = how_to_split(str(look.path))
+        return facts
+    return None
+
+
+def recipe(look: Look) -> Facts | None:
+    """A recipe, or other TOML."""
+    if look.suffix != ".toml":
+        return None
+    facts: Facts = {"kind": "toml", "what": "TOML, but not a recipe", "bytes": look.size}
+    try:
+        value = loads_toml(read_file(look.path).decode())
+    except ValueError as error:
+        return {**facts, "what": "TOML by its name", "problem": str(error)}
+    if "source" in value:
+        facts |= {"kind": "recipe", "what": f"a recipe of a {value['source']} build",
+                  "next": f"tokmill build {look.quoted} -o STORE"}  # fmt: skip
+    elif value.keys() & {"data", "model", "task", "optim", "run"}:
+        facts |= {"kind": "recipe", "what": "a recipe of a training",
+                  "next": f"tokmill train {look.quoted} -o RUN"}  # fmt: skip
+    elif "extends" in value:
+        facts |= {"kind": "recipe", "what": f"a recipe that extends {value['extends']}",
+                  "next": f"tokmill recipe show {look.quoted}"}  # fmt: skip
+    return {**facts, "content": shorten(value)}
+
+
+FOLDERS: list[Recogniser] = [
+    store, run, checkpoint, tokenizer_folder, vocabulary_folder, other_folder,
+]  # fmt: skip
+FILES: list[Recogniser] = [
+    log, *FOREIGN, shard, receipt, manifest, plan, tokenizer, other_tokenizer, vocabulary,
+    other_json, recipe, *LOOSE,
+]  # fmt: skip
+"""The first recogniser that does not return None decides."""

@@ -1,0 +1,4 @@
+"""Figures and pages.
+
+Read `page` first.
+"""

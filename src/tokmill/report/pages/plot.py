@@ -1,0 +1,305 @@
+"""Draws figures with matplotlib; no other file imports it."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError
+from tokmill.base.files import make_folder, write_file
+from tokmill.formats.notes import write_noted
+from tokmill.report.pages.figures import (
+    HIGHEST,
+    LOWEST,
+    Figure,
+    Series,
+    each_length,
+    make,
+    write_csv,
+)
+
+COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
+"""Colours of medium lightness, which are visible on white and on black."""
+INK = "#0a0b0c"
+"""Colour of axes and text; a page replaces it by its own, so no other colour is equal."""
+SIZE = (7.2, 4.2)
+WIDER = 2.6
+"""Additional width, in points, of a line that is covered by others."""
+NEAR, NEAR_LOG = 0.005, 0.05
+"""Largest distance of covered lines: a share of the axis, or of the value if it is logarithmic."""
+FEW, FEWEST = 40, 1
+"""Curves with at most so many points have marks; a curve of one point has a large one."""
+SHAPES = ("o", "^", "s", "D")
+"""Marks of points, one after the other for each round of the colours."""
+MANY = 300
+"""More points than these are small."""
+UNSAID: dict[str, dict[str, None]] = {
+    "svg": {"Date": None},
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""Metadata that are left out, because they would differ between equal figures."""
+SUFFIXES, CSV = (".svg", ".png", ".pdf"), ".csv"
+CELL, SMALL = 0.13, 7
+"""Least width of a column of a map, in inches, and size of its names, in points."""
+MOST_CELLS = 400
+"""Columns of a map for which a figure grows."""
+
+
+def plot(
+    kind: str,
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    data: bool = False,
+    sample: int | None = None,
+    column: str = "",
+    vectors: str = "",
+) -> list[Path]:
+    """Draw a figure of one of `plugins.FIGURES` into a file, and return what was written.
+
+    Args:
+        kind: which figure.
+        paths: stores, runs or tokenizers, as the kind wants.
+        out: an `.svg`, `.png` or `.pdf` file; a `.csv` for the numbers alone, and for `lengths` the
+            length of each record.
+        data: also write the numbers as CSV beside it; no CSV of another program is replaced.
+        sample: read this many shards of each store; None: all.
+        column: the column of `frequency` ("": the first), or of the colours of `tsne`.
+        vectors: of `tsne`: an overlay or an .npy file.
+    """
+    if out.suffix.lower() not in (*SUFFIXES, CSV):
+        raise UsageError(
+            "a figure is an .svg, .png or .pdf file, its numbers are a .csv",
+            where=str(out),
+            hint=f"such as -o {kind}.svg",
+        )
+    if not paths:
+        raise UsageError("nothing is named to draw", hint="give stores, runs or tokenizers")
+    if out.suffix.lower() == CSV:
+        rows: Any
+        if kind == "lengths":
+            rows = each_length(paths, sample=sample, column=column, vectors=vectors)
+        else:
+            rows = write_csv(make(kind, paths, sample, column, vectors))
+        make_folder(out.parent)
+        return [write_file(out, rows)]
+    plugins.require("matplotlib")
+    figure = make(kind, paths, sample, column, vectors)
+    make_folder(out.parent)
+    image = render(figure, out.suffix.lower()[1:])
+    numbers: list[Path] = []
+    if data:
+        # Written first: it is refused if a file of another program has its name.
+        name = out.with_suffix(".csv").name
+        numbers = write_noted(out.parent, name, "figure", {name: write_csv(figure)})
+    return [write_file(out, image), *numbers]
+
+
+def render(figure: Figure, form: str, *, page: str = "") -> bytes:
+    """Return a figure as the bytes of an `svg`, `png` or `pdf`; equal figures give equal bytes.
+
+    With `page` (a unique word for each figure of a page) the SVG is for HTML: without header and
+    background, in the colour and font of the page.
+    """
+    matplotlib = plugins.require("matplotlib")
+    backend = plugins.require("matplotlib.backends.backend_agg")
+    settings = {
+        "svg.hashsalt": page or "tokmill",
+        "svg.fonttype": "none" if page else "path",
+        "font.family": ["DejaVu Sans"],
+        "font.size": 10,
+        "text.color": INK,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    out = io.BytesIO()
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # Not what a matplotlibrc in the working directory says.
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(settings)
+        # Names of files may have characters that the font lacks; they are drawn as boxes.
+        warnings.simplefilter("ignore", UserWarning)
+        wide = max(SIZE[0], CELL * min(len(figure.names), MOST_CELLS) + 2)
+        canvas = plugins.require("matplotlib.figure").Figure(
+            figsize=(wide, SIZE[1]), layout="constrained"
+        )
+        backend.FigureCanvasAgg(canvas)
+        draw(figure, canvas.add_subplot(), title=not page)
+        canvas.savefig(out, format=form, dpi=160, transparent=bool(page), metadata=UNSAID[form])
+    return inline(out.getvalue().decode(), figure).encode() if page else out.getvalue()
+
+
+def inline(svg: str, figure: Figure) -> str:
+    """Return an SVG document as an element of a page."""
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = svg.replace("'DejaVu Sans'", "sans-serif").replace("DejaVu Sans", "sans-serif")
+    label = f"{figure.title}: {figure.y} by {figure.x}".replace('"', "'")
+    label = label.replace("&", "&amp;").replace("<", "&lt;")
+    head, rest = svg.split(">", 1)
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
+    return f'{head} role="img" aria-label="{label}">{rest}'
+
+
+def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
+    """Draw a figure into matplotlib axes."""
+    if figure.form == "map":
+        _map(figure, axes, title=title)
+        return
+    for number, series in enumerate(figure.series):
+        later = figure.series[number + 1 :] if figure.form != "points" else []
+        covered = any(_hides(other, series, figure) for other in later)
+        wider = WIDER if covered else 0.0
+        DRAWN[figure.form](figure, axes, series, wider)
+    width = 1.6 if len(figure.marks) == 1 else 1.1
+    for label, x, colour in figure.marks:
+        ink = INK if len(figure.series) == 1 else _colour(colour)
+        axes.axvline(x, color=ink, linestyle=":", linewidth=width, label=_safe(label))
+    # matplotlib refuses an empty logarithmic axis.
+    drawn = figure.form == "bars" or any(len(series.x) for series in figure.series)
+    if figure.log_x and drawn:
+        axes.set_xscale("log", base=figure.log_x)
+    if figure.log_y and drawn:
+        axes.set_yscale("log", base=figure.log_y)
+    _ticks(figure, axes)
+    if figure.form == "bars":
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(figure.series[0].x[0], figure.series[0].x[-1])
+    axes.set_xlabel(figure.x)
+    axes.set_ylabel(figure.y)
+    axes.grid(True, color=INK, alpha=0.12, linewidth=0.8)
+    axes.set_axisbelow(True)
+    if title:
+        axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
+    if len(figure.series) + len(figure.marks) > 1:
+        # Points may lie anywhere: their legend stands beside them.
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "markerscale": 1.8}
+        axes.legend(frameon=False, fontsize=9, **(beside if figure.form == "points" else {}))
+
+
+def _hides(upper: Series, lower: Series, figure: Figure) -> bool:
+    """Say whether a curve covers most of another one, which is then drawn wider."""
+    count = len(lower.y)
+    if not count or not len(upper.y):
+        return False
+    there = np.interp(lower.x[:count], upper.x[: len(upper.y)], upper.y, left=np.nan, right=np.nan)
+    every = np.concatenate([series.y for series in figure.series])
+    near = NEAR_LOG * np.abs(lower.y) if figure.log_y else NEAR * np.ptp(every)
+    return bool(np.mean(np.abs(there - lower.y) <= near) > 0.5)
+
+
+def _bars(figure: Figure, axes: Any, series: Series, wider: float) -> None:
+    alone = len(figure.series) == 1
+    axes.stairs(
+        series.y,
+        series.x,
+        fill=alone,
+        color=_colour(series.colour),
+        alpha=0.75 if alone else 1.0,
+        linewidth=1.8 + wider,
+        label=_safe(series.label),
+    )
+
+
+def _line(figure: Figure, axes: Any, series: Series, wider: float) -> None:
+    points = len(series.x)
+    if LOWEST in series.more:
+        low, high = series.more[LOWEST], series.more[HIGHEST]
+        colour = _colour(series.colour)
+        axes.fill_between(series.x, low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(
+        series.x,
+        series.y,
+        color=_colour(series.colour),
+        linestyle=series.line,
+        linewidth=1.6 + wider,
+        marker="o" if points <= FEW else None,
+        markersize=(8 if points <= FEWEST else 3.5) + wider,
+        label=_safe(series.label),
+    )
+
+
+def _points(figure: Figure, axes: Any, series: Series, wider: float) -> None:
+    count = sum(len(one.x) for one in figure.series)
+    axes.scatter(
+        series.x,
+        series.y,
+        s=30 if count <= MANY else 9,
+        color=_colour(series.colour),
+        marker=SHAPES[series.colour // len(COLOURS) % len(SHAPES)],
+        alpha=0.8,
+        linewidths=0,
+        label=_safe(series.label),
+    )
+
+
+def _map(figure: Figure, axes: Any, *, title: bool) -> None:
+    """Draw rows of cells, from white (0) to dark (the largest)."""
+    cells = np.stack([series.y for series in figure.series])
+    image = axes.imshow(
+        cells, aspect="auto", cmap="Blues", vmin=0, vmax=max(float(cells.max()), 1e-9),
+        interpolation="nearest",
+    )  # fmt: skip
+    axes.set_xticks(range(len(figure.names)), map(_safe, figure.names), rotation=90, fontsize=SMALL)
+    rows = [_safe(series.label) for series in figure.series]
+    axes.set_yticks(range(len(rows)), rows, fontsize=9)
+    axes.tick_params(length=2)
+    axes.figure.colorbar(image, ax=axes, label=figure.y, pad=0.01)
+    if title:
+        axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
+
+
+DRAWN = {"bars": _bars, "line": _line, "points": _points}
+
+
+def _ticks(figure: Figure, axes: Any) -> None:
+    ticker = plugins.require("matplotlib.ticker")
+    plain = ticker.FuncFormatter(lambda value, _: "0" if value == 0.5 else f"{value:,.10g}")
+    if figure.log_x == 2:
+        # matplotlib would not label the bin of length 0, which begins at 0.5.
+        low, high = figure.series[0].x[0], figure.series[0].x[-1]
+        powers = [1 << k for k in range(int(high).bit_length() + 1) if low <= 1 << k <= high]
+        powers = powers[:: -(-len(powers) // 12)]
+        axes.xaxis.set_major_locator(ticker.FixedLocator([*([0.5] if low == 0.5 else []), *powers]))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+    elif figure.log_x:
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    else:
+        steps = [1, 2, 2.5, 5, 10]
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=8, integer=True, steps=steps))
+    axes.xaxis.set_major_formatter(plain)
+    if figure.percent:
+        percent = ticker.FuncFormatter(lambda value, _: f"{100 * value:.6g}%")
+        axes.yaxis.set_major_formatter(percent)
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    elif figure.log_y == 2:
+        # Powers of two alone would leave an axis from 0.9 to 1.8 with one label.
+        low, high = axes.get_ylim()
+        if high < 8 * low:
+            axes.yaxis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.6g}"))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+    elif not figure.log_y:
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _safe(label: str) -> str:
+    """Return a label that matplotlib shows as it is: "$" begins a formula, "_" hides a label."""
+    label = label.replace("$", r"\$")
+    return f" {label}" if label.startswith("_") else label

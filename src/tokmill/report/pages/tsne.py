@@ -1,0 +1,188 @@
+"""The figure `tsne`: vectors of records, or basic block vectors, in two dimensions, in colours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError, nearest
+from tokmill.base.progress import elapsed, human_count
+from tokmill.bbv.points.block_projection import project
+from tokmill.bbv.points.executions import block_vectors
+from tokmill.bbv.points.population import as_matrix
+from tokmill.bbv.points.simpoint import simpoints
+from tokmill.bbv.traces.read import read
+from tokmill.builds.mining.vector_table import UNIT, VectorTable, rounded
+from tokmill.report.pages.figures import Figure, Series
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+
+MOST = 5000
+"""Points that are drawn; of more records a random part is."""
+FEWEST = 4
+DIMENSIONS = 100
+"""Dimensions of projected block vectors, as `tokmill build mine` compares them."""
+PERPLEXITY = 30
+KEYS = 12
+"""Values of a key with a colour of their own, the most frequent; the others share one."""
+LEVELS = 5
+"""Parts, equally many records each, into which numbers are put."""
+
+
+def tsne(
+    paths: Sequence[Path], sample: int | None = None, column: str = "", vectors: str = ""
+) -> Figure:
+    """Return vectors of a store's records in two dimensions (van der Maaten, Hinton, JMLR 2008).
+
+    Near are vectors of small angle; distances between far groups mean nothing. Vectors of zeros
+    are left out. The same store gives the same figure.
+
+    Args:
+        paths: one store, or a file of basic block vectors.
+        sample: not for this figure.
+        column: of the records, for colours: strings, or numbers in five equal parts. Basic block
+            vectors without one have a colour for each phase, a cluster of `tokmill simpoint`.
+        vectors: name of an overlay with vectors, or an .npy file with a row a record. Without it
+            the figure is of basic block vectors, projected at random as by `build mine`.
+    """
+    if sample is not None or len(paths) != 1:
+        raise UsageError(
+            "the figure tsne is of one store, and takes a sample by itself",
+            hint=f"name one store and no --sample: {MOST:,} records are drawn at random",
+        )
+    store = None if paths[0].is_file() else Store(paths[0])
+    if store is None and (column or vectors):
+        raise UsageError(
+            "a file has no columns and no overlays",
+            where=str(paths[0]),
+            hint="`tokmill build bbv FILE -o STORE` makes a store of basic block vectors",
+        )
+    if store is not None and not vectors and not {"block", "count"} <= set(store.schema):
+        raise UsageError(
+            "nothing says which vectors",
+            where=str(paths[0]),
+            hint="--vectors OVERLAY or F.npy; a store of intervals needs none",
+        )
+    if store is not None and vectors:
+        count, chosen = len(store), sampled(len(store))
+        units = VectorTable(store, vectors).units(chosen)
+    else:
+        intervals = read(paths[0]) if store is None else block_vectors(store)
+        count, chosen = len(intervals), sampled(len(intervals))
+        matrix, ids = as_matrix(intervals)
+        units = rounded(project(matrix[chosen], ids, DIMENSIONS))
+    filled = (units != 0).any(axis=1)
+    chosen, units = chosen[filled], units[filled] / UNIT
+    if len(chosen) < FEWEST:
+        raise UsageError(
+            f"{human_count(len(chosen), 'vector')} that are not zeros",
+            where=str(paths[0]),
+            hint=f"at least {FEWEST} are needed",
+        )
+    labels = np.full(len(chosen), "records")
+    if store is not None and column:
+        labels = keys_of(store, chosen, column)
+    elif not vectors:
+        phases = simpoints(matrix, ids).labels[chosen]
+        labels = rare_together(np.asarray([f"phase {phase}" for phase in phases]))
+    with elapsed(f"t-SNE of {len(chosen):,} vectors"):
+        places = embedded(units)
+    series = [
+        Series(label, places[labels == label, 0], places[labels == label, 1], number)
+        for number, label in enumerate(_ordered(labels, numbers=_is_number(store, column)))
+    ]
+    title = f"t-SNE of {vectors or 'basic block vectors'}"
+    if len(chosen) < count:
+        title += f": {len(chosen):,} of {count:,} records"
+    return Figure(title, "t-SNE 1", "t-SNE 2", "points", series)
+
+
+def sampled(count: int) -> Array:
+    """Return the records that are drawn, at most `MOST`, in their order."""
+    return np.sort(np.random.default_rng(0).permutation(count)[:MOST])
+
+
+def embedded(units: Array) -> Array:
+    """Return places in two dimensions, (n, 2), of vectors of length 1, (n, width)."""
+    manifold = plugins.require("sklearn.manifold")
+    limits = plugins.require("threadpoolctl").threadpool_limits
+    method = manifold.TSNE(
+        2,
+        perplexity=min(PERPLEXITY, (len(units) - 1) / 3),
+        init="pca" if units.shape[1] > 1 else "random",
+        random_state=0,
+    )
+    # Equal vectors have no principal components.
+    if not np.ptp(units, axis=0).any():
+        return np.zeros((len(units), 2))
+    with limits(1):
+        places: Array = method.fit_transform(units.astype(np.float32))
+    return places
+
+
+def keys_of(store: Store, records: Array, column: str) -> Array:
+    """Return a label of each record, str, by one of its columns; at most `KEYS` + 1 differ."""
+    found = store.schema.get(column)
+    if found is None or found.per != "record" or found.width:
+        usable = [name for name, c in store.schema.items() if c.per == "record" and not c.width]
+        raise UsageError(
+            f"{column!r} is no column with a value a record",
+            where=str(store.path),
+            hint=nearest(column, usable),
+        )
+    if found.dtype != "utf8":
+        return _levels(store.column(column)[records].astype(np.float64))
+    words: list[str] = []
+    for number, entry in enumerate(store.shards):
+        words += store.shard(number).strings(column, 0, entry.records)
+    labels = np.asarray(words, object)[records].astype(str)
+    labels[labels == ""] = "(none)"
+    return rare_together(labels)
+
+
+def rare_together(labels: Array) -> Array:
+    """Return labels of which all but the `KEYS` most frequent are one."""
+    names, times = np.unique(labels, return_counts=True)
+    rare = names[np.argsort(-times, kind="stable")[KEYS:]]
+    if len(rare) > 1:
+        labels = labels.astype(object)
+        labels[np.isin(labels.astype(str), rare)] = f"{len(rare):,} others"
+    return labels.astype(str)
+
+
+def _levels(values: Array) -> Array:
+    """Return the part of each number: "0.5 to 0.7"."""
+    known = values[np.isfinite(values)]
+    if len(known) and len(np.unique(known)) <= LEVELS:
+        labels = np.asarray([f"{value:.4g}" for value in values], object)
+    else:
+        steps = np.linspace(0, 1, LEVELS + 1)
+        edges: Array = np.unique(np.quantile(known, steps)) if len(known) else np.zeros(0)
+        labels = np.full(len(values), "", object)
+        for low, high in zip(edges[:-1], edges[1:], strict=True):
+            labels[(values >= low) & (values <= high)] = f"{low:.3g} to {high:.3g}"
+    labels[~np.isfinite(values)] = "(none)"
+    return labels.astype(str)
+
+
+def _is_number(store: Store | None, column: str) -> bool:
+    return store is not None and bool(column) and store.schema[column].dtype != "utf8"
+
+
+def _ordered(labels: Array, *, numbers: bool) -> list[str]:
+    """Return labels in order: numbers rising, words by how many records they have."""
+    names, times = np.unique(labels, return_counts=True)
+    if numbers:
+
+        def value(name: str) -> float:
+            return float("inf") if name == "(none)" else float(name.split()[0])
+
+        return sorted(names.tolist(), key=value)
+    order = sorted(
+        zip(names.tolist(), times.tolist(), strict=True),
+        key=lambda pair: (pair[0].endswith(" others"), -pair[1], pair[0]),
+    )
+    return [name for name, _ in order]

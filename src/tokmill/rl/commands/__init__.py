@@ -1,0 +1,1 @@
+"""Commands for schedules of MLIR modules: search, train, tune, replay."""

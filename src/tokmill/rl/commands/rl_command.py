@@ -1,0 +1,129 @@
+"""`tokmill rl replay|show`, and the group of all commands of `rl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import read_file
+from tokmill.cli import train_command as training
+from tokmill.rl.commands import rl_eval, rl_search, rl_tune
+from tokmill.rl.commands.rl_problems import (
+    Modules,
+    Runs,
+    print_results,
+    problems_of,
+    row_of,
+    say_what_is_faster,
+)
+from tokmill.terminal.options import AsJson
+from tokmill.terminal.output import print_json, print_table, say
+
+LARGEST = 16 << 20
+"""Bytes that a schedule may have."""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Find and replay schedules of MLIR modules, by measured time.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command()(rl_search.search)
+app.command(
+    help="Learn to schedule modules: `tokmill train` with a recipe of the task schedules, such as "
+    "schedules-lstm, or a JSON file of settings."
+)(training.train)
+app.command("eval")(rl_eval.evaluate)
+app.command()(rl_tune.tune)
+
+
+@app.command()
+def show(modules: Modules, as_json: AsJson = False) -> None:
+    """List the operations of modules: loops, iterators, arithmetic, vectors, producers."""
+    problems = problems_of(modules)
+    found: list[dict[str, Any]] = [
+        {
+            "module": problem.name,
+            "operation": each.tag,
+            "name": each.name,
+            "loops": list(each.bounds),
+            "iterators": "".join("p" if one else "r" for one in each.parallel),
+            "arithmetic": sum(each.arithmetic),
+            "vectorizable": each.vectorizable,
+            "producers": [f"op_{number}" for _, number in each.producers],
+        }
+        for problem in problems
+        for each in problem.operations
+    ]
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["module", "operation", "name", "loops", "iterators", "vectors", "producers"],
+        [
+            [
+                row["module"],
+                row["operation"],
+                row["name"],
+                " × ".join(map(str, row["loops"])),
+                row["iterators"],
+                "yes" if row["vectorizable"] else "no",
+                " ".join(row["producers"]),
+            ]
+            for row in found
+        ],
+    )
+    say("iterators: p parallel, r reduction; vectors: whether it can become vectors uncut if small")
+
+
+@app.command()
+def replay(
+    module: Annotated[
+        str, typer.Argument(metavar="MODULE", help="A .mlir file, or sizes as for `search`.")
+    ],
+    schedule: Annotated[
+        Path, typer.Argument(metavar="SCHEDULE", help="A schedule that `search` wrote.")
+    ],
+    runs: Runs = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Apply a schedule to a module, compare the results with those without it, time both."""
+    actions = plugins.require("tokmill.mlir.loops.schedule")
+    measure = plugins.require("tokmill.mlir.measure")
+    searches = plugins.require("tokmill.mlir.search")
+    tiles = plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
+    problems = problems_of([module])
+    if len(problems) != 1:
+        raise UsageError(
+            f"the folder has {len(problems):,} modules", where=module, hint="name one of them"
+        )
+    (problem,) = problems
+    data = read_file(schedule, LARGEST + 1)
+    if len(data) > LARGEST:
+        raise TokmillError(
+            f"the file has more than {LARGEST >> 20} MiB",
+            where=str(schedule),
+            hint="schedules are small: is it another file?",
+        )
+    taken = actions.read(data.decode("utf-8", "replace"), str(schedule))
+    settings = measure.Settings(runs=runs)
+    with measure.Measurements(settings) as made:
+        result = made(problem, taken)
+    with measure.Measurements(settings, None, tiles) as iree:
+        row = row_of(problem, searches.Trial(taken, result), searches.iree_default(problem, iree))
+    if as_json:
+        print_json(row)
+    else:
+        print_results([row])
+        say_what_is_faster([row] * (result.status == "ok"))
+    if result.status != "ok":
+        raise TokmillError(
+            f"the schedule gave no result: {result.status}, {result.reason}",
+            where=str(schedule),
+            hint="it was made for another module, or by another version of MLIR",
+        )

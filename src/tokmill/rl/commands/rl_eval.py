@@ -1,0 +1,173 @@
+"""`tokmill rl eval`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from msgspec.structs import replace
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError
+from tokmill.base.files import make_folder
+from tokmill.base.progress import Progress, human_count, human_share
+from tokmill.rl.commands import rl_best
+from tokmill.rl.commands.rl_problems import (
+    IREE,
+    MOST_RUNS,
+    MOST_SEED,
+    CacheFile,
+    continuing,
+    iree_cell,
+    problems_of,
+    say_what_is_faster,
+)
+from tokmill.terminal.options import AsJson, Quiet
+from tokmill.terminal.output import print_json, print_table, say
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    modules: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODULE...",
+            help="A .mlir file, a folder of them, or sizes. Default: those that the run held out.",
+        ),
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Drawn schedules that are measured for each module, beside the likeliest."
+        ),
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of the drawn schedules.")] = 0,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_RUNS,
+            help="Runs of each schedule; the least time counts. Default: as in the training.",
+        ),
+    ] = None,
+    at: Annotated[
+        str, typer.Option(help="Which weights: best, model, or a step. Default: the newest.")
+    ] = "",
+    cache: CacheFile = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what a policy schedules: by its likeliest actions, and as the best of some.
+
+    The likeliest schedule is made without any measurement (zero-shot). The best is measured again
+    beside no schedule, which it is where nothing is faster; the time by IREE's default stands
+    beside it. Gains are geometric means; what gives no result counts as 1, because the module
+    without a schedule would run.
+    """
+    runs_of = plugins.require("tokmill.training.runs.run")
+    evaluating = plugins.require("tokmill.rl.evaluate_policy")
+    measuring = plugins.require("tokmill.mlir.measure")
+    config, _ = runs_of.read_run(run)
+    if config.task.kind != "schedules":
+        raise UsageError(
+            f"the run learned the task {config.task.kind}, not schedules",
+            where=str(run),
+            hint="`tokmill eval RUN STORE` measures it",
+        )
+    task = runs_of.load_task(run, at)
+    problems = problems_of(modules or [])
+    if not modules:
+        naming = plugins.require("tokmill.rl.modules")
+        problems = naming.held_out(config.task, config.model.sizes)
+    if not problems:
+        raise UsageError(
+            "the run held out no module",
+            where=str(run),
+            hint="name some: tokmill rl eval RUN MODULE",
+        )
+    if out is not None:
+        folders = [config.task.benchmarks_folder_path, config.task.held_out_folder_path]
+        inputs = [*(modules or []), *filter(None, folders)]
+        rl_best.check(out, len(problems), inputs, {"--cache": cache})
+        make_folder(out)
+    settings = plugins.require("tokmill.rl.ppo_loop").settings_of(config.task)
+    settings = replace(settings, runs=runs or settings.runs)
+    searches = plugins.require("tokmill.mlir.search")
+    tiles = plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
+    count = (1 + samples) * len(problems)
+    with (
+        continuing(cache),
+        measuring.Measurements(settings, cache) as measure,
+        measuring.Measurements(settings, cache, tiles) as iree,
+        Progress("eval", count, unit="schedules", quiet=quiet) as progress,
+    ):
+        found = evaluating.evaluate(
+            task, problems, measure, samples, seed, lambda: progress.advance(1)
+        )
+        rows = [
+            evaluating.facts(one) | {IREE: default.nanoseconds / 1e6, "iree_status": default.status}
+            for one in found
+            for default in [searches.iree_default(one.problem, iree)]
+        ]
+    means = evaluating.summary(found)
+    if out is not None:
+        best = [
+            # The text of the schedule is in the file.
+            rl_best.Best(
+                {key: value for key, value in row.items() if key != "schedule"},
+                row["schedule"],
+                problem.text,
+            )
+            for row, problem in zip(rows, problems, strict=True)
+        ]
+        written = rl_best.write(out, best)
+        rows = [row | more for row, more in zip(rows, written, strict=True)]
+    if as_json:
+        print_json({"run": str(run), "samples": samples, **means, "modules": rows})
+        return
+    _print(rows, means, samples)
+
+
+def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> None:
+    best = f"best of {samples + 1}"
+    print_table(
+        ["module", "unscheduled ms", "IREE's default", "zero-shot", best, "noise"],
+        [
+            [
+                row["module"],
+                f"{row['best']['baseline_milliseconds']:.3f}",
+                iree_cell(row),
+                _gain(row["zero_shot"]),
+                _gain(row["best"]),
+                human_share(row["best"]["noise"]),
+            ]
+            for row in rows
+        ],
+    )
+    for name, key in (("zero-shot", "zero_shot"), (best, "best")):
+        found = means[key]
+        say(
+            f"{name}: {found['speedup']:.3f} times as fast as without a schedule"
+            f"{_beside_iree(rows, key)} (geometric means of {human_count(len(rows), 'module')}), "
+            f"{human_share(found['regressions'], 0)} slower, {human_share(found['failed'], 0)} "
+            "without a result"
+        )
+    say_what_is_faster([{**row, **row["best"]} for row in rows])
+
+
+def _beside_iree(rows: list[dict[str, Any]], key: str) -> str:
+    ratios = [row[IREE] / row[key]["milliseconds"] for row in rows]
+    known = [math.log(ratio) for ratio in ratios if math.isfinite(ratio)]
+    if not known:
+        return ""
+    return f", {math.exp(sum(known) / len(known)):.3f} times as fast as by IREE's default"
+
+
+def _gain(found: dict[str, Any]) -> str:
+    return f"{found['speedup']:.2f}" if found["status"] == "ok" else str(found["status"])

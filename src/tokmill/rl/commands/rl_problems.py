@@ -1,0 +1,159 @@
+"""What the commands of `tokmill rl` share: modules and options."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokmill import plugins
+from tokmill.base.errors import Interrupted, MachineError, UsageError
+from tokmill.base.files import read_file
+from tokmill.terminal.output import check_outputs, print_table, say
+
+OWN = b"// tokmill "
+"""What a schedule or a spec that was written here begins with."""
+
+Modules = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODULE...",
+        help="A .mlir file, a folder of them, or sizes such as 'matmul 256 512 1024' or "
+        "'matmul 64 64 64, relu'.",
+    ),
+]
+MOST_RUNS = 1_000_000
+Runs = Annotated[
+    int,
+    typer.Option(min=1, max=MOST_RUNS, help="Runs of each schedule; the least time counts."),
+]
+MOST_SEED = (1 << 63) - 1
+"""As of recipes (`training.recipe.check.SEEDS`), but none below 0."""
+SEED = typer.Option(min=0, max=MOST_SEED, help="Of random choices and of the inputs' numbers.")
+CacheFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
+]
+
+
+def iree_line(spec: Path | None, module: str = "MODULE.mlir", extra: tuple[str, ...] = ()) -> str:
+    """Return the command that compiles a module with a spec, if any, and other flags."""
+    flags = plugins.require("tokmill.mlir.iree.compiler").complete(extra)
+    if spec is not None:
+        flags.append(f"--iree-codegen-tuning-spec-path={spec}")
+    return shlex.join(["iree-compile", module, "-o", "MODULE.vmfb", *flags])
+
+
+@contextlib.contextmanager
+def continuing(cache: Path | None) -> Iterator[None]:
+    """Say of an interrupted command what continues it: only a cache keeps measurements."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "by a signal",
+            hint="run the same command again: it continues"
+            if cache is not None
+            else "nothing is kept; with --cache FILE the same command continues",
+        ) from None
+
+
+def check_files(modules: list[str], outputs: Mapping[str, Path | None]) -> None:
+    """Refuse an output that is a module, or another output; `outputs`: option → file."""
+    inputs: list[Path] = []
+    for name in map(Path, modules):
+        inputs += filter(_is_module, name.glob("*.mlir")) if name.is_dir() else [name]
+    check_outputs(outputs, inputs)
+
+
+def _is_module(path: Path) -> bool:
+    """Say whether a file in a folder of modules is none of tokmill's own results."""
+    return path.is_file() and not read_file(path, len(OWN)).startswith(OWN)
+
+
+def problems_of(modules: list[str]) -> list[Any]:
+    """Return the problems that files, folders and lines of sizes name."""
+    problem = plugins.require("tokmill.mlir.modules.problem")
+    importing = plugins.require("tokmill.mlir.modules.importing")
+    found: list[Any] = []
+    for name in modules:
+        path = Path(name)
+        if path.suffix.lower() == importing.ONNX and not path.exists():
+            raise MachineError("there is no such file", where=name, hint="check the path")
+        if path.suffix.lower() == importing.ONNX:
+            raise UsageError(
+                "a model is no single module",
+                where=name,
+                hint="`tokmill rl tune` and `tokmill build mlir` cut it into operations",
+            )
+        if path.is_dir():
+            folder = problem.of_folder(path)
+            for line in folder.said(name):
+                say(f"note: {line}")
+            found += folder.problems
+        elif path.suffix == ".mlir" or path.exists():
+            found.append(problem.of_file(path))
+        else:
+            found.append(problem.of_line(name))
+    return found
+
+
+IREE = "iree_default_milliseconds"
+"""Key of a row: the time of the module by IREE's default, NaN if IREE does not run it."""
+
+
+def row_of(problem: Any, best: Any, iree: Any) -> dict[str, Any]:
+    """Return a schedule (`search.Trial`) and IREE's default (`measure.Result`) as JSON has them."""
+    return {
+        "module": problem.name,
+        **best.result.facts(),
+        IREE: iree.nanoseconds / 1e6,
+        "iree_status": iree.status,
+        "actions": [repr(action) for action in best.schedule],
+    }
+
+
+def print_results(found: list[dict[str, Any]]) -> None:
+    """Print rows of `row_of` as a table."""
+    counted = ["measured"] * any("counts" in one for one in found)
+    print_table(
+        ["module", "ms", "unscheduled", "IREE's default", "times as fast", "noise", *counted],
+        [
+            [
+                one["module"],
+                f"{one['milliseconds']:.3f}",
+                f"{one['baseline_milliseconds']:.3f}",
+                iree_cell(one),
+                f"{one['speedup']:.2f}" if one["status"] == "ok" else one["status"],
+                f"{one['noise']:.1%}",
+                *[", ".join(f"{n} {status}" for status, n in sorted(one["counts"].items()))
+                  for _ in counted],
+            ]
+            for one in found
+        ],
+    )  # fmt: skip
+
+
+def iree_cell(row: dict[str, Any]) -> str:
+    """Return the time by IREE's default, or why there is none."""
+    return f"{row[IREE]:.3f}" if math.isfinite(row[IREE]) else str(row["iree_status"])
+
+
+def say_what_is_faster(rows: list[dict[str, Any]]) -> None:
+    """Say of each row whether no schedule, or IREE's default, is faster than what was found."""
+    for one in rows:
+        if one["status"] != "ok":
+            say(f"note: {one['module']}: {one['status']}, {one['reason']}")
+        elif not one["actions"]:
+            say(f"note: {one['module']}: no schedule that was measured is faster than none")
+        if one[IREE] < one["milliseconds"]:
+            say(
+                f"note: {one['module']}: IREE's default is "
+                f"{one['milliseconds'] / one[IREE]:.2f} times as fast; `tokmill rl tune` begins "
+                "with it"
+            )

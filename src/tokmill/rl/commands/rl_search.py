@@ -1,0 +1,95 @@
+"""`tokmill rl search`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError, nearest
+from tokmill.base.files import make_folder
+from tokmill.base.progress import Progress, human_count
+from tokmill.rl.commands import rl_best
+from tokmill.rl.commands.rl_problems import (
+    SEED,
+    CacheFile,
+    Modules,
+    Runs,
+    continuing,
+    print_results,
+    problems_of,
+    row_of,
+    say_what_is_faster,
+)
+from tokmill.terminal.options import AsJson, Quiet
+from tokmill.terminal.output import print_json, say
+
+
+def search(
+    modules: Modules,
+    method: Annotated[str, typer.Option("--with", help="random or evolution.")] = "evolution",
+    evaluations: Annotated[int, typer.Option(min=1, help="Schedules measured, a module.")] = 64,
+    seed: Annotated[int, SEED] = 0,
+    runs: Runs = 5,
+    cache: CacheFile = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search a good schedule of each module, by measured time.
+
+    Each schedule is compiled and run in a child process, its results are compared with those
+    without a schedule, and then its time counts. No schedule at all is the first that is measured.
+    The best ones are measured again in a fresh process: a gain within the noise of the baseline is
+    none, and no schedule is the answer then. The time by IREE's default stands beside it.
+    """
+    searches = plugins.require("tokmill.mlir.search")
+    measure = plugins.require("tokmill.mlir.measure")
+    if method not in searches.SEARCHES:
+        raise UsageError(
+            f"--with {method}: there is no such search", hint=nearest(method, searches.SEARCHES)
+        )
+    problems = problems_of(modules)
+    if out is not None:
+        rl_best.check(out, len(problems), modules, {"--cache": cache})
+        # Before the search: it may take hours.
+        make_folder(out)
+    settings = measure.Settings(runs=runs, seed=seed)
+    tiles = plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
+    found = []
+    with (
+        continuing(cache),
+        measure.Measurements(settings, cache) as measurements,
+        measure.Measurements(settings, cache, tiles) as iree,
+        Progress("search", evaluations * len(problems), unit="schedules", quiet=quiet) as progress,
+    ):
+        for problem in problems:
+            tried = []
+            for trial in searches.SEARCHES[method](problem, measurements, evaluations, seed):
+                tried.append(trial)
+                progress.advance(1)
+            best = searches.best_of(problem, tried, measurements)
+            counts: dict[str, int] = {}
+            for trial in tried:
+                counts[trial.result.status] = counts.get(trial.result.status, 0) + 1
+            row = row_of(problem, best, searches.iree_default(problem, iree)) | {"counts": counts}
+            text = measurements.space.text(problem, best.schedule) if best.schedule else ""
+            found.append(rl_best.Best(row, text, problem.text))
+        cached = measurements.hits
+    rows: list[dict[str, Any]] = [one.row for one in found]
+    if out is not None:
+        rows = rl_best.write(out, found)
+    if as_json:
+        print_json(
+            {"method": method, "evaluations": evaluations, "cached": cached, "modules": rows}
+        )
+        return
+    print_results(rows)
+    say_what_is_faster(rows)
+    if cached and cache is not None:
+        say(f"{human_count(cached, 'result')} came from the cache")

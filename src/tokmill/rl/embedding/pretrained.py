@@ -1,0 +1,135 @@
+"""The encoder of a policy from a run that was trained to predict hidden fields (`build mlir`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import read_file
+from tokmill.base.headers import loads_json, refused
+from tokmill.mlir.tokens import field_tokens
+from tokmill.models.fields import PREFIX
+from tokmill.models.transformers.encoder import EncoderConfig
+from tokmill.rl.embedding.distilbert import DistilBert
+from tokmill.rl.embedding.embeddings import Embedding
+from tokmill.training.engines.saving import MODEL
+from tokmill.training.engines.tensors import read_tensors
+from tokmill.training.runs.checkpoint import seal_of
+from tokmill.training.runs.run import VOCAB, read_run
+from tokmill.training.runs.warm_start import OF_MODEL, find_weights, in_words
+
+KEYS = {
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "hidden": "intermediate_size",
+}
+"""Key of an encoder → key of `model_config.distilbert`."""
+TOKENS = "token.json"
+"""The list of tokens in the vocabularies of a run."""
+MOST = 1 << 20
+"""Bytes of it."""
+FREE = {"context", "dropout", "attention_dropout", "field_dim", "kind"}
+"""Keys that may differ: tables are cut, and the others have no weights."""
+
+
+class Names(msgspec.Struct):
+    """A list of tokens."""
+
+    tokens: list[str]
+
+
+def take_encoder(embedding: Embedding, place: Path) -> list[str]:
+    """Load the encoder of a run into a `distilbert`; return notes on what begins anew.
+
+    Args:
+        embedding: of a policy, with a `distilbert` on fields.
+        place: a run of the task masked with the model encoder on a store of `tokmill build mlir`,
+            or a folder with weights in it.
+
+    Raises `UsageError` for another embedding, `TokmillError` for a run whose model has other sizes
+    or reads other tokens.
+    """
+    if not isinstance(embedding, DistilBert) or "segments" not in embedding.reads:
+        raise UsageError(
+            'only a distilbert with tokens = "fields" starts from a run\'s encoder',
+            hint="set model_type to distilbert",
+        )
+    run, folder = find_weights(place)
+    config, facts = read_run(run)
+    if not isinstance(config.model, EncoderConfig):
+        raise TokmillError(
+            f"the run's model is a {config.model.kind}, not an encoder",
+            where=str(place),
+            hint="train one by `tokmill train` with the task masked and the model encoder",
+        )
+    check_config(config.model, embedding.encoder.config, place)
+    check_tokens(run, facts.columns.get("token", 0), embedding.encoder.fields.sizes["token"])
+    found = read_tensors(folder / MODEL, seal_of(folder / MODEL))
+    return take(embedding.encoder, {
+        name.removeprefix(OF_MODEL): one
+        for name, one in found.items()
+        if name.startswith(OF_MODEL)
+    })  # fmt: skip
+
+
+def check_tokens(run: Path, theirs: int, mine: int) -> None:
+    """Refuse a run whose ids are not those of `field_tokens`."""
+    file = run / VOCAB / TOKENS
+    names = None
+    if file.is_file():
+        with refused(
+            "the list of tokens cannot be read",
+            file,
+            hint="restore the run from where it was copied",
+        ):
+            names = loads_json(read_file(file, MOST), Names).tokens
+    if theirs != mine or names != list(field_tokens.VOCABULARY):
+        raise TokmillError(
+            f"the run knows {theirs:,} tokens, which are not those of the fields of operations",
+            where=str(run),
+            hint="it is for runs on a store that `tokmill build mlir` of this version made",
+        )
+
+
+def check_config(theirs: EncoderConfig, mine: EncoderConfig, place: Path) -> None:
+    """Refuse an encoder whose weights mean something else."""
+    pairs = {
+        key: (value, getattr(mine, key))
+        for key, value in msgspec.structs.asdict(theirs).items()
+        if key not in FREE
+    }
+    pairs["hidden"] = theirs.feed_forward, mine.feed_forward
+    pairs["kv_heads"] = theirs.groups, mine.groups
+    differ = {key: values for key, values in pairs.items() if values[0] != values[1]}
+    if differ:
+        said = "; ".join(f"{key} is {a!r} there, {b!r} here" for key, (a, b) in differ.items())
+        keys = [f"{KEYS[key]} = {values[0]}" for key, values in differ.items() if key in KEYS]
+        raise TokmillError(
+            f"the encoder differs: {said}",
+            where=str(place),
+            hint=f"in model_config.distilbert: {', '.join(keys)}"
+            if keys
+            else "train the run with the defaults of the model encoder",
+        )
+
+
+def take(encoder: torch.nn.Module, found: dict[str, Tensor]) -> list[str]:
+    """Load the tensors with equal names; of tables of positions and depths the rows of both."""
+    own = encoder.state_dict()
+    tables = {"positions.weight", f"fields.embeddings.{PREFIX}depth.weight"}
+    taken = {}
+    for name, mine in own.items():
+        other = found.get(name)
+        if other is not None and name in tables and other.shape[1:] == mine.shape[1:]:
+            rows = min(len(other), len(mine))
+            other = torch.cat((other[:rows].to(mine.dtype), mine[rows:]))
+        if other is not None and other.shape == mine.shape:
+            taken[name] = other
+    encoder.load_state_dict(taken, strict=False)
+    anew = sorted(own.keys() - taken.keys())
+    return [f"these weights begin anew: {in_words(anew)}"] if anew else []

@@ -1,0 +1,1 @@
+"""Commands for similar functions: eval, score, index, query."""

@@ -1,0 +1,240 @@
+"""`tokmill similarity`: eval, score; query and index are in `similarity_query`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokmill.base.errors import UsageError, nearest
+from tokmill.similarity.bootstrap import RESAMPLES
+from tokmill.similarity.commands.similarity_query import Alone, index, query
+from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
+from tokmill.similarity.expectation import METRICS
+from tokmill.similarity.pairing import MIN_BLOCKS
+from tokmill.store.schema import Array
+from tokmill.terminal.lazy import group_of
+from tokmill.terminal.options import AsJson, At, Device, Quiet
+from tokmill.terminal.output import print_json, say
+
+Pools = Annotated[
+    str,
+    typer.Option(
+        metavar="N,N…",
+        help="Sizes of pools.",
+        show_default="2,10,32,100,128,512,1000,8192,10000",
+    ),
+]
+Pairs = Annotated[
+    str,
+    typer.Option(
+        metavar="O0-O3,…",
+        help="What is compared: pairs of levels, or of compilers as gcc-clang O2.",
+        show_default="O0-O3, O1-O3, O2-O3, O0-Os, O1-Os, O2-Os, or all pairs of levels if there "
+        "are none of these; all compilers",
+    ),
+]
+Projects = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME,…",
+        help="Only functions of these projects are queries; those of others are negatives alone.",
+        show_default="all",
+    ),
+]
+MoreNegatives = Annotated[
+    bool,
+    typer.Option(
+        "--more-negatives",
+        help="Functions whose compiler or level is not known are negatives in every pool.",
+    ),
+]
+MinBlocks = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Leave out functions of fewer basic blocks.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+Resamples = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Resamples of the intervals; 0: no intervals.")
+]
+MetricName = Annotated[
+    str, typer.Option(metavar="|".join(METRICS), help="Metric in the table of all pools.")
+]
+PoolShown = Annotated[
+    int | None,
+    typer.Option(
+        "--pool",
+        metavar="N",
+        help="Size of pool in the table of all metrics.",
+        show_default="up to 1000",
+    ),
+]
+Full = Annotated[bool, typer.Option("--full", help="Print the tables of every row.")]
+BySize = Annotated[bool, typer.Option("--by-size", help="Also a table by size of the function.")]
+ByProject = Annotated[bool, typer.Option("--by-project", help="Also a table by project.")]
+
+
+def evaluate(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[RUN|OVERLAY|F.npy]… STORE",
+            help="Runs, overlays or files of vectors, and the store of the functions at last. "
+            "The store alone: baselines alone.",
+            show_default=False,
+        ),
+    ],
+    pools: Pools = "",
+    pairs: Pairs = "",
+    projects: Projects = "",
+    graphs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Graphs of the programs, for the baselines. May be repeated.",
+            show_default="those that the store was built of",
+        ),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only this baseline, and chance. May be repeated.",
+            show_default="all",
+        ),
+    ] = None,
+    alone: Alone = False,
+    more_negatives: MoreNegatives = False,
+    min_blocks: MinBlocks = MIN_BLOCKS,
+    seed: Seed = 0,
+    resamples: Resamples = RESAMPLES,
+    metric: MetricName = METRICS[0],
+    pool: PoolShown = None,
+    full: Full = False,
+    by_size: BySize = False,
+    by_project: ByProject = False,
+    at: At = "last",
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
+    from tokmill.similarity.evaluation import Choice
+    from tokmill.similarity.evaluation import evaluate as run
+    from tokmill.similarity.functions import functions_of, of_functions
+    from tokmill.similarity.pool_measures import Method
+    from tokmill.similarity.vector_rows import Rows
+    from tokmill.store.store import Store
+
+    _check_metric(metric)
+    choice = Choice(
+        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
+        min_blocks=min_blocks, seed=seed, resamples=resamples, more_negatives=more_negatives,
+    )  # fmt: skip
+    *given, place = paths
+    store = Store(place)
+    if store.partial:
+        raise UsageError(
+            "the store is not complete", where=str(place), hint="`tokmill build` continues it"
+        )
+    functions = functions_of(store)
+    vectors: dict[str, Array] = {}
+    for path in given:
+        name, matrix = vectors_of(path, store, at=at, device=device, quiet=quiet)
+        vectors[str(path) if name in vectors else name] = matrix
+    methods = [
+        Method(name, Rows(of_functions(functions, matrix)), False)
+        for name, matrix in vectors.items()
+    ]
+    methods += baselines_of(functions, store, graphs or [], baseline, {} if alone else vectors)
+    found = run(functions, methods, choice, fingerprint=store.fingerprint, quiet=quiet)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found, metric, pool, full, by_size, by_project)
+
+
+def score(
+    vectors: Annotated[Path, typer.Argument(metavar="VECTORS.npy", help="A vector a row.")],
+    keys: Annotated[
+        Path,
+        typer.Argument(
+            metavar="KEYS.csv",
+            help="A line a vector: project, function, compiler, level; where known also program, "
+            "version, size, blocks, code.",
+        ),
+    ],
+    pools: Pools = "",
+    pairs: Pairs = "",
+    projects: Projects = "",
+    more_negatives: MoreNegatives = False,
+    min_blocks: MinBlocks = MIN_BLOCKS,
+    seed: Seed = 0,
+    resamples: Resamples = RESAMPLES,
+    metric: MetricName = METRICS[0],
+    pool: PoolShown = None,
+    full: Full = False,
+    by_size: BySize = False,
+    by_project: ByProject = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate vectors of any program, from a numpy file and a table of what they are of."""
+    from tokmill.similarity.evaluation import Choice
+    from tokmill.similarity.evaluation import evaluate as run
+    from tokmill.similarity.keys_csv import read_keys
+    from tokmill.similarity.pool_measures import CHANCE, Method
+    from tokmill.similarity.vector_rows import Rows, read_vectors
+
+    _check_metric(metric)
+    choice = Choice(
+        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
+        min_blocks=min_blocks, seed=seed, resamples=resamples, more_negatives=more_negatives,
+    )  # fmt: skip
+    functions, unread = read_keys(keys)
+    matrix = read_vectors(vectors, len(functions))
+    if unread:
+        say(f"note: {keys}: columns that are not read: {', '.join(unread)}")
+    if functions.code is None:
+        say(f"note: {keys}: without a column `code`, functions of the same code stay in the pools")
+    methods = [Method(vectors.stem, Rows(matrix), False), Method(CHANCE, None, True)]
+    found = run(functions, methods, choice, quiet=quiet)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found, metric, pool, full, by_size, by_project)
+
+
+def _print(
+    found: Any, metric: str, pool: int | None, full: bool, by_size: bool, by_project: bool
+) -> None:
+    from tokmill.similarity.commands.similarity_tables import print_evaluation
+
+    by = [*(["size"] if by_size else []), *(["project"] if by_project else [])]
+    print_evaluation(found, metric, pool, full=full, by=by)
+
+
+def _check_metric(metric: str) -> None:
+    if metric not in METRICS:
+        raise UsageError(f"no metric is called {metric!r}", hint=nearest(metric, METRICS))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list with commas, ascending, each once."""
+    found = set()
+    for word in _words(text):
+        if not (word.isascii() and word.isdecimal()) or len(word) > 12:
+            raise UsageError(f"--pools: {word!r} is no number", hint="--pools 100,1000")
+        found.add(int(word))
+    return tuple(sorted(found))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+app = group_of(
+    "similarity",
+    "Find functions again, and measure how well vectors do so.",
+    {"eval": evaluate, "score": score, "query": query, "index": index},
+)

@@ -1,0 +1,218 @@
+"""How an evaluation of similarity is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokmill.base.progress import human_count
+from tokmill.similarity.evaluation import Evaluation
+from tokmill.similarity.expectation import METRICS
+from tokmill.similarity.pool_measures import SHOWN, Compared, Part, Row, Value
+from tokmill.terminal.output import print_table, say
+
+SAME = "same code on both sides"
+
+
+def print_evaluation(
+    found: Evaluation, metric: str, pool: int | None, *, full: bool, by: Sequence[str] = ()
+) -> None:
+    """Print what was left out, a table of all rows at one pool, and the tables of the first row.
+
+    Args:
+        found: what to print.
+        metric: of the tables that show one.
+        pool: size of the pools of the tables that show one; None: the largest up to `SHOWN`.
+        full: whether to print the tables of every row.
+        by: "size", "project" or both, for a table of each.
+    """
+    at = _pool_of(found, pool)
+    print(
+        f"{found.where}: {human_count(found.functions, 'function')}, {found.compared:,} to compare"
+    )
+    for why, count in found.left_out.items():
+        print(f"left out: {count:,} {why}")
+    print()
+    _print_counts(found.rows)
+    if at is not None and len(found.rows) > 1:
+        for kind in dict.fromkeys(_kind(row) for row in found.rows):
+            print()
+            _print_summary([row for row in found.rows if _kind(row) == kind], kind, metric, at)
+    for row in found.rows if full else found.rows[:1]:
+        print()
+        _print_row(row, metric, settings=full)
+        if at is not None and any(one.pool == at and one.queries for one in row.results):
+            print()
+            _print_pool(row, at)
+            for part in by:
+                print()
+                _print_parts(row.by_size if part == "size" else row.by_project, part, metric, at)
+    _say_remarks(found, at)
+
+
+def _pool_of(found: Evaluation, pool: int | None) -> int | None:
+    """Return the pool that tables of one pool show: the one asked for, or one that all rows have.
+
+    None where no row has one.
+    """
+    each = [{one.pool for one in row.results if one.queries} for row in found.rows]
+    there = set.union(*each)
+    if pool is not None:
+        return pool if pool in there else None
+    shared = {size for size in there if all(size in pools for pools in each if pools)} or there
+    fitting = [size for size in shared if size <= SHOWN]
+    return max(fitting) if fitting else min(there, default=None)
+
+
+def _kind(row: Row) -> str:
+    """Return what a row is one of: "" for pairs of levels, or two compilers."""
+    return row.row.rpartition(" ")[0]
+
+
+def _print_counts(rows: Sequence[Row]) -> None:
+    """Print how many queries each row has, and what was left out."""
+    reasons = list(
+        dict.fromkeys(why for row in rows for one in row.settings for why in one.left_out)
+    )
+    others = any(one.pairs > one.queries for row in rows for one in row.settings)
+    print_table(
+        [
+            "row",
+            "queries",
+            "functions",
+            "projects",
+            *(["targets"] if others else []),
+            SAME,
+            *reasons,
+        ],
+        [
+            [
+                row.row,
+                row.queries,
+                row.functions,
+                row.projects,
+                *([sum(one.pairs for one in row.settings)] if others else []),
+                sum(one.same_code for one in row.settings),
+                *(sum(one.left_out.get(why, 0) for one in row.settings) for why in reasons),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _print_summary(rows: Sequence[Row], kind: str, metric: str, pool: int) -> None:
+    """Print a metric of each method and row, at one pool."""
+    methods = list(dict.fromkeys(one.method for row in rows for one in row.results))
+    cells = {
+        (one.method, row.row): _short(one.values[metric].mean)
+        for row in rows
+        for one in row.results
+        if one.pool == pool and one.queries
+    }
+    print_table(
+        [f"{kind} {metric}, pool {pool:,}".strip(), *(row.row.removeprefix(kind) for row in rows)],
+        [[name, *(cells.get((name, row.row), "-") for row in rows)] for name in methods],
+    )
+
+
+def _print_row(row: Row, metric: str, *, settings: bool) -> None:
+    """Print a metric of each method in pools of all sizes."""
+    if settings:
+        for setting in row.settings:
+            said = [f"{count:,} {why}" for why, count in setting.left_out.items()]
+            print(
+                f"{row.row}: {setting.setting}: {human_count(setting.pairs, 'pair')}"
+                + (f"; left out: {', '.join(said)}" if said else "")
+            )
+    pools = list(dict.fromkeys(one.pool for one in row.results))
+    methods = list(dict.fromkeys(one.method for one in row.results))
+    cells = {
+        (one.method, one.pool): _short(one.values[metric].mean) if one.queries else "-"
+        for one in row.results
+    }
+    sizes = sorted({*pools, *row.too_large})
+    print_table(
+        [f"{row.row}, {metric}", *(f"{pool:,}" for pool in sizes)],
+        [[name, *(cells.get((name, pool), "-") for pool in sizes)] for name in methods],
+    )
+
+
+def _print_pool(row: Row, pool: int) -> None:
+    """Print all metrics of each method at one pool, with intervals."""
+    here = [one for one in row.results if one.pool == pool]
+    print_table(
+        [f"{row.row}, pool {pool:,}", *(part for name in METRICS for part in (name, "95 %"))],
+        [[one.method, *(c for name in METRICS for c in _cells(one.values[name]))] for one in here],
+    )
+    first = here[0].values[METRICS[0]]
+    if first.projects:
+        print(
+            "95 %: of means over functions and over projects that are drawn again, the wider ends"
+        )
+    elif first.functions:
+        print("95 %: of means over functions that are drawn again")
+
+
+def _print_parts(parts: Sequence[Part], kind: str, metric: str, pool: int) -> None:
+    here = [one for one in parts if one.pool == pool]
+    methods = list(dict.fromkeys(one.method for one in here))
+    names = list(dict.fromkeys(one.part for one in here))
+    cells = {(one.part, one.method): one for one in here}
+    print_table(
+        [f"{metric}, {kind}", "queries", *methods],
+        [
+            [
+                name,
+                cells[name, methods[0]].queries,
+                *(_short(cells[name, method].values[metric]) for method in methods),
+            ]
+            for name in names
+        ],
+    )
+
+
+def _say_remarks(found: Evaluation, pool: int | None) -> None:
+    too_large = dict.fromkeys(tuple(row.too_large) for row in found.rows if row.too_large)
+    for sizes in too_large:
+        rows = [row for row in found.rows if tuple(row.too_large) == sizes]
+        most = max(one.pairs for row in rows for one in row.settings)
+        named = f"{rows[0].row} to {rows[-1].row}" if len(rows) > 2 else ", ".join(
+            row.row for row in rows
+        )  # fmt: skip
+        said = ", ".join(f"{size:,}" for size in sizes)
+        say(f"note: no pools of {said} for {named}: {human_count(most, 'pair')} at most")
+    for row in found.rows:
+        for one in row.compared:
+            if one.pool == pool:
+                say(f"{row.row}, pool of {pool:,}: {_verdict(one)}")
+    for method in found.methods:
+        if method.zeros:
+            some = human_count(method.zeros, "function")
+            say(
+                f"note: {method.name}: {some} of {found.functions:,} with a vector of zeros, as "
+                "like to any as to any other"
+            )
+
+
+def _verdict(one: Compared) -> str:
+    """Return whether a method is better than the best baseline, in words."""
+    ends = one.difference.ends
+    said = f"recall@1 {one.difference.mean:+.3f}"
+    if ends is None:
+        return f"{one.method} against {one.baseline}, the best baseline: {said}"
+    said += f" (95 %: {ends[0]:+.3f} to {ends[1]:+.3f})"
+    if ends[0] > 0:
+        return f"{one.method} is better than {one.baseline}, the best baseline: {said}"
+    if ends[1] < 0:
+        return f"{one.method} is worse than {one.baseline}, the best baseline: {said}"
+    return f"{one.method} is not shown to be better than {one.baseline}, the best baseline: {said}"
+
+
+def _cells(value: Value) -> list[str]:
+    ends = value.ends
+    return [_short(value.mean), f"{_short(ends[0])} {_short(ends[1])}" if ends else "-"]
+
+
+def _short(value: float) -> str:
+    """Return a share as .123, or 1.00."""
+    text = f"{value:.3f}"
+    return "1.00" if text == "1.000" else text.replace("0.", ".", 1)

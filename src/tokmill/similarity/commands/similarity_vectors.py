@@ -1,0 +1,146 @@
+"""The vectors of a store's records: of runs, overlays and files, and of untrained baselines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.similarity.functions import Functions, of_functions
+from tokmill.similarity.pool_measures import CHANCE, Method
+from tokmill.similarity.vector_rows import Rows
+from tokmill.store.manifest import read_plan
+from tokmill.store.overlay import FOLDER, NAME, overlay_names
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+from tokmill.terminal.output import say
+
+SUMS = {"code": "with_code", "facts": "with_facts"}
+"""What vectors are added to → the function of `tokmill.x86.features.learned_sums`."""
+MOST_PLANS = 1000
+"""Stores that are followed back to the graphs that they were built of."""
+
+
+def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -> tuple[str, Array]:
+    """Return a name, and a vector a record (records, d).
+
+    `path`: an .npy file; the folder of a run, whose vectors become an overlay; the name or folder
+    of an overlay. Raises `UsageError` for anything else.
+    """
+    from tokmill.similarity.vector_rows import check_matrix, read_vectors
+
+    if path.suffix == ".npy":
+        return path.stem, read_vectors(path, len(store))
+    if (path / "recipe.json").is_file():
+        embed = plugins.require("tokmill.inference.embed").embed
+        made = embed(path, store.path, at=at, device=device, quiet=quiet)
+        return path.resolve().name, _column(store, made.overlay)
+    known = overlay_names(store.path)
+    name = path.name
+    in_store = path.parent.name == FOLDER and path.parent.parent.resolve() == store.path.resolve()
+    if (str(path) == name or in_store) and NAME.fullmatch(name) and name in known:
+        matrix = _column(store, name)
+        check_matrix(matrix, len(store), f"{store.path}: overlay {name}")
+        return name, matrix
+    raise UsageError(
+        "this is no run, no overlay of the store and no .npy file",
+        where=str(path),
+        hint=nearest(name, known)
+        or "`tokmill train` makes a run, `tokmill embed RUN STORE` an overlay",
+    )
+
+
+def _column(store: Store, overlay: str) -> Array:
+    """Return the column of vectors of an overlay."""
+    opened = Store(store.path, [overlay])
+    schema = opened.overlays[overlay].schema
+    wide = [name for name, column in schema.items() if column.width and column.per == "record"]
+    if len(wide) != 1:
+        raise UsageError(
+            f"the overlay {overlay!r} has {len(wide)} columns of vectors",
+            where=str(store.path),
+            hint="an overlay with one column that holds a vector a record, as of `tokmill embed`",
+        )
+    return opened.column(wide[0])
+
+
+def baselines_of(
+    functions: Functions,
+    store: Store,
+    graphs: Sequence[Path],
+    names: Sequence[str] | None,
+    vectors: Mapping[str, Array] | None = None,
+) -> list[Method]:
+    """Return the sums of vectors with what functions hold, chance, and baselines; None: all.
+
+    `graphs`: what the store was built of, as it knows more than tokens; where none are named,
+    those that it was built of. Where there are none, it is said that there are no baselines.
+    `vectors`: name → a vector a record, of which sums are wanted.
+    """
+    chance = Method(CHANCE, None, True)
+    known = [name for name in plugins.BASELINES if name != CHANCE]
+    for name in names or ():
+        if name not in (*known, CHANCE):
+            raise UsageError(
+                f"no baseline is called {name!r}", hint=nearest(name, [*known, CHANCE])
+            )
+    wanted = [name for name in (known if names is None else names) if name != CHANCE]
+    if not wanted and not vectors:
+        return [chance]
+    if not graphs and (graphs := built_of(store)) == []:
+        if wanted:
+            say(
+                "note: no baselines but chance: the store was not built of graphs\n"
+                "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
+            )
+        return [chance]
+    features = plugins.require("tokmill.x86.features.store_functions")
+    known_of = features.store_functions(store, graphs)
+    module = plugins.require("tokmill.x86.features.baselines")
+    found: dict[str, Any] = module.baselines(store, graphs, wanted, functions=known_of)
+    return [
+        *(
+            Method(f"{name} + {kind}", rows_of(functions, sum_of(kind, known_of, matrix)), False)
+            for name, matrix in (vectors or {}).items()
+            for kind in SUMS
+        ),
+        chance,
+        *(Method(name, rows_of(functions, matrix), True) for name, matrix in found.items()),
+    ]
+
+
+def sum_of(kind: str, functions: Any, vectors: Array) -> Any:
+    """Return the rows of the sum of vectors with code, or with facts (`SUMS`)."""
+    module = plugins.require("tokmill.x86.features.learned_sums")
+    return getattr(module, SUMS[kind])(functions, vectors)
+
+
+def rows_of(functions: Functions, matrix: Any) -> Rows:
+    """Return the rows of functions, of a matrix of records or of two side by side."""
+    first, beside = matrix if isinstance(matrix, tuple) else (matrix, None)
+    if beside is not None:
+        beside = of_functions(functions, beside, unit=False)
+    return Rows(of_functions(functions, first, unit=False), unit=False, beside=beside)
+
+
+def built_of(store: Store) -> list[Path]:
+    """Return the inputs of a store that were graphs, and are still there."""
+    plans, found = [read_plan(store.path)], list[Path]()
+    for plan in plans:
+        source, paths = plan.recipe.get("source"), [Path(root) for root in plan.inputs()]
+        if source == "select" and len(plans) <= MOST_PLANS:
+            with contextlib.suppress(TokmillError):
+                plans += [read_plan(path) for path in paths]
+        if source == "x86":
+            found += [path for path in paths if path.exists() and _has_graph(path)]
+    return list(dict.fromkeys(found))
+
+
+def _has_graph(path: Path) -> bool:
+    """Say whether a path is a graph file, or a folder with one."""
+    from tokmill.x86.graphs.graph_inputs import GRAPH
+
+    return path.suffix == GRAPH or next(path.rglob(f"*{GRAPH}"), None) is not None

@@ -1,0 +1,297 @@
+"""`store validate`: all checks of a store that need only its folder."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import inside, sha256_file
+from tokmill.base.progress import Progress
+from tokmill.store import manifest as layout
+from tokmill.store.checks.probe import probe_digest, probe_path
+from tokmill.store.manifest import SHARD_FILE, ShardEntry
+from tokmill.store.overlay import (
+    FOLDER,
+    check_offsets,
+    check_parallel,
+    command_of,
+    facts_of,
+    overlay_names,
+)
+from tokmill.store.receipts import inputs_fit, make_manifest, planned_receipts, read_planned
+from tokmill.store.references import bad_references
+from tokmill.store.schema import PHRASE_BIT, phrase_columns
+from tokmill.store.shards.shard import Shard
+from tokmill.store.store import Store, shard_path
+from tokmill.store.vocab import LEARNED, Learned
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One problem of a store."""
+
+    where: str
+    what: str
+    shard: str = ""
+    """The shard to make again, if that mends it."""
+    mend: str = ""
+    """The command that mends it, if that is not `store repair`."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The result of a validation."""
+
+    store: str
+    complete: bool
+    shards: int
+    records: int
+    tokens: int
+    empty_records: int
+    problems: list[Problem]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def validate(store: Store, *, quiet: bool = True) -> Report:
+    """Check hashes, shapes, offsets, ids, counts, receipts, vocabularies, strays and overlays.
+
+    Reads every byte of the store and of its overlays once.
+    """
+    if store.overlays:
+        # Check the store itself first, then each overlay.
+        store = Store(store.path)
+    problems: list[Problem] = []
+    for name, vocabulary in store.vocabularies.items():
+        path = inside(store.path / "vocab", vocabulary.file)
+        if not path.exists():
+            problems.append(Problem(str(path), f"the vocabulary {name!r} is missing"))
+        elif sha256_file(path) != vocabulary.sha256:
+            problems.append(Problem(str(path), "the vocabulary is not the one of the plan"))
+    if store.manifest.probe != probe_digest(store.path):
+        what = "the probe is missing, or not the one of the manifest"
+        problems.append(Problem(str(probe_path(store.path)), what))
+    empty = 0
+    with Progress("validate", store.manifest.bytes, quiet=quiet) as bar:
+        for entry in store.shards:
+            try:
+                empty += check_shard(store, entry)
+            except TokmillError as error:
+                problems.append(Problem(error.where, error.what, entry.name))
+            bar.advance(entry.bytes)
+    problems += check_totals(store)
+    if not any(problem.shard for problem in problems):
+        problems += check_plan(store)
+    problems += check_strays(store)
+    problems += check_learned(store)
+    problems += [
+        Problem(error.where, error.what, mend=mend) for error, mend in bad_references(store)
+    ]
+    problems += check_overlays(store, quiet=quiet)
+    return Report(
+        store=str(store.path),
+        complete=store.manifest.complete,
+        shards=len(store.shards),
+        records=store.records,
+        tokens=store.tokens,
+        empty_records=empty,
+        problems=problems,
+    )
+
+
+def demand_at(path: Path, condition: Any, what: str) -> None:
+    """Raise `TokmillError` with `what` for a file of a shard unless a condition holds."""
+    if not bool(condition):
+        hint = "`tokmill store repair STORE` makes it again"
+        raise TokmillError(what, where=str(path), hint=hint)
+
+
+def check_shard(store: Store, entry: ShardEntry) -> int:
+    """Raise `TokmillError` for the first problem of a shard; return its number of empty records."""
+    path = shard_path(store.path, entry.name)
+    demand_at(path, path.exists(), "the shard is missing")
+    size = path.stat().st_size
+    demand_at(path, size == entry.bytes, f"{size} bytes instead of {entry.bytes}")
+    changed = "the bytes have changed (sha256 differs)"
+    demand_at(path, sha256_file(path) == entry.sha256, changed)
+    receipt_path = path.with_suffix(".json")
+    demand_at(receipt_path, receipt_path.exists(), "the receipt is missing")
+    receipt = layout.read_sealed(receipt_path, layout.Receipt)
+    stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
+    equal = stated == (entry.records, entry.tokens, entry.bytes, entry.sha256)
+    demand_at(receipt_path, equal, "receipt and manifest contradict each other")
+    shard = Shard(path, checked=False)
+    empty = check_arrays(store, entry, shard)
+    known = not entry.records or int(shard["item"].max()) < len(receipt.items)
+    demand_at(path, known, "a record's input is not in the receipt")
+    return empty
+
+
+def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
+    """Check the arrays of a shard; return the number of empty records."""
+    demand = functools.partial(demand_at, shard.path)
+    offsets = shard["offsets"]
+    demand(len(offsets) == entry.records + 1, "the number of records is not the stated one")
+    demand(offsets[0] == 0 and offsets[-1] == entry.tokens, "the token count is not the stated one")
+    lengths = np.diff(offsets.astype(np.int64))
+    demand((lengths >= 0).all(), "record offsets descend")
+    demand(len(shard["start"]) == len(shard["item"]) == entry.records, "provenance is incomplete")
+    coded = phrase_columns(store.schema)
+    if coded:
+        table = shard["table_offsets"].astype(np.int64)
+        ids = (shard["phrase"] & ~PHRASE_BIT).astype(np.int64)
+        ends = shard["phrase_offsets"].astype(np.int64)
+        demand((np.diff(table) >= 0).all() and (np.diff(ends) >= 0).all(), "phrase offsets descend")
+        demand(len(ends) == entry.records + 1 and ends[-1] == len(ids), "phrases are missing")
+        demand(not len(ids) or ids.max() < len(table) - 1, "a phrase is not in the table")
+        total = np.concatenate([[0], np.cumsum(np.diff(table)[ids])])
+        demand((np.diff(total[ends]) == lengths).all(), "phrases and token counts disagree")
+    for name, column in store.schema.items():
+        if name == "border" and column.phrase:
+            continue
+        if column.dtype == "utf8":
+            check_strings(entry, shard, name, demand)
+            continue
+        array = shard[f"table.{name}"] if column.phrase else shard[name]
+        demand(array.dtype == column.numpy(), f"column {name!r} is {array.dtype}")
+        wanted = entry.tokens if column.per == "token" else entry.records
+        if column.phrase:
+            wanted = int(shard["table_offsets"][-1])
+        demand(len(array) == wanted, f"column {name!r} has {len(array)} values, not {wanted}")
+        vector = (column.width,) if column.width else ()
+        demand(array.shape[1:] == vector, f"column {name!r} has the shape {array.shape}")
+        if column.vocab in store.vocabularies and array.size:
+            limit = store.vocabularies[column.vocab].size
+            high = int(array.max())
+            demand(high < limit, f"column {name!r} holds the id {high}; ids are 0 to {limit - 1}")
+        if column.ref is not None and array.size:
+            stated = store.manifest.ranges.get(name, (0, -1))
+            demand(array.max() <= stated[1], f"column {name!r} holds more than the manifest says")
+    return int((lengths == 0).sum())
+
+
+def check_strings(
+    entry: ShardEntry, shard: Shard, name: str, demand: Callable[[Any, str], None]
+) -> None:
+    """Check a string column, with or without a table."""
+    array, has_table = shard[name], f"{name}.values" in shard
+    strings = f"{name}.values" if has_table else name
+    offsets = shard[f"{strings}.offsets"].astype(np.int64)
+    count = len(array) if has_table else len(offsets) - 1
+    demand(count == entry.records, f"column {name!r} has a wrong length")
+    whole = len(offsets) and offsets[0] == 0 and offsets[-1] == len(shard[strings])
+    demand(whole and (np.diff(offsets) >= 0).all(), f"strings of {name!r} are misplaced")
+    if has_table and count:
+        demand(array.max() < len(offsets) - 1, f"a string of {name!r} is not in its table")
+
+
+def check_totals(store: Store) -> list[Problem]:
+    """Check the totals of the manifest."""
+    manifest, where = store.manifest, str(store.path / "manifest.json")
+    problems = []
+    for name in ("records", "tokens", "bytes"):
+        total = sum(getattr(entry, name) for entry in manifest.shards)
+        if total != getattr(manifest, name):
+            problems.append(
+                Problem(where, f"{name}: {getattr(manifest, name)} stated, {total} found")
+            )
+    return problems
+
+
+def check_plan(store: Store) -> list[Problem]:
+    """Check plan and items, and that a complete manifest agrees with them.
+
+    The receipts must have been checked before.
+    """
+    path = store.path / layout.PLAN
+    if not path.exists():
+        return []
+    try:
+        plan: layout.Plan = layout.read_sealed(path, layout.Plan)
+    except TokmillError as error:
+        return [Problem(error.where, error.what)]
+    try:
+        if layout.canonical_digest(plan.recipe) != plan.recipe_id:
+            return [Problem(str(path), "the recipe is not the one that its recipe_id names")]
+        if plan.plan_id != store.manifest.plan_id:
+            what = "manifest and plan are of different builds: a build has begun and not ended"
+            return [Problem(str(store.path / "manifest.json"), what)]
+        planned = list(read_planned(store.path))
+        if not inputs_fit(store.path, plan):
+            what = "the items are not those of plan.json"
+            return [Problem(str(store.path / "inputs.jsonl"), what)]
+        if not store.manifest.complete:
+            return []
+        receipts = planned_receipts(store.path, planned)
+    except TokmillError as error:
+        return [Problem(error.where, error.what)]
+    probe = store.manifest.probe
+    wanted = make_manifest(plan, receipts, complete=True, probe=probe)
+    return [
+        Problem(str(store.path / "manifest.json"), f"{name}: contradicts plan and receipts")
+        for name in wanted.__struct_fields__
+        if name not in ("producer", "records", "tokens", "bytes")
+        and getattr(wanted, name) != getattr(store.manifest, name)
+    ]
+
+
+def check_learned(store: Store) -> list[Problem]:
+    """Check the files beside a tokenizer that was learned for the store."""
+    folder = store.path / "vocab"
+    if not (folder / LEARNED).exists():
+        return []
+    try:
+        note: Learned = layout.read_sealed(folder / LEARNED, Learned)
+        files = {inside(folder, name): digest for name, digest in note.files.items()}
+    except TokmillError as error:
+        return [Problem(str(folder / LEARNED), error.what)]
+    return [
+        Problem(str(file), "the file is not the one that was written with the tokenizer")
+        for file, digest in files.items()
+        if not file.is_file() or sha256_file(file) != digest
+    ]
+
+
+def check_strays(store: Store) -> list[Problem]:
+    """Report shards that the manifest does not list; other files are leftovers or the user's."""
+    known = {entry.name for entry in store.shards}
+    return [
+        Problem(str(path), "the file belongs to no shard of the manifest")
+        for path in sorted((store.path / "shards").iterdir())
+        if store.manifest.complete
+        and SHARD_FILE.fullmatch(path.name)
+        and path.name.partition(".")[0] not in known
+    ]
+
+
+def check_overlays(store: Store, *, quiet: bool = True) -> list[Problem]:
+    """Check each overlay as a store, and that it has the same records as this one.
+
+    Of an unfinished overlay, the finished shards are checked.
+    """
+    problems = []
+    for name in overlay_names(store.path):
+        path = store.path / FOLDER / name
+        mend = f"tokmill store repair {shlex.quote(str(path))}"
+        try:
+            overlay = Store(path)
+            facts = facts_of(overlay)
+            found = validate(overlay, quiet=quiet).problems
+            problems += [msgspec.structs.replace(one, mend=one.mend or mend) for one in found]
+            if facts.base != store.fingerprint:
+                stale = "the store has changed since the overlay was made"
+                problems.append(Problem(str(path), stale, mend=command_of(overlay)))
+            elif not found and not overlay.partial:
+                check_parallel(store, overlay)
+                check_offsets(store, overlay)
+        except TokmillError as error:
+            problems.append(Problem(error.where, error.what, mend=mend))
+    return problems

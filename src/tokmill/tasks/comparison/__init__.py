@@ -1,0 +1,4 @@
+"""Tasks that compare records: entries, losses of likeness, ranks.
+
+Read `contrastive` first.
+"""

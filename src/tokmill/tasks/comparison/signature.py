@@ -1,0 +1,308 @@
+"""Signatures of intervals: vectors of weighted sets of blocks, in which alike intervals are near.
+
+Shapes: B rows, T blocks of an interval, W width of a block's vector, N rows of a step, D width of
+the signature.
+
+After SemanticBBV (arXiv 2512.10231): a loss of likeness, a Huber loss of the logarithm of the
+cycles an instruction (CPI), and a loss of consistency, which is the distance of alike intervals
+times the difference of their CPI.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokmill.base.errors import UsageError, nearest
+from tokmill.feed.feed import Batch
+from tokmill.feed.rows import Rows, Whole
+from tokmill.feed.values import Vectors
+from tokmill.models.model import WEIGHT, Group, Model, Tensors, decay_groups
+from tokmill.models.model_inputs import Inputs
+from tokmill.models.pooling import Pool, of_sets
+from tokmill.models.transformers.layers import Linear
+from tokmill.store.overlay import overlay_names
+from tokmill.store.schema import Array, Schema
+from tokmill.store.store import Store
+from tokmill.tasks.comparison.compared_entries import says_alike
+from tokmill.tasks.comparison.comparison_losses import mean_where, over_entries, relations
+from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig
+from tokmill.tasks.scores import Measures
+from tokmill.tasks.task_inputs import Facts
+
+VECTOR = "vector"
+"""The input of the model that holds the vectors of the blocks."""
+LOG_CPI = "log_cpi"
+"""A value of each row, NaN where it is not known."""
+IMPORTED = {"block": VECTOR, "count": "weight"}
+"""Columns of blocks and weights → those of imported intervals (`tokmill build triplets`)."""
+
+
+class SignatureConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How signatures of intervals are learned."""
+
+    kind: Literal["signature"] = "signature"
+    """Which task this is."""
+    length: int = 512
+    """Blocks of an interval that the model sees while training: those with the largest weights."""
+    most: int = 4096
+    """Blocks of an interval that are read; what is beyond is cut off while training."""
+    loss: Literal["in_batch", "triplet", "circle"] = "triplet"
+    """How alike intervals are told from others."""
+    margin: float | None = 0.45
+    """Margin of triplet or circle."""
+    block: str = "block"
+    """Column of references, a value a token: the blocks of an interval; or of their vectors. Where
+    there is no `block`, `vector` is taken, and `weight` where there is no `count`."""
+    overlay: str = ""
+    """Overlay of the store of blocks with their vectors; empty: the only one that has them."""
+    vector: str = "embedding"
+    """Column of that overlay."""
+    weight: str = "count"
+    """Column of numbers, a value a token: how often a block was executed, or for how many
+    instructions; empty: all blocks weigh the same."""
+    cpi: str = "cpi"
+    """Record column: the CPI of an interval, NaN where it is not known; empty: none is learned."""
+    same: tuple[str, ...] = ()
+    """Without columns of references: record columns of which equal values mean alike intervals."""
+    size: int = 2
+    """With `same`: alike intervals of an entry."""
+    likeness_weight: float = 1.0
+    """Weight of the loss of likeness; 0: signatures are learned from the CPI alone."""
+    cpi_weight: float = 0.01
+    """Weight of the Huber loss of log CPI."""
+    consistency_weight: float = 0.01
+    """Weight of the loss of consistency."""
+
+
+class Signature(Contrastive):
+    """Compares the signatures of intervals, and predicts their CPI."""
+
+    Config: ClassVar[type[msgspec.Struct]] = SignatureConfig
+
+    def __init__(self, config: SignatureConfig, model: Model, inputs: Inputs) -> None:
+        super().__init__(config, model, inputs)
+        for name in ("likeness_weight", "cpi_weight", "consistency_weight"):
+            if not 0 <= getattr(config, name) < float("inf"):
+                raise UsageError(
+                    f"{name} must be at least 0, not {getattr(config, name)}",
+                    where=f"task.{name}",
+                    hint=f"--set task.{name}=0.01, for example",
+                )
+        of_sets(model)
+        self.cpi_head: Linear | None = Linear(model.dim, 1) if config.cpi else None
+
+    @classmethod
+    def pool_of(cls, config: Any) -> Pool:
+        """Return the pooling: the model's own."""
+        return "signature"
+
+    @classmethod
+    def inputs(cls, config: Any, facts: Facts) -> Inputs:
+        """Return the vectors of the blocks, and the weights."""
+        return Inputs(vectors={**facts.vectors, **({WEIGHT: 1} if config.weight else {})})
+
+    @classmethod
+    def measures(cls, config: Any, inputs: Inputs) -> Measures:
+        """Return the metrics for which higher is better."""
+        return Measures(higher=("mrr", "recall_1", "recall_10"))
+
+    @classmethod
+    def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:
+        """Return the vectors of the blocks that intervals name, or have."""
+        tokens = cls.token_store(config, store)
+        block = held(config.block, tokens.schema)
+        if block in tokens.schema and tokens.schema[block].width:
+            return {VECTOR: Vectors(block, tokens, block)}
+        return {
+            VECTOR: Vectors(block, with_vectors(tokens.reference(block), config), config.vector)
+        }
+
+    def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
+        """Return rows of an interval each."""
+        if says_alike(store.schema, self.config.columns, self.config.same):
+            return super().rows(store, seed, shards)
+        if self.config.likeness_weight:
+            raise UsageError(
+                "nothing says which intervals are alike: there are no columns of references, such "
+                "as anchor, positive and negative",
+                where=str(store.path),
+                hint="`tokmill build mine` makes them; --set task.likeness_weight=0 learns the CPI "
+                "alone",
+            )
+        return Whole(store, self.row_length, shards=shards, seed=seed)
+
+    @property
+    def own_columns(self) -> tuple[str, ...]:
+        """Return the CPI: each interval has its own."""
+        return (self.config.cpi,) if self.config.cpi else ()
+
+    @property
+    def row_length(self) -> int:
+        """Blocks that are read of an interval."""
+        return max(self.length, int(self.config.most))
+
+    def evaluation_rows(self, store: Store) -> Rows:
+        """Return the same; a store without columns of references is evaluated on its CPI alone."""
+        known = says_alike(store.schema, self.config.columns, self.config.same)
+        return self.rows(store) if known else Whole(store, self.row_length)
+
+    def extra_columns(self, schema: Schema) -> list[str]:
+        """Return the blocks, their weights and the CPI, and what says which rows are alike."""
+        config = self.config
+        keys = {"block": "token", "weight": "token", "cpi": "record"}
+        names = {k: held(getattr(config, k), schema) for k in keys if getattr(config, k)}
+        for key, name in names.items():
+            column = schema.get(name)
+            if column is None or column.per != keys[key] or column.dtype == "utf8":
+                known = [n for n, c in schema.items() if c.per == keys[key] and c.dtype != "utf8"]
+                raise UsageError(
+                    f"the store has no column {name!r} with a number for each "
+                    + ("block" if keys[key] == "token" else "interval"),
+                    where=f"task.{key}",
+                    hint=nearest(name, known, f"--set 'task.{key}=\"\"' does without"),
+                )
+        return [*super().extra_columns(schema), *names.values()]
+
+    def as_inputs(self, columns: Mapping[str, Array], document: Array) -> dict[str, Array]:
+        """Return the vectors and the weights of rows, as shares of each row."""
+        made = {VECTOR: columns[VECTOR]}
+        if self.config.weight:
+            weight = columns[held(self.config.weight, columns)].astype(np.float64)
+            weight[(document < 0) | ~(weight > 0)] = 0
+            share = weight / np.maximum(weight.sum(1, keepdims=True), 1e-300)
+            made[WEIGHT] = share.astype(np.float32)[..., None]
+        return made
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Take the heaviest blocks of each row, and add the CPI and what rows are to each other."""
+        made = self.as_inputs(batch.columns, batch.document)
+        columns, document = heaviest(made, batch.document, self.length)
+        batch = super().prepare(dataclasses.replace(batch, columns=columns, document=document))
+        values = dict(batch.values)
+        if self.config.cpi:
+            cpi = values.pop(self.config.cpi).astype(np.float64)
+            known = np.isfinite(cpi) & (cpi > 0)
+            log = np.where(known, np.log(np.where(known, cpi, 1)), np.nan)
+            values[LOG_CPI] = log.astype(np.float32)
+        return dataclasses.replace(batch, values=values)
+
+    def count(self, batch: Batch) -> int:
+        """Return the number of entries."""
+        return len(np.unique(batch.entry[batch.entry >= 0]))
+
+    def example(self, rows: int) -> Tensors:
+        """Return a batch in which each row is an entry of a known CPI."""
+        made = super().example(rows)
+        values = {LOG_CPI: torch.zeros(rows)} if self.config.cpi else {}
+        return dataclasses.replace(made, values={**made.values, **values})
+
+    def act(self, batch: Tensors) -> dict[str, Tensor]:
+        """Return the signatures, of length 1, with the predicted log CPI behind each."""
+        results = self.relations_of(batch)
+        vectors = of_sets(self.model).signature(batch).float()
+        units = F.normalize(vectors, dim=1)
+        if self.cpi_head is not None:
+            units = torch.cat([units, self.cpi_head(vectors).float()], 1)
+            results[LOG_CPI] = batch.values[LOG_CPI]
+        return {"vectors": units, **results}
+
+    def compare(
+        self, vectors: Tensor, results: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the three losses of the entries of a step, weighted and summed."""
+        config, units = self.config, vectors[:, : self.model.dim]
+        parts = {"loss_likeness": (config.likeness_weight, self.likeness(units, results))}
+        if self.cpi_head is not None:
+            entry, log_cpi = results["entry"], results[LOG_CPI]
+            known = ~log_cpi.isnan()
+            log_cpi = log_cpi.nan_to_num()
+            error = F.huber_loss(vectors[:, -1], log_cpi, reduction="none")
+            parts["loss_cpi"] = config.cpi_weight, over_entries(error, known, entry)
+            alike = relations(results).alike & known & known[:, None]
+            cpi = log_cpi.exp()
+            apart = (1 - units @ units.T) * (cpi - cpi[:, None]).abs()
+            apart_N = mean_where(apart, alike)
+            consistency = over_entries(apart_N, alike.any(1), entry)
+            parts["loss_consistency"] = config.consistency_weight, consistency
+        loss = torch.stack([weight * part for weight, part in parts.values()]).sum()
+        return loss, {
+            "loss": loss.detach(),
+            **{name: part.detach() for name, (_, part) in parts.items()},
+        }
+
+    def measure(self, results: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the ranks, and the mean relative error of the CPI beside that of a constant."""
+        vectors = results["vectors"]
+        metrics = super().measure({**results, "vectors": vectors[:, : self.model.dim]})
+        if self.cpi_head is None:
+            return metrics
+        log_cpi = results[LOG_CPI].double()
+        known = ~log_cpi.isnan()
+        if not known.any():
+            return metrics
+        cpi, found = log_cpi[known].exp(), vectors[known, -1].double().exp()
+        return metrics | {
+            "cpi_error": float(((found - cpi).abs() / cpi).mean()),
+            "cpi_error_constant": float(((cpi.quantile(0.5) - cpi).abs() / cpi).mean()),
+        }
+
+    def param_groups(self, weight_decay: float) -> list[Group]:
+        """Return the groups of the model and of the head."""
+        own = [] if self.cpi_head is None else self.cpi_head.parameters()
+        return super().param_groups(weight_decay) + decay_groups(own, weight_decay)
+
+
+def held(name: str, columns: Collection[str]) -> str:
+    """Return a column, or that of imported intervals which takes its place."""
+    other = IMPORTED.get(name, name)
+    return name if name in columns or other not in columns else other
+
+
+def heaviest(
+    columns: Mapping[str, Array], document: Array, length: int
+) -> tuple[dict[str, Array], Array]:
+    """Return rows of their `length` heaviest positions, in falling order, or rows as they are.
+
+    Without weights the first positions are taken.
+    """
+    if document.shape[1] <= length:
+        return dict(columns), document
+    weight = columns[WEIGHT][..., 0] if WEIGHT in columns else np.zeros(document.shape, np.float32)
+    order = np.argsort(-np.where(document >= 0, weight, -1), axis=1, kind="stable")[:, :length]
+    rows = np.arange(len(document))[:, None]
+    return {name: value[rows, order] for name, value in columns.items()}, document[rows, order]
+
+
+def with_vectors(blocks: Store, config: Any) -> Store:
+    """Return a store of blocks with the overlay that holds their vectors.
+
+    Raises `UsageError` if there is none, or if several have such a column and none is named.
+    """
+    names = [config.overlay] if config.overlay else overlay_names(blocks.path)
+    found = [laid for name in names if config.vector in (laid := Store(blocks.path, [name])).schema]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = ", ".join(name for laid in found for name in laid.overlays)
+        raise UsageError(
+            f"several overlays of the store of blocks have a column {config.vector!r}: {several}",
+            where=str(blocks.path),
+            hint="--set task.overlay=NAME says which",
+        )
+    if config.overlay:
+        what = f"the overlay {config.overlay!r} of the store of blocks has no"
+    else:
+        what = "no overlay of the store of blocks has a"
+    raise UsageError(
+        f"{what} column {config.vector!r}",
+        where=str(blocks.path),
+        hint="`tokmill embed RUN BLOCKS` makes the vectors of blocks",
+    )

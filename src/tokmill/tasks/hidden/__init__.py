@@ -1,0 +1,4 @@
+"""Masked language modelling and BERT's pairs.
+
+Read `masked` first.
+"""

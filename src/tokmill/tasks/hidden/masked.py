@@ -1,0 +1,315 @@
+"""Predict hidden tokens from both sides: masked language modelling (Devlin et al. 2018, BERT).
+
+Shapes: B rows, T positions, M positions that are predicted in the row that has most of them, D
+width of the model, V ids of a column.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokmill.base.errors import UsageError
+from tokmill.feed.feed import Batch
+from tokmill.feed.rows import Rows, Whole, Windows
+from tokmill.models.heads import Heads, Transform
+from tokmill.models.model import Group, Model, Tensors
+from tokmill.models.model_inputs import Inputs, predicted
+from tokmill.store.mask import LOSS
+from tokmill.store.schema import Array, Schema
+from tokmill.store.store import Store
+from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
+from tokmill.tasks.hidden.masked_config import MaskedConfig, check_shares, inside_words
+from tokmill.tasks.hidden.masking import choose, replaced, unit_sums, units, wanted
+from tokmill.tasks.next_token import choose_column
+from tokmill.tasks.scores import BORDER, Measures, Scores, token_scores
+from tokmill.tasks.task import Task, perplexity
+from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
+from tokmill.tasks.task_rows import check_cut, cut_rows
+
+PLACES = "places"
+"""Among targets: the positions that are predicted (`models.predicted`); no column is called so."""
+UNKNOWN = "unk"
+"""The role of the token that stands for what a vocabulary lacks."""
+
+
+class Masked(Task):
+    """Masked language modelling. Special tokens, found by role, are never hidden or predicted."""
+
+    Config: ClassVar[type[msgspec.Struct]] = MaskedConfig
+    predicts_tokens = True
+    predicted = "hidden_token"
+
+    def __init__(self, config: Any, model: Model, inputs: Inputs) -> None:
+        super().__init__(config, model, inputs)
+        check_shares(config)
+        for name in config.columns:
+            choose_column(name, self.sizes, "task.")
+        self.columns = {n: self.sizes[n] for n in config.columns or self.sizes}
+        """The columns that are predicted, and the number of their ids."""
+        self.masks = {name: inputs.role(name, "mask") for name in self.sizes}
+        self.specials = {n: sorted(inputs.roles.get(n, {}).values()) for n in self.sizes}
+        self.inside: Array | None = None
+        """(V,) bool: which ids go on with a word; known once rows are cut."""
+        transform = Transform.of(model)
+        self.heads = Heads(model, self.columns, config.tied, bias=True, transform=transform)
+
+    @classmethod
+    def inputs(cls, config: Any, facts: Facts) -> Inputs:
+        """Return the columns of ids, and the segment where the store has one."""
+        found = store_inputs(facts)
+        column = facts.schema.get(SEGMENT)
+        has = column is not None and column.per == "token"
+        if config.segment != "always" and not (config.segment and has):
+            return found
+        return dataclasses.replace(found, made={SEGMENT: 2})
+
+    @classmethod
+    def measures(cls, config: Any, inputs: Inputs) -> Measures:
+        """Return the unit of the loss."""
+        count = len(config.columns or inputs.ids)
+        unit = "nats a hidden token" if count == 1 else f"nats, sum over {count} columns"
+        return Measures(loss=unit, higher=("accuracy",))
+
+    def check_rows(self) -> None:
+        """Refuse rows that cannot be cut."""
+        check_cut(self.config.rows, self.length, self.config.step, "task.")
+
+    @property
+    def frame(self) -> Frame:
+        """`[CLS]` and `[SEP]`, where a row is one record and the vocabularies have them."""
+        return frame_of(self.reads) if self.config.rows == "whole" else {}
+
+    def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
+        """Return rows as the recipe asks; those that get a frame are two tokens shorter."""
+        config = self.config
+        self._look_at(store)
+        length = self._held(store)
+        return cut_rows(store, config.rows, length, config.step, seed, shards, overlap=0)
+
+    def evaluation_rows(self, store: Store) -> Rows:
+        """Return records where the run reads such, else windows."""
+        self._look_at(store)
+        if self.config.rows == "whole":
+            return Whole(store, self._held(store))
+        return Windows(store, self.length, self.config.step or self.length)
+
+    def _held(self, store: Store) -> int:
+        """Return the tokens of a row that are the store's own."""
+        short = 2 if self.frame and not is_framed(store, self.frame) else 0
+        if self.length <= short:
+            raise UsageError(
+                f"a row of {self.length} positions has no room between [CLS] and [SEP]",
+                where="task.length",
+                hint="--set task.length=128, for example",
+            )
+        return self.length - short
+
+    def _look_at(self, store: Store) -> None:
+        """Refuse a store of which nothing can be hidden; learn which tokens go on with a word."""
+        self.check_rows()
+        if self.config.whole == "instruction" and BORDER not in store.schema:
+            raise UsageError(
+                "the store does not say where instructions begin",
+                where="task.whole",
+                hint='it is for stores of programs; --set task.whole="token"',
+            )
+        if self.config.whole == "word" and self.inside is None:
+            self.inside = inside_words(store, list(self.sizes))
+        for name in self.columns:
+            low, high = store.manifest.ranges.get(name, (0, 1 << 32))
+            special = set(self.specials[name])
+            if high - low < len(special) and set(range(int(low), int(high) + 1)) <= special:
+                raise UsageError(
+                    f"the column {name!r} holds special tokens alone, and these are never hidden",
+                    where=str(store.path),
+                    hint="`tokmill inspect STORE` shows them; --set task.columns names others",
+                )
+
+    def extra_columns(self, schema: Schema) -> list[str]:
+        """Return `loss`, whose 0 is never hidden, `border`, and the segment, where they are."""
+        wants_border = self.config.whole == "instruction"
+        wanted = [LOSS, *([BORDER] if wants_border else []), *self.reads.made]
+        return [name for name in wanted if name in schema and schema[name].per == "token"]
+
+    @property
+    def target_names(self) -> list[str]:
+        """The places, and the columns."""
+        return [PLACES, *self.columns]
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Hide tokens; targets are those of the hidden positions alone, (B, M)."""
+        batch = self.framed(batch)
+        ids = {name: batch.columns[name].astype(np.int64) for name in self.sizes}
+        maskable = self.maskable(batch, ids)
+        count = wanted(maskable, self.config.share, self.config.most)
+        chosen = choose(batch.key, maskable, count, self.begins(batch, ids))
+        targets = {}
+        for name in self.columns:
+            targets[name] = np.where(chosen, ids[name], -1)
+            if UNKNOWN in self.reads.roles.get(name, {}):
+                targets[name][ids[name] == self.reads.roles[name][UNKNOWN]] = -1
+        shares = (self.config.mask_share, self.config.random_share)
+        columns = {
+            name: replaced(
+                column,
+                chosen,
+                batch.key,
+                column=number,
+                mask=self.masks[name],
+                size=self.sizes[name],
+                specials=self.specials[name],
+                shares=shares,
+            )
+            for number, (name, column) in enumerate(ids.items())
+        }
+        for name in self.reads.made:
+            columns[name] = batch.columns.get(name, batch.document * 0).astype(np.int64)
+        places, targets = predicted(targets)
+        return dataclasses.replace(
+            batch, columns=columns, targets={**batch.targets, PLACES: places, **targets}
+        )
+
+    def framed(self, batch: Batch) -> Batch:
+        """Return rows with their special tokens; those of a store that has them are as they are."""
+        if batch.document.shape[1] == self.length or not self.frame:
+            return batch
+        return framed(batch, self.frame, self.length)
+
+    def maskable(self, batch: Batch, ids: Mapping[str, Array]) -> Array:
+        """Return which tokens may be hidden, (B, T) bool.
+
+        Not those that are special in any column, unless they are but unknown: such a one is hidden
+        where another column of it is to be predicted.
+        """
+        able = batch.document >= 0
+        if LOSS in batch.columns:
+            able &= batch.columns[LOSS] != 0
+        known = np.zeros(able.shape, bool)
+        for name, column in ids.items():
+            roles = self.reads.roles.get(name, {})
+            for role, number in roles.items():
+                if role != UNKNOWN:
+                    able &= column != number
+            if name in self.columns:
+                known |= column != roles.get(UNKNOWN, -1)
+        return able & known
+
+    def begins(self, batch: Batch, ids: Mapping[str, Array]) -> Array | None:
+        """Return where what is hidden whole begins, (B, T) bool; None: tokens are hidden alone."""
+        if self.config.whole == "token":
+            return None
+        if self.config.whole == "instruction":
+            begins = (batch.columns[BORDER] & 1).astype(bool)
+        else:
+            assert self.inside is not None
+            begins = ~self.inside[next(iter(ids.values()))]
+        begins[:, 1:] |= batch.document[:, 1:] != batch.document[:, :-1]
+        return begins
+
+    def count(self, batch: Batch) -> int:
+        """Return the number of positions that are predicted; one of several columns counts once."""
+        return int(np.count_nonzero(batch.targets[PLACES] >= 0))
+
+    def example(self, rows: int) -> Tensors:
+        """Return a batch of which the share of each row is predicted."""
+        made = super().example(rows)
+        few = max(1, round(self.length * self.config.share))
+        if self.config.most:
+            few = min(few, self.config.most)
+        targets = dict.fromkeys(self.target_names, torch.zeros(rows, few, dtype=torch.int64))
+        return dataclasses.replace(made, targets={**made.targets, **targets})
+
+    def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the summed cross-entropy in nats; while evaluating, also what was right."""
+        if not self.training:
+            sums, _ = self.scored(batch)
+            return sums["loss"], sums
+        states = self.model(batch, batch.targets[PLACES])
+        targets = {name: batch.targets[name] for name in self.columns}
+        parts = self.heads.losses(self.model, states, targets)
+        loss = torch.stack(list(parts.values())).sum()
+        return loss, {"loss": loss.detach(), **self.by_column(parts)}
+
+    def by_column(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the losses of several columns as sums to report."""
+        if len(parts) == 1:
+            return {}
+        return {f"loss_{name}": part.detach() for name, part in parts.items()}
+
+    def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
+        """Return sums, and the scores of each column at the places that are predicted, (B, M)."""
+        states = self.heads.states(self.model(batch, batch.targets[PLACES]))
+        return self.scored_states(states, batch)
+
+    def scored_states(
+        self, states: Tensor, batch: Tensors
+    ) -> tuple[dict[str, Tensor], dict[str, Scores]]:
+        """Return what `scored` does, from what the heads are multiplied with, (B, M, D)."""
+        scores = {
+            name: token_scores(
+                states,
+                self.heads.weight(self.model, name),
+                batch.targets[name],
+                self.heads.bias(name),
+            )
+            for name in self.columns
+        }
+        parts = {name: score.loss.sum() for name, score in scores.items()}
+        sums = {"loss": torch.stack(list(parts.values())).sum(), **self.by_column(parts)}
+        for name, score in scores.items():
+            sums[f"right_{name}"] = score.right.sum()
+            sums[f"known_{name}"] = (batch.targets[name] >= 0).sum()
+        return sums, scores
+
+    def report(
+        self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
+    ) -> dict[str, float]:
+        """Return the loss in nats a hidden position, and the share of each column that was right.
+
+        Of one column also `pseudo_perplexity`, e to the loss.
+        """
+        right = {k.removeprefix("right_"): v for k, v in sums.items() if k.startswith("right_")}
+        known = {k.removeprefix("known_"): v for k, v in sums.items() if k.startswith("known_")}
+        rest = {k: v for k, v in sums.items() if not k.startswith(("right_", "known_"))}
+        metrics = super().report(rest, count)
+        for name, number in right.items():
+            key = "accuracy" if len(right) == 1 else f"accuracy_{name}"
+            metrics[key] = number / max(known[name], 1)
+        if len(self.columns) == 1:
+            metrics["pseudo_perplexity"] = perplexity(metrics["loss"])
+        return metrics
+
+    def at_targets(self, batch: Batch, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return values per position as values per predicted place."""
+        places = batch.targets[PLACES].clip(min=0)
+        return {name: np.take_along_axis(value, places, 1) for name, value in values.items()}
+
+    def whole_units(self, raw: Batch, batch: Batch) -> Array | None:
+        """Return the number of the instruction of each place, -1 where not all of it is hidden."""
+        raw = self.framed(raw)
+        begins = (raw.columns[BORDER] & 1).astype(bool)
+        begins[:, 1:] |= raw.document[:, 1:] != raw.document[:, :-1]
+        number, places = units(begins), batch.targets[PLACES]
+        shown = self.maskable(raw, {n: raw.columns[n].astype(np.int64) for n in self.sizes})
+        row, place = np.nonzero(places >= 0)
+        shown[row, places[row, place]] = False
+        open_ = np.take_along_axis(unit_sums(number, shown), number, axis=1) > 0
+        found = np.where(open_, -1, number)
+        return np.where(places >= 0, np.take_along_axis(found, places.clip(min=0), 1), -1)
+
+    def param_groups(self, weight_decay: float) -> list[Group]:
+        """Return the groups of the model and of the head."""
+        return super().param_groups(weight_decay) + self.heads.param_groups(weight_decay)
+
+    def flops_per_token(self, length: int) -> float:
+        """Return those of the model, and for the hidden tokens 6 · D · (V + D)."""
+        ids = sum(self.columns.values()) + self.model.dim
+        share: float = self.config.share
+        return super().flops_per_token(length) + 6.0 * share * self.model.dim * ids

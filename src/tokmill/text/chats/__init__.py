@@ -1,0 +1,4 @@
+"""Chats: messages, templates, and the mask of what is learned.
+
+Read `chat` first.
+"""

@@ -1,0 +1,328 @@
+"""Chats in JSON Lines: a template writes the roles; the column `loss` marks the learned tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill.base import recipe
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds.scan import FolderOptions
+from tokmill.builds.source import Frozen, Request, Resources
+from tokmill.store.mask import LOSS
+from tokmill.store.schema import Column, Drop, Schema, drops_of
+from tokmill.store.vocab import Vocabulary
+from tokmill.text.chats.chat_encode import EncodeChats, any_of, control_tokens
+from tokmill.text.chats.chat_messages import Reader, Refused
+from tokmill.text.chats.chat_template_files import BUILT_IN, KINDS, find, is_text, special_tokens
+from tokmill.text.chats.chat_templates import (
+    BREAK,
+    CLOSE,
+    MARKS,
+    OPEN,
+    PROMPT,
+    How,
+    Messages,
+    Template,
+)
+from tokmill.text.jsonl import JsonlSource, as_text
+from tokmill.text.make_document import Documents, Paths
+from tokmill.text.record_blocks import MAX_RECORD, Block
+from tokmill.text.seen_keys import why_nothing
+from tokmill.text.tokenizers.tokenizer_json import added_tokens
+
+USUAL = ("messages", "conversations")
+"""Default keys of the list of messages."""
+BESIDE = ("system", "tools")
+"""Other keys that are read."""
+ROLES = {"eot": "eos_token", "bos": "bos_token", "pad": "pad_token", "unk": "unk_token"}
+"""Role of a token → its name in templates."""
+
+
+class ChatConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of chats."""
+
+    messages: str = ""
+    """Path of the list of messages; by default `messages` or `conversations`."""
+    chat_template: str = ""
+    """How messages become text: chatml, llama3, plain, a .jinja file or a tokenizer_config.json;
+    by default the template beside the tokenizer."""
+    learn: Literal["assistant", "last", "all"] = "assistant"
+    """What is learned: all turns of the assistant, its last turn, everything."""
+    specials_in_text: Literal["plain", "special", "reject"] = "plain"
+    """Meaning of `<|im_end|>` inside a message: ordinary text, the special token (as in
+    transformers; a message can then forge a turn), a reject."""
+    end_of_record: Literal["eot", "none"] = "none"
+    """Whether the `eot` token is added after the text of the template; it is not learned, unless
+    everything is."""
+    date: str = ""
+    """The date that a template gets as today, such as 2026-01-31."""
+    tokens: dict[str, str] = {}
+    """Values of bos_token, eos_token and so on for the template; by default those in the files
+    beside the tokenizer."""
+    keep: tuple[str, ...] = ()
+    """Fields that are kept as string columns."""
+
+
+class ChatSource(JsonlSource):
+    """Chats in JSON Lines."""
+
+    Config: ClassVar[type[msgspec.Struct]] = ChatConfig
+    version: ClassVar[int] = 4
+    """4: templates have limits on time and memory, not on steps."""
+    hints: ClassVar[dict[str, str]] = {
+        **JsonlSource.hints,
+        "no mask": "put {% generation %} and {% endgeneration %} around the answer in a copy of "
+        "the template, or --learn all",
+        "number": "templates get integers of 64 bits: write larger ones as text",
+        "nothing to learn": "the assistant says nothing in them: --learn all learns everything",
+        "template": "the template refuses such chats, or is for another kind: another "
+        "--chat-template",
+        "tool calls": "--chat-template FILE with a template that writes calls of tools",
+        "role": "roles are system, developer, user or human, assistant or gpt, and tool",
+    }
+    """Reason → hint, if it is the most frequent reason in a build that ends."""
+    config: ChatConfig  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        config: ChatConfig,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        self.config, self.inputs, self.resources = config, inputs, resources
+        self.frozen = vocabularies.get("token")
+        self._encode = None
+        self.lists = (config.messages,) if config.messages else USUAL
+        self.paths = Paths((), (*self.lists, *BESIDE, *config.keep))
+        self.decoder = self.paths.decoder
+        text = BUILT_IN.get(config.chat_template, config.chat_template)
+        if not is_text(text):
+            raise UsageError(
+                "no chat template was named, and there is no tokenizer that has one",
+                hint="`tokmill build chat … --vocab-size N` trains a tokenizer on chats",
+            )
+        data, names = {}, {"eos_token": "<|endoftext|>"}
+        if self.frozen is not None:
+            data = msgspec.json.decode(self.frozen.data)
+            names = self._names(self.frozen, data)
+        named = any_of(control_tokens(data, text))
+        # A special token, and the white space after it at the end of a text.
+        ends = f"({named.pattern})\\s*\\Z"
+        self.template = Template(text, names | config.tokens, config.date, ends)
+        built_in = config.chat_template in BUILT_IN
+        self.reader = Reader(text, built_in, named, config.specials_in_text)
+
+    @classmethod
+    def resolve(cls, config: ChatConfig, request: Request) -> ChatConfig:
+        """Return the options with the text of the template and its names of special tokens.
+
+        So both are part of the recipe, and a file that changes later gives another recipe.
+        """
+        template, names = find(config.chat_template, request.tokenizer)
+        text = BUILT_IN.get(template, template)
+        # Names that the template does not use are no part of the recipe.
+        used = {key: name for key, name in names.items() if key in text}
+        tokens = dict(sorted((used | config.tokens).items()))
+        return msgspec.structs.replace(config, chat_template=template, tokens=tokens)
+
+    @classmethod
+    def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
+        """Return a hint if no line of the files makes a record, or very few do."""
+        lists = [config.messages] if config.messages else USUAL
+        said = why_nothing(paths, lists)
+        if any(f"(the list {name})" in said for name in lists):
+            return "a chat is a list of messages: objects with role and content, or from and value"
+        if "JSON Lines" in said:
+            return said
+        if "tokmill build chat" in said:
+            return said.replace("build them with `tokmill build chat`", "name it with --messages")
+        return said.partition(": ")[2].replace("--field", "tokmill build jsonl --field")
+
+    def _names(self, frozen: Frozen, data: Mapping[str, Any]) -> dict[str, str]:
+        """Return the default names in templates of tokens with a role.
+
+        Raises `TokmillError` if the tokenizer lacks special tokens of a built-in template.
+        """
+        there = added_tokens(data)
+        needed = special_tokens(self.config.chat_template)
+        if absent := [name for name in needed if name not in there]:
+            raise TokmillError(
+                f"the template {self.config.chat_template} writes {' '.join(absent)}, which the "
+                "tokenizer does not have as one token",
+                where=frozen.vocabulary.file,
+                hint="--chat-template plain needs none; or train a tokenizer with "
+                + " ".join(f"--special '{name}'" for name in absent),
+            )
+        roles, by_id = frozen.vocabulary.roles, {number: name for name, number in there.items()}
+        return {name: by_id[roles[r]] for r, name in ROLES.items() if roles.get(r) in by_id}
+
+    @property
+    def schema(self) -> Schema:
+        """Tokens, whether each is learned, the bytes of each chat, and the kept fields."""
+        schema = super().schema
+        if LOSS in schema:
+            raise UsageError(
+                f"a field to keep would be the column {LOSS!r}",
+                hint="keep it under another name, or leave it out of --keep",
+            )
+        return {"token": schema.pop("token"), LOSS: Column("u1"), **schema}
+
+    def _documents(self, block: Block) -> Documents:
+        records, starts, drops = self._decode(block)
+        columns = [self.paths.values(records, path) for path in (*self.lists, *BESIDE)]
+        left: list[Drop] = []
+        chats: dict[int, tuple[Any, Any, list[bool]]] = {}
+        for i, (*lists, system, tools) in enumerate(zip(*columns, strict=True)):
+            value = next((one for one in lists if one is not None), None)
+            try:
+                chats[i] = self.reader.chat(value, system, tools)
+            except Refused as why:
+                left.append(Drop(int(starts[i]), why.reason, why.rejected))
+            except RecursionError:
+                left.append(Drop(int(starts[i]), "depth", True))
+        how: How = "whole" if self.config.learn == "all" else "turns"
+        rendered = self.template.render(how, [(chat, tools) for chat, tools, _ in chats.values()])
+        texts: dict[int, str] = {}
+        for (i, (chat, _, learned)), (text, failed) in zip(chats.items(), rendered, strict=True):
+            try:
+                if failed:
+                    raise Refused("no mask" if failed == "no mask" else "template")
+                texts[i] = self._learned(text, chat, learned)
+            except Refused as why:
+                left.append(Drop(int(starts[i]), why.reason, why.rejected))
+        carried = {
+            name: [as_text(values[i]) for i in texts]
+            for name, values in ((n, self.paths.values(records, n)) for n in self.config.keep)
+        }
+        # Without a tokenizer, one learns from them.
+        marked = [MARKS.sub("", text) if self.frozen is None else text for text in texts.values()]
+        places = starts[np.fromiter(texts, np.int64, len(texts))]
+        left.sort(key=lambda drop: drop.offset)
+        drops += drops_of([*left, *(Drop(place, "too long", True) for place in block.too_long)])
+        notes = dict(self.reader.notes)
+        self.reader.notes.clear()
+        return Documents(marked, places, drops, carried, block.ends_part, block.done, notes)
+
+    def _learned(self, text: str, chat: Messages, learned: Sequence[bool]) -> str:
+        """Return the text of a chat with marks around what is learned of it."""
+        # Every second piece is within marks.
+        pieces = text.replace(CLOSE, OPEN).split(OPEN)
+        if self.config.learn == "all":
+            pieces = ["", "".join(pieces), ""]
+        keep = [True] * (len(pieces) // 2)
+        turns = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+        if self.template.learns_headers and turns and self.config.learn != "all":
+            said = chat[turns[0]].get("content")
+            # Something stands before the answer that no generation prompt has written.
+            if isinstance(said, str) and not pieces[1].strip().startswith(said.strip()):
+                self.reader.note(f"chats in which headers of answers are learned: no {PROMPT}")
+        if not all(learned):
+            if len(turns) != len(keep):
+                raise Refused("weight")
+            keep = [learned[turn] for turn in turns]
+        if not any(keep):
+            raise Refused("nothing to learn", rejected=False)
+        if self.config.learn == "last":
+            last = len(keep) - 1 - keep[::-1].index(True)
+            keep = [turn == last for turn in range(len(keep))]
+        for turn, kept in enumerate(keep):
+            if kept:
+                pieces[2 * turn + 1] = f"{OPEN}{pieces[2 * turn + 1]}{CLOSE}"
+        text = "".join(pieces)
+        if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:
+            raise Refused("too long")
+        return text
+
+    def encoder(self, resources: Resources) -> EncodeChats:
+        """Return the encoder of chats."""
+        assert self.frozen is not None
+        end = self.config.end_of_record == "eot"
+        learn_end = self.config.learn == "all"
+        return EncodeChats(self.frozen, self.template.text, resources, end, learn_end)
+
+
+SHAPE = 'such as [{"role": "user", "content": "Hi"}]'
+ASKED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+class ChatPrompts:
+    """Writes messages as a store of chats does, up to the beginning of the assistant's answer."""
+
+    def __init__(self, data: bytes, vocabulary: Vocabulary, config: ChatConfig) -> None:
+        resources = Resources(threads=False)
+        self.source = ChatSource(config, [], {"token": Frozen(vocabulary, data)}, resources)
+        self.encoder = self.source.encoder(resources)
+
+    def ids(self, messages: Any, where: str = "") -> list[int]:
+        """Return the ids of messages and of the beginning of an answer.
+
+        Names of special tokens in messages are text, as in the store.
+
+        Raises `UsageError` for invalid messages, or messages that the template refuses.
+        """
+        try:
+            chat, _, _ = self.source.reader.chat(messages, None)
+        except Refused as why:
+            what = f"these messages cannot be read: {why.reason}"
+            raise UsageError(what, where=where, hint=SHAPE) from None
+        [(text, failed)] = self.source.template.render("prompt", [(chat, None)])
+        if failed:
+            raise UsageError(
+                f"the chat template refuses the messages: {failed}",
+                where=where,
+                hint="it may want other roles, or the user's turn last",
+            )
+        if BREAK in text and not self.encoder.in_segments:
+            raise UsageError(
+                "a message holds the name of a special token, which the tokenizer cannot keep as "
+                "text",
+                where=where,
+                hint="write it in another way",
+            )
+        ids: list[int] = self.encoder.encode([text])[0].tolist()
+        return ids
+
+    def ends(self) -> list[int]:
+        """Return the id of the token that ends a turn of the assistant, if there is one."""
+        [(text, _)] = self.source.template.render("turns", [(ASKED, None)])
+        said = text.rpartition(OPEN)[2].partition(CLOSE)[0]
+        names = [name for name in self.encoder.control if name in said]
+        last = max(names, key=lambda name: said.rfind(name) + len(name), default="")
+        return [self.encoder.control[last]] if last else []
+
+
+def load_prompts(
+    data: bytes,
+    vocabulary: Vocabulary,
+    kept: Sequence[Mapping[str, Any]],
+    template: str,
+    where: str,
+) -> ChatPrompts:
+    """Return the writer of prompts for a run with the tokenizer.json `data`.
+
+    `kept`: options of the stores from which it learned. `template`: a chat template in place of
+    theirs. Raises `TokmillError` if there is none, or it does not fit the tokenizer.
+    """
+
+    def has_template(options: Mapping[str, Any]) -> bool:
+        named = str(options.get("chat_template", ""))
+        return named in BUILT_IN or is_text(named)
+
+    options = next(filter(has_template, kept), None)
+    if options is None and not template:
+        raise TokmillError(
+            "the run has no chat template: its store was not made by `tokmill build chat`, or from "
+            "chats with different templates",
+            where=where,
+            hint=f"name one: --chat-template {KINDS}",
+        )
+    config = recipe.convert(ChatConfig, dict(options or {}), "options of the store")
+    if template:
+        named = ChatConfig(chat_template=template, date=config.date, tokens=config.tokens)
+        config = ChatSource.resolve(named, Request(inputs=()))
+    return ChatPrompts(data, vocabulary, config)

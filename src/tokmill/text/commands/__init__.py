@@ -1,0 +1,1 @@
+"""Commands for text: tokenizer, and the options of builds of text."""

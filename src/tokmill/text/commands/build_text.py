@@ -1,0 +1,271 @@
+"""Options of `tokmill build text|jsonl|chat|parquet` that other builds do not have.
+
+They train a tokenizer first, make a training and a validation store in one command, or explain how
+a record is encoded (`--explain`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError
+from tokmill.base.files import machine_errors, new_folder
+from tokmill.base.progress import human_count
+from tokmill.builds.build import run
+from tokmill.builds.folder import check_folder, claimed
+from tokmill.builds.plan import BuildRecipe, How
+from tokmill.cli.print_facts import report, summary
+from tokmill.formats import exports
+from tokmill.formats.notes import is_written
+from tokmill.store.marks import is_store
+from tokmill.store.store import Store
+from tokmill.store.vocab import Learned
+from tokmill.terminal.output import print_json, say, say_not_reached
+
+PANEL = "tokenizer, parts, one record"
+VOCABULARY = 50_257
+"""Ids of a tokenizer that is trained with --train: that of GPT-2, and of CS336's script."""
+
+
+def _option(name: str, kind: Any, help_text: str) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+    option = typer.Option(flag, help=help_text, rich_help_panel=PANEL, show_default=False)
+    default = False if kind is bool else None
+    annotation = bool if kind is bool else kind | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[annotation, option],
+    )
+
+
+PARAMETERS = [
+    _option(
+        "vocab_size",
+        int,
+        "First train a tokenizer with this many ids on the input (by default only with --train: "
+        "50,257).",
+    ),
+    _option("special", list[str], "Special tokens of that tokenizer [<|endoftext|>]."),
+    _option("train", list[str], "Training part: makes OUT/train, OUT/val and OUT/tokenizer.json."),
+    _option("val", list[str], "Validation part."),
+    _option(
+        "bin",
+        bool,
+        "With --train: also write OUT/train.bin and OUT/val.bin (uint16, uint32 "
+        "above 65,536 ids; no header).",
+    ),
+    _option("train_bin", str, "Name of the .bin file of the training part, such as x_train.bin."),
+    _option("val_bin", str, "Name of the .bin file of the validation part."),
+    _option("explain", str, "FILE:LINE: show every stage for one record, build nothing."),
+]
+
+
+def before(
+    chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
+) -> BuildRecipe | None:
+    """Carry out these options; return the recipe to build, or None if nothing is left to build."""
+    if chosen.options.get("strip"):
+        what = "document" if chosen.source == "text" else "field"
+        say(f"strip is on: white space around each {what} is removed")
+    if more.get("vocab_size") and chosen.tokenizer:
+        raise UsageError(
+            "--tokenizer and --vocab-size exclude each other",
+            hint="--tokenizer uses an existing one, --vocab-size trains one",
+        )
+    if more.get("train") and more.get("val") and not (more.get("vocab_size") or chosen.tokenizer):
+        more = {**more, "vocab_size": VOCABULARY}
+        say(f"vocabulary size: {VOCABULARY:,}, the default (--vocab-size N trains another)")
+    learns = chosen.source == "chat" and bool(more.get("vocab_size"))
+    if learns and not chosen.options.get("chat_template"):
+        say("chat template: chatml (--chat-template chooses another)")
+        options = {**chosen.options, "chat_template": "chatml"}
+        chosen = msgspec.structs.replace(chosen, options=options)
+    looking = "--dry-run" if dry_run else "--explain" if more.get("explain") else ""
+    if looking and (more.get("train") or more.get("val")):
+        raise UsageError(
+            f"{looking} is for a single build", hint="name the INPUT instead of --train and --val"
+        )
+    if more.get("train") or more.get("val"):
+        _two_parts(chosen, how, more, json=json)
+        return None
+    for flag in ("bin", "train_bin", "val_bin"):
+        if more.get(flag):
+            raise UsageError(
+                f"--{flag.replace('_', '-')} goes with --train and --val",
+                hint="else: tokmill store export bin STORE -o NAME.bin",
+            )
+    if more.get("explain"):
+        _explain(chosen, how, more, json=json)
+        return None
+    if more.get("vocab_size"):
+        if not chosen.out:
+            raise UsageError("no folder for the store is named", hint="-o STORE")
+        check_folder(Path(chosen.out))
+        folder = Path(chosen.out) / "vocab"
+        if dry_run and not (folder / "tokenizer.json").exists():
+            raise UsageError(
+                "--dry-run writes nothing, and there is no tokenizer yet",
+                hint="`tokmill tokenizer train INPUT -o tokenizer.json`, then --tokenizer",
+            )
+        with claimed(Path(chosen.out)), new_folder(folder):
+            tokenizer = _learn(folder, chosen, list(chosen.inputs), more, how)
+        chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
+    if chosen.source == "chat" and chosen.tokenizer:
+        _say_unknown_marks(chosen, chosen.tokenizer)
+    return chosen
+
+
+def _explain(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool) -> None:
+    """Print every stage of one record; a tokenizer that is trained for it is not kept."""
+    from tokmill.text.explain import explain
+
+    kept = Path(chosen.out, "vocab", "tokenizer.json")
+    with tempfile.TemporaryDirectory(prefix="tokmill-explain-") as folder:
+        if more.get("vocab_size"):
+            if chosen.out and kept.exists() and not how.fresh:
+                tokenizer = _learn(kept.parent, chosen, list(chosen.inputs), more, how)
+            else:
+                inputs = list(chosen.inputs) or [more["explain"].rpartition(":")[0]]
+                tokenizer = _learn(Path(folder), chosen, inputs, more, how)
+                say("(it is not kept: --explain writes nothing)")
+            chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
+        if chosen.source == "chat" and chosen.tokenizer:
+            _say_unknown_marks(chosen, chosen.tokenizer)
+        found = explain(chosen, more["explain"])
+    if json:
+        print_json(found)
+        return
+    for stage, text in found.items():
+        print(f"{stage:<10} {text}")
+
+
+def _learn(
+    folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str, Any], how: How
+) -> Path:
+    from tokmill.text.chats.chat_template_files import special_tokens
+    from tokmill.text.learning.learn import learned_tokenizer
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
+
+    given = more.get("special") or ["<|endoftext|>"]
+    named = str(chosen.options.get("chat_template", ""))
+    specials = tuple(dict.fromkeys([*given, *special_tokens(named)]))
+    options = Learned(vocab_size=more["vocab_size"], specials=specials)
+    path, made = learned_tokenizer(
+        folder, chosen.source, inputs, chosen.options, options, again=how.fresh
+    )
+    say(f"tokenizer: {path} ({'trained now' if made else 'kept from before'})")
+    if made:
+        say_not_reached(Tokenizer.from_file(path).size, options.vocab_size)
+    return path
+
+
+def _say_unknown_marks(chosen: BuildRecipe, tokenizer: str) -> None:
+    """Print the marks of a template that are not tokens: a message could contain them as text."""
+    from tokmill.text.chats import chat_template_files
+    from tokmill.text.tokenizers import tokenizer_json
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
+
+    named = str(chosen.options.get("chat_template", ""))
+    if named in chat_template_files.BUILT_IN:
+        return
+    template, _ = chat_template_files.find(named, tokenizer)
+    marks = set(chat_template_files.ANGLED.findall(template))
+    text = sorted(marks - tokenizer_json.added_tokens(Tokenizer.from_file(tokenizer).data).keys())
+    if text:
+        say(
+            f"warning: {' '.join(text)} in the template are no tokens of the tokenizer: they are "
+            "encoded as text, and a message can contain them too"
+        )
+
+
+def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool) -> None:
+    train, val = more.get("train"), more.get("val")
+    if not train or not val:
+        raise UsageError("--train and --val go together", hint="--train FILE --val FILE -o DIR")
+    if chosen.inputs:
+        raise UsageError(
+            f"--train and --val replace other inputs ({chosen.inputs[0]})",
+            hint="repeat --train for more files",
+        )
+    if not chosen.out:
+        raise UsageError("no folder is named", hint="-o DIR")
+    out = Path(chosen.out)
+    flat = _flat_files(out, more)
+    for part in ("train", "val"):
+        check_folder(out / part)
+        if part in flat:
+            check_bin(flat[part], out / part)
+    tokenizer = chosen.tokenizer
+    if tokenizer is None:
+        from tokmill.text.learning.learn import check_learned
+
+        check_learned(out)
+        # The tokenizer must not be trained on the validation text.
+        with new_folder(out):
+            tokenizer = str(_learn(out, chosen, train, more, how))
+    facts: dict[str, Any] = {}
+    for part, inputs in (("train", train), ("val", val)):
+        recipe = msgspec.structs.replace(
+            chosen, inputs=tuple(inputs), out=str(out / part), tokenizer=tokenizer
+        )
+        store = run(recipe, how)
+        if json:
+            facts[part] = summary(store)
+        else:
+            report(store, json=False)
+        if part in flat:
+            export = plugins.load(plugins.EXPORTS, "bin")
+            written = export(export.Config()).write(store, flat[part])
+            facts[flat[part].name] = written
+            say(
+                f"wrote {flat[part]}: {human_count(store.tokens, 'id')} of {written['dtype']}, "
+                "no header"
+            )
+    if json:
+        print_json(facts)
+
+
+def _flat_files(out: Path, more: dict[str, Any]) -> dict[str, Path]:
+    """Return part → its .bin file; empty if no such files are wanted."""
+    names = {part: more.get(f"{part}_bin") for part in ("train", "val")}
+    if not more.get("bin") and not any(names.values()):
+        return {}
+    files = {part: name or f"{part}.bin" for part, name in names.items()}
+    for part, name in files.items():
+        if "/" in name or "\0" in name or not name.endswith(".bin") or name.startswith("."):
+            raise UsageError(
+                f"--{part}-bin {name!r} is not a name of a .bin file",
+                hint=f"such as --{part}-bin tinystories_{part}_tokens.bin; it is written into OUT",
+            )
+    if files["train"] == files["val"]:
+        raise UsageError("--train-bin and --val-bin are the same name", hint="name two files")
+    return {part: out / name for part, name in files.items()}
+
+
+def check_bin(path: Path, store: Path) -> None:
+    """Refuse to replace a file, unless an export wrote it or it equals the tokens of `store`."""
+    if not os.path.lexists(path) or is_written(path):
+        return
+    if is_store(store):
+        opened = Store(store)
+        dtype = exports.wide_dtype(opened, "token")
+        wanted = exports.raw(exports.pieces(opened, "token", dtype))
+        with machine_errors("read", path), open(path, "rb") as handle:
+            same = all(handle.read(len(piece)) == piece for piece in wanted)
+            if same and not handle.read(1):
+                return
+    raise UsageError(
+        "the file was not written by this build, and would be replaced",
+        where=str(path),
+        hint="remove it, or choose another folder",
+    )

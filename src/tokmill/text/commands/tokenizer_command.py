@@ -1,0 +1,326 @@
+"""`tokmill tokenizer train|encode|decode|compare`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import machine_errors, write_file, writing
+from tokmill.base.inflate import MAGIC
+from tokmill.base.progress import human_bytes, human_count, human_time
+from tokmill.builds.scan import with_lists
+from tokmill.terminal.options import AsJson, FilesFrom
+from tokmill.terminal.output import print_json, print_table, print_text, say, say_not_reached
+from tokmill.terminal.structs import settings
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Train, use and compare tokenizers.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Tok = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer",
+        "-t",
+        help="tokenizer.json or its folder, vocab.json beside merges.txt, "
+        ".tiktoken, .model, tekken.json, vocab.txt.",
+    ),
+]
+Pattern = Annotated[
+    str | None,
+    typer.Option(help="How a .tiktoken file cuts words: gpt2, cl100k, o200k or a pattern."),
+]
+
+
+@app.command()
+def train(
+    out: Annotated[str, typer.Option("-o", "--out", help="The tokenizer.json, or a folder.")],
+    vocab_size: Annotated[
+        int, typer.Option(help="Number of ids, with special tokens and bytes or characters.")
+    ],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(help="Files and folders.", metavar="INPUT...")
+    ] = None,
+    files_from: FilesFrom = None,
+    model: Annotated[
+        str, typer.Option(help="bpe (of bytes), or wordpiece (as BERT's, of lower-case words).")
+    ] = "bpe",
+    special: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A special token; may be given several times. Default <|endoftext|>; wordpiece "
+            "has \\[PAD] \\[UNK] \\[CLS] \\[SEP] \\[MASK] besides."
+        ),
+    ] = None,
+    no_special: Annotated[bool, typer.Option("--no-special", help="No special token.")] = False,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(help="A field of the records; may be given several times (title, text)."),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="text, jsonl, parquet or tsv; default: by suffix.")
+    ] = "",
+    records: Annotated[
+        str, typer.Option(help="Words end at the end of these: documents or lines.")
+    ] = "documents",
+    pattern: Annotated[
+        str, typer.Option(help="How words are cut: gpt2, cl100k, o200k or a regular expression.")
+    ] = "gpt2",
+    tie_break: Annotated[
+        str,
+        typer.Option(help="Among equal counts: first (Hugging Face) or greatest-bytes (CS336)."),
+    ] = "first",
+    engine: Annotated[
+        str, typer.Option(help="auto, gigatoken, tokenizers or python; the result is the same.")
+    ] = "auto",
+    cased: Annotated[
+        bool, typer.Option("--cased", help="wordpiece: keep capital letters and accents.")
+    ] = False,
+    alphabet: Annotated[
+        int | None, typer.Option(help="wordpiece: largest number of characters (1000).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An option of the source, key=value (separator, fields, …)."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a byte-level BPE or a WordPiece tokenizer on text, JSON Lines, Parquet or TSV files."""
+    from tokmill.text.learning.train_tokenizer import records as read_records
+    from tokmill.text.learning.train_tokenizer import train_tokenizer
+    from tokmill.text.learning.train_wordpiece import ALPHABET, train_wordpiece
+    from tokmill.text.tokenizers.tokenizer import check_beside
+
+    given = {"--pattern": pattern != "gpt2", "--tie-break": tie_break != "first"}
+    given |= {"--no-special": no_special, "--engine": engine not in ("auto", "tokenizers")}
+    _check_model(model, given, {"--cased": cased, "--alphabet": alphabet is not None})
+    inputs = with_lists(inputs, files_from)
+    specials = [] if no_special else special or ["<|endoftext|>"]
+    path = Path(out)
+    if path.is_dir() or not path.suffix:
+        path = path / "tokenizer.json"
+    begun = time.monotonic()
+    options = settings(set_) | ({"fields": field} if field else {})
+    with writing(path):
+        check_beside(path)
+        seen = Seen(read_records(inputs, kind or _kind(inputs), options, unit=records))
+        if model == "wordpiece":
+            most = ALPHABET if alphabet is None else alphabet
+            tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased, alphabet=most)
+        else:
+            tokenizer = train_tokenizer(
+                seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
+            )
+        tokenizer.save(path)
+    facts: dict[str, Any] = {
+        "tokenizer": str(path),
+        "size": tokenizer.size,
+        "asked": vocab_size,
+        "merges": len(tokenizer.merges),
+        "specials": tokenizer.specials,
+        "records": seen.records,
+        "characters": seen.characters,
+    }
+    say(
+        f"{human_count(seen.records, 'record')}, {human_count(seen.characters, 'character')}, "
+        f"{human_time(time.monotonic() - begun)}"
+    )
+    say_not_reached(tokenizer.size, vocab_size)
+    if as_json:
+        print_json(facts)
+    else:
+        print(path)
+
+
+@app.command()
+def encode(
+    tokenizer: Tok,
+    file: Annotated[str, typer.Argument(help="A UTF-8 text, - for stdin.")] = "-",
+    text: Annotated[str | None, typer.Option(help="The text itself, in place of a file.")] = None,
+    specials: Annotated[
+        str, typer.Option(help="Special tokens in the text: plain (text) or special (the token).")
+    ] = "plain",
+    tokens: Annotated[bool, typer.Option(help="Print a token per line: id and its bytes.")] = False,
+    pattern: Pattern = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the ids of a text: one line, separated by spaces. The text is read as a stream."""
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
+
+    loaded = Tokenizer.from_file(tokenizer, pattern=pattern)
+    mode: Any = specials
+    with _open_text(file, text) as chunks:
+        ids = loaded.encode_iterable(chunks, mode)
+        if as_json:
+            print_json(list(ids))
+        elif tokens:
+            for number in ids:
+                print(f"{number}\t{loaded.vocab[number]!r}")
+        else:
+            separator = ""
+            for number in ids:
+                sys.stdout.write(f"{separator}{number}")
+                separator = " "
+            sys.stdout.write("\n")
+
+
+@app.command()
+def decode(
+    tokenizer: Tok,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids; none reads them from stdin.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", help="Write the exact bytes.")] = None,
+    pattern: Pattern = None,
+) -> None:
+    """Print the text of ids; invalid UTF-8 becomes U+FFFD (with -o the bytes stay)."""
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
+
+    loaded = Tokenizer.from_file(tokenizer, pattern=pattern)
+    words = ids or sys.stdin.read().replace(",", " ").strip("[] \n").split()
+    try:
+        numbers = [int(word) for word in words]
+    except ValueError as error:
+        raise UsageError(
+            f"ids are whole numbers: {error}", hint="separate them by spaces"
+        ) from None
+    if out is not None:
+        write_file(out, loaded.decode_bytes(numbers))
+        return
+    print_text(loaded.decode(numbers))
+    if sys.stdout.isatty():
+        sys.stdout.write("\n")
+
+
+@app.command()
+def compare(
+    paths: Annotated[
+        list[str], typer.Argument(help="Tokenizers, and last the text.", metavar="A B ... FILE")
+    ],
+    engine: Annotated[str, typer.Option(help="auto, gigatoken or tokenizers.")] = "auto",
+    figure: Annotated[
+        str | None, typer.Option(help="Draw it to an .svg, .png or .pdf file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare tokenizers on a text: number of tokens, unused ids, round trip, speed."""
+    if len(paths) < 2:
+        raise UsageError("give at least one tokenizer and a text", hint="compare A B FILE")
+    from tokmill.text.tokenizers import compare_tokenizers as comparing
+
+    *tokenizers, text = paths
+    rows = comparing.compare(tokenizers, text, engine=engine)
+    if figure is not None:
+        comparing.draw(rows, Path(figure))
+        say(f"figure: {figure}")
+    if as_json:
+        print_json([msgspec.structs.asdict(row) for row in rows])
+        return
+    size = human_bytes(Path(text).stat().st_size)
+    say(f"{text}: {size}; speeds hold for this run only")
+    print_table(
+        [
+            "tokenizer",
+            "ids",
+            "tokens",
+            "bytes a token",
+            "tokens a word",
+            "unused ids",
+            "round trip",
+            "MB/s",
+            "engine",
+        ],
+        [list(msgspec.structs.astuple(row)) for row in rows],
+    )
+
+
+def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bool]) -> None:
+    """Refuse an unknown model, and options of the other one."""
+    others = {"bpe": of_wordpiece, "wordpiece": of_bpe}
+    if model not in others:
+        raise UsageError(f"no model is called {model!r}", hint=nearest(model, others))
+    without = [option for option, is_given in others[model].items() if is_given]
+    if without:
+        raise UsageError(
+            f"{without[0]} has no effect on a tokenizer with {model}", hint="leave it out"
+        )
+
+
+class Seen:
+    """An iterator over texts that counts them."""
+
+    def __init__(self, texts: Iterator[str]) -> None:
+        self.texts = texts
+        self.records = 0
+        self.characters = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self.texts:
+            self.records += 1
+            self.characters += len(text)
+            yield text
+
+
+def _kind(inputs: list[str]) -> str:
+    suffixes = {"jsonl": "jsonl", "ndjson": "jsonl", "parquet": "parquet", "arrow": "parquet"}
+    suffixes |= {"tsv": "tsv"}
+    kinds = set()
+    for name in inputs:
+        path = Path(name)
+        names = [p.name for p in path.rglob("*") if p.is_file()][:1000] if path.is_dir() else [name]
+        for each in names:
+            stem, _, last = each.lower().rpartition(".")
+            last = stem.rpartition(".")[2] if f".{last}" in MAGIC else last
+            kinds.add(suffixes.get(last, "text"))
+    if len(kinds) > 1:
+        raise UsageError(
+            f"the inputs are of several kinds: {', '.join(sorted(kinds))}",
+            hint="--kind text (or jsonl, parquet), and inputs of that kind",
+        )
+    return kinds.pop() if kinds else "text"
+
+
+@contextmanager
+def _open_text(file: str, text: str | None) -> Iterator[Iterator[str]]:
+    if text is not None:
+        yield iter([text])
+    elif file == "-":
+        yield _decoded(sys.stdin.buffer, "stdin")
+    else:
+        if not Path(file).is_file():
+            raise TokmillError(
+                "this is a folder" if Path(file).is_dir() else "there is no such file",
+                where=file,
+                hint="name a text file, or - for standard input",
+            )
+        with machine_errors("read", file), open(file, "rb") as handle:
+            yield _decoded(handle, file)
+
+
+def _decoded(handle: Any, where: str) -> Iterator[str]:
+    import codecs
+
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    try:
+        while block := handle.read(1 << 20):
+            yield decoder.decode(block)
+            done += len(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise TokmillError(
+            f"the text is not UTF-8: {error.reason}",
+            where=f"{where}: near byte {done + error.start}",
+            hint="convert it with iconv",
+        ) from None

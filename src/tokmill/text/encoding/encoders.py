@@ -1,0 +1,489 @@
+"""The engines that encode text in builds, with one interface and equal ids.
+
+gigatoken is used if its ids are known to equal those of Hugging Face `tokenizers`: for byte-level
+BPE with the patterns of `text.tokenizers.patterns`, without steps that the two handle differently.
+Otherwise `tokenizers` is used. The two have different versions of Unicode, so texts with characters
+newer than Unicode 16.0 are always encoded by `tokenizers`, one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, overload
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokmill import plugins
+from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.text.encoding import guards as limits
+from tokmill.text.encoding.cutting import segments
+from tokmill.text.encoding.guards import Growth, give_back_memory
+from tokmill.text.encoding.panics import no_panic
+from tokmill.text.tokenizers import tokenizer_json as files
+from tokmill.text.tokenizers.patterns import GPT2, WELL_KNOWN, safe_cut
+from tokmill.text.tokenizers.tokenizer_json import template_tokens
+
+__all__ = ["BatchEncoder", "make_encoder", "template_tokens"]
+
+Array = NDArray[Any]
+
+_LONG = 1 << 20
+"""Characters above which a text is encoded in parts by `tokenizers`."""
+_SHARED = 4 << 20
+"""Bytes above which gigatoken uses several threads; each has its own cache, so threads do not help
+with smaller batches."""
+_AT_ONCE = 1 << 19
+"""Characters that `tokenizers` encodes at a time: its Encodings need about 100 bytes a token."""
+
+NO_TOKEN = "\ufdd0no token"
+"""Unknown token of models that have none: it is in no vocabulary."""
+SPECIALS_IN_TEXT = ("plain", "special", "reject")
+
+
+class BatchEncoder(Protocol):
+    """Encodes many texts at a time into one array of ids."""
+
+    name: str
+    """`gigatoken` or `tokenizers`."""
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        """Encode texts.
+
+        Returns:
+            ids (uint32, flat) and lengths (int64, one a text; an empty text has 0).
+
+        Raises:
+            TokmillError: a text holds a lone surrogate.
+        """
+        ...
+
+    def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        """Encode texts in one buffer, without a Python object for each.
+
+        Args:
+            data: uint8, valid UTF-8 (the engines handle invalid UTF-8 differently).
+            offsets: int64 (n + 1), text i is `data[offsets[i]:offsets[i + 1]]`; it begins and ends
+                between characters.
+        """
+        ...
+
+
+def make_encoder(
+    tokenizer_json: bytes,
+    *,
+    engine: str = "auto",
+    specials_in_text: str = "plain",
+    threads: bool = True,
+) -> BatchEncoder:
+    """Load a tokenizer into an engine.
+
+    Args:
+        tokenizer_json: the content of a tokenizer.json.
+        engine: `auto` uses gigatoken if it gives the ids of `tokenizers`, else `tokenizers`.
+        specials_in_text: with `plain` and `reject`, names of special tokens in a text are text
+            (the caller checks for `reject`); with `special` they become the tokens.
+        threads: use all cores; otherwise only the calling thread.
+
+    Tokens of the post-processor are never added (`tokenizer_json.template_tokens`).
+
+    Raises:
+        UsageError: an engine or mode of this name does not exist.
+        TokmillError: the tokenizer cannot be loaded, or not by the engine that was asked for.
+    """
+    if engine != "auto" and engine not in plugins.ENCODERS:
+        raise UsageError(
+            f"no engine is called {engine!r}", hint=nearest(engine, ("auto", *plugins.ENCODERS))
+        )
+    if specials_in_text not in SPECIALS_IN_TEXT:
+        raise UsageError(
+            f"specials_in_text = {specials_in_text!r} is not known",
+            hint=nearest(specials_in_text, SPECIALS_IN_TEXT),
+        )
+    data = files.parse(tokenizer_json, "tokenizer.json")
+    data = {**data, "post_processor": None, "truncation": None, "padding": None}
+    if specials_in_text != "special":
+        data = files.without_specials(data)
+    if data["model"].get("dropout"):
+        raise TokmillError(
+            f"the model has dropout = {data['model']['dropout']}: the same text would get other "
+            "ids each time",
+            where="tokenizer.json",
+            hint='set "dropout" to null',
+        )
+    missing: MissingExtraError | None = None
+    for name in plugins.ENCODERS if engine == "auto" else (engine,):
+        kind = plugins.load(plugins.ENCODERS, name)
+        if not (reason := kind.why_not(data)):
+            try:
+                encoder: BatchEncoder = kind(data, threads)
+                return encoder
+            except MissingExtraError as error:
+                missing = error
+        elif engine != "auto":
+            raise TokmillError(
+                f"{name} does not give the ids of this tokenizer: {reason}",
+                where="tokenizer.json",
+                hint=f"--engine auto (or {', '.join(e for e in plugins.ENCODERS if e != name)})",
+            )
+    assert missing is not None, "the last engine runs every tokenizer"
+    raise missing
+
+
+class TokenizersEncoder:
+    """Hugging Face `tokenizers`, for every tokenizer.json."""
+
+    name = "tokenizers"
+
+    @staticmethod
+    def why_not(data: Mapping[str, Any]) -> str:
+        """Return why this engine does not give the ids of a tokenizer.json: it always does."""
+        return ""
+
+    def __init__(self, data: Mapping[str, Any], threads: bool) -> None:
+        library = plugins.require("tokenizers")
+        self.threads = threads
+        self._data = data
+        self._own_pattern = _has_own_pattern(data)
+        if data["model"]["type"] == "BPE" and data["model"].get("unk_token") is None:
+            # Characters without a token would be left out in silence; this is an error then.
+            data = {**data, "model": {**data["model"], "unk_token": NO_TOKEN}}
+        try:
+            with no_panic():
+                self.tokenizer = library.Tokenizer.from_str(_as_json(data))
+        except Exception as error:
+            raise TokmillError(
+                f"this tokenizer.json cannot be loaded: {error}",
+                where="tokenizer.json",
+                hint="is it written by a newer version of tokenizers?",
+            ) from None
+        for token, number in files.added_tokens(data).items():
+            found = self.tokenizer.token_to_id(token)
+            if found != number:
+                raise TokmillError(
+                    f"the added token {token!r} says id {number}, but tokenizers gives it {found}",
+                    where="tokenizer.json",
+                    hint="put the token into the model's vocabulary with its id",
+                )
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        """Encode texts; see `BatchEncoder`."""
+        texts = list(texts)
+        if any(len(text) > _LONG for text in texts) and self.cuts[1] is not None:
+            return self._in_parts(texts)
+        ends = np.cumsum([len(text) for text in texts])
+        cuts = np.searchsorted(ends, np.arange(_AT_ONCE, ends[-1] if len(ends) else 0, _AT_ONCE))
+        places = [0, *np.unique(cuts + 1).tolist(), len(texts)]
+        found = [
+            self._encode(texts[first:last])
+            for first, last in zip(places, places[1:], strict=False)
+            if first < last or len(places) == 2
+        ]
+        if len(found) == 1:
+            return found[0]
+        ids, lengths = zip(*found, strict=True)
+        return np.concatenate(ids), np.concatenate(lengths)
+
+    @functools.cached_property
+    def cuts(self) -> tuple[dict[str, int], re.Pattern[str] | None]:
+        """Where a text may be cut; see `places_to_cut`."""
+        return places_to_cut(self._data)
+
+    def _in_parts(self, texts: list[str]) -> tuple[Array, Array]:
+        """Encode long texts in parts, cut at safe places, to bound the memory of Encodings."""
+        ids: list[Array] = []
+        lengths: list[int] = []
+        for text in texts:
+            blocks = (text[start : start + _LONG] for start in range(0, len(text), _LONG))
+            pieces = segments(blocks, *self.cuts)
+            parts = [self._encode([piece])[0] for piece, _ in pieces]
+            ids.extend(parts)
+            lengths.append(sum(map(len, parts)))
+        flat = np.concatenate(ids) if ids else np.zeros(0, np.uint32)
+        return flat, np.array(lengths, np.int64)
+
+    def _encode(self, texts: list[str]) -> tuple[Array, Array]:
+        parts = [np.array(encoding.ids, np.uint32) for encoding in self.encodings(texts)]
+        lengths = np.array([len(part) for part in parts], np.int64)
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint32), lengths
+
+    def encodings(self, texts: Sequence[str], *, places: bool = False) -> Sequence[Any]:
+        """Return the `Encoding` of each text; its offsets are only right with `places`.
+
+        Raises:
+            TokmillError: a text cannot be encoded, or holds a character that no token has.
+        """
+        try:
+            with no_panic(hide=self._own_pattern):
+                if not self.threads:
+                    return [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
+                batch = self.tokenizer.encode_batch if places else self.tokenizer.encode_batch_fast
+                found: Sequence[Any] = batch(texts, add_special_tokens=False)
+                return found
+        except (TypeError, UnicodeEncodeError):
+            _utf8(texts)
+            raise
+        except Exception as error:
+            if NO_TOKEN in str(error):
+                lost = next(
+                    filter(self._has_no_token, dict.fromkeys("".join(texts))), "a character"
+                )
+                raise no_token(lost, "tokenizer.json") from None
+            raise TokmillError(
+                f"this tokenizer.json cannot encode a text: {error}",
+                where="tokenizer.json",
+                hint="a pattern that takes endless time, or a model that lacks its `unk` token, "
+                "ends so: mend the file",
+            ) from None
+
+    def _has_no_token(self, character: str) -> bool:
+        try:
+            self.tokenizer.encode(character, add_special_tokens=False)
+        except Exception:
+            return True
+        return False
+
+    def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        """Encode texts in one buffer; see `BatchEncoder`. Makes a string for each."""
+        view = memoryview(np.ascontiguousarray(data).data)
+        places = offsets.tolist()
+        return self(
+            [
+                str(view[start:stop], "utf-8")
+                for start, stop in zip(places, places[1:], strict=False)
+            ]
+        )
+
+
+class GigatokenEncoder:
+    """gigatoken: byte-level BPE without a Python object for each text.
+
+    Its engine is replaced when its cache has grown too large (`tokmill.text.encoding.guards`).
+    """
+
+    name = "gigatoken"
+
+    @staticmethod
+    def why_not(data: Mapping[str, Any]) -> str:
+        """Return why this engine does not give the ids of a tokenizer.json; "" where it does."""
+        return limits.why_not_gigatoken(data)
+
+    def __init__(self, data: Mapping[str, Any], threads: bool) -> None:
+        self._library = plugins.require("gigatoken")
+        self.threads = threads
+        self._data = data
+        self._white_tails = limits.sees_end_of_text(data)
+        self._json = _as_json(limits.for_gigatoken(data))
+        self.growth = Growth()
+        self.tokenizer = self._engine()
+
+    def _engine(self) -> Any:
+        with _gigatoken_errors():
+            return self._library.Tokenizer.from_json(self._json)
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        """Encode texts; see `BatchEncoder`."""
+        return self.encode_utf8(*utf8_buffer(texts))
+
+    def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        """Encode texts in one buffer; see `BatchEncoder`."""
+        if len(offsets) < 2:
+            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        ids, lengths = self._encode(data, offsets)
+        others = limits.texts_with_newer_characters(data, offsets)
+        if self._white_tails:
+            others = np.union1d(others, limits.texts_with_white_tails(data, offsets))
+        if not len(others):
+            return ids, lengths
+        return self._replaced(ids, lengths, data, offsets, others)
+
+    def _encode(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        parts = []
+        first, last = 0, len(offsets) - 1
+        while first < last:
+            # Whole texts, at least one.
+            stop = int(np.searchsorted(offsets, offsets[first] + self.growth.step, side="right"))
+            stop = min(max(stop - 1, first + 1), last)
+            parts.append(self._at_once(data, offsets[first : stop + 1]))
+            first = stop
+        if len(parts) == 1:
+            return parts[0]
+        ids, lengths = zip(*parts, strict=True)
+        return np.concatenate(ids), np.concatenate(lengths)
+
+    def _at_once(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        import awkward
+
+        texts = awkward.Array(
+            awkward.contents.ListOffsetArray(
+                awkward.index.Index64(np.ascontiguousarray(offsets, np.int64)),
+                awkward.contents.NumpyArray(
+                    np.ascontiguousarray(data, np.uint8), parameters={"__array__": "char"}
+                ),
+                parameters={"__array__": "string"},
+            )
+        )
+        size = int(offsets[-1] - offsets[0])
+        shared = self.threads and size > _SHARED
+        with _gigatoken_errors():
+            layout = self.tokenizer.encode_batch(texts, parallel=None if shared else False).layout
+        ends = np.asarray(layout.offsets.data)
+        ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
+        if self.growth.too_large(size):
+            # Free the old engine first: two at a time would need twice the memory.
+            self.tokenizer = None
+            give_back_memory()
+            self.tokenizer = self._engine()
+            self.growth.start_again()
+        return ids, np.diff(ends)
+
+    @functools.cached_property
+    def _other(self) -> TokenizersEncoder:
+        return TokenizersEncoder(self._data, self.threads)
+
+    def _replaced(
+        self, ids: Array, lengths: Array, data: Array, offsets: Array, texts: Array
+    ) -> tuple[Array, Array]:
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        lengths = lengths.copy()
+        parts: list[Array] = []
+        done = 0
+        for text in texts.tolist():
+            parts.append(ids[starts[done] : starts[text]])
+            span = offsets[text : text + 2]
+            new, _ = self._other.encode_utf8(data[span[0] : span[1]], span - span[0])
+            parts.append(new)
+            lengths[text] = len(new)
+            done = text + 1
+        parts.append(ids[starts[done] :])
+        return np.concatenate(parts), lengths
+
+
+def places_to_cut(data: Mapping[str, Any]) -> tuple[dict[str, int], re.Pattern[str] | None]:
+    """Return where a text may be cut, so that the ids of its parts are those of the whole.
+
+    Returns:
+        The added tokens (token → id) around which it may be cut, and a pattern of further places;
+        None if no place between two such tokens is known.
+    """
+    normalizers = files.flatten(data.get("normalizer"), "normalizers")
+    steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
+    added = [token for token in data.get("added_tokens") or [] if token["content"]]
+    beside = any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word"))
+    if beside or any(step.get("prepend_scheme") == "first" for step in steps):
+        return {}, None
+    # Tokens that are not normalized are found first, in the text as it is.
+    tokens, later = (
+        {t["content"]: t["id"] for t in added if bool(t.get("normalized")) is kind}
+        for kind in (False, True)
+    )
+    if not normalizers and not tokens:
+        tokens, later = later, {}
+    prefixed = any(s.get("add_prefix_space", s["type"] == "ByteLevel") for s in steps)
+    if later or prefixed or not steps:
+        return tokens, None
+    kinds = [step["type"] for step in (*normalizers, *steps)]
+    if kinds == ["BertNormalizer", "BertPreTokenizer"]:
+        # No word holds white space.
+        return tokens, re.compile(r"(?=[ \n])")
+    if normalizers:
+        return tokens, None
+    first = steps[0]
+    if first["type"] == "Split" and (first["behavior"], bool(first.get("invert"))) in (
+        ("Isolated", False),
+        ("Removed", True),
+    ):
+        return tokens, safe_cut(first["pattern"].get("Regex", ""))
+    known = first["type"] == "ByteLevel" and first.get("use_regex", True)
+    return tokens, safe_cut(GPT2) if known else None
+
+
+def no_token(text: str, where: str) -> TokmillError:
+    """Return the error for a character that would be lost."""
+    return TokmillError(
+        f"the vocabulary has no token for {text!r} and no unknown token",
+        where=where,
+        hint="train with all 256 bytes in the vocabulary, or name a token as the model's unk_token",
+    )
+
+
+def _has_own_pattern(data: Mapping[str, Any]) -> bool:
+    """Say whether a step has a regular expression that is not a well-known one."""
+    steps = files.flatten(data.get("normalizer"), "normalizers")
+    steps += files.flatten(data.get("pre_tokenizer"), "pretokenizers")
+    patterns = [step["pattern"] for step in steps if isinstance(step.get("pattern"), dict)]
+    return any(pattern.get("Regex", GPT2) not in WELL_KNOWN for pattern in patterns)
+
+
+def _as_json(data: Mapping[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(data).decode()
+    except UnicodeEncodeError:
+        # A lone surrogate in a token: the libraries refuse it with their own message.
+        return json.dumps(data)
+
+
+class Utf8Texts(Sequence[str]):
+    """Texts as UTF-8 in one buffer (uint8, offsets int64 (n + 1)), decoded on demand."""
+
+    def __init__(self, data: Array, offsets: Array) -> None:
+        self.data, self.offsets = data, offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return self.data[self.offsets[place] : self.offsets[place + 1]].tobytes().decode()
+
+
+def utf8_buffer(texts: Sequence[str]) -> tuple[Array, Array]:
+    """Return texts as UTF-8 in one buffer: (uint8, offsets int64 (n + 1))."""
+    if isinstance(texts, Utf8Texts):
+        return texts.data, texts.offsets
+    encoded = _utf8(texts)
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    return np.frombuffer(b"".join(encoded), np.uint8), offsets
+
+
+def _utf8(texts: Sequence[str]) -> list[bytes]:
+    try:
+        return [text.encode() for text in texts]
+    except UnicodeEncodeError:
+        pass
+    for number, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokmillError(
+                f"the text holds a lone surrogate {text[error.start]!r}, which no UTF-8 has",
+                where=f"text {number}, character {error.start}",
+                hint="read the text with errors='replace', or reject it",
+            ) from None
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def _gigatoken_errors() -> Iterator[None]:
+    try:
+        with no_panic():
+            yield
+    except Exception as error:
+        raise TokmillError(
+            f"gigatoken failed: {error}",
+            where="tokenizer.json",
+            hint="--engine tokenizers runs every tokenizer",
+        ) from None

@@ -1,0 +1,204 @@
+"""Training of byte pair encoding in readable Python: the reference for the engines' trainers.
+
+The trainer counts distinct words once. After a merge it updates the counts of pairs only in the
+words that change (Sennrich et al. 2016, with byte units as in GPT-2). Counts are Python integers,
+so they do not overflow.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.text.encoding.cutting import segments
+from tokmill.text.encoding.panics import Panic, no_panic
+from tokmill.text.tokenizers.patterns import GPT2, WELL_KNOWN, safe_cut
+
+TieBreak = Literal["first", "greatest-bytes"]
+TIE_BREAKS: tuple[str, ...] = get_args(TieBreak)
+
+# Printable characters first, then the others: the order of Hugging Face's alphabet, so that ids
+# (and with them the tie-break "first") are the same.
+BYTE_ORDER = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTE_ORDER += [byte for byte in range(256) if byte not in BYTE_ORDER]
+"""The 256 bytes in the order in which they get ids."""
+
+MOST_IDS = 2**32 - 1
+"""Largest vocabulary: stores and engines have ids of 32 bits."""
+_BLOCK = 1 << 20
+"""Characters of a text that are cut into words at a time."""
+_INVERTED = bytes(255 - byte for byte in range(256))
+
+
+def check_request(vocab_size: int, special_tokens: Sequence[str]) -> None:
+    """Raise `UsageError` for an impossible vocabulary: too small, a special token twice."""
+    for token, times in Counter(special_tokens).items():
+        if not token:
+            raise UsageError("a special token is empty", hint="give it a name: <|endoftext|>")
+        if times > 1:
+            raise UsageError(
+                f"the special token {token!r} is given {times} times",
+                hint="each special token has one id: name it once",
+            )
+        if len(token) == 1:
+            raise UsageError(
+                f"the special token {token!r} is one character, which text uses too",
+                hint=f"use a longer name: <|{token}|>",
+            )
+    least = 256 + len(special_tokens)
+    if vocab_size < least:
+        raise UsageError(
+            f"a vocabulary of {vocab_size} is too small: 256 bytes and {len(special_tokens)} "
+            "special tokens",
+            hint=f"--vocab-size {least} or more",
+        )
+    if vocab_size > MOST_IDS:
+        raise UsageError(
+            f"a vocabulary of {vocab_size:,} is too large: ids have 32 bits",
+            hint="usual are 8192 to 262144",
+        )
+
+
+def word_splitter(pattern: str) -> Any:
+    """Return the step of `tokenizers` that cuts text into words.
+
+    Raises `UsageError` for a pattern that is no regular expression.
+    """
+    library = plugins.require("tokenizers")
+    try:
+        return library.pre_tokenizers.Split(library.Regex(pattern), "isolated")
+    except Exception as error:
+        raise UsageError(
+            f"the pattern {pattern!r} cannot be read: {error}",
+            hint="a pattern is a regular expression of the library Oniguruma",
+        ) from None
+
+
+def gave_up(why: object, pattern: str) -> TokmillError:
+    """Return the error of a pattern that `tokenizers` could not follow to the end."""
+    return TokmillError(
+        f"tokenizers gave up: {why}",
+        where=f"pattern {pattern!r}",
+        hint="a pattern such as (a+)+ takes endless time: write it without one + in another",
+    )
+
+
+def count_words(
+    texts: Iterable[str], special_tokens: Sequence[str], pattern: str = GPT2
+) -> Counter[bytes]:
+    """Count the words of texts; memory grows with the distinct words, and the longest text whose
+    pattern is not well known.
+    """
+    splitter = word_splitter(pattern)
+    words: Counter[str] = Counter()
+    for text in texts:
+        blocks = (text[start : start + _BLOCK] for start in range(0, len(text), _BLOCK))
+        for piece, is_special in segments(blocks, special_tokens, safe_cut(pattern)):
+            if is_special:
+                continue
+            try:
+                with no_panic(hide=pattern not in WELL_KNOWN):
+                    words.update(word for word, _ in splitter.pre_tokenize_str(piece))
+            except Panic as error:
+                raise gave_up(error, pattern) from None
+            except (TypeError, UnicodeEncodeError):
+                raise TokmillError(
+                    f"a record holds a lone surrogate: {piece[:40]!r}",
+                    hint="read the text with errors='replace'",
+                ) from None
+    return Counter({word.encode(): count for word, count in words.items()})
+
+
+def train_words(
+    words: Mapping[bytes, int],
+    vocab_size: int,
+    special_tokens: Sequence[str],
+    tie_break: TieBreak,
+) -> tuple[dict[int, bytes], list[tuple[bytes, bytes]]]:
+    """Learn a byte-level BPE vocabulary from distinct words and their counts.
+
+    `tie_break`: of pairs with equal counts, `greatest-bytes` takes the lexicographically greatest
+    pair of byte strings (the rule of CS336), `first` the pair with the smallest ids (the rule of
+    Hugging Face `tokenizers`).
+
+    Returns id → bytes, and the merges in the order in which they were learned. Ids are special
+    tokens, then bytes in `BYTE_ORDER`, then merges. Fewer tokens than asked when no pair is left.
+    """
+    if tie_break not in TIE_BREAKS:
+        raise UsageError(
+            f"no tie-break is called {tie_break!r}", hint=nearest(tie_break, TIE_BREAKS)
+        )
+    tokens = [token.encode() for token in special_tokens]
+    byte_id = {byte: len(tokens) + place for place, byte in enumerate(BYTE_ORDER)}
+    tokens += [bytes([byte]) for byte in BYTE_ORDER]
+    known = {token: number for number, token in enumerate(tokens)}
+
+    spelled = [[byte_id[byte] for byte in word] for word in words]
+    counts = list(words.values())
+    pairs: defaultdict[tuple[int, int], int] = defaultdict(int)
+    holders: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for place, ids in enumerate(spelled):
+        for pair in zip(ids, ids[1:], strict=False):
+            pairs[pair] += counts[place]
+            holders[pair].add(place)
+
+    order: list[int] | list[str] = (
+        list(range(len(tokens))) if tie_break == "first" else [_descending(t) for t in tokens]
+    )
+    queue = [(-count, order[a], order[b], a, b) for (a, b), count in pairs.items()]
+    heapq.heapify(queue)
+    merges: list[tuple[bytes, bytes]] = []
+    while len(tokens) < vocab_size and queue:
+        negative, _, _, a, b = heapq.heappop(queue)
+        count = pairs[a, b]
+        if count != -negative:
+            # A count that fell is corrected when it is taken from the queue; for a count that
+            # rose there is a second entry.
+            if 0 < count < -negative:
+                heapq.heappush(queue, (-count, order[a], order[b], a, b))
+            continue
+        if count <= 0:
+            break
+        joined = tokens[a] + tokens[b]
+        if joined not in known:
+            known[joined] = len(tokens)
+            tokens.append(joined)
+            order.append(len(order) if tie_break == "first" else _descending(joined))  # type: ignore[arg-type]
+        merges.append((tokens[a], tokens[b]))
+        risen: set[tuple[int, int]] = set()
+        for place in holders.pop((a, b)):
+            old = spelled[place]
+            new = _join(old, a, b, known[joined])
+            for pair in zip(old, old[1:], strict=False):
+                pairs[pair] -= counts[place]
+            for pair in zip(new, new[1:], strict=False):
+                pairs[pair] += counts[place]
+                holders[pair].add(place)
+                risen.add(pair)
+            spelled[place] = new
+        for c, d in risen:
+            heapq.heappush(queue, (-pairs[c, d], order[c], order[d], c, d))
+    return dict(enumerate(tokens)), merges
+
+
+def _join(ids: list[int], a: int, b: int, joined: int) -> list[int]:
+    new: list[int] = []
+    place = 0
+    while place < len(ids):
+        if ids[place] == a and place + 1 < len(ids) and ids[place + 1] == b:
+            new.append(joined)
+            place += 2
+        else:
+            new.append(ids[place])
+            place += 1
+    return new
+
+
+def _descending(token: bytes) -> str:
+    # Strings that sort in the opposite order of the bytes. A longer token must come before its own
+    # prefix, so an end mark is added that is greater than any inverted byte.
+    return token.translate(_INVERTED).decode("latin-1") + "\u0100"

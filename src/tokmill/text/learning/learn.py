@@ -1,0 +1,157 @@
+"""The step before a build with --vocab-size: train a tokenizer on the documents of the build."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import (
+    inside,
+    make_folder,
+    read_file,
+    remove,
+    sha256_file,
+    write_file,
+)
+from tokmill.store.manifest import read_sealed, sealed
+from tokmill.store.marks import is_store
+from tokmill.store.vocab import LEARNED, Learned
+from tokmill.text.documents import iter_documents
+from tokmill.text.learning.train_tokenizer import train_tokenizer
+from tokmill.text.tokenizers.patterns import PATTERNS
+from tokmill.text.tokenizers.tokenizer import Tokenizer
+from tokmill.text.tokenizers.tokenizer_json import pattern_of
+
+
+def read_note(folder: Path) -> Learned:
+    """Return the note `LEARNED` of a folder."""
+    return read_sealed(folder / LEARNED, Learned)
+
+
+def options_of(note: Learned) -> Learned:
+    """Return a note with the options of the training alone, without digests."""
+    return msgspec.structs.replace(note, sha256="", files={})
+
+
+def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
+    """Return the note for a tokenizer that was learned with some options."""
+    files = {n: hashlib.sha256(d).hexdigest() for n, d in tokenizer.files().items()}
+    return msgspec.structs.replace(options, sha256=files.pop("tokenizer.json"), files=files)
+
+
+def mend_beside(folder: Path) -> list[str]:
+    """Write the damaged files beside a sound, learned tokenizer.json again; return their names.
+
+    A damaged note is made from the tokenizer: its vocabulary size is then the number of ids that
+    the tokenizer has, and its tie-break the default.
+    """
+    file = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_json(read_file(file), str(file))
+    mended = []
+    try:
+        note = read_note(folder)
+    except TokmillError:
+        pattern = pattern_of(tokenizer.data)
+        name = next((name for name, known in PATTERNS.items() if known == pattern), pattern)
+        options = Learned(
+            vocab_size=tokenizer.size, specials=tuple(tokenizer.specials), pattern=name
+        )
+        note = noted(options, tokenizer)
+        write_file(folder / LEARNED, sealed(note))
+        mended.append(LEARNED)
+    for name, data in tokenizer.files().items():
+        path = folder / name
+        if note.files.get(name) == hashlib.sha256(data).hexdigest() and not (
+            path.is_file() and sha256_file(path) == note.files[name]
+        ):
+            write_file(path, data)
+            mended.append(name)
+    return mended
+
+
+def learned_tokenizer(
+    folder: Path,
+    kind: str,
+    inputs: Sequence[str],
+    options: Mapping[str, Any],
+    learn: Learned,
+    *,
+    again: bool = False,
+) -> tuple[Path, bool]:
+    """Train a tokenizer on the documents of inputs; return (`folder`/tokenizer.json, is it new).
+
+    A tokenizer that was learned before with the same options is kept even if the inputs have
+    changed: a store's vocabulary is frozen. Other options are refused, and so is a tokenizer that
+    was not learned here. With `again` an existing tokenizer is replaced.
+    """
+    path, note = folder / "tokenizer.json", folder / LEARNED
+    if not again:
+        check_learned(folder)
+    if path.exists() and not again:
+        before = read_note(folder)
+        if options_of(before) != learn:
+            raise TokmillError(
+                f"a tokenizer was trained here with {before.vocab_size} ids and "
+                f"{list(before.specials)}, not {learn.vocab_size} and {list(learn.specials)}",
+                where=str(path),
+                hint="choose another folder, or remove this one",
+            )
+        return path, False
+    make_folder(folder)
+    remove_remains(folder)
+    texts = chain.from_iterable(iter_documents(inputs, kind, options))
+    tokenizer = train_tokenizer(
+        texts,
+        learn.vocab_size,
+        list(learn.specials),
+        pattern=learn.pattern,
+        tie_break=learn.tie_break,
+    )
+    # The note is written first: a tokenizer without a note is taken for the user's own.
+    write_file(note, sealed(noted(learn, tokenizer)))
+    tokenizer.save(path)
+    return path, True
+
+
+def remove_remains(folder: Path) -> None:
+    """Remove the files beside a missing tokenizer.json that a killed training has left: those with
+    the digest in the note.
+    """
+    if (folder / "tokenizer.json").exists() or not (folder / LEARNED).exists():
+        return
+    try:
+        files = read_note(folder).files
+    except TokmillError:
+        return
+    for name, digest in files.items():
+        path = inside(folder, name)
+        if path.is_file() and sha256_file(path) == digest:
+            remove(path)
+
+
+def check_learned(folder: Path) -> None:
+    """Refuse a folder with a tokenizer that was not learned there: the build would replace it."""
+    path, note = folder / "tokenizer.json", folder / LEARNED
+    if not path.exists():
+        return
+    mend = f"`tokmill store repair {shlex.quote(str(folder.parent))}`"
+    try:
+        wanted = read_note(folder).sha256 if note.exists() else None
+    except TokmillError as error:
+        if is_store(folder.parent):
+            error.hint = f"{mend} makes it again from the tokenizer"
+        raise
+    if wanted is None or sha256_file(path) != wanted:
+        hint = f"use it: --tokenizer {shlex.quote(str(path))}; or choose a new folder"
+        if wanted and is_store(folder.parent):
+            hint = f"if it was damaged, {mend} trains it again; else choose a new folder"
+        raise UsageError(
+            "the folder holds a tokenizer that was not trained there", where=str(path), hint=hint
+        )

@@ -1,0 +1,298 @@
+"""Train a byte-level BPE tokenizer on records, with the fastest exact engine."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.base.child import Limits
+from tokmill.base.child_calls import ChildDied, ChildError, call
+from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.base.files import machine_errors
+from tokmill.base.progress import elapsed
+from tokmill.text.encoding.cutting import pieces
+from tokmill.text.encoding.guards import texts_with_newer_characters
+from tokmill.text.learning.bpe import (
+    BYTE_ORDER,
+    TIE_BREAKS,
+    TieBreak,
+    check_request,
+    count_words,
+    gave_up,
+    train_words,
+    word_splitter,
+)
+from tokmill.text.learning.train_child import BORDER, read_spool
+from tokmill.text.tokenizers import tokenizer_json
+from tokmill.text.tokenizers.patterns import GPT2, resolve_pattern
+from tokmill.text.tokenizers.tokenizer import Tokenizer
+
+ENGINES = ("auto", "gigatoken", "tokenizers", "python")
+MERGES_A_WORD = 0.5
+"""Ids / distinct words above which `tokenizers` trains faster than gigatoken. CPU time of gigatoken
+relative to `tokenizers` on source code: with 41,412 words 0.5 for 20,000 ids, 1.3 for 26,000, 5 for
+35,000 and 24 for 50,257; with 161,605 words 0.2 for 35,000 and 0.5 for 50,257
+(docs/log/2026-11-22-memory-of-text-builds.md)."""
+_MOST_COUNTED = 2**31 - 1
+"""Bytes of text above which only the Python trainer is exact: `tokenizers` counts in 32 bits."""
+
+
+CHILD = "tokmill.text.learning.train_child"
+LIMITS = Limits(output=1 << 30)
+"""The answer of a training may be large."""
+DIED = "it may have run out of memory; --engine python needs the least"
+
+
+def records(
+    inputs: Sequence[str],
+    kind: str = "text",
+    options: Mapping[str, Any] | None = None,
+    *,
+    unit: str = "documents",
+) -> Iterator[str]:
+    """Yield the texts for a training: the documents that a build of this kind would make.
+
+    Args:
+        inputs: files and folders.
+        kind: `text`, `jsonl` or `parquet`.
+        options: of the source, by name.
+        unit: `documents`, or `lines`: each line of text with its newline, as `tokenizers` reads a
+            plain file.
+    """
+    from tokmill.text.documents import iter_documents
+
+    if unit == "documents":
+        yield from chain.from_iterable(iter_documents(inputs, kind, options))
+    elif unit == "lines" and kind == "text":
+        yield from _lines(inputs)
+    elif unit == "lines":
+        raise UsageError(f"lines are of plain text, not of {kind}", hint="--records documents")
+    else:
+        raise UsageError(
+            f"records = {unit!r} is not known", hint=nearest(unit, ["documents", "lines"])
+        )
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    specials: Iterable[str] = ("<|endoftext|>",),
+    *,
+    pattern: str = "gpt2",
+    tie_break: str = "first",
+    engine: str = "auto",
+) -> Tokenizer:
+    """Train a tokenizer on records.
+
+    Args:
+        texts: records; words never cross two of them, and each is cut at special tokens.
+        vocab_size: tokens in all: special tokens (the first ids), 256 bytes, what is learned.
+        specials: special tokens.
+        pattern: `gpt2`, `cl100k`, `o200k` or a regular expression.
+        tie_break: `first` gives the merges of Hugging Face's `train_from_iterator`;
+            `greatest-bytes` is the rule of CS336, by the Python trainer.
+        engine: `gigatoken` (GPT-2's pattern), `tokenizers` (any pattern), `python` (the readable
+            twin), or `auto`. All give equal tokenizers.
+
+    Returns:
+        A tokenizer with `vocab_size` ids; fewer if every word has become one token.
+
+    Raises:
+        UsageError: an argument is not known, the vocabulary is too small, a special token is given
+            twice.
+        TokmillError: there is no text.
+    """
+    specials = list(specials)
+    check_request(vocab_size, specials)
+    chosen = resolve_pattern(pattern)
+    if tie_break not in TIE_BREAKS:
+        raise UsageError(
+            f"no tie-break is called {tie_break!r}", hint=nearest(tie_break, TIE_BREAKS)
+        )
+    if engine not in ENGINES:
+        raise UsageError(f"no engine is called {engine!r}", hint=nearest(engine, ENGINES))
+    if tie_break != "first" and engine in ("gigatoken", "tokenizers"):
+        raise UsageError(
+            f"{engine} does not know the tie-break {tie_break!r}", hint="--engine python"
+        )
+    if engine == "gigatoken" and chosen != GPT2:
+        raise UsageError("gigatoken trains GPT-2's pattern only", hint="--engine tokenizers")
+    if engine == "python" or tie_break != "first":
+        merges = _with_python(texts, vocab_size, specials, chosen, tie_break)
+    else:
+        with tempfile.TemporaryDirectory(prefix="tokmill-train-") as folder:
+            spool = Spool(Path(folder) / "text")
+            spool.fill(texts, specials)
+            if not spool.bytes:
+                raise no_text()
+            merges = _with_library(spool, vocab_size, specials, chosen, engine)
+    return assemble(merges, specials, chosen)
+
+
+def assemble(
+    merges: Sequence[tuple[bytes, bytes]], specials: Sequence[str], pattern: str
+) -> Tokenizer:
+    """Make a tokenizer from merges: ids are special tokens, then bytes, then merges in order."""
+    tokens = [token.encode() for token in specials]
+    tokens += [bytes([byte]) for byte in BYTE_ORDER]
+    learned = dict.fromkeys(left + right for left, right in merges)
+    known = set(tokens[len(specials) :])
+    tokens += [token for token in learned if token not in known]
+    data = tokenizer_json.byte_level(
+        dict(enumerate(tokens)),
+        merges,
+        {token: number for number, token in enumerate(specials)},
+        pattern=pattern,
+    )
+    return Tokenizer.from_data(data)
+
+
+class Spool:
+    """Records in a temporary file, so that they can be read twice, also by a child process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self.newer = False
+
+    def fill(self, texts: Iterable[str], specials: Sequence[str]) -> None:
+        """Write the records, cut at special tokens."""
+        with machine_errors("write", self.path), open(self.path, "wb", 1 << 20) as handle:
+            for text in texts:
+                for piece, is_special in pieces(text, specials):
+                    if is_special:
+                        continue
+                    try:
+                        raw = piece.encode()
+                    except UnicodeEncodeError:
+                        raise TokmillError(
+                            f"a record holds a lone surrogate: {piece[:40]!r}",
+                            hint="read the text with errors='replace'",
+                        ) from None
+                    if not self.newer and not piece.isascii():
+                        data = np.frombuffer(raw, np.uint8)
+                        self.newer = bool(len(texts_with_newer_characters(data, np.array([0]))))
+                    handle.write(raw)
+                    handle.write(BORDER)
+                    self.bytes += len(raw)
+
+    def __iter__(self) -> Iterator[str]:
+        with machine_errors("read", self.path):
+            yield from read_spool(str(self.path))
+
+
+def _with_library(
+    spool: Spool, vocab_size: int, specials: list[str], pattern: str, engine: str
+) -> list[tuple[bytes, bytes]]:
+    merges: list[tuple[bytes, bytes]] | None = None
+    if engine in ("auto", "gigatoken") and pattern == GPT2 and not spool.newer:
+        merges = _with_gigatoken(spool, vocab_size, specials, required=engine == "gigatoken")
+        if merges is not None:
+            return merges
+    if engine == "gigatoken" or spool.bytes > _MOST_COUNTED:
+        return _with_python(spool, vocab_size, specials, pattern, "first")
+    return _with_tokenizers(spool, vocab_size, specials, pattern)
+
+
+def _with_gigatoken(
+    spool: Spool, vocab_size: int, specials: list[str], *, required: bool
+) -> list[tuple[bytes, bytes]] | None:
+    """Train in a child process; return None if the merges must not be used.
+
+    If no pair is left, gigatoken continues with pairs that do not occur. This cannot have happened
+    if there are more distinct words than merges.
+    """
+    try:
+        plugins.require("gigatoken")
+    except MissingExtraError:
+        if required:
+            raise
+        return None
+    words = 0
+
+    def goes_on(line: str) -> bool:
+        nonlocal words
+        if counted := re.search(r"(\d+) unique words", line):
+            words = int(counted[1])
+        return required or not words or vocab_size <= MERGES_A_WORD * words
+
+    target, arguments = f"{CHILD}:gigatoken", (str(spool.path), vocab_size, specials)
+    try:
+        with elapsed("training with gigatoken"):
+            found = call(target, *arguments, limits=LIMITS, line=goes_on)
+    except ChildDied as died:
+        if words and not goes_on(""):
+            return None
+        died.hint = DIED
+        raise
+    merges = [(left, right) for left, right in found]
+    joined = {left + right for left, right in merges}
+    if words <= len(merges) or len(joined) < len(merges):
+        return None
+    return merges
+
+
+def _with_tokenizers(
+    spool: Spool, vocab_size: int, specials: list[str], pattern: str
+) -> list[tuple[bytes, bytes]]:
+    own = None if pattern == GPT2 else pattern
+    word_splitter(pattern)
+    target, arguments = f"{CHILD}:tokenizers", (str(spool.path), vocab_size, specials, own)
+    try:
+        with elapsed("training with tokenizers"):
+            raw = call(target, *arguments, limits=LIMITS)
+    except ChildDied as died:
+        died.hint = DIED
+        raise
+    except ChildError as error:
+        raise gave_up(error.what.removeprefix("Panic: "), pattern) from None
+    data = tokenizer_json.parse(raw, "tokenizers")
+    return [
+        (tokenizer_json.unalias(left) or b"", tokenizer_json.unalias(right) or b"")
+        for left, right in data["model"]["merges"]
+    ]
+
+
+def _with_python(
+    texts: Iterable[str], vocab_size: int, specials: list[str], pattern: str, tie_break: str
+) -> list[tuple[bytes, bytes]]:
+    words = count_words(texts, specials, pattern)
+    if not words:
+        raise no_text()
+    rule: TieBreak = "first" if tie_break == "first" else "greatest-bytes"
+    return train_words(words, vocab_size, specials, rule)[1]
+
+
+def _lines(inputs: Sequence[str]) -> Iterator[str]:
+    from tokmill.builds.source import Resources
+    from tokmill.text.documents import NoHash
+    from tokmill.text.plain_text import TextConfig, TextSource
+    from tokmill.text.record_blocks import record_blocks
+
+    resources = Resources()
+    for item in TextSource(TextConfig(record="line"), list(inputs), {}, resources).items():
+        for block in record_blocks(item, b"\n", NoHash(), resources.block_bytes):
+            try:
+                text = block.data.decode()
+            except UnicodeDecodeError as error:
+                raise TokmillError(
+                    "the text is no UTF-8",
+                    where=f"{item.path}: byte {block.start + error.start}",
+                    hint="convert it with iconv",
+                ) from None
+            yield from re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def no_text() -> TokmillError:
+    """Return the error of a training whose inputs hold no text."""
+    return TokmillError(
+        "there is no text to train on",
+        hint="the inputs are empty, or all of their documents were skipped or rejected",
+    )

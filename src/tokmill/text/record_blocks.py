@@ -1,0 +1,383 @@
+"""Read the bytes of an item as blocks of whole records, for any delimiter and compression.
+
+A record begins after a delimiter. An item has the records that begin in (start, stop]; the first
+item also has the record at 0. So each record is in exactly one item of a file, and two searches
+find the records of an item. For members of compressed files the rule applies to the inflated bytes.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import machine_errors, reading
+from tokmill.base.inflate import MAGIC, OUTPUT, decompressor, inflate, is_damage
+from tokmill.builds.finish import HEAD, conversion, encoding_of
+from tokmill.builds.source import MAX_ITEM, Hash, Item
+from tokmill.store.schema import Array
+
+SUFFIXES = tuple(MAGIC)
+STEP = 16 << 20
+"""Compressed bytes of an item, about."""
+SEARCH = 64 << 20
+"""A file whose second member begins later than this is not cut."""
+EXPANDS = 5
+"""Usual ratio of content to compressed size; it only decides how many files share a shard."""
+
+
+def is_stream(path: str) -> bool:
+    """Say whether a file is compressed."""
+    return path.lower().endswith(SUFFIXES)
+
+
+def suffix(path: str) -> str:
+    """Return the compression suffix of a file."""
+    return next(ending for ending in SUFFIXES if path.lower().endswith(ending))
+
+
+def members(path: str, size: int) -> list[int]:
+    """Return the bytes at which a compressed file is cut: 0, and the beginnings of some members."""
+    edges = [0]
+    if size <= STEP or suffix(path) not in (".gz", ".zst"):
+        return edges
+    with reading(path) as file:
+        first = _next_member(file, 1, min(size, SEARCH), suffix(path))
+        if first is None:
+            return edges
+        place = STEP
+        while place < size:
+            found = _next_member(file, place, size, suffix(path))
+            if found is None:
+                break
+            edges.append(found)
+            place = found + STEP
+    return edges
+
+
+def _next_member(file: BinaryIO, start: int, stop: int, kind: str) -> int | None:
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        place = view.find(MAGIC[kind], start, stop)
+        while place >= 0:
+            if _begins_member(view[place : place + (1 << 16)], kind):
+                return place
+            place = view.find(MAGIC[kind], place + 1, stop)
+    return None
+
+
+def _begins_member(data: bytes, kind: str) -> bool:
+    """Say whether bytes that begin with the magic number can be decompressed."""
+    if kind == ".gz" and data[3] & 0xE0:
+        return False
+    trial = decompressor(kind)
+    try:
+        out = trial.decompress(data, OUTPUT) if kind == ".gz" else trial.decompress(data)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        return False
+    return bool(out) or bool(trial.eof)
+
+
+MAX_RECORD = 64 << 20
+READ = 1 << 20
+PEEK = 1 << 16
+
+
+class Block(NamedTuple):
+    """Whole records with their delimiters, and where they begin.
+
+    Offsets count bytes of the file; for a compressed file, bytes of the item's content.
+    """
+
+    data: bytes
+    start: int
+    too_long: list[int]
+    """Offsets of records above 64 MiB, which are not in `data`."""
+    ends_part: bool
+    done: float = 0.0
+    """Share of the item that ends with this block."""
+
+
+MOST_RECORDS = 1 << 16
+"""Records of a block at most, as a reader may need some hundred bytes for each."""
+
+
+def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) -> Iterator[Block]:
+    """Yield an item's records in blocks of about `block_bytes`; update `digest` with all bytes.
+
+    A block has at most 65,536 records.
+    """
+    read = _Read(item)
+    check_encoding = item.start == 0
+    for block in _large_blocks(item, delimiter, digest, block_bytes, read):
+        if check_encoding and (name := encoding_of(block.data[:HEAD])):
+            raise TokmillError(
+                f"the file is text in {name}, not in UTF-8",
+                where=item.path,
+                hint=conversion(item.path),
+            )
+        check_encoding = False
+        before, after = read.done, read.after(block)
+        share = (after - before) / max(1, len(block.data))
+        for piece in _few_records(block, delimiter):
+            end = piece.start + len(piece.data) - block.start
+            yield piece._replace(done=before + share * end if piece.data else after)
+
+
+class _Read:
+    """How much of an item has been read, in bytes of the file."""
+
+    def __init__(self, item: Item) -> None:
+        self.item, self.packed = item, is_stream(item.path)
+        self.place, self.done = item.start, 0.0
+        """`place`: for a compressed item, the byte up to which it is inflated."""
+
+    def inflated(self, place: int) -> None:
+        self.place = place
+
+    def after(self, block: Block) -> float:
+        """Return the share of the item up to the end of the last block."""
+        if not self.packed:
+            self.place = block.start + len(block.data)
+        share = (self.place - self.item.start) / max(1, self.item.size)
+        self.done = max(self.done, min(1.0, share))
+        return self.done
+
+
+def _few_records(block: Block, delimiter: bytes) -> Iterator[Block]:
+    data, start = block.data, block.start
+    if data.count(delimiter) <= MOST_RECORDS:
+        yield block
+        return
+    place = 0
+    rest = data
+    while len(pieces := rest.split(delimiter, MOST_RECORDS)) > MOST_RECORDS:
+        stop = len(data) - len(pieces[-1])
+        last = stop == len(data)
+        yield Block(
+            data[place:stop],
+            start + place,
+            block.too_long if last else [],
+            block.ends_part and last,
+        )
+        place, rest = stop, pieces[-1]
+    if rest:
+        yield Block(rest, start + place, block.too_long, block.ends_part)
+
+
+def _large_blocks(
+    item: Item, delimiter: bytes, digest: Hash, block_bytes: int, read: _Read
+) -> Iterator[Block]:
+    with machine_errors("read", item.path):
+        if is_stream(item.path):
+            chunks = _members(item, delimiter, read)
+            inside = item.start > 0
+            yield from _cut(chunks, 0, delimiter, digest, block_bytes, inside, item, True)
+            return
+        with open(item.path, "rb") as file:
+            size = file.seek(0, 2)
+            start, found = _record_start(file, item.start, size, delimiter)
+            stop, _ = _record_start(file, item.stop, size, delimiter)
+            file.seek(start)
+            chunks = _read(file, stop - start)
+            whole = stop == size
+            yield from _cut(chunks, start, delimiter, digest, block_bytes, not found, item, whole)
+
+
+def _record_start(file: BinaryIO, place: int, size: int, delimiter: bytes) -> tuple[int, bool]:
+    """Return (first record start after `place`, True), searching at most 64 MiB.
+
+    If there is none so near: (a byte inside of the too long record, False).
+    """
+    if place == 0 or place >= size:
+        return min(place, size), True
+    length = len(delimiter)
+    at = max(0, place - length + 1)
+    if _overlaps_itself(delimiter):
+        at = _synchronized(file, at, delimiter)
+    file.seek(at)
+    window = b""
+    last = place + MAX_RECORD + length
+    while at <= last:
+        chunk = file.read(PEEK)
+        if not chunk:
+            return size, True
+        window += chunk
+        begin = 0
+        while (found := window.find(delimiter, begin)) >= 0:
+            begin = found + length
+            if at + begin > place:
+                return (at + begin, True) if at + begin <= last else (place + MAX_RECORD, False)
+        begin = max(begin, len(window) - length + 1)
+        at, window = at + begin, window[begin:]
+    return place + MAX_RECORD, False
+
+
+def _overlaps_itself(delimiter: bytes) -> bool:
+    """Say whether two delimiters can overlap, as two empty lines in three newlines."""
+    return any(delimiter.startswith(delimiter[i:]) for i in range(1, len(delimiter)))
+
+
+def _synchronized(file: BinaryIO, place: int, delimiter: bytes) -> int:
+    """Return the nearest byte at or before `place` that lies inside of no possible delimiter.
+
+    A search from there finds the same delimiters as a search from the beginning of the file.
+    """
+    length, low, window = len(delimiter), place, b""
+    while True:
+        if low and place - low < length:
+            low = max(0, low - PEEK)
+            file.seek(low)
+            window = file.read(place - low + length - 1)
+        found = window.rfind(delimiter, 0, place - low + length - 1)
+        if found < 0 or low + found + length <= place:
+            return place
+        place = low + found
+
+
+def _last_end(data: bytes, delimiter: bytes) -> int:
+    """Return the end of the last delimiter when splitting from the left, or 0."""
+    if not _overlaps_itself(delimiter):
+        found = data.rfind(delimiter)
+        return found + len(delimiter) if found >= 0 else 0
+    return len(data) - len(data.split(delimiter)[-1])
+
+
+def _end_after(data: bytes, place: int, delimiter: bytes) -> int:
+    """Return the end of the first delimiter that ends after `place`, or -1."""
+    begin = 0 if _overlaps_itself(delimiter) else max(0, place - len(delimiter) + 1)
+    while (found := data.find(delimiter, begin)) >= 0:
+        begin = found + len(delimiter)
+        if begin > place:
+            return begin
+    return -1
+
+
+def _read(file: BinaryIO, left: int) -> Iterator[bytes]:
+    while left:
+        chunk = file.read(min(READ, left))
+        if not chunk:
+            return
+        left -= len(chunk)
+        yield chunk
+
+
+def _members(item: Item, delimiter: bytes, read: _Read) -> Iterator[bytes]:
+    """Yield the content of an item's members, then of the next ones up to the first delimiter."""
+    size = Path(item.path).stat().st_size
+    yield from inflate(item.path, item.start, item.stop, read.inflated)
+    if item.stop < size:
+        for chunk in inflate(item.path, item.stop):
+            found = chunk.find(delimiter)
+            if found >= 0:
+                yield chunk[: found + len(delimiter)]
+                return
+            yield chunk
+
+
+def _cut(
+    chunks: Iterator[bytes],
+    base: int,
+    delimiter: bytes,
+    digest: Hash,
+    block_bytes: int,
+    inside: bool,
+    item: Item,
+    whole: bool,
+) -> Iterator[Block]:
+    """Cut chunks into blocks of whole records.
+
+    `inside`: the first bytes belong to a too long record that another item reports. `whole`: the
+    chunks end at the end of the file, so the last record needs no delimiter.
+    """
+    part, part_stop = 0, base + MAX_ITEM
+    pending: list[bytes] = []
+    size = 0
+    skipping = inside
+    lost: list[int] = []
+    position = base
+
+    def read(data: bytes) -> None:
+        if part >= item.parts_done:
+            digest.update(data)
+
+    for chunk in chain(chunks, (None,)):
+        if chunk is not None:
+            pending.append(chunk)
+            size += len(chunk)
+            if size < block_bytes:
+                continue
+        data = b"".join(pending)
+        if skipping:
+            end = data.find(delimiter)
+            # The last bytes may be the beginning of a delimiter.
+            gone = end + len(delimiter) if end >= 0 else max(0, len(data) - len(delimiter) + 1)
+            gone = len(data) if end < 0 and chunk is None else gone
+            read(data[:gone])
+            data, position, skipping = data[gone:], position + gone, end < 0
+        if skipping:
+            pending, size = [data], len(data)
+            continue
+        while is_stream(item.path):
+            # A part ends at the first record that begins after its 64 MiB.
+            over = position > part_stop
+            end = 0 if over else _end_after(data, part_stop - position, delimiter)
+            if end < 0:
+                break
+            read(data[:end])
+            if part >= item.parts_done:
+                yield from _without_long(data[:end], position, delimiter, lost, True)
+            lost = []
+            part += 1
+            data, position = data[end:], position + end
+            part_stop = position + MAX_ITEM
+        end = len(data) if chunk is None and whole else _last_end(data, delimiter)
+        if end:
+            read(data[:end])
+            if part >= item.parts_done:
+                yield from _without_long(data[:end], position, delimiter, lost, False)
+            lost = []
+            data, position = data[end:], position + end
+        if len(data) >= MAX_RECORD + len(delimiter) or (data and chunk is None):
+            lost.append(position)
+            skipping = True
+        pending, size = [data], len(data)
+    read(b"".join(pending))
+    if lost and part >= item.parts_done:
+        yield Block(b"", position, lost, False)
+
+
+def _without_long(
+    data: bytes, position: int, delimiter: bytes, lost: list[int], ends_part: bool
+) -> Iterator[Block]:
+    """Yield whole records as one block, or as several without the records above 64 MiB."""
+    start = 0
+    if len(data) > MAX_RECORD:
+        place = 0
+        for piece in data.split(delimiter):
+            stop = min(place + len(piece) + len(delimiter), len(data))
+            if len(piece) > MAX_RECORD:
+                if place > start:
+                    yield Block(data[start:place], position + start, lost, False)
+                    lost = []
+                lost = [*lost, position + place]
+                start = stop
+            place = stop
+    yield Block(data[start:], position + start, lost, ends_part)
+
+
+WHITE = np.zeros(256, bool)
+"""Bytes that `bytes.strip` removes."""
+WHITE[list(b" \t\n\r\v\f")] = True
+
+
+def blank_lines(data: bytes, starts: Array) -> Array:
+    """Say of each line whether it is all ASCII white space (bool; `starts` as int64)."""
+    solid = ~WHITE[np.frombuffer(data, np.uint8)]
+    return ~np.logical_or.reduceat(solid, starts)

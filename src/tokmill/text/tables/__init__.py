@@ -1,0 +1,4 @@
+"""Tables of labelled sentences (TSV of GLUE).
+
+Read `tsv` first.
+"""

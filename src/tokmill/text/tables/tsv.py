@@ -1,0 +1,231 @@
+"""Tables of labelled sentences (TSV of GLUE, such as MRPC and MNLI): one or two sentences a record.
+
+A line is a record, its columns end at tabs, and quotation marks are text. A record is
+`[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with the column `segment` (0 up to the first `[SEP]`, 1
+after it) and the number of its class in the column `label`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.inflate import MAGIC
+from tokmill.builds.scan import FolderOptions
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
+from tokmill.store.schema import Array, Column, Drop, Drops, Schema, drops_of
+from tokmill.text.documents import DocumentSource, NoHash
+from tokmill.text.make_document import Documents
+from tokmill.text.record_blocks import Block, record_blocks
+from tokmill.text.tables.tsv_columns import (
+    Layout,
+    class_names,
+    layout_of,
+    split_line,
+    vocabulary_of,
+)
+from tokmill.text.tables.tsv_encode import LABEL, EncodeSentences
+
+BOM = b"\xef\xbb\xbf"
+MOST_CLASSES = 10_000
+"""Largest number of classes of a label column."""
+
+
+class TsvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of tables of sentences."""
+
+    sentences: tuple[str, ...] = ()
+    """One or two columns, by name or number from 1; by default those of GLUE, by the header."""
+    label_column: str = ""
+    """The column of the class, by name or number; by default that of GLUE, by the header."""
+    labels: tuple[str, ...] = ()
+    """The names of the classes, in the order of their numbers; by default those in the files, in
+    the order of first use, or by value where all are whole numbers."""
+    unlabelled: bool = False
+    """Make no column `label` (for files without classes)."""
+    header: bool = True
+    """Whether the first line of each file names the columns."""
+    max_tokens: int = 512
+    """Largest number of tokens of a record, with special tokens; the longer sentence is cut first.
+    0: no limit."""
+    specials_in_text: Literal["plain", "special", "reject"] = "plain"
+    """Meaning of `[SEP]` inside a sentence: ordinary text, the special token, a reject."""
+
+
+class TsvSource(DocumentSource):
+    """Tables of sentences; a text of `documents` is its sentences with a newline between them."""
+
+    Config: ClassVar[type[msgspec.Struct]] = TsvConfig
+    stdin_suffix = ".tsv"
+    without_tokenizer = (
+        "--tokenizer TOKENIZER; `tokmill tokenizer train FILE.tsv --model wordpiece "
+        "--vocab-size 8192 -o TOKENIZER` trains one"
+    )
+    suffixes = tuple(f".tsv{packed}" for packed in ("", *MAGIC))
+    hints: ClassVar[dict[str, str]] = {
+        "columns": "lines have other numbers of columns than the first one: is it a TSV file?",
+        "missing label": "--unlabelled builds files without classes",
+        "label": "--labels names all classes, once each",
+        "empty sentence": "--sentence names the columns of the sentences",
+    }
+    config: TsvConfig
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        super().__init__(config, inputs, vocabularies, resources)
+        check(config)
+        self.labels = vocabularies.get("label")
+        self.classes = class_names(self.labels.data) if self.labels else list(config.labels)
+        self._known = frozenset(self.classes)
+        self._layouts: dict[str, Layout] = {}
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return the tokenizer, and the names of the classes as the vocabulary `label`."""
+        check(config)
+        frozen = super().freeze(config, request)
+        for role in ("cls", "sep"):
+            frozen["token"].vocabulary.role(role)
+        if not config.unlabelled:
+            names = config.labels or tuple(_classes_in(cls, config, request.inputs))
+            frozen["label"] = vocabulary_of(names)
+        return frozen
+
+    @property
+    def schema(self) -> Schema:
+        """Tokens, the sentence of each, the bytes of the sentences, and each record's class."""
+        schema = super().schema
+        schema = {"token": schema.pop("token"), "segment": Column("u1"), **schema}
+        if not self.config.unlabelled:
+            schema["label"] = Column("u4", per="record", vocab="label")
+        return schema
+
+    def encoder(self, resources: Resources) -> EncodeSentences:
+        """Return the encoder of sentences."""
+        assert self.frozen is not None
+        return EncodeSentences(self.frozen, self.config, self.classes, resources)
+
+    def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
+        """Yield the sentences of the lines that begin in the item."""
+        layout = self._layout(item)
+        # The first line decides the meaning of the columns in all other lines.
+        digest.update(layout.first)
+        for block in record_blocks(item, b"\n", digest, self.resources.block_bytes):
+            yield self._documents(block, layout)
+
+    def _layout(self, item: Item) -> Layout:
+        if item.path not in self._layouts:
+            self._layouts[item.path] = layout_of(item, self.config)
+        return self._layouts[item.path]
+
+    def _documents(self, block: Block, layout: Layout) -> Documents:
+        texts: list[str] = []
+        labels: list[str] = []
+        starts: list[int] = []
+        left: list[Drop] = [Drop(place, "too long", True) for place in block.too_long]
+        place = block.start
+        for line in _lines(block.data):
+            start, place = place, place + len(line)
+            if start == 0:
+                line = line.removeprefix(BOM)
+                if self.config.header:
+                    continue
+            if not line.strip():
+                left.append(Drop(start, "blank line", False))
+                continue
+            try:
+                cells = split_line(line)
+            except UnicodeDecodeError:
+                left.append(Drop(start, "utf8", True))
+                continue
+            reason = self._reason(cells, layout)
+            if reason:
+                left.append(Drop(start, reason, True))
+                continue
+            texts.append("\n".join(cells[number] for number in layout.sentences))
+            labels.append(cells[layout.label] if layout.label is not None else "")
+            starts.append(start)
+        kept = {} if self.config.unlabelled else {LABEL: labels}
+        drops: list[Drops] = drops_of(left)
+        places: Array = np.array(starts, np.int64)
+        return Documents(texts, places, drops, kept, block.ends_part, block.done)
+
+    def _reason(self, cells: Sequence[str], layout: Layout) -> str:
+        """Return why a line makes no record, "" where it does."""
+        if len(cells) != layout.columns:
+            return "columns"
+        if any(not cells[number].strip() for number in layout.sentences):
+            return "empty sentence"
+        if layout.label is not None:
+            name = cells[layout.label]
+            if not name.strip():
+                return "missing label"
+            if self._known and name not in self._known:
+                return "label"
+        return ""
+
+
+def check(config: TsvConfig) -> None:
+    """Refuse options that make no records."""
+    if len(config.sentences) > 2:
+        raise UsageError(
+            f"a record has one or two sentences, and {len(config.sentences)} columns are named",
+            hint="--sentence A --sentence B",
+        )
+    least = 5 if len(config.sentences) != 1 else 3
+    if config.max_tokens and config.max_tokens < least:
+        raise UsageError(
+            f"max_tokens: {config.max_tokens} leaves no room for a sentence",
+            hint=f"--max-tokens {least} is the least, and 0 cuts nothing",
+        )
+    if len(set(config.labels)) < len(config.labels) or not all(config.labels):
+        raise UsageError("labels: a class is named twice, or has no name", hint="name each once")
+    if config.unlabelled and (config.label_column or config.labels):
+        raise UsageError(
+            "unlabelled makes no column of classes, and label_column or labels asks for one",
+            hint="leave one of them out",
+        )
+
+
+def _lines(data: bytes) -> Iterator[bytes]:
+    """Yield the lines of a block with their newlines."""
+    *whole, rest = data.split(b"\n")
+    yield from (line + b"\n" for line in whole)
+    if rest:
+        yield rest
+
+
+def _classes_in(kind: type[TsvSource], config: TsvConfig, inputs: Sequence[str]) -> list[str]:
+    """Return the names of the classes in the order of their first use, numbers by value.
+
+    So class 1 of MRPC is what GLUE calls 1, whichever the first line is of.
+    """
+    source = kind(config, inputs, {}, Resources())
+    found: dict[str, None] = {}
+    for item in source.items():
+        for batch in source.documents(item, NoHash()):
+            found.update(dict.fromkeys(batch.kept[LABEL]))
+            if len(found) > MOST_CLASSES:
+                raise UsageError(
+                    f"the column of the label holds more than {MOST_CLASSES:,} names",
+                    where=item.path,
+                    hint="--label-column names another column; --unlabelled makes none",
+                )
+    if not found:
+        raise TokmillError(
+            "no line of the files has sentences and a label",
+            where=", ".join(inputs),
+            hint="--sentence and --label-column name the columns; --no-header: no line does",
+        )
+    numbers = all(re.fullmatch(r"0|[1-9][0-9]{0,8}", name) for name in found)
+    return sorted(found, key=int) if numbers else list(found)

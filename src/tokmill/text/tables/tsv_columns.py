@@ -1,0 +1,139 @@
+"""Which columns of a table are sentences and label, and the names of its classes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import machine_errors
+from tokmill.base.headers import loads_json
+from tokmill.base.inflate import inflate
+from tokmill.builds.finish import conversion
+from tokmill.builds.source import Frozen, Item
+from tokmill.store.vocab import Vocabulary
+from tokmill.text.record_blocks import is_stream
+
+FILE = "label.json"
+MOST_HEAD = 1 << 20
+"""Bytes of a first line at most."""
+
+KNOWN: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("#1 String", "#2 String"), "Quality"),
+    (("sentence1", "sentence2"), "gold_label"),
+    (("sentence1", "sentence2"), "label"),
+    (("question1", "question2"), "is_duplicate"),
+    (("question", "sentence"), "label"),
+    (("sentence",), "label"),
+)
+"""Sentences and label of GLUE: MRPC, MNLI and SNLI, RTE and WNLI, QQP, QNLI, SST-2."""
+
+
+class Layout(NamedTuple):
+    """The columns of a file; numbers from 0."""
+
+    first: bytes
+    """The first line."""
+    columns: int
+    sentences: tuple[int, ...]
+    label: int | None
+
+
+def layout_of(item: Item, config: Any) -> Layout:
+    """Return the layout of an item's file, by its first line and the options.
+
+    Raises `TokmillError` and `UsageError` if a column is missing or not known.
+    """
+    first = _first_line(item.path)
+    try:
+        names = split_line(first.removeprefix(b"\xef\xbb\xbf"))
+    except UnicodeDecodeError:
+        raise TokmillError(
+            "the first line is no text in UTF-8",
+            where=item.path,
+            hint=conversion(item.path),
+        ) from None
+    sentences, label = tuple(config.sentences), config.label_column
+    if not sentences or not (label or config.unlabelled):
+        known = _known(names, sentences, label, config.unlabelled) if config.header else None
+        if known is None:
+            what = "sentences" if not sentences else "label"
+            raise UsageError(
+                f"which columns are {what} is not known: there are {', '.join(names)[:400]}",
+                where=item.path,
+                hint="--sentence A --sentence B --label-column C name them, or number them from 1; "
+                "--unlabelled makes no label",
+            )
+        sentences, label = sentences or known[0], label or known[1]
+    header = names if config.header else []
+    chosen = tuple(_number(name, header, len(names), item.path) for name in sentences)
+    of_label = None
+    if not config.unlabelled:
+        of_label = _number(label, header, len(names), item.path)
+    return Layout(first, len(names), chosen, of_label)
+
+
+def _known(
+    names: Sequence[str], sentences: tuple[str, ...], label: str, unlabelled: bool
+) -> tuple[tuple[str, ...], str] | None:
+    for columns, of_label in KNOWN:
+        good = sentences or all(name in names for name in columns)
+        if good and (label or unlabelled or of_label in names):
+            return columns, of_label
+    return None
+
+
+def _number(name: str, header: Sequence[str], count: int, where: str) -> int:
+    """Return the number, from 0, of a column that is named or numbered from 1."""
+    if name in header:
+        return list(header).index(name)
+    if name.isascii() and name.isdigit() and 1 <= int(name) <= count:
+        return int(name) - 1
+    raise UsageError(
+        f"the file has no column {name!r}",
+        where=where,
+        hint=nearest(name, header) if header else f"number them, 1 to {count}",
+    )
+
+
+def _first_line(path: str) -> bytes:
+    with machine_errors("read", path):
+        if not is_stream(path):
+            with open(path, "rb") as handle:
+                return handle.readline(MOST_HEAD)
+        head = b""
+        for chunk in itertools.chain(inflate(path), [b"\n"]):
+            head += chunk
+            if b"\n" in head or len(head) > MOST_HEAD:
+                break
+        return head.partition(b"\n")[0]
+
+
+def split_line(line: bytes) -> list[str]:
+    """Return the cells of a line; quotation marks are text."""
+    return line.decode().removesuffix("\n").removesuffix("\r").split("\t")
+
+
+def vocabulary_of(names: Sequence[str]) -> Frozen:
+    """Return the names of classes as a frozen vocabulary."""
+    raw = (json.dumps({"tokens": list(names)}, ensure_ascii=False, indent=0) + "\n").encode()
+    digest = hashlib.sha256(raw).hexdigest()
+    return Frozen(Vocabulary(file=FILE, sha256=digest, size=len(names)), raw)
+
+
+def class_names(raw: bytes) -> list[str]:
+    """Return the names of classes of a frozen vocabulary."""
+    try:
+        names = loads_json(raw)["tokens"]
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise ValueError("its tokens are no list of names")
+    except (ValueError, TypeError, KeyError) as error:
+        raise TokmillError(
+            f"this is no list of classes: {error}",
+            where=FILE,
+            hint="`tokmill store repair` makes it again",
+        ) from None
+    return names

@@ -1,0 +1,4 @@
+"""Tokenizers of any layout as one class: text to ids and back.
+
+Read `tokenizer` first; `tokenizer_files` reads what others wrote.
+"""

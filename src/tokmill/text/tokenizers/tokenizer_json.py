@@ -1,0 +1,504 @@
+"""The `tokenizer.json` format: read with checks, write in one canonical form.
+
+Format: Hugging Face `tokenizers`. Byte-level files spell each byte as one printable character
+(GPT-2's `bytes_to_unicode`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tokmill.base.errors import TokmillError
+from tokmill.base.headers import loads_json
+from tokmill.text.learning.bpe import BYTE_ORDER
+from tokmill.text.tokenizers.patterns import GPT2
+
+_SAME = 188
+ALIASES = {
+    byte: chr(byte) if place < _SAME else chr(256 + place - _SAME)
+    for place, byte in enumerate(BYTE_ORDER)
+}
+"""Byte → the character that stands for it: itself where printable, else one from U+0100 on."""
+
+_BYTES = {alias: byte for byte, alias in ALIASES.items()}
+
+SPACE = "\u2581"
+"""SentencePiece's sign for a space."""
+
+FORMATS = (
+    "a tokenizer.json or its folder, vocab.json beside merges.txt, a .tiktoken, a .model, a "
+    "tekken.json or a vocab.txt"
+)
+"""All files that are read as tokenizers, for hints."""
+
+OUTER_SPACES = f"\\A +|[ {SPACE}]+\\z"
+"""The spaces that SentencePiece removes at both ends of a text, as a pattern of `Replace`."""
+
+
+def alias(token: bytes) -> str:
+    """Spell bytes as a byte-level file does."""
+    return "".join(map(ALIASES.__getitem__, token))
+
+
+def unalias(spelled: str) -> bytes | None:
+    """Return the bytes of a byte-level spelling; None where a character stands for no byte."""
+    try:
+        return bytes(map(_BYTES.__getitem__, spelled))
+    except KeyError:
+        return None
+
+
+def byte_level(
+    vocab: dict[int, bytes],
+    merges: Sequence[tuple[bytes, bytes]],
+    specials: Mapping[str, int],
+    *,
+    pattern: str = GPT2,
+    ignore_merges: bool = False,
+) -> dict[str, Any]:
+    """Make the content of a byte-level BPE tokenizer.json.
+
+    Args:
+        vocab: id → bytes; the ids of special tokens may stand here too.
+        merges: pairs of tokens, first learned first.
+        specials: special token → id; an id in `vocab` must have the token's UTF-8 bytes.
+        pattern: how words are cut; GPT-2's is written as the plain `ByteLevel` step.
+        ignore_merges: a whole word that is a token is taken as it is (tiktoken's way).
+    """
+    special_ids = {number: token for token, number in specials.items()}
+    # Special tokens are in the model's vocabulary too, else `tokenizers` gives them other ids.
+    by_id = dict(sorted((vocab | {n: t.encode() for n, t in special_ids.items()}).items()))
+    spelled: dict[str, int] = {}
+    for number, token in by_id.items():
+        name = special_ids.get(number)
+        text = alias(token) if name is None else name
+        if text in spelled:
+            if spelled[text] in special_ids or name is not None:
+                raise TokmillError(
+                    f"the special token {text!r} is spelled like the learned token {token!r} in a "
+                    "tokenizer.json",
+                    hint="give the special token another name: <|name|>",
+                )
+            continue
+        spelled[text] = number
+    byte_step = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": pattern == GPT2,
+    }
+    split_step = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added_token(n, token) for n, token in sorted(special_ids.items())],
+        "normalizer": None,
+        "pre_tokenizer": byte_step
+        if pattern == GPT2
+        else {"type": "Sequence", "pretokenizers": [split_step, byte_step]},
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": ignore_merges,
+            "vocab": spelled,
+            "merges": [[alias(left), alias(right)] for left, right in merges],
+        },
+    }
+
+
+def added_token(number: int, content: str, *, special: bool = True) -> dict[str, Any]:
+    """Return an entry of `added_tokens`."""
+    return {
+        "id": number,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": special,
+    }
+
+
+def template(
+    before: Sequence[str], after: Sequence[str], vocab: Mapping[str, int], *, again: bool = False
+) -> dict[str, Any]:
+    """Return the post-processor that puts tokens around texts, such as [CLS] and [SEP].
+
+    `again`: the second text of a pair has tokens before it too.
+    """
+
+    def around(letter: str, kind: int, front: Sequence[str]) -> list[dict[str, Any]]:
+        text = {"Sequence": {"id": letter, "type_id": kind}}
+        one = {name: {"SpecialToken": {"id": name, "type_id": kind}} for name in (*front, *after)}
+        return [*(one[name] for name in front), text, *(one[name] for name in after)]
+
+    first = around("A", 0, before)
+    return {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": first + around("B", 1, before if again else ()),
+        "special_tokens": {
+            name: {"id": name, "ids": [vocab[name]], "tokens": [name]} for name in (*before, *after)
+        },
+    }
+
+
+def pattern_of(data: Mapping[str, Any]) -> str:
+    """Return the pattern of a file that `byte_level` made."""
+    split = next(
+        (s for s in flatten(data["pre_tokenizer"], "pretokenizers") if s["type"] == "Split"), None
+    )
+    return GPT2 if split is None else str(split["pattern"]["Regex"])
+
+
+def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """Return merges with the same effect as ranks.
+
+    tiktoken merges any two neighbours that form a token, smallest rank first. A merge list with
+    every split of every token has the same effect.
+    """
+    merges: list[tuple[bytes, bytes]] = []
+    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
+        splits = [
+            (token[:cut], token[cut:])
+            for cut in range(1, len(token))
+            if token[:cut] in ranks and token[cut:] in ranks
+        ]
+        merges.extend(sorted(splits, key=lambda pair: (ranks[pair[0]], ranks[pair[1]])))
+    return merges
+
+
+def parse(raw: bytes | str, where: str) -> dict[str, Any]:
+    """Read and check the content of a tokenizer.json.
+
+    Raises `TokmillError` for bytes that are not JSON, and for a file without model or vocabulary.
+    """
+    try:
+        data: Any = loads_json(raw)
+    except ValueError as error:
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else error
+        raise TokmillError(
+            f"this is no tokenizer.json: {why}",
+            where=where,
+            hint=f"give {FORMATS} file",
+        ) from None
+    model = data.get("model") if isinstance(data, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
+        raise TokmillError(
+            "this JSON is no tokenizer.json: it has no model with a vocabulary",
+            where=where,
+            hint="GPT-2's vocab.json is read together with the merges.txt beside it",
+        )
+    # Files older than tokenizers 0.14 name no type.
+    if "type" not in model:
+        model["type"] = "BPE" if "merges" in model else "WordPiece"
+    if model["type"] == "BPE":
+        merges = model.get("merges") or []
+        if not isinstance(merges, list):
+            raise TokmillError("the merges are no list", where=where, hint="the file is broken")
+        # Comprehensions for speed: this takes much of the start of every build.
+        pairs = [merge.split(" ") if type(merge) is str else merge for merge in merges]
+        if not all(
+            type(pair) is list and len(pair) == 2 and type(pair[0]) is type(pair[1]) is str
+            for pair in pairs
+        ):
+            wrong = next(merge for merge in merges if not _is_pair(merge))
+            raise TokmillError(f"a merge is no pair: {wrong!r}", where=where, hint="it is broken")
+        model["merges"] = pairs
+    for token in data.get("added_tokens") or []:
+        if (
+            not isinstance(token, dict)
+            or not isinstance(token.get("id"), int)
+            or not isinstance(token.get("content"), str)
+        ):
+            raise TokmillError(
+                f"an added token has no id or content: {token!r}",
+                where=where,
+                hint="an entry of added_tokens has `id` and `content`",
+            )
+    _check_vocabulary(data, where)
+    for key, parts in STEPS.items():
+        if not _is_step(data.get(key), parts):
+            raise TokmillError(
+                f"its {key} is no step with a type", where=where, hint="it is broken"
+            )
+        if (longer := math.prod(map(_growth, flatten(data.get(key), parts)))) > MOST_GROWTH:
+            raise TokmillError(
+                f"the steps `Replace` of its {key} may make a text {longer:.3g} times as long",
+                where=where,
+                hint=f"usual ones make it up to four times as long; {MOST_GROWTH:,} are allowed",
+            )
+    return dict(data)
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """Return how many times as long a step may make a text, in bytes."""
+    content, pattern = step.get("content"), step.get("pattern")
+    if step["type"] != "Replace" or not isinstance(content, str) or not isinstance(pattern, dict):
+        return 1.0
+    size, found = len(content.encode("utf-8", "replace")), pattern.get("String")
+    if found:
+        return max(1.0, size / len(found.encode("utf-8", "replace")))
+    return max(1.0, size + _may_be_empty(str(pattern.get("Regex") or "")))
+
+
+def _may_be_empty(pattern: str) -> bool:
+    """Say whether a regular expression may match between two characters."""
+    try:
+        return "(?" in pattern or re.search(pattern, "") is not None
+    except (re.error, RecursionError, OverflowError):
+        return True
+
+
+STEPS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+"""Kind of step → key of the list of steps in a `Sequence`."""
+MOST_GROWTH = 4096
+"""How many times as long a normalizer or decoder may make a text."""
+SPARSE, FEW = 16, 1 << 20
+"""Largest id / number of tokens that is accepted, and the largest id that is always accepted."""
+
+
+def _check_vocabulary(data: Mapping[str, Any], where: str) -> None:
+    """Refuse tokens without an id, and ids that are no numbers or far too large."""
+    vocab, added = data["model"]["vocab"], data.get("added_tokens") or []
+    if isinstance(vocab, dict):
+        ids = list(vocab.values())
+        if not all(type(number) is int for number in ids):
+            token = next(token for token, number in vocab.items() if type(number) is not int)
+            raise TokmillError(
+                f"the id of {token[:80]!r} is no whole number", where=where, hint="it is broken"
+            )
+    else:
+        if not all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str) for e in vocab):
+            raise TokmillError(
+                "the vocabulary is no list of tokens and scores", where=where, hint="it is broken"
+            )
+        ids = list(range(len(vocab)))
+    ids += [token["id"] for token in added]
+    low, high = min(ids, default=0), max(ids, default=0)
+    if low < 0 or high >= max(FEW, SPARSE * len(ids)):
+        raise TokmillError(
+            f"the id {low if low < 0 else high} does not fit {len(ids):,} tokens",
+            where=where,
+            hint="ids count from 0 with few gaps, as tables have an entry for each id",
+        )
+
+
+def _is_step(step: Any, parts: str, deep: int = 0) -> bool:
+    if step is None and not deep:
+        return True
+    if not isinstance(step, dict) or not isinstance(step.get("type"), str) or deep > 20:
+        return False
+    if step["type"] != "Sequence":
+        return True
+    inside = step.get(parts)
+    return isinstance(inside, list) and all(_is_step(part, parts, deep + 1) for part in inside)
+
+
+def _is_pair(merge: object) -> bool:
+    pair = merge.split(" ") if isinstance(merge, str) else merge
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) for p in pair)
+
+
+def canonical(data: Mapping[str, Any]) -> bytes:
+    """Return a tokenizer.json in canonical form: vocabulary and added tokens ordered by id."""
+    data = dict(data)
+    data["added_tokens"] = sorted(data.get("added_tokens") or [], key=lambda token: token["id"])
+    model = dict(data["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = dict(sorted(model["vocab"].items(), key=lambda item: (item[1], item[0])))
+    data["model"] = model
+    try:
+        return msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"
+    except UnicodeEncodeError:
+        return (json.dumps(data, ensure_ascii=True, indent=1) + "\n").encode()
+
+
+def added_tokens(data: Mapping[str, Any], *, special_only: bool = False) -> dict[str, int]:
+    """Return the added tokens, or only those marked special, as token → id."""
+    return {
+        token["content"]: token["id"]
+        for token in data.get("added_tokens") or []
+        if token.get("special") or not special_only
+    }
+
+
+def without_specials(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file with which text never becomes a special token; all other ids stay the same.
+
+    No merge, whole word or piece of the model makes a special token. The unknown token stays, for
+    text that the model has no token for.
+    """
+    special = added_tokens(data, special_only=True)
+    data = dict(data)
+    data["added_tokens"] = [t for t in data.get("added_tokens") or [] if not t.get("special")]
+    data["post_processor"] = None
+    model = dict(data["model"])
+    if isinstance(model["vocab"], list):
+        # Scores keep their places, which are the ids; no text has a piece of no characters.
+        model["vocab"] = [
+            ["" if special.get(token) == number else token, score]
+            for number, (token, score) in enumerate(model["vocab"])
+        ]
+        return {**data, "model": model}
+    hidden = {token for token, number in special.items() if model["vocab"].get(token) == number}
+    model["vocab"] = {t: number for t, number in model["vocab"].items() if t not in hidden}
+    if (unknown := model.get("unk_token")) in hidden:
+        model["vocab"][""], model["unk_token"] = special[unknown], ""
+    if merges := model.get("merges"):
+        inside = len(model.get("continuing_subword_prefix") or "")
+        model["merges"] = [
+            pair
+            for pair in merges
+            if pair[0] not in hidden
+            and pair[1] not in hidden
+            and pair[0] + pair[1][inside:] not in hidden
+        ]
+    return {**data, "model": model}
+
+
+def template_tokens(tokenizer_json: bytes | str | Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Return the ids that the file's post-processor puts before and after a single text.
+
+    The encoders never add them; sources add them if asked. Raises `TokmillError` for an unknown
+    post-processor.
+    """
+    data = (
+        tokenizer_json
+        if isinstance(tokenizer_json, Mapping)
+        else parse(tokenizer_json, "tokenizer.json")
+    )
+    try:
+        return _template_tokens(data)
+    except (KeyError, TypeError, IndexError, AttributeError):
+        raise TokmillError(
+            "the post-processor is broken: it names tokens without ids",
+            where="tokenizer.json",
+            hint='set "post_processor" to null to encode without it',
+        ) from None
+
+
+def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    prefix: list[int] = []
+    suffix: list[int] = []
+    for step in flatten(data.get("post_processor"), "processors"):
+        kind = step.get("type")
+        before: list[int] = []
+        after: list[int] = []
+        if kind == "ByteLevel":
+            continue
+        if kind == "TemplateProcessing":
+            known, texts = step.get("special_tokens") or {}, []
+            for piece in step.get("single") or []:
+                if "Sequence" in piece:
+                    texts.append(piece["Sequence"]["id"])
+                else:
+                    ids = known[piece["SpecialToken"]["id"]]["ids"]
+                    (after if texts else before).extend(ids)
+            if texts != ["A"]:
+                raise TokmillError(
+                    f"the template writes a text as {' '.join(f'${t}' for t in texts) or 'nothing'}"
+                    ", not once",
+                    where="tokenizer.json",
+                    hint='set "post_processor" to null to encode without it',
+                )
+        elif kind in ("RobertaProcessing", "BertProcessing"):
+            before, after = [step["cls"][1]], [step["sep"][1]]
+        else:
+            raise TokmillError(
+                f"the post-processor {kind!r} is not known",
+                where="tokenizer.json",
+                hint='set "post_processor" to null to encode without it',
+            )
+        # A later step puts its tokens around those of the steps before.
+        prefix, suffix = before + prefix, suffix + after
+    return prefix, suffix
+
+
+def flatten(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a normalizer, pre-tokenizer or post-processor, without sequences."""
+    if step is None:
+        return []
+    if step.get("type") == "Sequence":
+        return [inner for part in step[key] for inner in flatten(part, key)]
+    return [step]
+
+
+def is_byte_level(data: Mapping[str, Any]) -> bool:
+    """Say whether a file spells bytes as characters (`ALIASES`)."""
+    return any(
+        step.get("type") == "ByteLevel"
+        for step in [
+            *flatten(data.get("pre_tokenizer"), "pretokenizers"),
+            *flatten(data.get("decoder"), "decoders"),
+        ]
+    )
+
+
+def spelling_bytes(spelled: str, *, byte_level: bool) -> bytes:
+    """Return the bytes of a part of a merge; in SentencePiece U+2581 is a space."""
+    read = unalias(spelled) if byte_level else spelled.replace(SPACE, " ").encode()
+    return spelled.encode() if read is None else read
+
+
+def spelled_tokens(data: Mapping[str, Any]) -> dict[int, str]:
+    """Return id → the token as the file spells it, including added tokens."""
+    entries = data["model"]["vocab"]
+    if isinstance(entries, dict):
+        spelled = {number: token for token, number in entries.items()}
+    else:
+        spelled = {number: entry[0] for number, entry in enumerate(entries)}
+    return spelled | {number: token for token, number in added_tokens(data).items()}
+
+
+def token_bytes(data: Mapping[str, Any]) -> dict[int, bytes]:
+    """Return id → the bytes of the token, including added tokens.
+
+    Byte-level spellings are converted to bytes; with byte fallback `<0x0A>` is one byte and U+2581
+    a space; in other models a token stands for its UTF-8.
+    """
+    spelled_as_bytes = is_byte_level(data)
+    fallback = data["model"].get("byte_fallback")
+    added = set(added_tokens(data).values())
+    result: dict[int, bytes] = {}
+    for number, token in spelled_tokens(data).items():
+        if spelled_as_bytes and number not in added:
+            read = unalias(token)
+            result[number] = token.encode() if read is None else read
+        elif fallback and not spelled_as_bytes:
+            byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+            result[number] = (
+                bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
+            )
+        else:
+            result[number] = token.encode()
+    return dict(sorted(result.items()))

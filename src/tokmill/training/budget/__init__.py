@@ -1,0 +1,4 @@
+"""What a training will take: memory, time, operations.
+
+Read `estimate` first.
+"""

@@ -1,0 +1,343 @@
+"""How much memory a step takes, measured by a step on tensors without data.
+
+Torch's fake tensors go through the forward and backward pass as real ones would, and the bytes that
+are alive at each moment are added up. So no formula has to follow the models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import weakref
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.progress import human_bytes
+from tokmill.builds.execution.resources import machine_memory
+from tokmill.models.model import Tensors, blocks_of
+from tokmill.models.model_inputs import Inputs
+from tokmill.tasks.task import Task
+from tokmill.training.engines.devices.precision import DTYPES
+from tokmill.training.engines.optimisers.optim import make_optimizer, moment_bytes
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.recipe.deepspeed_config import all_settings, stage_of
+from tokmill.training.runs.run import make_task, task_type
+
+FIXED = {"cpu": 0.42e9, "cuda": 0.6e9}
+"""Bytes of Python, torch and its libraries; of CUDA the size of a context."""
+HELD, HELD_RECOMPUTING = {"cpu": 1.45, "cuda": 1.1}, {"cpu": 1.75, "cuda": 1.1}
+"""Bytes held for each byte of tensors. On a CPU: measured with glibc 2.36, which keeps freed blocks
+and seldom uses them again. For CUDA's caching allocator: a guess."""
+
+
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the bytes of the tensors that operations make; `most`: the largest sum so far."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self.alive: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self.count(tensor)
+        return made
+
+    def count(self, tensor: Tensor) -> None:
+        """Count the memory of a tensor until it is freed; views share memory."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.alive:
+            return
+
+        def gone(_: object) -> None:
+            self.now -= size
+            del self.alive[key]
+
+        self.alive[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+def process_bytes(tensors: float, device: str, recompute: bool) -> float:
+    """Return an estimate of the memory of a process whose tensors take `tensors` bytes.
+
+    `device`: "cpu" for the memory of the process, "cuda" for that of the GPU.
+    """
+    return FIXED[device] + (HELD_RECOMPUTING if recompute else HELD)[device] * tensors
+
+
+class Shares(NamedTuple):
+    """The share of all weights, gradients and moments that a process holds."""
+
+    weights: float
+    gradients: float
+    moments: float
+
+
+def stage_of_run(config: TrainConfig) -> int:
+    """Return the stage of ZeRO that says what an engine splits; `fsdp2` splits as stage 3 does."""
+    stages = {"fsdp2": 3, "deepspeed": stage_of(config.engine.deepspeed)}
+    return stages.get(config.run.engine, 0)
+
+
+def shares_of(config: TrainConfig, world: int) -> Shares:
+    """Return what each of `world` processes holds: stage 1 splits moments, 3 also weights."""
+    stage, part = stage_of_run(config), 1 / world
+    return Shares(*(part if stage >= least else 1.0 for least in (3, 2, 1)))
+
+
+def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world: int = 1) -> int:
+    """Return the most bytes that tensors of a process take at a time while a model is trained.
+
+    `inputs`: what the model reads; `parts`: micro-batches a step. With W bytes of weights in
+    float32, of which a process holds the share w, of gradients g and of moments m (`Shares`; 1, or
+    1 / `world`), that is
+
+        w W + m M + a w W + A + G + E
+
+    M: bytes of all moments, 2 W with AdamW; a: 1 where an average of the weights is kept
+    (`optim.ema`), else 0; A: what else is alive at the worst moment of forward and backward passes
+    over micro-batches of `rows` whole rows, whole gradients (g = 1) among it; G: g W, where
+    gradients are split. E, where weights are split:
+    weights and gradients of one block, and of what is in no block, whole; and of DeepSpeed's stages
+    its float32 copy of W / `world`, and its bucket of gradients.
+    """
+    shares = shares_of(config, world)
+    without = task_type(config).runs_without_numbers
+    with FakeTensorMode(allow_non_fake_inputs=True) if without else contextlib.nullcontext():
+        task = make_task(config, inputs).train()
+        task.model.recompute = config.run.recompute
+        batch = task.example(rows)
+        dtype = DTYPES[config.run.precision]
+        autocast = torch.autocast("cpu", dtype, enabled=dtype is not torch.float32)
+        peak = Peak()
+        for parameter in task.parameters():
+            peak.count(parameter)
+            if shares.gradients < 1 and parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(let_go)  # type: ignore[no-untyped-call]
+        weights = peak.now
+        optimizer = make_optimizer(task.param_groups(0.0), config.optim, blocks_of(task))
+        moments = moment_bytes(optimizer)
+        with peak:
+            # From the second micro-batch on, gradients are there already.
+            for _ in range(min(parts, 2)):
+                with autocast:
+                    loss, sums = example_loss(task, batch)
+                torch.autograd.backward(loss)
+                del loss, sums
+    held = shares.weights * (2 if config.optim.ema else 1) + (
+        shares.gradients if shares.gradients < 1 else 0
+    )
+    kept = math.ceil(held * weights + shares.moments * moments)
+    return peak.most - weights + kept + extra_bytes(config, task, world)
+
+
+def example_loss(task: Task, batch: Tensors) -> tuple[Tensor, Any]:
+    """Return a loss that takes about the memory of the task's own, and the other results.
+
+    A comparison of vectors takes little memory beside the vectors, and may need real numbers.
+    """
+    if not task.compares:
+        loss, sums = task(batch)
+        return loss, sums
+    results = task.act(batch)
+    return results["vectors"].float().sum(), results
+
+
+def let_go(weight: Tensor) -> None:
+    """Drop the gradient of a weight: the process keeps only a part of it."""
+    weight.grad = None
+
+
+def extra_bytes(config: TrainConfig, task: Task, world: int) -> int:
+    """Return the bytes that a process holds because weights are split: E of `tensor_bytes`."""
+    stage = stage_of_run(config)
+    if stage == 0 or world == 1:
+        return 0
+    extra = 0.0
+    if stage == 3:
+        within = [size_of(block) for block in blocks_of(task)]
+        extra += 2 * (size_of(task) - sum(within) + max(within, default=0))
+    if config.run.engine == "deepspeed":
+        count = task.parameter_count()
+        zero = all_settings(config.engine.deepspeed, 0.0, count)["zero_optimization"]
+        extra += size_of(task) / world + 4 * zero["reduce_bucket_size"]
+    return math.ceil(extra)
+
+
+def size_of(module: nn.Module) -> int:
+    """Return the bytes of a module's weights."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+MUCH = 0.8
+"""A training that takes more than this share of the memory gets a warning."""
+SURE = 0.2
+"""Below this share of the memory the rough bound is enough, and nothing is measured."""
+DEEP = (3, 6)
+"""A model with more than 6 blocks is estimated from models with 3 and with 6."""
+BATCH_ARRAYS = 2
+"""Arrays of a batch beside its columns: documents and positions."""
+
+
+def parameter_count(config: TrainConfig, inputs: Inputs) -> int:
+    """Return the number of weights of a model, computed from two models with few blocks.
+
+    All blocks but the first are alike. `inputs`: what the model reads.
+    """
+    layers = getattr(config.model, "layers", 0)
+    if layers < 4:
+        return _count(config, inputs)
+    two, three = (_count(with_layers(config, number), inputs) for number in (2, 3))
+    return three + (layers - 3) * (three - two)
+
+
+def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world: int = 1) -> int:
+    """Return `tensor_bytes`; for deep models of like blocks computed from two with fewer blocks.
+
+    Raises `TokmillError` for a task that cannot be run without numbers.
+    """
+    layers = getattr(config.model, "layers", 0)
+    try:
+        if layers <= DEEP[1]:
+            return tensor_bytes(config, inputs, rows, parts, world)
+        less, more = (
+            tensor_bytes(with_layers(config, number), inputs, rows, parts, world) for number in DEEP
+        )
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise TokmillError(
+            f"the memory of the task {config.task.kind} cannot be estimated: its computation "
+            f"depends on the values of a batch ({error})",
+            where="task.kind",
+            hint="this is a fault of the task: docs/tasks.md says what it may not do",
+        ) from error
+    except (RuntimeError, OverflowError):
+        # Sizes of which torch cannot even count the bytes.
+        return sys.maxsize
+    return more + (layers - DEEP[1]) * (more - less) // (DEEP[1] - DEEP[0])
+
+
+def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int, world: int = 1) -> float:
+    """Return a quick upper bound of `tensor_bytes`; infinite for models of unknown sizes.
+
+    16 bytes a weight, 4 more with an average, and for each position of `rows` and each block 400
+    values of the width, 10 of the hidden width, and attention as a whole matrix.
+    """
+    model, length = config.model, config.task.length
+    if not hasattr(model, "layers") or not hasattr(model, "dim"):
+        return float("inf")
+    hidden = getattr(model, "hidden", 0) or 4 * model.dim
+    matrix = getattr(model, "heads", 0) * length
+    each: float = 4.0 * (model.layers + 1) * (400 * model.dim + 10 * hidden + 2 * matrix)
+    each_weight = 20.0 if config.optim.ema else 16.0
+    weights = each_weight * parameter_count(config, inputs) * max(*shares_of(config, world))
+    positions: float = rows * length
+    return weights + positions * (each + 8.0 * max(inputs.embedded.values(), default=0))
+
+
+def batch_bytes(config: TrainConfig, columns: int, share: int) -> int:
+    """Return the bytes of the batches that a process makes ahead, of `share` rows each."""
+    arrays = 8 * (2 * columns + BATCH_ARRAYS)
+    positions: int = share * config.task.length
+    return (config.run.prefetch + 2) * positions * arrays
+
+
+def memory_of(config: TrainConfig) -> tuple[int, str]:
+    """Return (bytes, name) of the memory that a training would use; 0 bytes: not known."""
+    if on_gpu(config):
+        if not torch.cuda.is_available():
+            return 0, "the GPU"
+        name = config.run.device if config.run.device.startswith("cuda:") else "cuda:0"
+        return torch.cuda.get_device_properties(torch.device(name)).total_memory, "the GPU"
+    return machine_memory()[0], "the machine"
+
+
+def on_gpu(config: TrainConfig) -> bool:
+    """Say whether a training computes on a GPU."""
+    if config.run.device == "auto":
+        return torch.cuda.is_available()
+    return config.run.device != "cpu"
+
+
+def whole_bytes(
+    config: TrainConfig, tensors: float, columns: int, share: int, local: int
+) -> tuple[float, float]:
+    """Return (bytes of one process, bytes that must fit into one memory).
+
+    `tensors`: bytes of the process's tensors; `share`: rows of a step that it learns from;
+    `local`: processes of this machine, which have a GPU each, or share the machine's memory.
+    """
+    device = "cuda" if on_gpu(config) else "cpu"
+    one = process_bytes(tensors, device, config.run.recompute)
+    if device == "cuda":
+        return one, one
+    one += batch_bytes(config, columns, share)
+    return one, one * local
+
+
+def judge(config: TrainConfig, needed: float) -> tuple[bool, str]:
+    """Return whether a training that needs so many bytes is too large, and a warning or ""."""
+    total, what = memory_of(config)
+    if not total or needed <= MUCH * total:
+        return False, ""
+    said = f"the training takes about {human_bytes(needed)}, and {what} has {human_bytes(total)}"
+    return needed > total, said
+
+
+def check_memory(config: TrainConfig, inputs: Inputs, rows: int, world: int, local: int) -> None:
+    """Refuse a training that does not fit into the memory of the machine or of its cgroup.
+
+    One that nearly fills it gets a warning. `rows`: of a step over all `world` processes, of which
+    `local` are on this machine.
+
+    Raises `MachineError`, unless the recipe says `run.over_memory`.
+    """
+    share = max(1, rows // world)
+    micro = min(share, max(1, config.run.micro_tokens // max(1, config.task.length)))
+    sure = SURE * memory_of(config)[0]
+    rough = rough_bytes(config, inputs, micro, world)
+    if whole_bytes(config, rough, len(inputs.embedded), share, local)[1] < sure:
+        return
+    tensors = step_bytes(config, inputs, micro, -(-share // micro), world)
+    refused, said = judge(
+        config, whole_bytes(config, tensors, len(inputs.embedded), share, local)[1]
+    )
+    offloads = "offload" in str(config.engine.deepspeed)
+    if refused and not config.run.over_memory and not offloads:
+        raise MachineError(
+            said,
+            where="run",
+            hint="a smaller run.micro_tokens, run.recompute=true or a smaller model takes less; "
+            "--over-memory begins all the same",
+        )
+    if said:
+        print(f"warning: {said}", file=sys.stderr, flush=True)
+
+
+def with_layers(config: TrainConfig, layers: int) -> TrainConfig:
+    """Return a recipe with another number of blocks."""
+    return msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, layers=layers)
+    )
+
+
+def _count(config: TrainConfig, inputs: Inputs) -> int:
+    with torch.device("meta"):
+        return make_task(config, inputs).parameter_count()

@@ -1,0 +1,82 @@
+"""The device of a process, and batches on it."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokmill.base.errors import UsageError
+from tokmill.models.model import Tensors
+from tokmill.training.launch import Place
+
+
+def moved(batch: Tensors, device: torch.device) -> Tensors:
+    """Return a batch on a device; from pinned memory it is copied while the device computes."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: move(one) for name, one in value.items()}
+        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+    if device.type == "cpu":
+        return batch
+    return Tensors(**{f.name: move(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
+
+
+def pick_device(name: str, here: Place | None = None) -> torch.device:
+    """Return the device called `name`; "auto" is CUDA where there is one.
+
+    `here`: the place of this process; each of several processes gets its own GPU.
+    """
+    here = here or Place()
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(
+            f"{name!r} is not a device", where="run.device", hint="cpu or cuda"
+        ) from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"{name!r} is not supported", where="run.device", hint="cpu or cuda")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise UsageError("torch sees no CUDA device", where="run.device", hint="--device cpu")
+    if here.world == 1:
+        return device
+    found = torch.cuda.device_count()
+    if device.index is not None or here.local_world > found:
+        seen = f"torch sees {found}" if device.index is None else f"{name} is a single one"
+        raise UsageError(
+            f"{here.local_world} processes need a GPU each, and {seen}",
+            where="run.device",
+            hint=f"--processes {found} --device cuda",
+        )
+    return torch.device("cuda", here.local_rank)
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's `mallopt`; see mallopt(3)."""
+KEPT, LARGEST = 1 << 30, 32 << 20
+"""Bytes that may stay unused, and the largest block that is taken from them (glibc's maximum)."""
+
+
+def keep_freed_memory() -> bool:
+    """Let the process keep freed memory between steps; return whether it does.
+
+    The kernel clears each page that it hands out, which can take a sixth of a step on the CPU.
+    Nothing is changed if the environment has settings for malloc, or if malloc is not glibc's.
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(MMAP_THRESHOLD, LARGEST) and mallopt(TRIM_THRESHOLD, KEPT))

@@ -1,0 +1,4 @@
+"""Optimisers, and the average of weights.
+
+Read `optim` first.
+"""

@@ -1,0 +1,4 @@
+"""Checkpoints of TensorFlow, read without TensorFlow.
+
+Read `google_bert` first.
+"""

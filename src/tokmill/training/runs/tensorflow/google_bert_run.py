@@ -1,0 +1,109 @@
+"""Google's BERT checkpoints of TensorFlow as runs, read without TensorFlow.
+
+FOLDER/                       what Google publishes
+  bert_model.ckpt.index  bert_model.ckpt.data-00000-of-00001
+  bert_config.json
+  vocab.txt
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tokmill.base.errors import TokmillError
+from tokmill.models.public.google_bert import GoogleBert, check_config, chosen
+from tokmill.training.runs.exchange import run_of
+from tokmill.training.runs.public_files import find_vocabulary, read_public
+from tokmill.training.runs.run import Run
+from tokmill.training.runs.tensorflow.find_bundle import find_bundle
+from tokmill.training.runs.tensorflow.tensor_bundle import TensorBundle
+
+BERT_CONFIG, WORDS = "bert_config.json", "vocab.txt"
+
+
+class BertCheckpoint(NamedTuple):
+    """A checkpoint under public names."""
+
+    config: GoogleBert
+    tensors: dict[str, Tensor]
+    """Name in transformers → tensor in float32; it stays in its file until it is read."""
+    place: Path
+    """The folder."""
+    left_out: list[str]
+    """Variables of the optimiser."""
+
+
+def read_bert(place: Path | str, *, verify: bool = True) -> BertCheckpoint:
+    """Read a checkpoint of Google's BERT code.
+
+    Args:
+        place: its folder, `…/bert_model.ckpt`, or one of its files.
+        verify: see `TensorBundle`.
+
+    Raises:
+        TokmillError: the checkpoint is damaged, is not whole, is no BERT, or does not fit its
+            configuration.
+    """
+    prefix = find_bundle(Path(place))
+    file = prefix.with_name(BERT_CONFIG)
+    if not file.exists():
+        raise TokmillError(
+            f"there is no {BERT_CONFIG}, which says how many heads the model has",
+            where=str(prefix.parent),
+            hint="Google publishes it with the checkpoint: put it beside the other files",
+        )
+    config = read_public(file, GoogleBert)
+    check_config(config, str(file))
+    bundle = TensorBundle(prefix, verify=verify)
+    shapes = {name: entry.shape for name, entry in bundle.entries.items()}
+    names, left_out = chosen(config, shapes, str(prefix))
+    tensors: dict[str, Tensor] = {}
+    for name, public, _, transposed in names:
+        tensor = torch.from_numpy(bundle.read(name))
+        if not tensor.is_floating_point():
+            raise TokmillError(
+                f"the variable {name!r} is of {bundle.entries[name].kind}, not of floats",
+                where=str(prefix),
+                hint="fetch the checkpoint again",
+            )
+        tensors[public] = (tensor.T if transposed else tensor).float()
+    return BertCheckpoint(config, tensors, prefix.parent, left_out)
+
+
+def import_bert(
+    place: Path | str,
+    out: Path | str,
+    *,
+    tokenizer: Path | str | None = None,
+    length: int = 0,
+    verify: bool = True,
+) -> Run:
+    """Make a run at step 0 of a checkpoint of Google's BERT code, of the task `sentence_pair`.
+
+    Args:
+        place, verify: as of `read_bert`.
+        out, tokenizer, length: as of `exchange.import_model`; without a tokenizer it is the
+            vocab.txt beside the checkpoint.
+
+    Raises:
+        TokmillError: as of both.
+    """
+    found = read_bert(place, verify=verify)
+    said, words = found.config.to_config(), found.place / WORDS
+    if tokenizer is None and words.exists():
+        tokenizer = words
+    rows = found.config.vocab_size
+    vocabulary = find_vocabulary(found.place, tokenizer, said, rows, {}) if tokenizer else None
+    where = found.place / BERT_CONFIG
+    run = run_of(said, found.tensors, vocabulary, Path(out), length, where)
+    told = []
+    if found.left_out:
+        count, first = len(found.left_out), found.left_out[0]
+        told.append(f"left out: {count} variables of the optimiser ({first}, …)")
+    if not verify:
+        told.append("checksums were not checked")
+    return Run(run.path, run.step, run.metrics, (*run.said, *told))

@@ -1,0 +1,1 @@
+"""Commands for programs: cfg, diff, vocab, spell."""

@@ -1,0 +1,113 @@
+"""`tokmill cfg`: programs to graphs of their control flow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.progress import human_count, human_time
+from tokmill.terminal.options import Json
+from tokmill.x86.commands.program_options import (
+    MOST_LISTED,
+    Programs,
+    end,
+    left_out_line,
+    reads_programs,
+)
+
+KNOWN = "ELF and PE files for x86 are read"
+
+
+@reads_programs
+def cfg(
+    programs: Programs,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            readable=False,
+            help="Folder for one file per program; for one program also a file that ends in "
+            ".parquet, .jsonl or .BinExport.",
+        ),
+    ],
+    lifter: Annotated[str, typer.Option(help="native, or one of an installed package.")] = "native",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "--to",
+            metavar="FORM",
+            help="parquet, jsonl or binexport; a single file has it as its suffix.",
+            show_default="parquet",
+        ),
+    ] = "",
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DEBUG",
+            readable=False,
+            help="Name functions by the debug information of the programs before `strip`: a folder "
+            "with the same names, or for one program the file.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Find functions, blocks and edges of programs; the same command again continues.
+
+    Exit code 1 if a named file is refused, or all files are.
+    """
+    from tokmill.x86.graphs.graph_files import SUFFIXES
+    from tokmill.x86.graphs.lifting import lift_files
+
+    forms = {ending: name for name, ending in SUFFIXES.items()}
+    if form and forms.get(out.suffix, form) != form:
+        raise UsageError(
+            f"--format {form}, and the name ends in {out.suffix}",
+            where=str(out),
+            hint="leave --format out, or name a folder",
+        )
+    inputs, how = programs
+    # One program has a file, whose suffix may be misspelled; several have a folder, and that of
+    # `coreutils-9.7` is no suffix.
+    many = out.is_dir() or len(inputs) > 1 or any(Path(one).is_dir() for one in inputs)
+    misspelled = "" if many else out.suffix.removeprefix(".")
+    form = form or forms.get(out.suffix, misspelled) or "parquet"
+    report = lift_files(inputs, out, lifter=lifter, form=form, names=names, **how)
+    if not report.programs:
+        raise TokmillError("there are no programs", where=", ".join(inputs), hint=KNOWN)
+    if report.programs == len(report.refusals) == 1:
+        one = report.refusals[0]
+        raise TokmillError(one.refused, where=inputs[0], hint=one.hint)
+    counts = [
+        f"{human_count(report.made + report.kept, 'program')} ({report.kept:,} there already)",
+        human_count(report.functions, "function"),
+        human_count(report.blocks, "block"),
+        human_count(report.instructions, "instruction"),
+        human_count(report.edges, "edge"),
+        human_time(report.seconds),
+    ]
+    lines = [f"{out}: {', '.join(counts)}"]
+    if report.renewed:
+        graphs = human_count(report.renewed, "graph")
+        lines.append(f"made again: {graphs} that another version or lifter had made")
+    for title, why in (("refused", report.refused), ("not followed", report.unresolved)):
+        if why:
+            reasons = ", ".join(f"{number:,} {reason}" for reason, number in why.items())
+            lines.append(f"{title}: {reasons}")
+    lines += left_out_line(report.left_out)
+    for reason, number in report.cut_short.items():
+        lines.append(f"not complete: {human_count(number, 'program')}: {reason}")
+    if report.others:
+        shown = ", ".join(report.others[:MOST_LISTED])
+        more = ", …" if len(report.others) > MOST_LISTED else ""
+        lines.append(
+            f"{human_count(len(report.others), 'graph')} of programs that are not among the "
+            f"inputs: {shown}{more}"
+        )
+    refused = {one.program: one.refused for one in report.refusals}
+    code = end(inputs, refused, lines, report, json=json)
+    return code if report.made + report.kept else 1

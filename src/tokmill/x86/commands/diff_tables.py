@@ -1,0 +1,177 @@
+"""What `tokmill diff` says of two programs, and of two folders."""
+
+from __future__ import annotations
+
+from tokmill.base.errors import plain
+from tokmill.base.progress import human_count, human_share
+from tokmill.terminal.output import print_table
+from tokmill.x86.commands.program_options import MOST_LISTED, left_out_line
+from tokmill.x86.diff.folders import FolderDiff
+from tokmill.x86.diff.output.summary import ARROW, Changed, Counts, changed_most, shown_name
+from tokmill.x86.diff.program_diff import NOT_FOLLOWED
+from tokmill.x86.diff.result import Diff, ProgramChanges
+from tokmill.x86.graph import Graph
+from tokmill.x86.image.program import demangle
+
+MEANING = {
+    NOT_FOLLOWED: " (indirect jumps and calls whose targets are not known: code that nothing else "
+    "leads to may be missing; `tokmill cfg -o GRAPH.jsonl` lists them)"
+}
+"""What could not be looked at → what that means."""
+DOUBTFUL = 0.5
+"""Matches with a lower confidence get a question mark."""
+MOST_REFERENCES = 2
+"""Most references of one function in a table."""
+LONGEST_NAME = 48
+"""Characters of a function's name in a table; templates of C++ have hundreds."""
+
+
+def print_programs(
+    graphs: tuple[Graph, Graph],
+    called: tuple[str, str],
+    found: Diff,
+    counts: Counts,
+    same_bytes: bool,
+) -> None:
+    """Print what became of the functions of two programs."""
+    for title, name, graph in zip(("old", "new"), called, graphs, strict=True):
+        by = _line(" ".join(part for part in (graph.compiler, graph.level) if part))
+        facts = [f"{graph.bits} bits", human_count(len(graph.function_address), "function")]
+        print(f"{title}: {_line(name)}, {', '.join([*facts, by] if by else facts)}")
+    print(_in_words(counts))
+    if counts.reasons:
+        print(f"matched by: {', '.join(f'{why} {n:,}' for why, n in counts.reasons.items())}")
+    most = changed_most(*graphs, found, MOST_LISTED)
+    if most:
+        print("\nchanged most")
+        headers = [
+            "function", "old", "new", "similarity", "instructions", "blocks changed", "by",
+            "confidence", "other references",
+        ]  # fmt: skip
+        rows = [
+            [
+                _short(one.name),
+                f"{one.a:x}",
+                f"{one.b:x}",
+                one.similarity,
+                f"{one.instructions_a:,}{ARROW}{one.instructions_b:,}",
+                one.blocks,
+                one.reason,
+                f"{one.confidence:.2f}{'?' if one.confidence < DOUBTFUL else ''}",
+                _references(one),
+            ]
+            for one in most
+        ]
+        print_table(headers, rows)
+        if counts.changed > len(most):
+            print(f"… {counts.changed - len(most):,} more changed (-o diff.json has all)")
+    lists = (("deleted", graphs[0], found.deleted), ("inserted", graphs[1], found.inserted))
+    for title, graph, functions in lists:
+        if len(functions):
+            names = [shown_name(graph, one) for one in functions.tolist()]
+            print(f"\n{title}: {_listed(names)}")
+    _print_other(found.other)
+    if found.same and not same_bytes:
+        where = "data, imports or exports" if found.other.any else "other bytes"
+        if all(graph.facts for graph in graphs):
+            print(f"no function differs; the files differ in {where}")
+        else:
+            print("no instruction differs; what they refer to is not known")
+    for what, count in found.left_out.items():
+        print(f"not looked at: {count:,} {what}{MEANING.get(what, '')}")
+
+
+def _print_other(found: ProgramChanges) -> None:
+    """Print what changed outside of functions."""
+    if found.data:
+        print("\ndata changed")
+        rows = [
+            [
+                _short(one.name) or "(no name)", f"{one.a:x}", f"{one.b:x}",
+                f"{one.size_a:,}{ARROW}{one.size_b:,}",
+                f"at +{one.first:#x}: {one.old or 'nothing'}{ARROW}{one.new or 'nothing'}",
+            ]
+            for one in found.data[:MOST_LISTED]
+        ]  # fmt: skip
+        print_table(["name", "old", "new", "bytes", "first difference"], rows)
+        if len(found.data) > MOST_LISTED:
+            print(f"… {len(found.data) - MOST_LISTED:,} more (-o diff.json has all)")
+    for what in ("imports", "exports"):
+        for how in ("deleted", "inserted"):
+            if names := getattr(found, f"{what}_{how}"):
+                print(f"{what} {how}: {_listed(names)}")
+
+
+def _in_words(counts: Counts) -> str:
+    parts = (
+        (counts.references_only, "only in what they refer to"),
+        (counts.nothing_alike, "in all that they do"),
+    )
+    said = "; ".join(f"{count:,} {how}" for count, how in parts if count)
+    unlike = f" ({said})" if said else ""
+    return (
+        f"{counts.same:,} the same, {counts.changed:,} changed{unlike}, "
+        f"{counts.deleted:,} deleted, {counts.inserted:,} inserted; "
+        f"{human_share(counts.similarity)} of the instructions alike"
+    )
+
+
+def _references(one: Changed) -> str:
+    """Return the first operands that refer to something else as they fit into a line."""
+    return _listed(one.references, MOST_REFERENCES)
+
+
+def _listed(names: list[str], most: int = MOST_LISTED) -> str:
+    """Return the first names as they fit into a line, and how many more there are."""
+    more = [f"{len(names) - most:,} more"] if len(names) > most else []
+    return ", ".join([*map(_short, names[:most]), *more])
+
+
+def _line(text: str) -> str:
+    """Return text that cannot begin a line of its own."""
+    return plain(text).replace("\n", "\\n")
+
+
+def _short(name: str) -> str:
+    """Return a name of a function as it fits into a line: C++ demangled, long ones cut."""
+    parts = (_line(part) for part in demangle(name.split(ARROW)))
+    return ARROW.join(
+        part if len(part) <= LONGEST_NAME else f"{part[: LONGEST_NAME - 1]}…" for part in parts
+    )
+
+
+def print_folders(found: FolderDiff) -> None:
+    """Print what became of the programs of two folders, what changed most first."""
+    same = [pair for pair in found.matched if pair.same_bytes]
+    compared = [pair for pair in found.matched if pair.counts is not None]
+    print(
+        f"{human_count(len(found.matched), 'program')} in both ({len(same):,} the same bytes), "
+        f"{len(found.deleted):,} deleted, {len(found.inserted):,} inserted"
+    )
+    for pair in found.matched:
+        if pair.refused:
+            print(f"{_line(pair.a)}: refused, {pair.refused}")
+    rows: list[list[object]] = []
+    for pair in compared:
+        counts = pair.counts
+        assert counts is not None
+        name = _line(pair.a if pair.a == pair.b else f"{pair.a} → {pair.b}")
+        numbers = [
+            counts.same, counts.changed, counts.references_only, counts.deleted, counts.inserted
+        ]  # fmt: skip
+        rows.append(
+            [name, counts.similarity, *numbers, ", ".join(_short(x.name) for x in pair.changed[:3])]
+        )
+    if rows:
+        print()
+        headers = [
+            "program", "similarity", "same", "changed", "only in references", "deleted", "inserted",
+            "most",
+        ]  # fmt: skip
+        print_table(headers, rows)
+    for title, programs in (("deleted", found.deleted), ("inserted", found.inserted)):
+        if programs:
+            more = f", {len(programs) - MOST_LISTED:,} more" if len(programs) > MOST_LISTED else ""
+            print(f"\n{title}: {', '.join(programs[:MOST_LISTED])}{more}")
+    for line in left_out_line(found.left_out):
+        print(line)

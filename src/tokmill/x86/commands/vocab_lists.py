@@ -1,0 +1,287 @@
+"""`tokmill vocab export|import|prune|compress`: changes and conversions of vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError, nearest
+from tokmill.base.files import make_folder, remove, write_file
+from tokmill.store.marks import has_store_files
+from tokmill.terminal.options import Json
+from tokmill.terminal.output import print_json, print_table, say
+from tokmill.x86.commands.program_options import Out
+
+MAP = "ids.json"
+BECAME = "tokens.json"
+FORMATS = {"txt": "a token per line", "pkl": "{token: frequency}", "json": "the frozen form"}
+
+Lists = Annotated[
+    Path,
+    typer.Argument(metavar="VOCAB|STORE", readable=False, help="A folder of lists, or a store."),
+]
+
+
+def export(
+    path: Lists,
+    out: Out,
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORM", help="txt, pkl or json.")
+    ] = "txt",
+    json: Json = False,
+) -> None:
+    """Write vocabularies as asm_tokens.txt …, as asm_tokens_dict.pkl …, or frozen as asm.json …"""
+    from tokmill.store.store import Store
+    from tokmill.x86.tokens.vocabularies import vocabulary_files as files
+    from tokmill.x86.tokens.vocabularies.vocabulary_changes import counts_in, with_counts
+
+    if form not in FORMATS:
+        raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
+    found, _ = _lists(path)
+    if form == "pkl" and has_store_files(path):
+        found = with_counts(found, counts_in(Store(path)))
+    write = {
+        "txt": files.write_texts,
+        "pkl": files.write_counts,
+        "json": files.write_vocabularies,
+    }[form]
+    _print_files(write(out, found), json)
+
+
+def import_(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|DIR…",
+            readable=False,
+            help="COLUMN_tokens.txt, COLUMN_tokens_dict.pkl, COLUMN.json, or folders of them.",
+        ),
+    ],
+    out: Out,
+    rules: Annotated[
+        str, typer.Option(help="Rules that made the tokens, if a list does not name them.")
+    ] = "semanticbbv",
+    column: Annotated[
+        str, typer.Option(help="Column of a single FILE whose name does not tell it.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Read lists of tokens that other scripts wrote, and report what was found.
+
+    If the five special tokens come first, ids are kept. Otherwise they are put first, the other
+    tokens are sorted, and ids.json has the new id of each old one.
+    """
+    from tokmill.x86.tokens.rules import COLUMNS
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import (
+        Found,
+        find_lists,
+        read_list,
+        write_vocabularies,
+    )
+
+    if column and (column not in COLUMNS or len(paths) > 1 or paths[0].is_dir()):
+        raise UsageError("--column names the column of one file", hint=" ".join(COLUMNS))
+    found: dict[str, Found] = {}
+    for path in paths:
+        lists = find_lists(path) if path.is_dir() else {"": read_list(path, column=column)}
+        for one in lists.values():
+            if one.tokens.column in found:
+                raise UsageError(
+                    f"two lists of {one.tokens.column}: {found[one.tokens.column].path} and "
+                    f"{one.path}",
+                    hint="name one of them",
+                )
+            if one.convention != "frozen":
+                one.tokens.rules = rules
+            found[one.tokens.column] = one
+    ordered = {name: found[name] for name in COLUMNS if name in found}
+    _check_rules(rules, {one.tokens.rules for one in ordered.values()})
+    write_vocabularies(out, {name: one.tokens for name, one in ordered.items()})
+    changed = {name: one.ids for name, one in ordered.items() if one.renumbered}
+    if changed:
+        _write_map(out / MAP, changed)
+    else:
+        # A map of an earlier import would be taken for the map of this one.
+        remove(out / MAP)
+    rows = [
+        {
+            "column": name,
+            "file": str(one.path),
+            "found": one.convention,
+            "tokens": len(one.tokens),
+            "ids": "none there" if one.ids is None else "renumbered" if one.renumbered else "kept",
+            "counts": one.tokens.counts is not None,
+            "twice": len(one.repeated),
+        }
+        for name, one in ordered.items()
+    ]
+    missing = [name for name in COLUMNS if name not in found]
+    if json:
+        print_json({"vocabulary": str(out), "lists": rows, "missing": missing,
+                    "map": str(out / MAP) if changed else None})  # fmt: skip
+        return
+    print_table([*rows[0]], [list(row.values()) for row in rows])
+    if changed:
+        print(f"{out / MAP}: old id → new id of {', '.join(changed)}")
+    for one in ordered.values():
+        if one.repeated:
+            shown = ", ".join(map(repr, one.repeated[:5])) + ", …" * (len(one.repeated) > 5)
+            say(f"{one.path}: repeated lines were left out: {shown}")
+    if missing:
+        say(f"{', '.join(missing)}: no list; a store needs all six")
+
+
+def prune(
+    path: Annotated[
+        Path, typer.Argument(metavar="VOCAB", readable=False, help="A folder of lists.")
+    ],
+    out: Out,
+    min_count: Annotated[
+        int, typer.Option(min=1, help="Leave out tokens that occur less often than this.")
+    ] = 1,
+    used_by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STORE", help="Keep tokens of this store. May be repeated."),
+    ] = None,
+    keep: Annotated[
+        str, typer.Option(metavar="FILE", help="Keep tokens of this list, or folder of lists.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Remove tokens from vocabularies; `tokmill build recode` does so for a store.
+
+    OUT/ids.json has the new id of each old one; removed tokens have that of [UNK].
+    """
+    from tokmill.store.store import Store
+    from tokmill.x86.tokens.vocabularies import vocabulary_changes as changes
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
+
+    if has_store_files(path):
+        raise UsageError(
+            "a store has ids of its vocabularies",
+            where=str(path),
+            hint=f"tokmill build recode {path} -o NEW",
+        )
+    if min_count == 1 and not used_by and not keep:
+        raise UsageError("no option says which tokens to remove", hint=changes.WAYS)
+    old, ids = _lists(path)
+    new = changes.pruned(
+        old,
+        min_count=min_count,
+        used=[changes.counts_in(Store(store)) for store in used_by or ()],
+        keep=changes.lists_to_keep(keep) if keep else None,
+    )
+    write_vocabularies(out, new)
+    _write_map(out / MAP, {name: changes.id_map(old[name], new[name]) for name in new}, ids)
+    rows = [[name, len(old[name]), len(new[name])] for name in new]
+    if json:
+        columns = {name: {"before": before, "after": after} for name, before, after in rows}
+        print_json({"out": str(out), "columns": columns, "map": str(out / MAP)})
+        return
+    print_table(["column", "tokens before", "after"], rows)
+    print(f"{out / MAP}: old id → new id")
+
+
+def compress(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|VOCAB|STORE",
+            readable=False,
+            help="A list, a folder of lists, or a store whose lists are meant.",
+        ),
+    ],
+    out: Out,
+    pattern: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX=>TEXT",
+            help="Replace parts of tokens. May be repeated. By default, numbers become IMM and "
+            "memory operands MEM_SIZE[REG+IMM].",
+        ),
+    ] = None,
+    column: Annotated[
+        str, typer.Option(help="Column of a single FILE whose name does not tell it.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Merge tokens that differ only in a number or a register, or by your own patterns.
+
+    OUT/ids.json has the new id of each old one, OUT/tokens.json the new token of each old one.
+    """
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import read_list, write_vocabularies
+    from tokmill.x86.tokens.vocabularies.vocabulary_patterns import compressed, parse_patterns
+
+    patterns = parse_patterns(pattern or [])
+    if path.is_dir():
+        old, ids = _lists(path)
+    else:
+        one = read_list(path, column=column)
+        old, ids = {one.tokens.column: one.tokens}, {one.tokens.column: one.ids}
+    made = compressed(old, patterns)
+    write_vocabularies(out, made.lists)
+    maps = {
+        name: [made.lists[name].ids[made.became[name].get(token, token)] for token in one.tokens]
+        for name, one in old.items()
+    }
+    _write_map(out / MAP, maps, ids)
+    write_file(out / BECAME, msgspec.json.encode(made.became) + b"\n")
+    rows = [[name, len(old[name]), len(made.lists[name]), len(made.became[name])] for name in old]
+    if json:
+        columns = {
+            name: {"before": before, "after": after, "changed": changed}
+            for name, before, after, changed in rows
+        }
+        print_json({"out": str(out), "columns": columns, "map": str(out / MAP)})
+        return
+    print_table(["column", "tokens before", "after", "changed"], rows)
+    print(f"{out / MAP}: old id → new id; {out / BECAME}: old token → new token")
+
+
+def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
+    """Return the vocabularies of a folder or of a store, and the ids of the file as `Found`."""
+    from tokmill.store.store import Store
+    from tokmill.x86.tokens.vocabularies.vocabulary_changes import vocabularies_in
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists
+
+    if has_store_files(path):
+        stored = vocabularies_in(Store(path))
+        return stored, {column: [*range(len(tokens))] for column, tokens in stored.items()}
+    lists = find_lists(path)
+    return {n: one.tokens for n, one in lists.items()}, {n: one.ids for n, one in lists.items()}
+
+
+def _check_rules(asked: str, found: set[str]) -> None:
+    if asked not in plugins.RULES:
+        raise UsageError(f"no rules are called {asked!r}", hint=nearest(asked, plugins.RULES))
+    if len(found) > 1:
+        raise UsageError(
+            f"the lists are for different rules: {', '.join(sorted(found))}",
+            hint="--rules names those of lists that do not tell",
+        )
+
+
+def _write_map(
+    path: Path,
+    maps: Mapping[str, list[int] | None],
+    ids: Mapping[str, list[int] | None] | None = None,
+) -> None:
+    """Write old id → new id; `ids`: id in the file → id that `maps` begin with (`Found.ids`)."""
+    for name, own in (ids or {}).items():
+        step = maps[name]
+        maps = {**maps, name: step and own and [step[number] for number in own]}
+    make_folder(path.parent)
+    write_file(path, msgspec.json.encode(maps) + b"\n")
+
+
+def _print_files(paths: list[Path], json: bool) -> None:
+    if json:
+        print_json({"files": [str(path) for path in paths]})
+    else:
+        for path in paths:
+            print(path)

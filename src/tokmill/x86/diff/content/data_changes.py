@@ -1,0 +1,121 @@
+"""Changes outside of functions: data, imports and exports."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.diff.content.operand_references import DATA, NUMBERED, Compared, Operands, Pairs
+from tokmill.x86.diff.result import DataChange, ProgramChanges
+from tokmill.x86.features.function_features import import_names
+from tokmill.x86.graph import Graph
+
+SHOWN = 8
+"""Bytes that are shown from the first difference on."""
+
+
+def program_changes(compared: Compared, pairs: Pairs, same: Array) -> ProgramChanges:
+    """Return what changed in data with a name, in constants that functions use, and in the names
+    that programs take from others and offer to them.
+
+    Args:
+        compared: the operands of both programs.
+        pairs: those that were compared.
+        same: (N,) bool, which of them refer to the same.
+    """
+    graphs = [side.graph for side in compared.sides]
+    if not all(graph.facts for graph in graphs):
+        return ProgramChanges()
+    imports, exports = (tuple(names(graph) for graph in graphs) for names in (_imports, _exports))
+    changes = _named(compared) if compared.named else []
+    changes += _unnamed(compared, pairs, same)
+    return ProgramChanges(
+        data=changes,
+        imports_deleted=sorted(imports[0] - imports[1]),
+        imports_inserted=sorted(imports[1] - imports[0]),
+        exports_deleted=sorted(exports[0] - exports[1]),
+        exports_inserted=sorted(exports[1] - exports[0]),
+    )
+
+
+def _imports(graph: Graph) -> set[str]:
+    slots = (name.partition("@")[0] for name in graph.import_slot_name)
+    return {*import_names(graph), *slots} - {"", *graph.exports}
+
+
+def _exports(graph: Graph) -> set[str]:
+    return set(graph.exports)
+
+
+def _named(compared: Compared) -> list[DataChange]:
+    """Return the changes of data that alone has its name, by name."""
+    sides = [_symbols(side) for side in compared.sides]
+    names = sorted(sides[0].keys() & sides[1].keys())
+    rows = [np.asarray([side[name] for name in names], np.int64) for side in sides]
+    address, size = (
+        [getattr(side.graph, field)[row] for side, row in zip(compared.sides, rows, strict=True)]
+        for field in ("symbol_address", "symbol_size")
+    )
+    none = np.zeros(len(names), np.int64)
+    same = compared.same_content(address[0], address[1], none)
+    same &= size[0] == size[1]
+    found = []
+    for row in np.flatnonzero(~same).tolist():
+        places = int(address[0][row]), int(address[1][row])
+        change = _change(compared, names[row], places, (int(size[0][row]), int(size[1][row])))
+        if change is not None:
+            found.append(change)
+    return found
+
+
+def _symbols(side: Operands) -> dict[str, int]:
+    """Return name → number of the symbols of data in the file that have a size."""
+    graph, memory = side.graph, side.memory
+    kept = memory.symbol[
+        (memory.section(memory.starts) >= 0)
+        & (graph.symbol_size[memory.symbol] > 0)
+        & ~memory.linked_at(memory.starts)
+    ].tolist()
+    counts = Counter(graph.symbol_name[row] for row in kept)
+    names = {graph.symbol_name[row]: row for row in kept}
+    return {n: row for n, row in names.items() if counts[n] == 1 and not NUMBERED.search(n)}
+
+
+def _unnamed(compared: Compared, pairs: Pairs, same: Array) -> list[DataChange]:
+    """Return the changes of constants without a name, by address."""
+    a, b = compared.sides
+    odd = ~same & (a.kind[pairs.a] == DATA) & (b.kind[pairs.b] == DATA)
+    odd &= compared.constant(0, a.address[pairs.a]) & compared.constant(1, b.address[pairs.b])
+    if compared.named:
+        odd &= a.memory.names(a.address[pairs.a])[0] < 0
+    rows = np.flatnonzero(odd)
+    places = a.address[pairs.a[rows]], b.address[pairs.b[rows]]
+    found: dict[tuple[int, int], DataChange] = {}
+    for row, one, other in zip(rows.tolist(), *(p.tolist() for p in places), strict=True):
+        if (one, other) in found:
+            continue
+        width = int(a.width[pairs.a[row]])
+        sizes = [
+            width if width > 0 else int(side.memory.room(np.asarray([at], np.uint64))[0][0])
+            for side, at in zip(compared.sides, (one, other), strict=True)
+        ]
+        change = _change(compared, "", (one, other), (sizes[0], sizes[1]))
+        if change is not None:
+            found[one, other] = change
+    return [found[key] for key in sorted(found)]
+
+
+def _change(
+    compared: Compared, name: str, address: tuple[int, int], size: tuple[int, int]
+) -> DataChange | None:
+    contents = [
+        side.memory.read(at, most)
+        for side, at, most in zip(compared.sides, address, size, strict=True)
+    ]
+    first = compared.first_difference(*address, *contents)
+    if first < 0:
+        return None
+    old, new = (one[first : first + SHOWN].tobytes().hex() for one in contents)
+    return DataChange(name, *address, *size, first, old, new)

@@ -1,0 +1,210 @@
+"""The operands of matched blocks that refer to something else, with what they refer to in words."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array
+from tokmill.x86.diff.content.data_changes import program_changes
+from tokmill.x86.diff.content.operand_references import (
+    CODE,
+    DATA,
+    FUNCTION,
+    IMPORT,
+    STRING,
+    TABLE,
+    Compared,
+    Operands,
+    Pairs,
+)
+from tokmill.x86.diff.content.stack import compare_slots, slot_text
+from tokmill.x86.diff.match_blocks import BlockMatches
+from tokmill.x86.diff.result import ProgramChanges, References
+from tokmill.x86.features.function_features import import_names
+from tokmill.x86.graph import Graph
+from tokmill.x86.image.ranges import distinct, expand, member
+
+SHOWN = 16
+"""Bytes of data that are shown."""
+
+
+def compare(
+    compared: Compared,
+    alone: tuple[Array, Array],
+    blocks: BlockMatches,
+    rows: Array,
+) -> tuple[References, ProgramChanges]:
+    """Return the operands that differ in pairs of blocks with the same shape, and other changes.
+
+    Args:
+        compared: the operands of both programs.
+        alone: a hash of each function without the functions it leads to, (F,) u8 of each program.
+        blocks: the matches of blocks.
+        rows: i8, ascending: the pairs of blocks.
+    """
+    graphs = [side.graph for side in compared.sides]
+    match, one, other = blocks.match[rows], blocks.a[rows], blocks.b[rows]
+    pairs = compared.pair(match, rows, one, other)
+    same = compared.equal(pairs)
+    _accept_twins(compared, alone, pairs, same)
+    slots = compare_slots(graphs[0], graphs[1], match, rows, one, other)
+    odd, moved = np.flatnonzero(~same), np.flatnonzero(~slots.same)
+    texts: list[list[str]] = []
+    at = []
+    operands = (pairs.a, slots.a), (pairs.b, slots.b)
+    for number, (graph, (references, places)) in enumerate(zip(graphs, operands, strict=True)):
+        stack = places[moved]
+        texts.append(_texts(compared, number, references[odd]))
+        texts[number] += [slot_text(graph, one) for one in stack.tolist()]
+        rows = np.concatenate(
+            [compared.sides[number].row[references[odd]], graph.slot_place[stack]]
+        )
+        at.append(addresses_of(graph, rows))
+    texts[1] = [
+        f"{new}, with other content" if old == new else new for old, new in zip(*texts, strict=True)
+    ]
+    of, block = (
+        np.concatenate([getattr(pairs, name)[odd], getattr(slots, name)[moved]])
+        for name in ("match", "block")
+    )
+    order = np.lexsort((at[0], of))
+    return (
+        References(
+            of[order], block[order], at[0][order], at[1][order],
+            *([one[i] for i in order.tolist()] for one in texts),
+        ),
+        program_changes(compared, pairs, same),
+    )  # fmt: skip
+
+
+def _accept_twins(
+    compared: Compared, alone: tuple[Array, Array], pairs: Pairs, same: Array
+) -> None:
+    """Let functions count as the same that are not matched, but do the same in all respects.
+
+    Of several equal functions it is not known which one is which.
+    """
+    a, b = compared.sides
+    rows = np.flatnonzero(~same & (a.kind[pairs.a] == FUNCTION) & (b.kind[pairs.b] == FUNCTION))
+    one, other = a.number[pairs.a[rows]], b.number[pairs.b[rows]]
+    equal = alone[0][one] == alone[1][other]
+    names = a.graph.function_name, b.graph.function_name
+    if compared.named:
+        equal &= np.asarray(
+            [not (names[0][i] and names[1][j]) or names[0][i] == names[1][j]
+             for i, j in zip(one.tolist(), other.tolist(), strict=True)], bool,
+        )  # fmt: skip
+    rows, one, other = rows[equal], one[equal], other[equal]
+    width = len(names[1]) + 1
+    key = one * width + other
+    twins = distinct(key)
+    one, other = np.divmod(twins, width)
+    sizes = np.diff(a.graph.function_blocks)[one]
+    fits = sizes == np.diff(b.graph.function_blocks)[other]
+    twins, one, other, sizes = twins[fits], one[fits], other[fits], sizes[fits]
+    number = np.repeat(np.arange(len(twins)), sizes)
+    blocks = (
+        expand(a.graph.function_blocks[one], sizes),
+        expand(b.graph.function_blocks[other], sizes),
+    )
+    fits = np.diff(a.begin)[blocks[0]] == np.diff(b.begin)[blocks[1]]
+    good = np.ones(len(twins), bool)
+    good[number[~fits]] = False
+    inside = compared.pair(number[fits], number[fits], blocks[0][fits], blocks[1][fits])
+    right = compared.equal(inside)
+    slots = compare_slots(
+        a.graph, b.graph, number[fits], number[fits], blocks[0][fits], blocks[1][fits]
+    )
+    good[slots.match[~slots.same]] = False
+    # A twin may lead to another one, as long as that is one.
+    calls = (a.kind[inside.a] == FUNCTION) & (b.kind[inside.b] == FUNCTION) & ~right
+    good[inside.match[~right & ~calls]] = False
+    led = a.number[inside.a[calls]] * width + b.number[inside.b[calls]]
+    caller = inside.match[calls]
+    while True:
+        wrong = distinct(caller[~member(led, twins[good])])
+        if not good[wrong].any():
+            break
+        good[wrong] = False
+    same[rows] = member(key, twins[good])
+
+
+def addresses_of(graph: Graph, rows: Array) -> Array:
+    """Return the addresses (u8) of some instructions."""
+    block = np.searchsorted(graph.block_instructions, rows, side="right") - 1
+    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(graph.lengths, dtype=np.int64)])
+    inside = begins[rows] - graph.block_bytes[block]
+    found: Array = graph.block_address[block] + inside.astype(np.uint64)
+    return found
+
+
+def _texts(compared: Compared, number: int, operands: Array) -> list[str]:
+    """Return what operands of one program refer to, in words."""
+    side = compared.sides[number]
+    graph = side.graph
+    slots = dict(zip(graph.import_slot.tolist(), graph.import_slot_name, strict=True))
+    slots |= dict(zip(graph.import_address.tolist(), import_names(graph), strict=True))
+    symbol, inside = side.memory.names(side.address[operands])
+    found = []
+    rows = zip(
+        operands.tolist(), side.kind[operands].tolist(), side.address[operands].tolist(),
+        symbol.tolist(), inside.tolist(), strict=True,
+    )  # fmt: skip
+    for operand, kind, address, name, offset in rows:
+        if kind == FUNCTION:
+            found.append(_function_text(compared, number, int(side.number[operand])))
+        elif kind == IMPORT:
+            found.append(slots[address].partition("@")[0])
+        elif kind == STRING:
+            found.append(f'"{graph.strings[int(side.text[operand])]}"')
+        elif name >= 0 and compared.named:
+            found.append(graph.symbol_name[name] + (f"+{offset:#x}" if offset else ""))
+        else:
+            found.append(_data_text(side, operand))
+    return found
+
+
+def _function_text(compared: Compared, side: int, function: int) -> str:
+    """Return the name of a function; of one without a name, in B, also that of its partner."""
+    graph, old = compared.sides[side].graph, compared.sides[0].graph
+    name = graph.function_name[function]
+    partner = int(compared.functions[side][function])
+    text = name or f"sub_{int(graph.function_address[function]):x}"
+    if name or not side or partner >= len(old.function_name):
+        return text
+    before = old.function_name[partner] or f"sub_{int(old.function_address[partner]):x}"
+    return f"{text} (old {before})"
+
+
+def _data_text(side: Operands, operand: int) -> str:
+    """Return data without a name in words: a number, a short string, or its first bytes."""
+    address, width, kind = (
+        int(column[operand]) for column in (side.address, side.width, side.kind)
+    )
+    what = {TABLE: "jump table", CODE: "code"}.get(kind, "data")
+    size = width if width > 0 else int(side.memory.room(np.asarray([address], np.uint64))[0][0])
+    content = side.memory.read(address, min(size, SHOWN)) if kind == DATA else np.zeros(0, "u1")
+    raw = content.tobytes()
+    if width > 0 and len(raw) == width and (number := _number(side, operand, raw)):
+        return f"{number} at {address:x}"
+    head, zero, _ = raw.partition(b"\0")
+    if zero and head and width <= 0 and head.isascii() and head.decode().isprintable():
+        return f'"{head.decode()}"'
+    return f"{what} at {address:x}" + (f" ({raw.hex(' ')})" if raw.strip(b"\0") else "")
+
+
+def _number(side: Operands, operand: int, raw: bytes) -> str:
+    """Return the number that an instruction reads, in words; "" where it is none."""
+    graph, row, iced = side.graph, int(side.row[operand]), plugins.require("iced_x86")
+    block = int(np.searchsorted(graph.block_instructions, row, side="right")) - 1
+    begin = int(graph.block_bytes[block])
+    begin += int(graph.lengths[int(graph.block_instructions[block]) : row].sum())
+    code = graph.code[begin : begin + int(graph.lengths[row])].tobytes()
+    sizes = iced.MemorySize
+    layout = {sizes.FLOAT32: "<f", sizes.FLOAT64: "<d"}.get(
+        iced.Decoder(graph.bits, code).decode().memory_size, ""
+    )
+    return f"{struct.unpack(layout, raw)[0]!r}" if layout else ""

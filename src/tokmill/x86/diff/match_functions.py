@@ -1,0 +1,274 @@
+"""Matches functions of two programs: evidence, rounds of support by neighbours, an assignment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array
+from tokmill.x86.diff.assign import assign
+from tokmill.x86.diff.candidates import Pairs, near, pairs_of, rare
+from tokmill.x86.diff.evidence import LABELS, STATIC, Weighted, static
+from tokmill.x86.diff.evidence_weights import (
+    CODE,
+    FIRST,
+    FIRST_BIAS,
+    LATER,
+    LATER_BIAS,
+    LEAST,
+    VECTORS,
+)
+from tokmill.x86.diff.pointer_tables import PLACES, Places
+from tokmill.x86.diff.result import Reason
+from tokmill.x86.diff.support import SUPPORT, Neighbours
+from tokmill.x86.features.function_features import Functions
+from tokmill.x86.features.tables import Tables
+
+SEARCH = {
+    "mnemonics": 0.6, "forms": 0.7, "form pairs": 0.7, "constants": 1.0, "strings": 1.2,
+    "imports": 1.0, "callees": 0.7, "callers": 0.5,
+}  # fmt: skip
+"""Weights of the features by which candidates are looked for."""
+ROUNDS = 3
+"""Number of rounds that use the neighbours; before each but the last, candidates are added."""
+STRONG = 0.5
+"""Probability from which the neighbours of a pair become candidates."""
+MOST_NEIGHBOURS = 16
+"""Callees (or callers) of functions with more of them do not become candidates."""
+BESIDE = (-2, -1, 1, 2)
+SURE = 30.0
+"""Logit of pairs that are given."""
+REASONS = {
+    Reason.STRINGS: ("strings", "strings mass"),
+    Reason.CONSTANTS: ("constants", "constants mass"),
+    Reason.IMPORTS: ("imports", "imports mass"),
+    Reason.CALLS: (
+        "callees", "callers", "callees mass", "callers mass", "called", "calling", "called twice",
+    ),
+    Reason.LAYOUT: ("before", "behind", "turned", "from anchor", "to anchor"),
+    Reason.INSTRUCTIONS: ("mnemonics", "forms", "form pairs"),
+    Reason.CODE: ("code",),
+    Reason.VECTORS: ("vectors",),
+    Reason.TABLES: (LABELS, *PLACES),
+}  # fmt: skip
+"""Reason → its evidence, which is summed; if none is for a pair, the reason is `STRUCTURE`."""
+
+
+@dataclass(slots=True)
+class Given:
+    """Pairs that are known before anything is compared, ascending in i; no function in two."""
+
+    i: Array
+    """i8, functions of A."""
+    j: Array
+    """i8, functions of B."""
+    reason: Array
+    """u1, a `Reason`."""
+
+
+@dataclass(slots=True)
+class Matched:
+    """M matched functions, ascending in i."""
+
+    i: Array
+    """(M,) i8, functions of A."""
+    j: Array
+    """(M,) i8, functions of B."""
+    confidence: Array
+    """(M,) f4 from 0 to 1."""
+    reason: Array
+    """(M,) u1, a `Reason`."""
+
+
+def match_functions(
+    a: Functions,
+    b: Functions,
+    weighted: tuple[Weighted, Weighted],
+    hashes: tuple[Array, Array],
+    tables: tuple[Tables, Tables],
+    given: Given,
+    vectors: tuple[Array, Array] | None = None,
+    vector_weight: float = VECTORS,
+) -> Matched:
+    """Return which functions of two programs are the same.
+
+    Args:
+        a: features of the one program; bags are not read.
+        b: features of the other.
+        weighted: the bags of both, with those of callers and callees.
+        hashes: of the code of each function, (F,) u8 of each program.
+        tables: of pointers, of each program.
+        given: pairs that are known already, as by names.
+        vectors: of a trained model, (F, d) f4 of each program, rows of length 1 or 0.
+        vector_weight: of their product, beside the weights of all other evidence.
+    """
+    if not len(a.shape) or not len(b.shape):
+        none = np.zeros(0, np.int64)
+        return Matched(none, none, none.astype(np.float32), none.astype(np.uint8))
+    return _Matcher(a, b, weighted, hashes, tables, given, vectors, vector_weight).run()
+
+
+class _Matcher:
+    """Two programs whose functions are compared."""
+
+    def __init__(
+        self,
+        a: Functions,
+        b: Functions,
+        weighted: tuple[Weighted, Weighted],
+        hashes: tuple[Array, Array],
+        tables: tuple[Tables, Tables],
+        given: Given,
+        vectors: tuple[Array, Array] | None,
+        vector_weight: float,
+    ) -> None:
+        self.a, self.b, self.hashes, self.given, self.vectors = a, b, hashes, given, vectors
+        self.weighted = weighted
+        self.places = Places(*tables)
+        self.free = [np.ones(len(one.shape), bool) for one in (a, b)]
+        """Functions that are in no given pair: only these are compared."""
+        self.free[0][given.i] = self.free[1][given.j] = False
+        self.neighbours = Neighbours(a.calls, b.calls)
+        more = {"code": CODE, "vectors": vector_weight}
+        first, later = ({**table, **more} for table in (FIRST, LATER))
+        names = (*STATIC, "code", "vectors")
+        self.first = np.asarray([first[name] for name in names], np.float32)
+        self.names = (*names, *SUPPORT, *PLACES)
+        self.table = np.zeros((0, len(names)), np.float32)
+        """The evidence for the pairs that are compared."""
+        self.later = np.asarray([later[name] for name in self.names], np.float32)
+
+    def run(self) -> Matched:
+        """Return the matches."""
+        pairs = pairs_of(
+            len(self.a.shape), len(self.b.shape), (self.given.i, self.given.j), *self.candidates()
+        )
+        self.table = self.evidence(pairs)
+        logit = self.table @ self.first + np.float32(FIRST_BIAS)
+        columns = self.table.shape[1]
+        for number in range(ROUNDS):
+            probability = self.compete(pairs, logit)
+            if number < ROUNDS - 1:
+                pairs, probability = self.grow(pairs, probability)
+            around = np.column_stack(
+                [one.support(pairs, probability) for one in (self.neighbours, self.places)]
+            )
+            logit = self.table @ self.later[:columns] + around @ self.later[columns:]
+            logit += np.float32(LATER_BIAS)
+        probability = self.compete(pairs, logit)
+        chosen = assign(pairs, np.log(np.maximum(probability, 1e-9) / LEAST))
+        reason = self.reasons(np.concatenate([self.table[chosen], around[chosen]], 1))
+        key = self.given.i * pairs.columns + self.given.j
+        known = np.isin(key, pairs.key[chosen])
+        reason[np.searchsorted(pairs.key[chosen], key[known])] = self.given.reason[known]
+        return Matched(pairs.i[chosen], pairs.j[chosen], probability[chosen], reason)
+
+    def candidates(self) -> list[tuple[Array, Array]]:
+        """Return pairs that are alike, of functions that are in no given pair."""
+        free = [np.flatnonzero(one) for one in self.free]
+        a, b = (side.of for side in self.weighted)
+        kinds = (
+            (a[kind][free[0]] * np.float32(weight), b[kind][free[1]] * np.float32(weight))
+            for kind, weight in SEARCH.items()
+        )
+        shape = self.a.shape[free[0]], self.b.shape[free[1]]
+        more = [(self.vectors[0][free[0]], self.vectors[1][free[1]])] if self.vectors else []
+        found = near(kinds, shape, more)
+        found.append(
+            rare(*(s.of[LABELS][rows] for s, rows in zip(self.weighted, free, strict=True)))
+        )
+        return [(free[0][i], free[1][j]) for i, j in found]
+
+    def evidence(self, pairs: Pairs) -> Array:
+        """Return the evidence for pairs: (n, len(STATIC) + 2) f4."""
+        i, j = pairs.i, pairs.j
+        # One table from the start: of large programs it is hundreds of megabytes.
+        evidence: Array = np.zeros((len(pairs), len(STATIC) + 2), np.float32)
+        static(*self.weighted, (self.a.shape, self.b.shape), i, j, evidence[:, : len(STATIC)])
+        evidence[:, -2] = self.hashes[0][i] == self.hashes[1][j]
+        if self.vectors is not None:
+            one, other = self.vectors
+            evidence[:, -1] = np.einsum("nd,nd->n", one[i], other[j])
+        return evidence
+
+    def compete(self, pairs: Pairs, logit: Array) -> Array:
+        """Return the probability of pairs; given pairs are sure."""
+        if len(self.given.i):
+            logit = logit.copy()
+            logit[np.searchsorted(pairs.key, self.given.i * pairs.columns + self.given.j)] = SURE
+        return compete(pairs, logit)
+
+    def grow(self, pairs: Pairs, probability: Array) -> tuple[Pairs, Array]:
+        """Return the pairs and the neighbours of strong ones, with probability; take evidence."""
+        more = self.more(pairs, probability)
+        old = np.searchsorted(more.key, pairs.key)
+        new = np.ones(len(more), bool)
+        new[old] = False
+        grown = np.zeros((len(more), self.table.shape[1]), np.float32)
+        grown[old] = self.table
+        # The old table goes before evidence is taken, which needs as much again.
+        self.table = grown
+        grown[new] = self.evidence(Pairs(more.rows, more.columns, more.key[new]))
+        known = np.zeros(len(more), np.float32)
+        known[old] = probability
+        return more, known
+
+    def more(self, pairs: Pairs, probability: Array) -> Pairs:
+        """Return the pairs and those of the neighbours of strong ones."""
+        strong = probability > STRONG
+        i, j = pairs.i[strong], pairs.j[strong]
+        found = [(pairs.i, pairs.j)]
+        for step in BESIDE:
+            inside = (i + step >= 0) & (i + step < pairs.rows)
+            inside &= (j + step >= 0) & (j + step < pairs.columns)
+            found.append((i[inside] + step, j[inside] + step))
+        found.append(_around(self.a.calls, self.b.calls, i, j))
+        found.append(_around(self.a.calls.T.tocsr(), self.b.calls.T.tocsr(), i, j))
+        found.append(self.places.candidates(pairs, probability))
+        free = [self.free[0][i] & self.free[1][j] for i, j in found]
+        new = [(i[kept], j[kept]) for (i, j), kept in zip(found, free, strict=True)]
+        return pairs_of(pairs.rows, pairs.columns, (pairs.i, pairs.j), *new)
+
+    def reasons(self, evidence: Array) -> Array:
+        """Return the strongest reason of pairs: (n,) u1."""
+        parts = dict(zip(self.names, (evidence * self.later).T, strict=True))
+        sums = {why: sum(parts[name] for name in names) for why, names in REASONS.items()}
+        # It is not known which of a function's facts are covered, so the likeliest kind is taken.
+        facts = np.stack([sums[why] for why in (Reason.STRINGS, Reason.CONSTANTS, Reason.IMPORTS)])
+        most = facts.argmax(0)
+        for number, why in enumerate((Reason.STRINGS, Reason.CONSTANTS, Reason.IMPORTS)):
+            covered = parts["covered"] + parts["covered with callees"]
+            sums[why] = sums[why] + np.where((most == number) & (facts[number] > 0), covered, 0)
+        table = np.stack(list(sums.values()))
+        found = np.asarray(list(sums), np.uint8)[table.argmax(0)]
+        found[table.max(0) <= 0] = Reason.STRUCTURE
+        reason: Array = found
+        return reason
+
+
+def _around(a: Any, b: Any, i: Array, j: Array) -> tuple[Array, Array]:
+    """Return the pairs of neighbours (CSR) of pairs that have few."""
+    sparse = plugins.require("scipy.sparse")
+    few = (np.diff(a.indptr)[i] <= MOST_NEIGHBOURS) & (np.diff(b.indptr)[j] <= MOST_NEIGHBOURS)
+    i, j = i[few], j[few]
+    shape = (a.shape[0], b.shape[0])
+    matched = sparse.csr_array((np.ones(len(i), np.float32), (i, j)), shape=shape)
+    both = (a.T.tocsr() @ matched @ b).tocoo()
+    return both.row.astype(np.int64), both.col.astype(np.int64)
+
+
+def compete(pairs: Pairs, logit: Array) -> Array:
+    """Return the probability of pairs if each function has one partner or none: (n,) f4.
+
+    A pair has the share e^logit of its row, and of its column, where no partner has 1; the
+    probability is the geometric mean of both shares.
+    """
+    odds = np.exp(np.clip(logit, -SURE, SURE).astype(np.float64))
+    row = np.bincount(pairs.i, odds, pairs.rows)
+    column = np.bincount(pairs.j, odds, pairs.columns)
+    shares = (odds / (1 + row[pairs.i])) * (odds / (1 + column[pairs.j]))
+    found: Array = np.sqrt(shares).astype(np.float32)
+    return found

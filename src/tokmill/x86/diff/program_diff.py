@@ -1,0 +1,192 @@
+"""From two programs to a `Diff`: matches their functions, then the blocks of these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.diff.content.operand_references import Compared, Operands
+from tokmill.x86.diff.content.other_references import compare
+from tokmill.x86.diff.evidence import weigh
+from tokmill.x86.diff.evidence_weights import VECTORS
+from tokmill.x86.diff.match_blocks import BlockMatches, Side, match_blocks
+from tokmill.x86.diff.match_functions import Given, Matched, match_functions
+from tokmill.x86.diff.result import Diff, Reason, unmatched
+from tokmill.x86.diff.same import Content, block_hashes, content_of, function_hashes
+from tokmill.x86.diff.same_names import names_of, same_names
+from tokmill.x86.features.function_features import Functions, functions_of
+from tokmill.x86.features.tables import tables_of
+from tokmill.x86.graph import Graph
+
+LONG = 24
+"""Functions with so many instructions are matched at once if no others have the same code."""
+NOT_FOLLOWED = "places that could not be followed"
+"""Instructions whose targets the lifter does not know (`Graph.unresolved`)."""
+UNVERIFIED = "variables without a name that could not be told apart by all of their users"
+"""Data whose users were compared only in part (`Compared.unverified`)."""
+MOST_OF_CHANGED, MOST_OF_CHANGED_BLOCK = 0.999, 0.99
+"""Largest similarity of functions, and of blocks, that are not the same."""
+
+
+def diff_graphs(
+    a: Graph,
+    b: Graph,
+    *,
+    names: bool = True,
+    vectors: tuple[Array, Array] | None = None,
+    vector_weight: float = VECTORS,
+) -> Diff:
+    """Return the matches of functions and blocks of two programs.
+
+    Args:
+        a: the old program.
+        b: the new program; one may have 32 and the other 64 bits.
+        names: functions with the same symbol name are the same. Without it, nothing is used that
+            `strip` removes.
+        vectors: of a trained model, (F, d) f4 of each program, in rows of length 1 or 0.
+        vector_weight: how much their product counts beside all other evidence.
+    """
+    features = functions_of(a), functions_of(b)
+    contents = content_of(a, features[0]), content_of(b, features[1])
+    alone = _alone(a, contents[0]), _alone(b, contents[1])
+    code = _same_code(*alone)
+    long = np.diff(a.block_instructions[a.function_blocks])[code[0]] >= LONG
+    given = _given(a, b, (code[0][long], code[1][long]), names)
+    tables = tables_of(a), tables_of(b)
+    weighted = weigh(*features, tables)
+    # Of large programs the bags are hundreds of megabytes, and nothing reads them from here on;
+    # nor, after the functions, the matrices.
+    features = replace(features[0], bags={}), replace(features[1], bags={})
+    found = match_functions(*features, weighted, alone, tables, given, vectors, vector_weight)
+    del weighted
+    unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
+    found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE
+    return _with_blocks((a, b), features, contents, alone, found, names)
+
+
+def _alone(graph: Graph, content: Content) -> Array:
+    """Return a hash of each function without the functions it leads to."""
+    return function_hashes(content.block, content.within, graph.function_blocks)
+
+
+def _same_code(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return the pairs (ascending) of functions whose hashes no other function has."""
+    alone = []
+    for hashes in (a, b):
+        values, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
+        alone.append((values[counts == 1], rows[counts == 1]))
+    (values_a, rows_a), (values_b, rows_b) = alone
+    _, at_a, at_b = np.intersect1d(values_a, values_b, assume_unique=True, return_indices=True)
+    i, j = rows_a[at_a].astype(np.int64), rows_b[at_b].astype(np.int64)
+    order = np.argsort(i)
+    return i[order], j[order]
+
+
+def _given(a: Graph, b: Graph, code: tuple[Array, Array], names: bool) -> Given:
+    """Return the pairs with the same name and, for functions without one, with the same code."""
+    i, j = same_names(*(names_of(graph) for graph in (a, b))) if names else same_names({}, {})
+    free = ~np.isin(code[0], i) & ~np.isin(code[1], j)
+    why = np.repeat([Reason.NAME, Reason.CODE], [len(i), int(free.sum())]).astype(np.uint8)
+    i, j = np.concatenate([i, code[0][free]]), np.concatenate([j, code[1][free]])
+    order = np.argsort(i)
+    return Given(i[order], j[order], why[order])
+
+
+def _with_blocks(
+    graphs: tuple[Graph, Graph],
+    features: tuple[Functions, Functions],
+    contents: tuple[Content, Content],
+    alone: tuple[Array, Array],
+    found: Matched,
+    names: bool,
+) -> Diff:
+    """Return the matches of functions with those of their blocks."""
+    first, second = (len(graph.function_address) for graph in graphs)
+    numbers = _shared_numbers(first, second, found.i, found.j)
+    sides, shapes, operands = [], [], []
+    for graph, functions, content, number in zip(graphs, features, contents, numbers, strict=True):
+        hashes = block_hashes(content, number, len(graph.block_address))
+        callees = content.edge_block, number[content.edge_function].astype(np.uint64)
+        sides.append(Side(graph, functions.instructions, hashes, callees))
+        shapes.append(function_hashes(content.shape, content.within, graph.function_blocks))
+        operands.append(Operands(graph, functions.instructions, content.leaving))
+    alike = shapes[0][found.i] == shapes[1][found.j]
+    blocks = match_blocks(sides[0], sides[1], found.i, found.j, alike)
+    same_shape = contents[0].shape[blocks.a] == contents[1].shape[blocks.b]
+    compared = Compared(operands[0], operands[1], names)
+    count = [len(one.block_address) for one in graphs]
+    compared.number(numbers, _shared_numbers(count[0], count[1], blocks.a, blocks.b))
+    changes, others = compare(compared, alone, blocks, np.flatnonzero(same_shape))
+    other = np.zeros(len(blocks.a), bool)
+    other[changes.block] = True
+    unlike = np.minimum(blocks.similarity, MOST_OF_CHANGED_BLOCK)
+    blocks.similarity = np.where(same_shape & ~other, np.float32(1), unlike)
+    differs = np.zeros(len(found.i), bool)
+    differs[blocks.match[other]] = True
+    diff = _columns(graphs, found, alike & ~differs, blocks)
+    diff.references_only, diff.references = alike & differs, changes
+    diff.other = others
+    if compared.unverified:
+        diff.left_out[UNVERIFIED] = compared.unverified
+    return diff
+
+
+def _shared_numbers(first: int, second: int, i: Array, j: Array) -> tuple[Array, Array]:
+    """Return a number (i8) for each thing of two sides; matched ones have the same."""
+    numbers = np.arange(first), first + np.arange(second)
+    numbers[1][j] = i
+    return numbers
+
+
+def _columns(
+    graphs: tuple[Graph, Graph], found: Matched, same: Array, blocks: BlockMatches
+) -> Diff:
+    counts, sums = [], []
+    sizes = [np.diff(graph.block_instructions) for graph in graphs]
+    for graph, functions in zip(graphs, (found.i, found.j), strict=True):
+        counts.append(np.diff(graph.block_instructions[graph.function_blocks])[functions])
+    for size, chosen in zip(sizes, (blocks.a, blocks.b), strict=True):
+        weight = size[chosen] * blocks.similarity.astype(np.float64)
+        sums.append(np.bincount(blocks.match, weight, len(found.i)))
+    share = (sums[0] + sums[1]) / np.maximum(counts[0] + counts[1], 1)
+    similarity = np.where(same, 1, np.minimum(share, MOST_OF_CHANGED)).astype(np.float32)
+    return Diff(
+        function_a=found.i,
+        function_b=found.j,
+        similarity=similarity,
+        confidence=found.confidence,
+        reason=found.reason,
+        match_blocks=np.searchsorted(blocks.match, np.arange(len(found.i) + 1)),
+        block_a=blocks.a,
+        block_b=blocks.b,
+        block_similarity=blocks.similarity,
+        block_reason=blocks.reason,
+        deleted=unmatched(len(graphs[0].function_address), found.i),
+        inserted=unmatched(len(graphs[1].function_address), found.j),
+        deleted_blocks=_left(graphs[0], found.i, blocks.a),
+        inserted_blocks=_left(graphs[1], found.j, blocks.b),
+        left_out=_left_out(graphs),
+    )
+
+
+def _left(graph: Graph, functions: Array, matched: Array) -> Array:
+    """Return the blocks of some functions that are not matched: i8, ascending."""
+    inside = np.zeros(len(graph.function_address), bool)
+    inside[functions] = True
+    inside = np.repeat(inside, np.diff(graph.function_blocks))
+    inside[matched] = False
+    return np.flatnonzero(inside).astype(np.int64)
+
+
+def _left_out(graphs: tuple[Graph, Graph]) -> dict[str, int]:
+    """Return the kinds of what was not compared, and how many there are."""
+    found = {
+        "programs without imports, strings and constants": sum(not one.facts for one in graphs),
+        "programs that were not looked through to the end": sum(
+            bool(one.cut_short) for one in graphs
+        ),
+        NOT_FOLLOWED: sum(len(one.unresolved) for one in graphs),
+    }
+    return {what: count for what, count in found.items() if count}

@@ -1,0 +1,131 @@
+"""Features of the functions of a program: what they do, hold, call, and what calls them.
+
+All features come from the graph. They do not depend on addresses or names, except that functions
+are in the order of their addresses. `tokmill.x86.features.bags.matrices` makes the features of two
+programs comparable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array
+from tokmill.x86.features.bags import Bag, bag, grams, hash_texts
+from tokmill.x86.features.instruction_features import Instructions, instructions_of
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image.ranges import distinct
+from tokmill.x86.walks import flow_of
+
+SHAPE = ("blocks", "instructions", "edges", "loops", "calls", "callees", "callers")
+"""Columns of `Functions.shape`, each ln(1 + count)."""
+BAGS = ("mnemonics", "forms", "form pairs", "constants", "strings", "imports")
+
+
+@dataclass(slots=True)
+class Functions:
+    """Features of F functions."""
+
+    bags: dict[str, Bag]
+    """A bag for each of `BAGS`."""
+    shape: Array
+    """(F, 7) f4, as `SHAPE` names them."""
+    calls: Any
+    """(F, F) CSR, f4: 1 where a function calls another, or jumps to its beginning."""
+    instructions: Instructions
+    """Instructions of the whole graph."""
+
+
+def functions_of(graph: Graph) -> Functions:
+    """Return the features of the functions of a graph."""
+    found = instructions_of(graph)
+    size = len(graph.function_address)
+    owner = owner_of_blocks(graph)
+    of_instruction = np.repeat(owner, np.diff(graph.block_instructions))
+    pair, first = grams(found.form, 2, graph.block_instructions[1:])
+    calls, imported = _calls(graph, owner)
+    bags = {
+        "mnemonics": bag(size, of_instruction, found.mnemonic.astype(np.uint64)),
+        "forms": bag(size, of_instruction, found.form),
+        "form pairs": bag(size, of_instruction[first], pair),
+        "constants": bag(
+            size, np.repeat(owner, np.diff(graph.block_constants)), graph.constant.astype(np.uint64)
+        ),
+        "strings": bag(
+            size,
+            np.repeat(owner, np.diff(graph.block_strings)),
+            hash_texts(graph.strings)[graph.string],
+        ),
+        "imports": bag(size, *imported),
+    }
+    return Functions(bags, _shape(graph, owner, calls), calls, found)
+
+
+def owner_of_blocks(graph: Graph) -> Array:
+    """Return the function of each block: (B,) i8."""
+    sizes = np.diff(graph.function_blocks)
+    return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+
+
+def import_names(graph: Graph) -> list[str]:
+    """Return the names of imports in a form that both programs share.
+
+    In ELF files the version of the symbol (after `@`) is removed, in PE files the library (before
+    `!`).
+    """
+    return [name.partition("@")[0].rpartition("!")[2] for name in graph.import_name]
+
+
+def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
+    """Return calls between functions as CSR, and (function, hash) of each call of an import."""
+    sparse = plugins.require("scipy.sparse")
+    size = len(graph.function_address)
+    caller = np.repeat(owner, np.diff(graph.block_edges))
+    leads = np.isin(graph.edge_kind, (Edge.CALL, Edge.JUMP, Edge.BRANCH)) & (graph.edge_target > 0)
+    caller, target = caller[leads], graph.edge_target[leads]
+    place, there = find(graph.function_address, target)
+    # A jump to the beginning of the same function is a loop, and a call of it a recursion: neither
+    # says anything about other functions.
+    there &= place != caller
+    pairs = distinct(caller[there] * max(size, 1) + place[there])
+    row, column = np.divmod(pairs, max(size, 1))
+    offsets = np.searchsorted(row, np.arange(size + 1))
+    calls = sparse.csr_array((np.ones(len(row), np.float32), column, offsets), shape=(size, size))
+    slot, known = find(graph.import_address, target)
+    names = hash_texts(import_names(graph))
+    return calls, (caller[known], names[slot[known]])
+
+
+def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
+    """Return the places of values in an ascending array, and whether each is in it."""
+    place = np.searchsorted(sorted_values, wanted)
+    there = place < len(sorted_values)
+    there[there] = sorted_values[place[there]] == wanted[there]
+    return place, there
+
+
+def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
+    size = len(graph.function_address)
+    flow = flow_of(graph)
+    source = np.repeat(np.arange(len(owner)), np.diff(flow.first))
+    kind = graph.edge_kind
+    caller = np.repeat(owner, np.diff(graph.block_edges))
+
+    def count(values: Array) -> Array:
+        found: Array = np.bincount(values, minlength=size)
+        return found
+
+    counts = (
+        np.diff(graph.function_blocks),
+        np.diff(graph.block_instructions[graph.function_blocks]),
+        count(owner[source]),
+        count(owner[source[flow.target <= source]]),
+        count(caller[(kind == Edge.CALL)]),
+        np.diff(calls.indptr),
+        np.bincount(calls.indices, minlength=size),
+    )
+    shape: Array = np.log1p(np.stack(counts, axis=1)).astype(np.float32)
+    return shape

@@ -1,0 +1,545 @@
+"""Graphs as files: Parquet (which is read back), JSON Lines, or BinExport; one row for each block.
+
+Columns of the first two: `program`, `function` (its address), `name` (raw symbol name, or
+`sub_401000`), `demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each
+instruction), `successors` (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect,
+return), `strings`, `constants`, `references` (addresses) and `slots` (places on the stack) that
+instructions of the block take and, all in the first row, what is of the whole program (`WHOLE`).
+Facts about the whole program, also its imports, are in the metadata of the Parquet file, and in the
+first line of JSON Lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.base.bounds import bounded_reader
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import write_file
+from tokmill.base.headers import arrow_errors, loads_json, refused
+from tokmill.store.schema import Array
+from tokmill.x86.graph import PLACES, TEXT, Edge, Graph
+from tokmill.x86.graphs.binexport import binexport, read_head
+from tokmill.x86.image.program import demangle
+
+KEY = b"tokmill.graph"
+SUM = b"tokmill.graph.crc32"
+"""Key of the checksum of the facts, because Parquet has none of its metadata."""
+VERSION = 4
+KINDS = [edge.name.lower() for edge in Edge]
+COLUMNS = (
+    "program", "function", "name", "demangled", "address", "code", "lengths", "successors", "kinds",
+    "strings", "constants", "references", "reference_places", "slots", "slot_places", "slot_sizes",
+)  # fmt: skip
+WHOLE = {
+    "pointers": ("pointer_address", np.uint64), "pointed": ("pointer_target", np.uint64),
+    "pointed_strings": ("pointer_text", str), "tables": ("table_address", np.uint64),
+    "table_sizes": ("table_size", np.int64), "table_ends": ("table_entries", np.int64),
+    "table_targets": ("table_target", np.uint64), "import_slots": ("import_slot", np.uint64),
+    "import_slot_names": ("import_slot_name", str), "symbols": ("symbol_address", np.uint64),
+    "symbol_sizes": ("symbol_size", np.uint64), "symbol_names": ("symbol_name", str),
+    "exports": ("exports", str), "data_addresses": ("data_address", np.uint64),
+    "data_names": ("data_name", str), "data_constant": ("data_constant", bool),
+    "data": ("data", bytes),
+}  # fmt: skip
+"""Column of a list in the first row → the column of the graph, and its type."""
+SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "binexport": ".BinExport"}
+"""Form of a graph file → suffix of its name."""
+JSON_ROWS = 4096
+
+
+class About(msgspec.Struct, frozen=True):
+    """The facts about a program in its graph file."""
+
+    program: str
+    bits: int
+    functions: int
+    blocks: int
+    instructions: int
+    edges: int
+    digest: str = ""
+    """sha256 of the program file; "" if the graph is not from one."""
+    lifter: str = ""
+    """Lifter that made the graph, with versions."""
+    unresolved: dict[str, list[int]] = {}
+    """Reason → addresses at which control could not be followed."""
+    version: int = VERSION
+    compiler: str = ""
+    level: str = ""
+    cut_short: tuple[str, ...] = ()
+    """As of `Graph`."""
+    facts: bool = False
+    """Whether imports, strings and constants were looked for."""
+    imports: list[tuple[int, str]] = []
+    """Address and name of each import, by address."""
+
+    def made_of(self, digest: str, lifter: str) -> bool:
+        """Say whether the same file would be written now for a program with this digest."""
+        return (self.version, self.digest, self.lifter) == (VERSION, digest, lifter)
+
+
+def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
+    """Return the facts of a graph."""
+    unresolved: dict[str, list[int]] = {}
+    for address, reason in graph.unresolved:
+        unresolved.setdefault(reason, []).append(address)
+    return About(
+        graph.program,
+        graph.bits,
+        len(graph.function_address),
+        len(graph.block_address),
+        len(graph.lengths),
+        len(graph.edge_target),
+        digest,
+        lifter,
+        unresolved,
+        compiler=graph.compiler,
+        level=graph.level,
+        cut_short=graph.cut_short,
+        facts=graph.facts,
+        imports=list(zip(graph.import_address.tolist(), graph.import_name, strict=True)),
+    )
+
+
+def write_graph(graph: Graph, path: Path, digest: str = "", lifter: str = "") -> About:
+    """Write a graph atomically, in the form of the path's suffix (`SUFFIXES`, else Parquet)."""
+    facts = about(graph, digest, lifter)
+    if path.suffix == SUFFIXES["jsonl"]:
+        write_file(path, _json_lines(graph, facts))
+    elif path.suffix == SUFFIXES["binexport"]:
+        write_file(path, binexport(graph, msgspec.json.encode(facts), digest))
+    else:
+        write_file(path, _parquet(graph, facts))
+    return facts
+
+
+@bounded_reader
+def read_graph(path: Path | str) -> Graph:
+    """Return the graph in a Parquet file that `write_graph` made.
+
+    Raises `TokmillError` for a file that is damaged, holds something else, or is of another
+    version.
+    """
+    graph = _read_graph(Path(path))
+    # What Arrow keeps of a large file for itself is several times as large as the graph.
+    plugins.require("pyarrow").default_memory_pool().release_unused()
+    return graph
+
+
+def _read_graph(path: Path) -> Graph:
+    arrow = plugins.require("pyarrow")
+    with _arrow_errors(path):
+        file = plugins.require("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
+        facts = _readable(_facts(file, path), path)
+        names_read = [*COLUMNS, *WHOLE]
+        table = file.read(columns=names_read).combine_chunks()
+        columns = {name: table[name].combine_chunks() for name in names_read}
+        name = columns["name"].cast(arrow.large_string()).dictionary_encode()
+        function, number = columns["function"].to_numpy(), name.indices.to_numpy()
+        begins = np.ones(len(function), bool)
+        begins[1:] = (function[1:] != function[:-1]) | (number[1:] != number[:-1])
+        first = np.flatnonzero(begins)
+        names = name.dictionary.take(arrow.array(number[first])).to_pylist()
+        address = function[first].astype(np.uint64)
+        code, block_bytes = _binary(columns["code"])
+        kinds = columns["kinds"].flatten().dictionary_encode()
+        kind_of = [KINDS.index(kind) for kind in kinds.dictionary.to_pylist()]
+        lengths, successors = columns["lengths"], columns["successors"]
+        graph = Graph(
+            program=facts.program,
+            bits=facts.bits,
+            function_address=address,
+            function_name=[
+                "" if name == _made_up(at) else name
+                for name, at in zip(names, address.tolist(), strict=True)
+            ],
+            function_blocks=np.append(first, len(function)).astype(np.int64),
+            block_address=columns["address"].to_numpy().astype(np.uint64),
+            block_bytes=block_bytes,
+            code=code,
+            block_instructions=_list_offsets(lengths),
+            lengths=lengths.flatten().to_numpy().astype(np.uint8),
+            block_edges=_list_offsets(successors),
+            edge_target=successors.flatten().to_numpy().astype(np.uint64),
+            edge_kind=np.asarray(kind_of, np.uint8)[kinds.indices.to_numpy()],
+            unresolved=sorted((at, why) for why, all_ in facts.unresolved.items() for at in all_),
+            compiler=facts.compiler,
+            level=facts.level,
+            cut_short=facts.cut_short,
+        )
+        _read_facts(graph, facts, columns)
+        _check(graph)
+        return graph
+
+
+def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
+    """Set the columns of imports, strings, constants, references and pointers of a graph."""
+    arrow = plugins.require("pyarrow")
+    strings, constants = columns["strings"], columns["constants"]
+    text = strings.flatten().cast(arrow.large_string()).dictionary_encode()
+    graph.facts = facts.facts
+    graph.import_address = np.asarray([address for address, _ in facts.imports], np.uint64)
+    graph.import_name = [name for _, name in facts.imports]
+    graph.block_strings, graph.block_constants = _list_offsets(strings), _list_offsets(constants)
+    graph.string = text.indices.to_numpy().astype(np.uint32)
+    graph.strings = text.dictionary.to_pylist()
+    graph.constant = constants.flatten().to_numpy().astype(np.int64)
+
+    graph.reference = columns["references"].flatten().to_numpy().astype(np.uint64)
+    graph.slot, graph.slot_size = (
+        columns[name].flatten().to_numpy().astype(np.int64) for name in ("slots", "slot_sizes")
+    )
+    graph.reference_place = _rows(graph, columns["reference_places"], PLACES)
+    graph.slot_place = _rows(graph, columns["slot_places"], 1)
+    for name, (field, kind) in WHOLE.items():
+        values = columns[name].flatten()
+        if kind is str:
+            setattr(graph, field, values.to_pylist())
+        elif kind is bytes:
+            graph.data = [np.frombuffer(one.as_buffer(), np.uint8) for one in values]
+        else:
+            setattr(graph, field, values.to_numpy(zero_copy_only=False).astype(kind))
+    if not len(graph.table_entries):
+        graph.table_entries = np.zeros(1, np.int64)
+
+
+def _rows(graph: Graph, column: Any, each: int) -> Array:
+    """Return places that count from the first instruction of their block as those of the graph."""
+    first = np.repeat(graph.block_instructions[:-1], np.diff(_list_offsets(column)))
+    found: Array = column.flatten().to_numpy().astype(np.int64) + each * first
+    return found
+
+
+def _within(graph: Graph, places: Array, each: int) -> tuple[Array, Array]:
+    """Return the ends of each block's places, (B + 1,) i8, and them as `_rows` reads them."""
+    rows = places // each
+    ends = np.searchsorted(rows, graph.block_instructions).astype(np.int64)
+    block = np.searchsorted(graph.block_instructions, rows, side="right") - 1
+    return ends, places - each * graph.block_instructions[block]
+
+
+def _check(graph: Graph) -> None:
+    """Raise `ValueError` if the columns of a graph do not fit together, or cannot be a program."""
+    if graph.bits not in (32, 64):
+        raise ValueError(f"a program of {graph.bits} bits")
+    if "\0" in graph.program:
+        raise ValueError("the name of its program holds a zero byte")
+    blocks = len(graph.block_address)
+    ends = np.append(0, np.cumsum(graph.lengths, dtype=np.int64))
+    good = (
+        all(
+            len(offsets) == blocks + 1 and (np.diff(offsets) >= 0).all()
+            for offsets in (
+                graph.block_bytes,
+                graph.block_instructions,
+                graph.block_edges,
+                graph.block_strings,
+                graph.block_constants,
+            )
+        )
+        and graph.block_instructions[-1] == len(graph.lengths)
+        and graph.block_edges[-1] == len(graph.edge_target) == len(graph.edge_kind)
+        and graph.block_bytes[-1] == len(graph.code)
+        and (ends[graph.block_instructions] == graph.block_bytes).all()
+        and graph.block_strings[-1] == len(graph.string)
+        and graph.block_constants[-1] == len(graph.constant)
+        and (graph.import_address[1:] > graph.import_address[:-1]).all()
+        and _fits(graph)
+        and (graph.pointer_address[1:] > graph.pointer_address[:-1]).all()
+        and len(graph.pointer_address) == len(graph.pointer_target) == len(graph.pointer_text)
+        and all(isinstance(text, str) for text in graph.pointer_text)
+    )
+    if not good:
+        raise ValueError("its columns do not fit together")
+    last = np.uint64(2**64 - 1) - np.diff(graph.block_bytes).astype(np.uint64)
+    if (graph.block_address > last).any():
+        raise ValueError("a block ends after the last address")
+
+
+def _fits(graph: Graph) -> bool:
+    """Return whether the columns of operands, jump tables, symbols and data fit together."""
+    same = (
+        (graph.reference, graph.reference_place),
+        (graph.slot, graph.slot_place, graph.slot_size),
+        (graph.table_address, graph.table_size, graph.table_entries[1:]),
+        (graph.import_slot, graph.import_slot_name),
+        (graph.symbol_address, graph.symbol_size, graph.symbol_name),
+        (graph.data, graph.data_address, graph.data_name, graph.data_constant),
+    )
+    rows = graph.reference_place // PLACES, graph.slot_place
+    texts = [*graph.import_slot_name, *graph.symbol_name, *graph.exports, *graph.data_name]
+    return (
+        all(len({len(column) for column in columns}) == 1 for columns in same)
+        and all((np.diff(one) >= 0).all() for one in (*rows, graph.table_entries))
+        and all(not len(one) or 0 <= one[0] <= one[-1] < len(graph.lengths) for one in rows)
+        and graph.table_entries[0] == 0
+        and graph.table_entries[-1] == len(graph.table_target)
+        and ((graph.reference_place & TEXT) > 0).sum() == len(graph.string)
+        and all(isinstance(one, str) for one in texts)
+    )
+
+
+def read_facts(path: Path) -> About | None:
+    """Return the facts of a graph in a Parquet file; None where the file holds something else.
+
+    Raises `TokmillError` for a file that is damaged, or a graph of another version.
+    """
+    with _arrow_errors(path):
+        file = plugins.require("pyarrow.parquet").ParquetFile(path)
+        there = KEY in (file.schema_arrow.metadata or {})
+        return _readable(_facts(file, path), path) if there else None
+
+
+def read_about(path: Path) -> About | None:
+    """Return the facts of a graph file of any version; None if it is not one, or is damaged."""
+    try:
+        if path.suffix == SUFFIXES["binexport"]:
+            found: About = loads_json(read_head(path), About)
+            return found
+        if path.suffix == SUFFIXES["jsonl"]:
+            with open(path, "rb") as file:
+                first: _First = loads_json(file.readline(), _First)
+                return first.graph
+        if not path.exists():
+            return None
+        with _arrow_errors(path):
+            return _facts(plugins.require("pyarrow.parquet").ParquetFile(path), path)
+    except (TokmillError, OSError, ValueError):
+        return None
+
+
+class _First(msgspec.Struct, frozen=True):
+    """The first line of a graph in JSON Lines."""
+
+    graph: About
+
+
+def _made_up(address: int) -> str:
+    return f"sub_{address:x}"
+
+
+def _shown(graph: Graph) -> tuple[list[str], list[str]]:
+    """Return the names of the functions as they are written, raw and demangled."""
+    addresses = graph.function_address.tolist()
+    names = [
+        name or _made_up(address)
+        for name, address in zip(graph.function_name, addresses, strict=True)
+    ]
+    return names, demangle(names)
+
+
+def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
+    arrow = plugins.require("pyarrow")
+    blocks = len(graph.block_address)
+    number = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
+    names, demangled = _shown(graph)
+    code = [None, arrow.py_buffer(graph.block_bytes), arrow.py_buffer(graph.code)]
+    kinds = arrow.DictionaryArray.from_arrays(
+        arrow.array(graph.edge_kind.view(np.int8)), arrow.array(KINDS, arrow.string())
+    )
+    table = arrow.table(
+        {
+            "program": arrow.DictionaryArray.from_arrays(
+                arrow.array(np.zeros(blocks, np.int32)), arrow.array([graph.program])
+            ),
+            "function": arrow.array(graph.function_address[number]),
+            "name": _repeated(names, number),
+            "demangled": _repeated(demangled, number),
+            "address": arrow.array(graph.block_address),
+            "code": arrow.Array.from_buffers(arrow.large_binary(), blocks, code),
+            "lengths": arrow.LargeListArray.from_arrays(
+                graph.block_instructions, arrow.array(graph.lengths)
+            ),
+            "successors": arrow.LargeListArray.from_arrays(
+                graph.block_edges, arrow.array(graph.edge_target)
+            ),
+            "kinds": arrow.LargeListArray.from_arrays(graph.block_edges, kinds),
+            "strings": arrow.LargeListArray.from_arrays(
+                graph.block_strings, _repeated(graph.strings, graph.string)
+            ),
+            "constants": arrow.LargeListArray.from_arrays(
+                graph.block_constants, arrow.array(graph.constant)
+            ),
+            **_operands(graph),
+            **_whole(graph),
+        },
+        metadata={KEY: (raw := msgspec.json.encode(facts)), SUM: b"%08x" % zlib.crc32(raw)},
+    )
+    sink = arrow.BufferOutputStream()
+    plugins.require("pyarrow.parquet").write_table(
+        table,
+        sink,
+        compression="zstd",
+        write_page_checksum=True,
+        # pyarrow cannot read lists of strings of several groups at a time.
+        row_group_size=max(blocks, 1),
+    )
+    yield memoryview(sink.getvalue()).tobytes()
+
+
+def _operands(graph: Graph) -> dict[str, Any]:
+    """Return the columns of references and of places on the stack."""
+    arrow = plugins.require("pyarrow")
+    found = {}
+    for places, each, names in (
+        (graph.reference_place, PLACES, {"references": graph.reference}),
+        (graph.slot_place, 1, {"slots": graph.slot, "slot_sizes": graph.slot_size}),
+    ):
+        ends, within = _within(graph, places, each)
+        for name, values in {**names, f"{next(iter(names))[:-1]}_places": within}.items():
+            found[name] = arrow.LargeListArray.from_arrays(ends, arrow.array(values))
+    return found
+
+
+def _whole(graph: Graph) -> dict[str, Any]:
+    """Return the columns of the whole program: lists that are empty in all rows but the first."""
+    arrow = plugins.require("pyarrow")
+    found = {}
+    for name, (field, kind) in WHOLE.items():
+        values = getattr(graph, field)
+        bounds = np.full(len(graph.block_address) + 1, len(values), np.int64)
+        bounds[0] = 0
+        if kind is str:
+            column = _repeated(values, np.arange(len(values)))
+        elif kind is bytes:
+            column = arrow.array([memoryview(one) for one in values], arrow.large_binary())
+        else:
+            column = arrow.array(values)
+        found[name] = arrow.LargeListArray.from_arrays(bounds, column)
+    return found
+
+
+def _repeated(values: list[str], number: Array) -> Any:
+    """Return values[number[0]], values[number[1]], … as a dictionary array with each string once.
+
+    If the dictionary had a string twice, pyarrow would write all strings, and not always the same
+    bytes.
+    """
+    arrow = plugins.require("pyarrow")
+    places: dict[str, int] = {}
+    index = np.asarray([places.setdefault(value, len(places)) for value in values], np.int32)
+    return arrow.DictionaryArray.from_arrays(
+        arrow.array(index[number]), arrow.array(list(places), arrow.string())
+    )
+
+
+def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
+    encode = msgspec.json.Encoder().encode
+    yield encode(_First(facts)) + b"\n"
+    names, demangled = _shown(graph)
+    code = graph.code.tobytes()
+    function = np.repeat(np.arange(len(names)), np.diff(graph.function_blocks))
+    addresses = graph.function_address.tolist()
+    operands = [
+        _within(graph, places, each)
+        for places, each in ((graph.reference_place, PLACES), (graph.slot_place, 1))
+    ]
+    for begin in range(0, len(function), JSON_ROWS):
+        lines = []
+        for block in range(begin, min(begin + JSON_ROWS, len(function))):
+            number = int(function[block])
+            ways = slice(*graph.block_edges[block : block + 2].tolist())
+            place = slice(*graph.block_bytes[block : block + 2].tolist())
+            inside = slice(*graph.block_instructions[block : block + 2].tolist())
+            texts = slice(*graph.block_strings[block : block + 2].tolist())
+            numbers = slice(*graph.block_constants[block : block + 2].tolist())
+            places, slots = (slice(*ends[block : block + 2].tolist()) for ends, _ in operands)
+            row: dict[str, Any] = {
+                "program": graph.program,
+                "function": addresses[number],
+                "name": names[number],
+                "demangled": demangled[number],
+                "address": int(graph.block_address[block]),
+                "code": code[place].hex(),
+                "lengths": graph.lengths[inside].tolist(),
+                "successors": graph.edge_target[ways].tolist(),
+                "kinds": [KINDS[kind] for kind in graph.edge_kind[ways].tolist()],
+                "strings": [graph.strings[at] for at in graph.string[texts].tolist()],
+                "constants": graph.constant[numbers].tolist(),
+                "references": graph.reference[places].tolist(),
+                "reference_places": operands[0][1][places].tolist(),
+                "slots": graph.slot[slots].tolist(),
+                "slot_places": operands[1][1][slots].tolist(),
+                "slot_sizes": graph.slot_size[slots].tolist(),
+                **({name: [] for name in WHOLE} if block else _listed(graph)),
+            }
+            lines.append(encode(row))
+        yield b"\n".join(lines) + b"\n"
+
+
+def _listed(graph: Graph) -> dict[str, list[Any]]:
+    """Return the columns of the whole program; bytes as hexadecimal text."""
+    found: dict[str, list[Any]] = {}
+    for name, (field, kind) in WHOLE.items():
+        values = getattr(graph, field)
+        if kind is bytes:
+            values = [one.tobytes().hex() for one in values]
+        found[name] = values if isinstance(values, list) else values.tolist()
+    return found
+
+
+def _facts(file: Any, path: Path) -> About:
+    metadata = file.schema_arrow.metadata or {}
+    if KEY not in metadata:
+        raise TokmillError(
+            "the Parquet file holds no graph", where=str(path), hint="tokmill cfg makes such files"
+        )
+    raw = metadata[KEY]
+    with refused("the facts of the graph are damaged", path, hint="make it again"):
+        if metadata.get(SUM) != b"%08x" % zlib.crc32(raw):
+            raise ValueError("their checksum is another")
+        facts: About = loads_json(raw, About)
+    return facts
+
+
+def _readable(facts: About, path: Path) -> About:
+    """Return the facts of a graph; raises `TokmillError` if it is of another version."""
+    if facts.version != VERSION:
+        raise TokmillError(
+            f"a graph of version {facts.version}, and this program reads {VERSION}",
+            where=str(path),
+            hint="make it again: tokmill cfg PROGRAM",
+        )
+    return facts
+
+
+MALFORMED: tuple[type[Exception], ...] = (
+    KeyError, ValueError, IndexError, TypeError, OverflowError, AttributeError,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _arrow_errors(path: Path) -> Iterator[None]:
+    arrow = plugins.require("pyarrow")
+    try:
+        yield
+    except FileNotFoundError:
+        raise TokmillError(
+            "there is no such file", where=str(path), hint="check the path"
+        ) from None
+    except MALFORMED + arrow_errors(arrow) as error:
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TokmillError(
+            f"the graph cannot be read: {what}", where=str(path), hint="make it again"
+        ) from None
+
+
+def _binary(column: Any) -> tuple[Array, Array]:
+    """Return the bytes (u1) and offsets (i8) of a column of bytes."""
+    bounds = np.frombuffer(column.buffers()[1], np.int64)[: len(column) + 1]
+    data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
+    return data[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0]
+
+
+def _list_offsets(column: Any) -> Array:
+    bounds = column.offsets.to_numpy()[: len(column) + 1].astype(np.int64)
+    found: Array = bounds - bounds[0]
+    return found

@@ -1,0 +1,534 @@
+"""What the blocks of a graph refer to: imports, strings, constants, data, worked out in columns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
+from tokmill.x86.image.image import Program
+from tokmill.x86.image.program_strings import (
+    FEWEST,
+    LONGEST_COUNTED,
+    counted_strings,
+    has_counted_strings,
+    strings_at,
+)
+from tokmill.x86.image.ranges import distinct, expand, member, numbered, offsets
+from tokmill.x86.lift.code import EBX, Code
+from tokmill.x86.lift.decode import LONGEST as LONGEST_INSTRUCTION
+from tokmill.x86.lift.switches.operands import FRAME, NO_REGISTER, STACK, Operands, operands
+
+AT_ONCE = 1 << 18
+"""Instructions of the functions that are looked at together, unless one function is larger."""
+LEA = 0x8D
+NEAR = 16
+"""Bytes from the place that 32-bit code adds a distance to, to reach its global offset table."""
+LINKED = (".got", ".plt")
+"""Beginnings of the names of sections that a linker fills in an order of its own."""
+COPIES = 3
+"""How often the address of that table is followed from one register to another."""
+AROUND = 64
+"""Bytes from an instruction with that distance to the place, in 64-bit code of the large model."""
+
+
+def add_facts(graph: Graph, program: Program) -> None:
+    """Set the columns of imports, strings, constants, references and pointers of a graph."""
+    _set_imports(graph, program)
+    finder = _Finder(graph, program)
+    parts = [finder.look(first, last) for first, last in _portions(graph)]
+    graph.constant, constants, address, place, length, graph.slot, graph.slot_place, size = (
+        np.concatenate([part[i] for part in parts]) for i in range(8)
+    )
+    graph.block_constants, graph.slot_size = offsets(constants), size
+    numbers: dict[str, int] = {}
+    texts = _texts(program, address, length)
+    number = [-1 if text is None else numbers.setdefault(text, len(numbers)) for text in texts]
+    found = np.asarray(number, np.int64)
+    graph.string, graph.strings = found[found >= 0].astype(np.uint32), list(numbers)
+    rows = place[found >= 0] // PLACES
+    graph.block_strings = np.searchsorted(rows, graph.block_instructions).astype(np.int64)
+    graph.reference, graph.reference_place = address, place + TEXT * (found >= 0)
+    graph.facts = True
+    data = [section for section in program.sections if not (section.execute and section.name)]
+    graph.data, graph.data_name = [one.linked for one in data], [one.name for one in data]
+    graph.data_address = np.asarray([one.address for one in data], np.uint64)
+    graph.data_constant = np.asarray([one.constant for one in data], bool)
+    others = np.flatnonzero(program.slot_target == 0)
+    graph.import_slot = program.slot_address[others]
+    graph.import_slot_name = [program.slot_name[row] for row in others.tolist()]
+    _set_symbols(graph, program)
+    add_pointers(graph, program)
+
+
+def _texts(program: Program, address: Array, length: Array) -> list[str | None]:
+    """Return the string at each address (u8), if there is one, where `length` (i8) may be its."""
+    if not len(address):
+        return []
+    if has_counted_strings(program):
+        # What looks like a string of C is many of them, side by side.
+        counted = counted_strings(program, address, length)
+        return [counted.get(key) for key in zip(address.tolist(), length.tolist(), strict=True)]
+    known = strings_at(program, distinct(address))
+    return [known.get(at) for at in address.tolist()]
+
+
+def _set_symbols(graph: Graph, program: Program) -> None:
+    """Set the names of functions and data, each pair of address and name once."""
+    sizes: dict[tuple[int, str], int] = {}
+    columns = program.symbol_address.tolist(), program.symbol_name, program.symbol_size.tolist()
+    for address, name, size in zip(*columns, strict=True):
+        if name:
+            sizes[address, name] = max(size, sizes.get((address, name), 0))
+    ordered = sorted(sizes)
+    graph.symbol_address = np.asarray([address for address, _ in ordered], np.uint64)
+    graph.symbol_size = np.asarray([sizes[key] for key in ordered], np.uint64)
+    graph.symbol_name = [name for _, name in ordered]
+    graph.exports = program.exports
+
+
+def _set_imports(graph: Graph, program: Program) -> None:
+    """Name where calls and jumps of imports lead: stubs, slots, and functions that are stubs."""
+    names = dict(zip(program.import_address.tolist(), program.import_name, strict=True))
+    slots = program.slot_full_name or program.slot_name
+    slot_name = dict(zip(program.slot_address.tolist(), slots, strict=True))
+    leads = np.isin(graph.edge_kind, (Edge.CALL, Edge.JUMP))
+    leads &= member(graph.edge_target, program.slot_address)
+    for slot in distinct(graph.edge_target[leads]).tolist():
+        names.setdefault(slot, slot_name[slot])
+    # A function that does nothing but jump through a slot: so PE files import.
+    first = graph.function_blocks[:-1]
+    single = np.flatnonzero(np.diff(graph.function_blocks) == 1)
+    block = first[single]
+    short = np.diff(graph.block_instructions)[block] <= 2
+    edge = graph.block_edges[block]
+    short &= graph.block_edges[block + 1] == edge + 1
+    single, edge = single[short], edge[short]
+    thunk = leads[edge] & (graph.edge_kind[edge] == Edge.JUMP)
+    address, target = graph.function_address[single[thunk]], graph.edge_target[edge[thunk]]
+    for stub, slot in zip(address.tolist(), target.tolist(), strict=True):
+        names.setdefault(stub, slot_name[slot])
+    ordered = sorted(address for address, name in names.items() if name)
+    graph.import_address = np.asarray(ordered, np.uint64)
+    graph.import_name = [names[address] for address in ordered]
+
+
+def _portions(graph: Graph) -> list[tuple[int, int]]:
+    """Return ranges of functions with some hundred thousand instructions; one function at least."""
+    ends = graph.block_instructions[graph.function_blocks[1:]]
+    found, first = [(0, 0)], 0
+    while first < len(ends):
+        done = int(ends[first - 1]) if first else 0
+        last = max(int(np.searchsorted(ends, done + AT_ONCE, side="right")), first + 1)
+        found.append((first, last))
+        first = last
+    return found
+
+
+def _lengths(found: Operands, block: Array) -> Array:
+    """Return for each instruction the number that one beside it moves somewhere: (n,) i8.
+
+    One of the two after it, else one of the two before it, of the same block; 0 if none does, or
+    if no string is so long.
+    """
+    moves = (found.map == 0) & (found.immediate_size == 4)
+    moves &= ((found.opcode & 0xF8) == 0xB8) | (found.opcode == 0xC7)
+    moves &= (found.immediate >= FEWEST) & (found.immediate <= LONGEST_COUNTED)
+    value = np.where(moves, found.immediate, 0)
+    length = np.zeros(len(value), np.int64)
+    for step in (1, 2):
+        beside = np.zeros(len(value), np.int64)
+        same = block[:-step] == block[step:]
+        beside[:-step] = np.where(same, value[step:], 0)
+        length = np.where(length == 0, beside, length)
+    for step in (1, 2):
+        beside = np.zeros(len(value), np.int64)
+        same = block[:-step] == block[step:]
+        beside[step:] = np.where(same, value[:-step], 0)
+        length = np.where(length == 0, beside, length)
+    return length
+
+
+def _sets_frame(found: Operands) -> Array:
+    """Return which instructions set RBP from RSP: `mov rbp, rsp`, `lea rbp, [rsp + …]`, ENTER."""
+    one = found.map == 0
+    sets: Array = one & (found.opcode == 0x89) & (found.first == STACK) & (found.second == FRAME)
+    sets |= one & (found.opcode == 0x8B) & (found.first == FRAME) & (found.second == STACK)
+    sets |= one & (found.opcode == LEA) & (found.first == FRAME) & (found.base == STACK)
+    sets |= one & (found.opcode == 0xC8)
+    return sets
+
+
+def _copies(found: Operands) -> Array:
+    """Return which instructions take the address in the stack pointer: `mov register, rsp`."""
+    takes = (found.opcode == 0x89) & (found.first == STACK) & (found.second < NO_REGISTER)
+    takes |= (found.opcode == 0x8B) & (found.second == STACK)
+    copies: Array = (found.map == 0) & takes & ~_sets_frame(found)
+    return copies
+
+
+def _growth(found: Operands, word: int) -> Array:
+    """Return by how many bytes each instruction lets the stack grow: (n,) i8."""
+    one, opcode, middle = found.map == 0, found.opcode, found.form >> 3 & 7
+    pushes = (opcode & 0xF8 == 0x50) | np.isin(opcode, (0x68, 0x6A, 0x9C))
+    pushes |= (opcode == 0xFF) & (middle == 6)
+    pops = (opcode & 0xF8 == 0x58) | (opcode == 0x9D) | ((opcode == 0x8F) & (middle == 0))
+    steps = (opcode == LEA) & (found.first == STACK) & (found.base == STACK)
+    grows = word * pushes.astype(np.int64) - word * pops
+    grown: Array = np.where(one, grows - found.displacement * steps, 0) + _room(found)
+    return grown
+
+
+def _room(found: Operands) -> Array:
+    """Return what instructions subtract from the stack pointer, less what they add: (n,) i8."""
+    moves = (found.map == 0) & np.isin(found.opcode, (0x81, 0x83)) & (found.second == STACK)
+    middle = found.form >> 3 & 7
+    room: Array = found.immediate * (moves & (middle == 5)) - found.immediate * (
+        moves & (middle == 0)
+    )
+    return room
+
+
+def _slots(
+    found: Operands, rows: Array, depth: Array, function: Array, first: int
+) -> tuple[Array, Array, Array]:
+    """Return `slot`, `slot_place` and `slot_size` as of a `Graph`.
+
+    Args:
+        found: the operands of n instructions.
+        rows: i8, those with a place on the stack.
+        depth: (n,) i8, as `_Finder._depths`.
+        function: (n,) i8, ascending.
+        first: the row of the first instruction in the graph.
+    """
+    # The frame pointer stands where the stack pointer stood when it was set.
+    sets = np.flatnonzero(_sets_frame(found))
+    where = depth[sets] - np.where(found.opcode[sets] == LEA, found.displacement[sets], 0)
+    frame = np.zeros(int(function[-1]) + 1 if len(function) else 0, np.int64)
+    frame[function[sets[::-1]]] = where[::-1]
+    by_frame = (found.base == FRAME) & (len(function) > 0)
+    base = np.where(by_frame, frame[np.where(by_frame, function, 0)] if len(frame) else 0, depth)
+    slot = (found.displacement - base)[rows]
+    # A place ends where the next one begins that the function uses, or its arguments.
+    span = np.int64(1 << 33)
+    used = distinct(function[rows] * span + slot, np.unique(function[rows]) * span)
+    at = np.minimum(np.searchsorted(used, function[rows] * span + slot, "right"), len(used) - 1)
+    taken = ((found.opcode == LEA) & (found.map == 0) | found.indexed | _copies(found))[rows]
+    taken &= slot < 0
+    size = np.where(taken, used[at] - function[rows] * span - slot, 0)
+    # Where an address is taken, what lies there may be as large as the frame.
+    room = _room(found)
+    frames = np.flatnonzero((room > 0) & member(function, distinct(function[rows[taken]])))
+    bottom = depth[frames] + room[frames]
+    places = np.concatenate([rows, frames])
+    order = np.argsort(places, kind="stable")
+    slot, size = np.append(slot, -bottom)[order], np.append(size, bottom)[order]
+    return slot, places[order] + first, size.astype(np.int64)
+
+
+class _Finder:
+    """Reads the numbers in the instructions of one program, some functions at a time."""
+
+    def __init__(self, graph: Graph, program: Program) -> None:
+        self.graph, self.program = graph, program
+        linked = any(s.execute and s.linked is not s.data for s in program.sections)
+        self.code = Code(program) if linked else None
+        """Where the bytes of blocks are not what the program runs."""
+        self.low = np.uint64(min(section.address for section in program.sections))
+        top = max(program.top, *(section.stop for section in program.sections))
+        self.top = np.uint64(min(top, (1 << 64) - 1))
+        # A program that may lie anywhere has no addresses in its instructions.
+        self.fixed = program.fixed or program.kind == "relocatable"
+
+    def look(self, first: int, last: int) -> tuple[Array, ...]:
+        """Return constants (i8), how many each block has, addresses (u8) and their places.
+
+        Then for each address the number (i8) that may be the length of what lies there, 0 if there
+        is none; and `slot`, `slot_place` and `slot_size` as of a `Graph`. All are those of the
+        blocks of the functions from `first` to before `last`, in order of instructions.
+        """
+        graph = self.graph
+        blocks = slice(*graph.function_blocks[[first, last]].tolist())
+        count = np.diff(graph.block_instructions[blocks.start : blocks.stop + 1])
+        low, high = graph.block_instructions[[blocks.start, blocks.stop]].tolist()
+        length = graph.lengths[low:high]
+        data = self._bytes(blocks)
+        start = offsets(length.astype(np.int64))[:-1]
+        found = operands(data, start, length, graph.bits)
+        block = np.repeat(np.arange(len(count)), count)
+        begin = np.repeat(graph.block_address[blocks], count)
+        within = start - np.repeat(start[np.cumsum(count) - count], count) if len(count) else start
+        end = begin + (within + length).astype(np.uint64)
+        of_block = np.repeat(
+            np.arange(last - first), np.diff(graph.function_blocks[first : last + 1])
+        )
+        function = of_block[block]
+        framed = self._framed(found, function)
+        displaced, disp_constant, disp_address, direct = self._displacements(
+            found, end, framed, function
+        )
+        used, number_constant, number_address = self._immediates(found, end)
+        # Of an instruction the displacement comes first, as in its bytes.
+        value = np.stack([found.displacement, found.immediate], axis=1)
+        constant = np.stack([disp_constant, number_constant], axis=1)
+        address = np.stack([displaced, used], axis=1)
+        is_address = np.stack([disp_address, number_address], axis=1)
+        places = PLACES * (low + np.arange(len(block)))[:, None] + np.arange(2)
+        places[:, 0] += DIRECT * direct
+        begins = graph.function_address[first:last]
+        depth = self._depths(found, blocks, begins, of_block, block)
+        on_stack = (found.base == STACK) | ((found.base == FRAME) & framed) | _copies(found)
+        return (
+            value[constant],
+            np.bincount(block, constant.sum(axis=1), len(count)).astype(np.int64),
+            address[is_address],
+            places[is_address],
+            np.repeat(_lengths(found, block), is_address.sum(axis=1)),
+            *_slots(found, np.flatnonzero(on_stack), depth, function, low),
+        )
+
+    def _depths(
+        self, found: Operands, blocks: slice, begins: Array, function: Array, block: Array
+    ) -> Array:
+        """Return how many bytes the stack has grown since the function's entry: (n,) i8.
+
+        Before each instruction, on some way to it: all ways of a sound function agree. What sets
+        the stack pointer from another register (an epilogue) is left out.
+
+        Args:
+            found: the operands of the instructions.
+            blocks: the blocks of the graph that they are in.
+            begins: u8, where the functions of these begin.
+            function: (B,) i8, the function of each of these blocks.
+            block: (n,) i8, the block of each instruction.
+        """
+        graph, count = self.graph, blocks.stop - blocks.start
+        grows = _growth(found, self.program.word if graph.bits == 32 else 8)
+        before = offsets(grows)
+        first = np.searchsorted(block, np.arange(count))
+        inside = before[:-1] - before[first][block]
+        total = np.bincount(block, grows, count).astype(np.int64)
+        ways = slice(*graph.block_edges[[blocks.start, blocks.stop]].tolist())
+        source = np.repeat(
+            np.arange(count), np.diff(graph.block_edges[blocks.start : blocks.stop + 1])
+        )
+        kind, wanted = graph.edge_kind[ways], graph.edge_target[ways]
+        addresses, rank = numbered(graph.block_address[blocks])
+        width = max(len(addresses), 1)
+        at = np.searchsorted(addresses, wanted)
+        known = member(wanted, addresses) & (kind != Edge.CALL)
+        source, kind, aim = source[known], kind[known], at[known] + function[source[known]] * width
+        key = function * width + rank
+        there = member(aim, key)
+        source, kind, target = source[there], kind[there], np.searchsorted(key, aim[there])
+        # Blocks that only follow one another form a chain, whose beginning gives all depths.
+        follows = np.zeros(count, bool)
+        follows[target[(kind == Edge.FALL) & (target == source + 1)]] = True
+        chain = np.cumsum(~follows) - 1
+        entered = np.concatenate([np.zeros(1, np.int64), np.cumsum(total)])[:count]
+        entered -= entered[np.flatnonzero(~follows)][chain] if count else entered
+        shift = entered[source] + total[source] - entered[target]
+        source, target = chain[source], chain[target]
+        order = np.argsort(source, kind="stable")
+        target, shift = target[order], shift[order]
+        bounds = np.searchsorted(source[order], np.arange(count + 1))
+        base, done = np.zeros(count, np.int64), np.zeros(count, bool)
+        entry = np.flatnonzero(graph.block_address[blocks] == begins[function])
+        base[chain[entry]], done[chain[entry]] = -entered[entry], True
+        front = distinct(chain[entry])
+        while len(front):
+            sizes = bounds[front + 1] - bounds[front]
+            edge, from_ = expand(bounds[front], sizes), np.repeat(front, sizes)
+            fresh = ~done[target[edge]]
+            edge, from_ = edge[fresh], from_[fresh]
+            front, one = np.unique(target[edge], return_index=True)
+            base[front], done[front] = base[from_[one]] + shift[edge[one]], True
+        depth: Array = (base[chain] + entered)[block] + inside
+        return depth
+
+    def _bytes(self, blocks: slice) -> Array:
+        """Return the bytes of blocks as they are run, and some after them."""
+        graph = self.graph
+        low, high = graph.block_bytes[[blocks.start, blocks.stop]].tolist()
+        data = graph.code[low:high]
+        if self.code is not None:
+            sizes = np.diff(graph.block_bytes[blocks.start : blocks.stop + 1])
+            data = self.code.linked[expand(self.code.offset(graph.block_address[blocks]), sizes)]
+        return np.concatenate([data, np.zeros(LONGEST_INSTRUCTION + 1, np.uint8)])
+
+    def _in_program(self, address: Array) -> Array:
+        found: Array = (address >= self.low) & (address < self.top)
+        return found
+
+    def _loaded(self, address: Array) -> Array:
+        """Return which addresses lie in a section, or behind the last one: bool."""
+        sections = self.program.sections
+        if self.program.kind == "relocatable":
+            return np.ones(len(address), bool)
+        begins = np.asarray([section.address for section in sections], np.uint64)
+        stops = np.asarray([section.stop for section in sections], np.uint64)
+        at = np.searchsorted(begins, address, side="right") - 1
+        found: Array = (at == len(begins) - 1) | (address < stops[at])
+        return found
+
+    def _displacements(
+        self, found: Operands, end: Array, framed: Array, function: Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """Return the addresses (u8) that displacements give, which are constants, which addresses,
+        and to which of these no other register is added.
+
+        An address of the program may also be a displacement with registers, the place of a table,
+        or in 32-bit code the distance from the global offset table.
+        """
+        mask = np.uint64((1 << 64) - 1 if self.program.word == 8 else 0xFFFFFFFF)
+        value = found.displacement.astype(np.uint64)
+        address = np.where(found.relative, end + value, value) & mask
+        stack = (found.base == STACK) | ((found.base == FRAME) & framed)
+        wide = found.size >= 4
+        known = wide & (found.relative | (self._in_program(address) & self.fixed))
+        direct = ~found.indexed & (found.base == NO_REGISTER)
+        if self.graph.bits == 32 and self.program.global_offset_table:
+            based = (value + np.uint64(self.program.global_offset_table)) & mask
+            far = wide & ~known & ~stack & (found.displacement != 0)
+            far &= self._based(found, end, stack, function)
+            far &= self._in_program(based) & (based > self.low) & self._loaded(based)
+            address[far] = based[far]
+            known |= far
+            direct |= far & ~found.indexed
+        # A displacement of 0 is one that the operand's form demands.
+        constant = (found.size > 0) & (found.displacement != 0) & ~known & ~stack
+        return address, constant, known, direct
+
+    def _framed(self, found: Operands, function: Array) -> Array:
+        """Return for each instruction whether its function has a frame pointer: bool.
+
+        It has one where RBP is set from RSP.
+        """
+        sets = _sets_frame(found)
+        framed = np.zeros(int(function[-1]) + 1 if len(function) else 0, bool)
+        framed[function[sets]] = True
+        return framed[function]
+
+    def _immediates(self, found: Operands, end: Array) -> tuple[Array, Array, Array]:
+        """Return what `_displacements` does, of immediates."""
+        mask = np.uint64((1 << 64) - 1 if self.program.word == 8 else 0xFFFFFFFF)
+        address = found.immediate.astype(np.uint64)
+        group = (found.map == 0) & ((found.opcode & 0xFC) == 0x80)
+        middle = found.form >> 3 & 7
+        # Sums and pointers may be addresses, products and masks are none.
+        logic = group & np.isin(middle, (1, 4, 6))
+        logic |= (found.map == 0) & np.isin(found.opcode, (0x0D, 0x25, 0x35, 0x69, 0xA9))
+        logic |= (found.map == 0) & (found.opcode == 0xF7)
+        known = (found.immediate_size >= 4) & ~logic & self.fixed
+        # Of 32-bit numbers in 64-bit code both signs are looked at: `mov` keeps the bits.
+        address = np.where(found.immediate_size == 4, address & np.uint64(0xFFFFFFFF), address)
+        known &= self._in_program(address & mask)
+        table = self.program.global_offset_table
+        reaches = np.zeros(len(known), bool)
+        if self.graph.bits == 64 and table:
+            # `mov register, distance`, which code of the large model adds to the table's address.
+            far = (found.map == 0) & (found.opcode & 0xF8 == 0xB8) & (found.immediate_size == 8)
+            away = np.uint64(table) - found.immediate.astype(np.uint64) - end + np.uint64(AROUND)
+            reaches = far & (away < np.uint64(2 * AROUND))
+            based = (found.immediate.astype(np.uint64) + np.uint64(table)) & mask
+            far &= ~known & ~reaches & self._in_program(based) & (based > self.low)
+            address = np.where(far, based, address)
+            known |= far
+        constant = (found.immediate_size > 0) & ~known & ~reaches
+        constant &= ~(group & (found.second == STACK))
+        if self.graph.bits == 32 and table:
+            constant &= ~self._reaches_table(found, end)
+        return address, constant, known
+
+    def _based(self, found: Operands, end: Array, stack: Array, function: Array) -> Array:
+        """Return for which instructions the base register may hold the global offset table: bool.
+
+        It may where the function adds the distance to it, or copies it there from such a register,
+        over the stack too; in a function that does not, EBX may by convention.
+        """
+        reaches = self._reaches_table(found, end)
+        count = int(function[-1]) + 1 if len(function) else 0
+        known = np.zeros((count, 8), bool)
+        known[:, EBX] = ~np.isin(np.arange(count), function[reaches])
+        register = np.where(found.opcode == 0x05, 0, found.second)
+        known[function[reaches], register[reaches] & 7] = True
+        stores = (found.map == 0) & (found.opcode == 0x89)
+        loads = (found.map == 0) & (found.opcode == 0x8B)
+        place = numbered(((function << 33) + found.displacement + (1 << 32)).astype(np.uint64))[1]
+        kept = np.zeros(len(place), bool)
+        first, second = found.first & 7, found.second & 7
+        copies = found.second != NO_REGISTER
+        for _ in range(COPIES):
+            kept[place[stores & stack & known[function, first]]] = True
+            for rows, to, has in (
+                (stores & copies, second, known[function, first]),
+                (loads & copies, first, known[function, second]),
+                (loads & stack, first, kept[place]),
+            ):
+                rows = np.flatnonzero(rows & has)
+                known[function[rows], to[rows]] = True
+        found_based: Array = (found.base != NO_REGISTER) & known[function, found.base & 7]
+        return found_based
+
+    def _reaches_table(self, found: Operands, end: Array) -> Array:
+        """Return which instructions add the distance from themselves to the global offset table."""
+        group = np.isin(found.opcode, (0x81, 0x83)) & (found.form >> 3 & 7 == 0)
+        adds = (found.map == 0) & (group | (found.opcode == 0x05)) & (found.immediate_size == 4)
+        place = (end + found.immediate.astype(np.uint64)) & np.uint64(0xFFFFFFFF)
+        away = place - np.uint64(self.program.global_offset_table) + np.uint64(NEAR)
+        near: Array = adds & (away < np.uint64(2 * NEAR))
+        return near
+
+
+def add_pointers(graph: Graph, program: Program) -> None:
+    """Set the columns of the pointers of a program's graph."""
+    address, target = _words(program)
+    kept = in_data(program, address)
+    kept &= member(target, graph.function_address) | in_data(program, target)
+    # The table of a damaged file may name a place twice.
+    address, first = np.unique(address[kept], return_index=True)
+    target = target[kept][first]
+    if not len(graph.function_address):
+        return
+    texts: dict[int, str] = {}
+    if not has_counted_strings(program):
+        texts = strings_at(program, distinct(target))
+    graph.pointer_address, graph.pointer_target = address, target
+    graph.pointer_text = [texts.get(at, "") for at in target.tolist()]
+
+
+def in_data(program: Program, addresses: Array) -> Array:
+    """Return which addresses (u8) are data of the program, also data that is not in the file.
+
+    What a linker fills in an order of its own does not count.
+    """
+    found = np.zeros(len(addresses), bool)
+    last = max((section.stop for section in program.sections), default=0)
+    if program.top > last:
+        found = (addresses >= np.uint64(last)) & (addresses < np.uint64(program.top))
+    for section in program.sections:
+        if not (section.execute or section.name.startswith(LINKED)):
+            found |= addresses - np.uint64(section.address) < np.uint64(len(section.data))
+    return found
+
+
+def _words(program: Program) -> tuple[Array, Array]:
+    """Return addresses and values (u8) of the words that may be pointers.
+
+    A program that may lie anywhere has relocations for its pointers. In one with a fixed address
+    every aligned word may be one.
+    """
+    if not (program.fixed or program.kind == "relocatable"):
+        return program.pointer_address, program.load(program.pointer_address)
+    word = program.word
+    places, values = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+    for section in program.sections:
+        if section.execute:
+            continue
+        skip = -section.address % word
+        count = max(0, (len(section.data) - skip) // word)
+        words = section.linked[skip : skip + count * word].view(f"<u{word}")
+        first = np.uint64(section.address + skip)
+        places.append(first + np.arange(count, dtype=np.uint64) * np.uint64(word))
+        values.append(words.astype(np.uint64))
+    return np.concatenate(places), np.concatenate(values)

@@ -1,0 +1,335 @@
+"""The source `x86`: from programs, or graphs of them, to records of six streams."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from tokmill import plugins
+from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.base.files import reading
+from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.graph_files import read_about
+from tokmill.x86.graphs.graph_inputs import GRAPH, find_inputs, graphs_in
+from tokmill.x86.graphs.lifting import PICKLE, check_lifter, lifter_version
+from tokmill.x86.image.keys import Key, KeyTemplate
+from tokmill.x86.records import Cutting, Unit, nothing, records_of
+from tokmill.x86.tokens.rules import COLUMNS, make_rules
+from tokmill.x86.tokens.templates import Templates
+from tokmill.x86.tokens.vocabularies.vocabulary import TokenList, Vocabularies, closed
+from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
+from tokmill.x86.walks import Walking, check_counts
+
+PART = 128 << 20
+"""A shard is cut after so many bytes of phrases of one program, so that memory is bounded."""
+EXPANDS = {"function": 1, "block": 6, "walk": 10}
+"""About how many times larger than a program its records are; for walks, with one from each
+block."""
+LEAST_TOKENS = 64
+"""Smallest limit of tokens in a record: any instruction must fit."""
+MOST_TOKENS = 32_768
+
+
+class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of x86 programs."""
+
+    unit: Unit = "function"
+    """What a record is: a function, a basic block, or a random walk over the blocks of one."""
+    rules: str = "tokmill"
+    """The rules that make the tokens: tokmill or semanticbbv."""
+    vocab: str = ""
+    """Folder with the vocabularies asm.json … of the rules semanticbbv."""
+    separator: bool = False
+    """Put a [SEP] after each instruction, in all columns."""
+    lifter: str = "native"
+    """The lifter, which finds functions and blocks in programs: native, or that of an installed
+    package; graphs need none."""
+    layout: str = ""
+    """How paths of programs are made up, such as {project}/{compiler}-{level}/{program}."""
+    max_tokens: int = MOST_TOKENS
+    """Largest number of tokens of a record; a longer function is cut into parts, between
+    instructions."""
+    min_tokens: int = 100
+    """Smallest number of tokens of a walk; shorter walks are skipped."""
+    seed: int = 0
+    """Seed of the walks."""
+    walks: int = 1
+    """Walks that begin at each place that walk_from names."""
+    walk_from: Literal["every", "entry", "random"] = "every"
+    """Where walks of a function begin: at every block, at its entry, or at a random block."""
+    walk_tokens: int = 512
+    """Largest number of tokens of a walk; it is cut between instructions."""
+    walk_blocks: int = 0
+    """Largest number of blocks of a walk; 0: as many as the tokens allow."""
+    restart: Literal["stop", "entry", "start", "random"] = "stop"
+    """What happens at a block without successors: the walk ends (stop), or continues at the entry,
+    at its first block (start) or at a random block of the function."""
+    weight: Literal["uniform", "degree"] = "uniform"
+    """How likely each successor is: uniform, or in proportion to 1 + its own successors
+    (degree)."""
+
+
+WALKS = (*Walking.__struct_fields__, "min_tokens")
+"""Options that only concern walks."""
+
+
+class X86Source(Source):
+    """ELF and PE programs, and the graphs that `tokmill cfg` makes of them; one item each.
+
+    Columns: the six streams of `tokmill.x86.tokens.rules` and `border` through phrases; a record's
+    `address` (of the function or block, of a walk's first block), `function` (raw symbol, or
+    `sub_401000`), `project program version compiler level`, `part` (number of the part, from 0, of
+    a function that was cut) and, for walks, `walk`. A record's place is its address. A program that
+    cannot be lifted is rejected.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = X86Config
+    places = "address"
+    version: ClassVar[int] = 2
+    has_tokenizer: ClassVar[bool] = False
+    rejects_items: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        check(config)
+        vocab = str(Path(config.vocab).absolute()) if config.vocab else ""
+        self.config: X86Config = msgspec.structs.replace(config, vocab=vocab)
+        self.inputs, self.frozen = list(inputs), vocabularies
+        self.layout = KeyTemplate(config.layout)
+        self._caches = Caches(config.rules, vocabularies, config.separator)
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return the six vocabularies: the closed ones of `tokmill`, or those of a folder."""
+        if request.tokenizer is not None or request.roles:
+            raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
+        check(config)
+        return {
+            column: Frozen(*tokens.vocabulary())
+            for column, tokens in vocabularies_of(config.rules, config.vocab).items()
+        }
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The columns of the store."""
+        per_record: dict[str, Literal["u4", "u8", "utf8"]] = {"address": "u8", "function": "utf8"}
+        per_record |= dict.fromkeys(Key._fields, "utf8")
+        per_record["part"] = "u4"
+        if self.config.unit == "walk":
+            per_record["walk"] = "u4"
+        coded = {
+            column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
+            for column in COLUMNS
+        }
+        return {
+            **coded,
+            "border": Column("u1", phrase=True),
+            **{name: Column(dtype, per="record") for name, dtype in per_record.items()},
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Return the versions that decide blocks and tokens; leave out options without effect."""
+        rules = make_rules(self.config.rules)
+        iced = importlib.metadata.version("iced-x86")
+        unused = () if self.config.unit == "walk" else WALKS
+        return {
+            "vocab": None,
+            "rules": f"{rules.name} {rules.version}, iced-x86 {iced}",
+            "lifter": lifter_version(self.config.lifter),
+            **dict.fromkeys(unused),
+        }
+
+    def items(self) -> Iterator[Item]:
+        """Yield the programs and graphs, one item each.
+
+        Raises `TokmillError` if there is none, and for pickles, which cannot be read here.
+        """
+        files, self.left_out = find_items(self.inputs, self.config)
+        self.layout.check(map(name_of, files))
+        config = self.config
+        expands = config.walks if config.unit == "walk" else 1
+        if config.unit != "walk" or config.walk_from == "every":
+            expands *= EXPANDS[config.unit]
+        for file in files:
+            path = str(file.path.absolute())
+            yield Item(file.name, path, 0, file.size, file.digest, expands=expands)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the records of a program; one that cannot be lifted is a reject."""
+        config = self.config
+        if not item.parts_done:
+            take_file(Path(item.path), digest)
+        walking = msgspec.convert(config, Walking, from_attributes=True)
+        cutting = Cutting(config.unit, config.max_tokens, config.min_tokens, walking)
+        yield from cut_parts(self._batches(item, cutting), item.parts_done)
+
+    def content(self, item: Item, digest: Hash) -> Iterator[None]:
+        """Hash the content of a program, all its bytes, as one part."""
+        take_file(Path(item.path), digest)
+        yield from ()
+
+    def _batches(self, item: Item, cutting: Cutting) -> Iterator[Records]:
+        """Yield the records of a program; a very large one is read in windows."""
+        graphs = self._graphs(item)
+        begun, told = False, set[str]()
+        while (graph := next(graphs, None)) is not None:
+            if isinstance(graph, str):
+                yield nothing(cutting.unit, self._caches.of(64), [Drop(0, graph, True)])
+                return
+            key = self.layout.key(graph.program, graph.compiler, graph.level)
+            fits = self.layout.fields(graph.program) is not None
+            for batch in records_of(graph, key, self._caches.of(graph.bits), cutting):
+                if begun:
+                    batch.notes.pop("programs", None)
+                elif not fits:
+                    batch.notes["programs whose path does not fit the layout"] = 1
+                for why in set(graph.cut_short) - told:
+                    batch.notes[f"programs that are not complete: {why}"] = 1
+                told.update(graph.cut_short)
+                begun = True
+                yield batch
+            # Frees the memory of this graph before the next one is lifted.
+            del graph
+
+    def _graphs(self, item: Item) -> Iterator[Graph | str]:
+        """Yield the graphs of a program; if lifting fails, the last value is the reason."""
+        program = InputFile(item.name, Path(item.path), item.size, item.digest)
+        try:
+            yield from graphs_in(program, lifter=self.config.lifter, windows=True)
+        except (MachineError, MissingExtraError, UsageError, MemoryError, OSError):
+            raise
+        except TokmillError as error:
+            yield error.what
+        except Exception as error:
+            # A bug of the lifter costs this program, not a build of thousands of programs.
+            yield f"the lifter failed: {type(error).__name__}"
+
+
+class Caches:
+    """Caches of templates, one for each kind of code, which outlive programs and shards."""
+
+    def __init__(self, rules: str, frozen: Mapping[str, Frozen], separator: bool = False) -> None:
+        """Take the rules and the vocabularies; streams without a vocabulary are not kept."""
+        self.rules, self.frozen, self.separator = rules, frozen, separator
+        self._made: dict[int, Templates] = {}
+
+    def of(self, bits: int) -> Templates:
+        """Return the cache for code of 64 or 32 bits."""
+        if bits not in self._made:
+            vocabularies = {
+                column: TokenList.from_json(self.frozen[column].data)
+                if column in self.frozen
+                else TokenList.of(column, self.rules, ())
+                for column in COLUMNS
+            }
+            self._made[bits] = Templates(self.rules, bits, vocabularies, self.separator)
+        return self._made[bits]
+
+
+def take_file(path: Path, digest: Hash) -> None:
+    """Hash all bytes of a file."""
+    with reading(path) as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+
+
+def cut_parts(batches: Iterator[Records], parts_done: int) -> Iterator[Records]:
+    """Yield the batches of an item in parts, so that memory is bounded; skip finished parts."""
+    part = size = 0
+    for batch in batches:
+        size += batch.phrases.ids.nbytes if batch.phrases else 0
+        batch.ends_part = size >= PART
+        if part >= parts_done:
+            yield batch
+        if batch.ends_part:
+            part, size = part + 1, 0
+
+
+def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
+    """Return the programs and graphs below some paths, and what was left out.
+
+    Raises `TokmillError` if there is none, and for pickles, which may hold several programs.
+    """
+    files, left_out = find_inputs(inputs, choice)
+    named = {Path(argument).name for argument in inputs if not Path(argument).is_dir()}
+    kept = []
+    for file in files:
+        if file.path.suffix == PICKLE:
+            raise TokmillError(
+                "a pickle is not a program",
+                where=str(file.path),
+                hint=f"make graphs of it first: tokmill cfg {file.path} -o GRAPHS",
+            )
+        if file.name in named or file.path.suffix != GRAPH or read_about(file.path) is not None:
+            kept.append(file)
+    if not kept:
+        raise TokmillError(
+            "there are no programs",
+            where=", ".join(inputs),
+            hint="ELF and PE files for x86 are read, and graphs that `tokmill cfg` makes of them",
+        )
+    if len(files) > len(kept):
+        left_out[NO_PROGRAM] = left_out.get(NO_PROGRAM, 0) + len(files) - len(kept)
+    return Inputs(kept, in_order(left_out))
+
+
+def name_of(file: InputFile) -> str:
+    """Return the name of a program; for a graph, that of the program it was made from."""
+    about = read_about(file.path) if file.path.suffix == GRAPH else None
+    return about.program if about else file.name
+
+
+def vocabularies_of(rules: str, folder: str) -> Vocabularies:
+    """Return the vocabularies of a set of rules: the closed ones, or those in a folder.
+
+    Raises `UsageError` if the rules need a folder, `TokmillError` if the folder does not fit them.
+    """
+    if folder:
+        return read_vocabularies(folder, rules)
+    if rules == "tokmill":
+        return closed()
+    raise UsageError(
+        f"the rules {rules} have no closed vocabularies",
+        hint=f"count them: tokmill vocab build x86 INPUT… --rules {rules} -o DIR; then --vocab DIR",
+    )
+
+
+def check_rules(name: str) -> None:
+    """Refuse rules that are not known."""
+    if name not in plugins.RULES:
+        raise UsageError(f"no rules are called {name!r}", hint=nearest(name, plugins.RULES))
+
+
+def check(config: X86Config) -> None:
+    """Refuse options that do not fit together."""
+    check_rules(config.rules)
+    check_lifter(config.lifter)
+    if not LEAST_TOKENS <= config.max_tokens <= MOST_TOKENS:
+        raise UsageError(
+            f"max_tokens = {config.max_tokens}", hint=f"{LEAST_TOKENS} to {MOST_TOKENS}"
+        )
+    if config.unit != "walk":
+        changed = [key for key in WALKS if getattr(config, key) != getattr(X86Config(), key)]
+        if changed:
+            raise UsageError(f"{changed[0]} only concerns walks", hint="--unit walk makes walks")
+        return
+    if not max(config.min_tokens, LEAST_TOKENS) <= config.walk_tokens <= config.max_tokens:
+        raise UsageError(
+            f"walk_tokens = {config.walk_tokens}",
+            hint=f"{max(config.min_tokens, LEAST_TOKENS)} (min_tokens) to "
+            f"{config.max_tokens} (max_tokens)",
+        )
+    check_counts(config.walks, config.walk_blocks)
