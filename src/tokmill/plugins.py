@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tokmill.base.errors import MissingExtraError, UsageError, nearest
@@ -419,8 +421,15 @@ def load(table: dict[str, Part], kind: str) -> Any:
 
 def require(module: str) -> Any:
     """Import a module; raises `MissingExtraError` if it needs a package of a missing extra."""
-    try:
+    with extras():
         return importlib.import_module(module)
+
+
+@contextmanager
+def extras() -> Iterator[None]:
+    """Turn the error of a package that is not installed into a `MissingExtraError`."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRA_PACKAGES:

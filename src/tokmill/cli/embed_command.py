@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
-from tokmill import plugins
 from tokmill.terminal.options import AsJson, At, Device, Quiet, RunFolder
 from tokmill.terminal.output import print_json, say
 
@@ -49,16 +48,18 @@ def embed(
     as_json: AsJson = False,
 ) -> None:
     """Make a vector of every record with a trained model: an overlay of the store, or a file."""
-    module = plugins.require("tokmill.inference.embed")
+    from tokmill.inference import embed as module
+    from tokmill.inference.vectors import BATCH_TOKENS
+
     found = module.embed(
         run,
         store,
-        pool=pool,
+        pool=cast(Any, pool),
         at=at,
         name=name,
         npy=npy,
         device=device,
-        batch_tokens=batch_tokens or module.BATCH_TOKENS,
+        batch_tokens=batch_tokens or BATCH_TOKENS,
         fresh=fresh,
         quiet=quiet,
     )

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill import plugins
 from tokmill.base.progress import human_metric, human_share
 from tokmill.terminal.options import AsJson, At, Device, Quiet, RunFolder
 from tokmill.terminal.output import print_json, print_table, say
@@ -42,7 +41,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure the loss of a run on a store, by column, beside the loss of unigram frequencies."""
-    module = plugins.require("tokmill.training.evaluate")
+    from tokmill.training import evaluate as module
+
     found = module.evaluate(
         run,
         store,

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, RunFolder
@@ -53,9 +52,12 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Make a run of a public checkpoint (GPT-2, Llama, BERT, ModernBERT, RWKV-7, …)."""
-    if plugins.require("tokmill.training.runs.tensorflow.find_bundle").is_tensorflow(checkpoint):
-        import_ = plugins.require("tokmill.training.runs.tensorflow.google_bert_run").import_bert
-        run = import_(checkpoint, out, tokenizer=tokenizer, length=length, verify=verify)
+    from tokmill.training.runs.tensorflow.find_bundle import is_tensorflow
+
+    if is_tensorflow(checkpoint):
+        from tokmill.training.runs.tensorflow.google_bert_run import import_bert
+
+        run = import_bert(checkpoint, out, tokenizer=tokenizer, length=length, verify=verify)
     elif not verify:
         raise UsageError(
             "--no-verify is only for checkpoints of TensorFlow",
@@ -63,11 +65,13 @@ def import_(
             hint="leave it out",
         )
     elif checkpoint.is_file() or (checkpoint.suffix in FILES and not checkpoint.is_dir()):
-        import_ = plugins.require("tokmill.training.runs.weight_files").import_file
-        run = import_(checkpoint, out, tokenizer=tokenizer, length=length)
+        from tokmill.training.runs.weight_files import import_file
+
+        run = import_file(checkpoint, out, tokenizer=tokenizer, length=length)
     else:
-        import_ = plugins.require("tokmill.training.runs.exchange").import_model
-        run = import_(checkpoint, out, tokenizer=tokenizer, length=length)
+        from tokmill.training.runs.exchange import import_model
+
+        run = import_model(checkpoint, out, tokenizer=tokenizer, length=length)
     if as_json:
         print_json({"run": str(run.path), "step": run.step, "said": list(run.said)})
         return
@@ -94,13 +98,16 @@ def export(
 ) -> None:
     """Write the model of a run as a checkpoint that transformers or RWKV's programs read."""
     if out.suffix in FILES:
-        file = plugins.require("tokmill.training.runs.weight_files").export_file(run, out, at=at)
+        from tokmill.training.runs.weight_files import export_file
+
+        file = export_file(run, out, at=at)
         if as_json:
             print_json({"file": str(file)})
         else:
             say(f"{file}: the weights of {run}")
         return
-    exchange = plugins.require("tokmill.training.runs.exchange")
+    from tokmill.training.runs import exchange
+
     folder = exchange.export_model(run, out, at=at)
     if as_json:
         print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})

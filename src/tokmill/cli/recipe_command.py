@@ -102,7 +102,9 @@ def schema(
     if kind == "train":
         keys = _training_keys(only or [])
     elif kind == "build":
-        keys = keys_of(plugins.require("tokmill.builds.build").BuildRecipe)
+        from tokmill.builds.plan import BuildRecipe
+
+        keys = keys_of(BuildRecipe)
     elif kind in plugins.SOURCES:
         keys = keys_of(plugins.load(plugins.SOURCES, kind).Config)
     else:
@@ -126,9 +128,10 @@ def schema(
 def check_recipe(value: dict[str, Any], options: dict[str, Any], where: str) -> str:
     """Check a recipe merged with options, as nested dicts, and return what it is for."""
     if "source" in value:
+        from tokmill.builds.plan import BuildRecipe
+
         value = merge(value, options)
-        kind = plugins.require("tokmill.builds.build").BuildRecipe
-        recipe = convert(kind, value, where)
+        recipe = convert(BuildRecipe, value, where)
         config = plugins.load(plugins.SOURCES, recipe.source).Config
         try:
             convert(config, recipe.options, where)
@@ -136,8 +139,12 @@ def check_recipe(value: dict[str, Any], options: dict[str, Any], where: str) -> 
             raise UsageError(f"options: {error.what}", where=where, hint=error.hint) from None
         return f"a build of {recipe.source}"
     if value.keys() & TRAINING:
-        value = plugins.require("tokmill.training.recipe.key_names").merged(value, options, where)
-        plugins.require("tokmill.training.recipe.check_recipe").from_dict(value, where)
+        from tokmill.training.recipe.key_names import merged
+
+        value = merged(value, options, where)
+        from tokmill.training.recipe.check_recipe import from_dict
+
+        from_dict(value, where)
         return "a training"
     raise UsageError(
         "it is neither a build (`source = …`) nor a training (`[data]`, `[model]`, `[task]`)",
@@ -195,13 +202,14 @@ def _training_keys(only: list[str]) -> list[dict[str, Any]]:
 
     `only`: kinds that replace all others of their table.
     """
-    module = plugins.require("tokmill.training.recipe.kinds")
+    from tokmill.training.recipe import kinds as module
+
     known = [kind for table in module.KINDS.values() for kind in table]
     if wrong := [kind for kind in only if kind not in known]:
         raise UsageError(f"no kind is called {wrong[0]!r}", hint=nearest(wrong[0], known))
     keys = []
     for section, struct in typing.get_type_hints(module.config_type()).items():
-        kinds = module.KINDS.get(section, ())
+        kinds = module.KINDS.get(section, {})
         if not kinds:
             keys += [key | {"kinds": []} for key in keys_of(struct, f"{section}.")]
         for kind in [kind for kind in kinds if kind in only] or kinds:
@@ -212,7 +220,9 @@ def _training_keys(only: list[str]) -> list[dict[str, Any]]:
                     same[0]["kinds"].append(kind)
                 else:
                     keys.append(key | {"kinds": [kind]})
-    for name, place in plugins.require("tokmill.training.recipe.key_names").OTHER_NAMES.items():
+    from tokmill.training.recipe.key_names import OTHER_NAMES
+
+    for name, place in OTHER_NAMES.items():
         for key in keys:
             if key["key"] == place:
                 key["doc"] += f", {name}" if "Also: " in key["doc"] else f" Also: {name}"

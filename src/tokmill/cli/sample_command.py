@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.progress import human_count
 from tokmill.inference.drawing import Drawing
@@ -76,19 +75,24 @@ def _sample(
         raise UsageError("--chat-template needs messages", hint="--chat TEXT, or --messages FILE")
     if jsonl and not prompts:
         raise UsageError("--jsonl needs --prompts FILE", hint="name a file, or -")
-    module = plugins.require("tokmill.inference.sample")
-    training = plugins.require("tokmill.training.runs.run")
+    from tokmill.inference import sample as module
+    from tokmill.training.runs import run as training
+
     reached = training.unfinished_at(run)
     if reached and at == "last":
         say(f"{run}: the run is not finished: samples from step {reached[0]:,} of {reached[1]:,}")
     facts = training.read_run(run)[1]
     bare = not all(facts.schema[name].vocab in facts.vocabularies for name in facts.columns)
-    reading = plugins.require("tokmill.inference.prompts")
+    from tokmill.inference import prompts as reading
+
     file: Any = reading.Prompts(prompts, jsonl, as_ids=bare, key=field) if prompts else None
-    single: Any = plugins.require("tokmill.inference.coders").parse_ids(ids) if ids else prompt
+    from tokmill.inference.coders import parse_ids
+
+    single: Any = parse_ids(ids) if ids else prompt
     encoded, end_ids = single, []
     if is_chat:
-        chats = plugins.require("tokmill.inference.chats")
+        from tokmill.inference import chats
+
         writer = chats.load_chats(run, facts, chat_template)
         single = chats.read_messages(messages) if messages else [{"role": "user", "content": chat}]
         encoded, end_ids = writer.ids(single, messages or "--chat"), writer.ends()

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from tokmill import plugins
 from tokmill.terminal.options import At, Device, Quiet, RunFolder
 from tokmill.terminal.output import say
 
@@ -43,10 +42,10 @@ def serve(
 
     POST /embed with {"inputs": ["…"]}: texts, or machine code in hexadecimal.
     """
-    serving = plugins.require("tokmill.inference.serving")
-    embedder = plugins.require("tokmill.inference.embedder").Embedder(
-        run, pool=pool, at=at, device=device, batch_tokens=batch_tokens
-    )
+    from tokmill.inference import serving
+    from tokmill.inference.embedder import Embedder
+
+    embedder = Embedder(run, pool=pool, at=at, device=device, batch_tokens=batch_tokens)
     if not quiet:
         say(f"{run}: step {embedder.step:,}, vectors of {embedder.width}, {embedder.pool}")
     limits = serving.Limits(max_bytes, max_inputs, max_waiting, seconds)

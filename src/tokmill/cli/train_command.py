@@ -171,8 +171,10 @@ def train(
     options = merge(settings(set_), {section: keys for section, keys in flags.items() if keys})
     if config_:
         options["settings"] = [str(file) for file in config_]
-    resolving = plugins.require("tokmill.training.recipe.resolve")
-    launching = plugins.require("tokmill.training.launch")
+    from tokmill.training import launch as launching
+    from tokmill.training.recipe import read_recipe
+    from tokmill.training.recipe import resolve as resolving
+
     if recipe is None and not (data or config_ or set_ or resume):
         wanted = "RECIPE" if context.command_path.endswith(" rl train") else "STORE"
         raise UsageError(
@@ -183,10 +185,10 @@ def train(
         names = (f"run{number or ''}" for number in itertools.count())
         free = next(name for name in names if not Path(name).exists())
         hint = f"name it: {shlex.join(['tokmill', *context.obj, '-o', free])}"
-        if recipe and (recipe / resolving.RECIPE).exists():
+        if recipe and (recipe / read_recipe.RECIPE).exists():
             hint = f"`{launching.resume_command(recipe)}` continues the run {recipe}"
         elif recipe and not resolving.is_settings(recipe):
-            resolving.read_given(recipe, bool(data))
+            read_recipe.read_given(recipe, bool(data))
         raise UsageError("the run needs a folder", hint=hint)
     launching.begin_worker()
     gpus = launching.gpus_of(devices)
@@ -200,11 +202,13 @@ def train(
         raise UsageError("--devices names GPUs, but run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
-        plan = plugins.require("tokmill.training.budget.estimate").estimate(
-            config, processes * nodes, processes, timed=True
-        )
+        from tokmill.training.budget.estimate import estimate
+
+        plan = estimate(config, processes * nodes, processes, timed=True)
         if not launching.place().rank and not resume:
-            for note in plugins.require("tokmill.training.recipe.check_recipe").notes(config):
+            from tokmill.training.recipe.check_recipe import notes
+
+            for note in notes(config):
                 say(f"note: {note}")
         if plan["memory_warning"]:
             say(f"warning: {plan['memory_warning']}")
@@ -216,11 +220,12 @@ def train(
             say(line)
             raise typer.Exit(launch.run(context.obj))
         launch.take_gpus()
-        loop = plugins.require("tokmill.training.session")
+        from tokmill.training import session as loop
+
         result = loop.train(recipe, out, options=options, resume=resume, quiet=quiet)
     except KeyboardInterrupt:
         # The run has not begun, or a second signal came before the checkpoint was saved.
-        if not (out / resolving.RECIPE).exists():
+        if not (out / read_recipe.RECIPE).exists():
             raise
         raise Interrupted(
             "stopped at once; nothing was saved since the last checkpoint",
@@ -235,9 +240,9 @@ def train(
     keys = ("loss", "val_loss", "val_loss_ema", "val_perplexity", "val_bits_per_byte")
     shown = [f"{key} {human_metric(result.metrics[key])}" for key in keys if key in result.metrics]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
-    sampling = (
-        plugins.require("tokmill.report.comparison.run_summaries").read_run(result.path).sampling
-    )
+    from tokmill.report.comparison.run_summaries import read_run
+
+    sampling = read_run(result.path).sampling
     if sampling and not quiet:
         say(f"next: {sampling}")
 

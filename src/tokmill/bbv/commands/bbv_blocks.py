@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import write_file
 from tokmill.base.progress import elapsed, human_count, human_share
@@ -45,7 +44,8 @@ def cluster(
     json: Json = False,
 ) -> None:
     """Cluster blocks by the cosines of their vectors, and write a map of blocks to clusters."""
-    maps = plugins.require("tokmill.bbv.block_map")
+    from tokmill.bbv import block_map as maps
+
     check_outputs({"--out": out}, [vectors])
     if vectors.is_dir():
         if not named:
@@ -54,20 +54,24 @@ def cluster(
                 where=str(vectors),
                 hint="--vectors OVERLAY (of `tokmill embed`), or an .npy file with a row a record",
             )
-        store = plugins.require("tokmill.store.store").Store(vectors)
-        table = plugins.require("tokmill.builds.mining.vector_table").VectorTable(store, named)
+        from tokmill.store.store import Store
+
+        store = Store(vectors)
+        from tokmill.builds.mining.vector_table import VectorTable
+
+        table = VectorTable(store, named)
         key, blocks = "record", np.arange(len(store))
         matrix = table.units(blocks)
     else:
         if named:
             raise UsageError("--vectors is of a store", hint="leave it out for an .npy file")
-        array = plugins.require("tokmill.builds.selection.overlay_values").open_arrays(
-            vectors, "vectors"
-        )
+        from tokmill.builds.selection.overlay_values import open_arrays
+
+        array = open_arrays(vectors, "vectors")
         matrix = next(iter(array.values()))
-        plugins.require("tokmill.similarity.vector_rows").check_matrix(
-            matrix, len(matrix), str(vectors)
-        )
+        from tokmill.similarity.vector_rows import check_matrix
+
+        check_matrix(matrix, len(matrix), str(vectors))
         key, blocks = "id", np.arange(len(matrix)) + id_base
     with elapsed(f"{human_count(num_clusters, 'cluster')} of {human_count(len(blocks), 'block')}"):
         labels = maps.cluster_blocks(matrix, num_clusters, seed=seed, restarts=restarts)
@@ -108,19 +112,21 @@ def rewrite(
     json: Json = False,
 ) -> None:
     """Write a trace whose blocks are clusters of blocks; instructions are added up."""
-    maps = plugins.require("tokmill.bbv.block_map")
+    from tokmill.bbv import block_map as maps
     from tokmill.bbv.traces.block_vectors import BlockVectors, lines, packed
     from tokmill.bbv.traces.read import pieces
 
     check_outputs({"--out": out}, [trace, block_map])
     found = maps.read_map(block_map)
-    of = found.of
+    of: Callable[[np.ndarray], Any] = found.of
     if found.key == "record":
         addresses, records = _records(trace, blocks, pc, mapped)
 
-        def of(ids: np.ndarray) -> Any:
+        def of_records(ids: np.ndarray) -> Any:
             rows = addresses.find(ids)
             return found.of(np.where(rows < 0, -1, records[rows]))
+
+        of = of_records
 
     elif blocks is not None:
         raise UsageError("the map is of ids, not of records", hint="leave --blocks out")

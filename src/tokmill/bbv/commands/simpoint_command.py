@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import inside, make_folder, write_file
 from tokmill.base.progress import elapsed, human_count, human_share
@@ -143,7 +142,8 @@ def simpoint(
         )
     if points_from is not None:
         _check_unused(context, "--from", WITH_FROM)
-    choosing = plugins.require("tokmill.bbv.points.choose_points")
+    from tokmill.bbv.points import choose_points as choosing
+
     # SimPoint's points tell nothing about their error.
     method = method or (choosing.SAMPLED if target_error else choosing.SIMPOINT)
     options = choosing.Options(
@@ -180,7 +180,8 @@ def simpoint(
         trace = choosing.load(name, path, rates, known, quiet=quiet)
         with elapsed(f"{name}: choosing points"):
             if points_from is not None:
-                files = plugins.require("tokmill.bbv.points.simpoint_files")
+                from tokmill.bbv.points import simpoint_files as files
+
                 pair = (inside(points_from, f"{name}{end}") for end in (".simpoints", ".weights"))
                 chosen = choosing.given(trace, *files.read(*pair))
             else:
@@ -203,7 +204,8 @@ def _check_unused(context: typer.Context, option: str, used: set[str]) -> None:
 
 def names_of(traces: list[Path]) -> list[str]:
     """Return what the programs of files are called: `gzip` of `runs/gzip.bb.gz`."""
-    beside = plugins.require("tokmill.bbv.traces.trace_files")
+    from tokmill.bbv.traces import trace_files as beside
+
     names: dict[str, Path] = {}
     for path in traces:
         name = beside.stem_of(path).name
@@ -243,7 +245,8 @@ def _share(text: str) -> float:
 
 
 def _write(out: Path, name: str, chosen: Any, labels: bool) -> None:
-    files = plugins.require("tokmill.bbv.points.simpoint_files")
+    from tokmill.bbv.points import simpoint_files as files
+
     make_folder(out)
     for end, text in files.written(chosen.intervals, chosen.weights).items():
         write_file(inside(out, name + end), text)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import inside, make_folder, write_file
 from tokmill.base.progress import Progress, human_count
@@ -30,9 +29,11 @@ def share(
     json: bool,
 ) -> None:
     """Choose points for all programs of a store, and print what they estimate."""
-    executions = plugins.require("tokmill.bbv.points.executions")
-    shared = plugins.require("tokmill.bbv.points.shared_points")
-    store = plugins.require("tokmill.store.store").Store(path)
+    from tokmill.bbv.points import executions
+    from tokmill.bbv.points import shared_points as shared
+    from tokmill.store.store import Store
+
+    store = Store(path)
     known = executions.read_executions(store)
     if len(known.names) < 2:
         raise UsageError(
@@ -91,17 +92,22 @@ def share(
 def _trained(store: Any, named: str, records: np.ndarray, quiet: bool) -> np.ndarray:
     """Return signatures of records: of an overlay, an .npy file, or a run that makes them."""
     if Path(named).is_dir():
-        made = plugins.require("tokmill.inference.embed").embed(named, store.path, quiet=quiet)
+        from tokmill.inference.embed import embed
+
+        made = embed(named, store.path, quiet=quiet)
         named = made.overlay
         say(f"{store.path}: overlay {named}")
-    table = plugins.require("tokmill.builds.mining.vector_table").VectorTable(store, named)
+    from tokmill.builds.mining.vector_table import VectorTable
+
+    table = VectorTable(store, named)
     units: np.ndarray = table.units(records).astype(np.float64) / 2048
     return units
 
 
 def _write(out: Path, found: Any, known: Any) -> None:
     """Write the points, records of the store, and a file of weights a program."""
-    files = plugins.require("tokmill.bbv.points.simpoint_files")
+    from tokmill.bbv.points import simpoint_files as files
+
     make_folder(out)
     for number, name in enumerate(known.names):
         # A name out of a store is a path of a trace at times.

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import read_file
 from tokmill.cli import train_command as training
@@ -93,10 +92,12 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Apply a schedule to a module, compare the results with those without it, time both."""
-    actions = plugins.require("tokmill.mlir.loops.schedule")
-    measure = plugins.require("tokmill.mlir.measure")
-    searches = plugins.require("tokmill.mlir.search")
-    tiles = plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
+    from tokmill.mlir import measure
+    from tokmill.mlir import search as searches
+    from tokmill.mlir.iree.tiles import IreeSpace
+    from tokmill.mlir.loops import schedule as actions
+
+    tiles = IreeSpace()
     problems = problems_of([module])
     if len(problems) != 1:
         raise UsageError(

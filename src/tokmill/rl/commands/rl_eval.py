@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from msgspec.structs import replace
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder
 from tokmill.base.progress import Progress, human_count, human_share
@@ -70,9 +69,10 @@ def evaluate(
     beside it. Gains are geometric means; what gives no result counts as 1, because the module
     without a schedule would run.
     """
-    runs_of = plugins.require("tokmill.training.runs.run")
-    evaluating = plugins.require("tokmill.rl.evaluate_policy")
-    measuring = plugins.require("tokmill.mlir.measure")
+    from tokmill.mlir import measure as measuring
+    from tokmill.rl import evaluate_policy as evaluating
+    from tokmill.training.runs import run as runs_of
+
     config, _ = runs_of.read_run(run)
     if config.task.kind != "schedules":
         raise UsageError(
@@ -83,7 +83,8 @@ def evaluate(
     task = runs_of.load_task(run, at)
     problems = problems_of(modules or [])
     if not modules:
-        naming = plugins.require("tokmill.rl.modules")
+        from tokmill.rl import modules as naming
+
         problems = naming.held_out(config.task, config.model.sizes)
     if not problems:
         raise UsageError(
@@ -96,10 +97,14 @@ def evaluate(
         inputs = [*(modules or []), *filter(None, folders)]
         rl_best.check(out, len(problems), inputs, {"--cache": cache})
         make_folder(out)
-    settings = plugins.require("tokmill.rl.ppo_loop").settings_of(config.task)
+    from tokmill.rl.ppo_loop import settings_of
+
+    settings = settings_of(config.task)
     settings = replace(settings, runs=runs or settings.runs)
-    searches = plugins.require("tokmill.mlir.search")
-    tiles = plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
+    from tokmill.mlir import search as searches
+    from tokmill.mlir.iree.tiles import IreeSpace
+
+    tiles = IreeSpace()
     count = (1 + samples) * len(problems)
     with (
         continuing(cache),
@@ -108,7 +113,7 @@ def evaluate(
         Progress("eval", count, unit="schedules", quiet=quiet) as progress,
     ):
         found = evaluating.evaluate(
-            task, problems, measure, samples, seed, lambda: progress.advance(1)
+            cast(Any, task), problems, measure, samples, seed, lambda: progress.advance(1)
         )
         rows = [
             evaluating.facts(one) | {IREE: default.nanoseconds / 1e6, "iree_status": default.status}

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import Interrupted, MachineError, UsageError
 from tokmill.base.files import read_file
 from tokmill.terminal.output import check_outputs, print_table, say
@@ -43,7 +42,9 @@ CacheFile = Annotated[
 
 def iree_line(spec: Path | None, module: str = "MODULE.mlir", extra: tuple[str, ...] = ()) -> str:
     """Return the command that compiles a module with a spec, if any, and other flags."""
-    flags = plugins.require("tokmill.mlir.iree.compiler").complete(extra)
+    from tokmill.mlir.iree.compiler import complete
+
+    flags = complete(extra)
     if spec is not None:
         flags.append(f"--iree-codegen-tuning-spec-path={spec}")
     return shlex.join(["iree-compile", module, "-o", "MODULE.vmfb", *flags])
@@ -78,8 +79,8 @@ def _is_module(path: Path) -> bool:
 
 def problems_of(modules: list[str]) -> list[Any]:
     """Return the problems that files, folders and lines of sizes name."""
-    problem = plugins.require("tokmill.mlir.modules.problem")
-    importing = plugins.require("tokmill.mlir.modules.importing")
+    from tokmill.mlir.modules import importing, problem
+
     found: list[Any] = []
     for name in modules:
         path = Path(name)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import make_folder
 from tokmill.base.progress import Progress, human_count
@@ -48,8 +47,9 @@ def search(
     The best ones are measured again in a fresh process: a gain within the noise of the baseline is
     none, and no schedule is the answer then. The time by IREE's default stands beside it.
     """
-    searches = plugins.require("tokmill.mlir.search")
-    measure = plugins.require("tokmill.mlir.measure")
+    from tokmill.mlir import measure
+    from tokmill.mlir import search as searches
+
     if method not in searches.SEARCHES:
         raise UsageError(
             f"--with {method}: there is no such search", hint=nearest(method, searches.SEARCHES)
@@ -60,7 +60,9 @@ def search(
         # Before the search: it may take hours.
         make_folder(out)
     settings = measure.Settings(runs=runs, seed=seed)
-    tiles = plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
+    from tokmill.mlir.iree.tiles import IreeSpace
+
+    tiles = IreeSpace()
     found = []
     with (
         continuing(cache),

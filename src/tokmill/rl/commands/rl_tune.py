@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import read_file, write_file
 from tokmill.base.progress import elapsed, human_count, human_time
@@ -70,11 +69,14 @@ def tune(
     seconds = 60 * minutes
     until = time.monotonic() + seconds
     _check_out(out)
-    measure = plugins.require("tokmill.mlir.measure")
-    models = plugins.require("tokmill.mlir.iree.tuned_model")
-    processor = plugins.require("tokmill.mlir.iree.compiler").PROCESSOR
-    flags = (f"{processor}{target_cpu}",) if target_cpu else ()
-    space = plugins.require("tokmill.mlir.iree.tiles").IreeSpace(flags)
+    from tokmill.mlir import measure
+    from tokmill.mlir.iree import tuned_model as models
+    from tokmill.mlir.iree.compiler import PROCESSOR
+
+    flags = (f"{PROCESSOR}{target_cpu}",) if target_cpu else ()
+    from tokmill.mlir.iree.tiles import IreeSpace
+
+    space = IreeSpace(flags)
     kept = cache or out.with_name(out.name + ".measurements")
     rl_problems.check_files(
         [model, *([str(parameters)] if parameters else [])],
@@ -99,13 +101,15 @@ def tune(
             if target_cpu:
                 _check_target(target_cpu, made)
             # The printed line is for IREE, so what it reads is what is tuned.
-            known = plugins.require("tokmill.mlir.iree.compiler").known(given.text)
+            from tokmill.mlir.iree.compiler import known as known_sizes
+
+            known = known_sizes(given.text)
             with models.Model(
                 known, made, parameters=given.parameters, length=given.length, flags=flags
             ) as whole:
-                choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(
-                    whole, until=until, most=evaluations, seed=seed, tick=tick
-                )
+                from tokmill.mlir.iree.tune_model import tune_model
+
+                choice = tune_model(whole, until=until, most=evaluations, seed=seed, tick=tick)
                 text = whole.module(choice.way)
         path = given.path
         if path is None or text != given.text or path.suffix != ".mlir":
@@ -120,7 +124,9 @@ def _check_out(out: Path) -> None:
     """Refuse a place for a spec where something else is."""
     if out.name in ("", "..") or out.is_dir():
         raise UsageError("-o names no file but a folder", where=str(out), hint="-o model.spec.mlir")
-    header = plugins.require("tokmill.mlir.iree.spec").HEADER.encode()
+    from tokmill.mlir.iree.spec import HEADER
+
+    header = HEADER.encode()
     if out.exists() and read_file(out, len(header)) != header:
         raise UsageError(
             "-o would replace a file that is no spec of tokmill",

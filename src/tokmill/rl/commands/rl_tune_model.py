@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import (
     path_to_text,
@@ -64,7 +63,8 @@ def read(model: str, out: Path, parameters: Path | None, until: float) -> Given:
             )
         (problem,) = rl_problems.problems_of([model])
         return Given(problem.text, problem.length)
-    importing = plugins.require("tokmill.mlir.modules.importing")
+    from tokmill.mlir.modules import importing
+
     if path.suffix.lower() == importing.ONNX:
         text, parameters = _imported(path, out, parameters, until)
         path = write_file(beside(out, "mlir"), text)
@@ -76,7 +76,8 @@ def read(model: str, out: Path, parameters: Path | None, until: float) -> Given:
 
 def _imported(path: Path, out: Path, parameters: Path | None, until: float) -> tuple[str, Path]:
     """Return the text of an ONNX model, and the file of its weights, written if there is none."""
-    importing = plugins.require("tokmill.mlir.modules.importing")
+    from tokmill.mlir.modules import importing
+
     seconds = until - time.monotonic()
     if parameters is not None:
         return importing.of_onnx(path, None, seconds), parameters
@@ -93,8 +94,10 @@ def _imported(path: Path, out: Path, parameters: Path | None, until: float) -> t
 
 def _length(text: str, where: str) -> int:
     """Return how many numbers the longest sum of a model adds."""
-    cut = plugins.require("tokmill.mlir.modules.cut")
-    plugins.require("tokmill.mlir.modules.guard").check(text, where, whole=False)
+    from tokmill.mlir.modules import cut
+    from tokmill.mlir.modules.guard import check
+
+    check(text, where, whole=False)
     try:
         return max(int(problem.length) for problem in cut.cut(text, where).problems)
     except cut.NothingAlone:

@@ -6,14 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tokmill import plugins
 from tokmill.base.progress import human_count
 from tokmill.terminal.output import print_json, print_table, say
 
 
 def print_parts(parts: list[Any], skipped: list[tuple[str, str]]) -> None:
     """Print a row an operation, what was not reached, and what was left out and why."""
-    tuning = plugins.require("tokmill.mlir.iree.tune")
+    from tokmill.mlir.iree import tune as tuning
+
     print_table(
         ["operation", "runs", "ms", "IREE's tiles", "times as fast", "evaluations"],
         [
@@ -86,9 +86,10 @@ def print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:
         ],
     )
     if not choice.spec:
-        least = plugins.require("tokmill.mlir.iree.tune").LEAST
+        from tokmill.mlir.iree.tune import LEAST
+
         simpler = "IREE's default" if tuned is default else "these flags alone"
-        say(f"no spec makes the whole {least - 1:.0%} faster than {simpler}: no spec is written")
+        say(f"no spec makes the whole {LEAST - 1:.0%} faster than {simpler}: no spec is written")
     else:
         say(f"wrote {out}: {choice.obeyed} of {tuned.dispatches} dispatches obey it")
     if tuned is default:

@@ -249,9 +249,11 @@ def index(
     keys = None
     with elapsed("index") if not quiet else contextlib.nullcontext():
         if not given and (baseline or INDEXED) == INDEXED:
-            module = plugins.require("tokmill.x86.features.shared_facts")
-            made = plugins.require("tokmill.x86.features.store_functions")
-            functions = made.store_functions(store, _some(known, store), kinds=module.FACTS)
+            from tokmill.x86.features import shared_facts as module
+            from tokmill.x86.features import store_functions as made
+            from tokmill.x86.features.baselines import FACTS
+
+            functions = made.store_functions(store, _some(known, store), kinds=FACTS)
             of, (matrix, bounds) = INDEXED, module.fact_rows(functions)
             keys = module.fact_keys(functions)
         else:
@@ -296,13 +298,15 @@ def _matrix(
     name = baseline or BEST
     if name not in plugins.BASELINES:
         raise UsageError(f"no baseline is called {name!r}", hint=nearest(name, plugins.BASELINES))
-    module = plugins.require("tokmill.x86.features.baselines")
+    from tokmill.x86.features import baselines as module
+
     return name, module.baselines(store, _some(graphs, store), [name])[name], False
 
 
 def _sum(name: str, vectors: Array, store: Store, graphs: Sequence[Path]) -> tuple[str, Any, bool]:
     """Return the sum of vectors with what functions hold, as `_matrix` does."""
-    made = plugins.require("tokmill.x86.features.store_functions")
+    from tokmill.x86.features import store_functions as made
+
     matrix = sum_of(SUMMED, made.store_functions(store, graphs), vectors)
     return f"{name} + {SUMMED}", matrix, False
 
@@ -329,9 +333,10 @@ def _of_program(
             where=str(index.path),
             hint="--of is for an index by facts: tokmill similarity index STORE -o INDEX",
         )
-    graph = plugins.require("tokmill.x86.diff.folders").one_graph(
-        plugins.require("tokmill.x86.graphs.graph_inputs").find_inputs([str(path)]).files[0]
-    )
+    from tokmill.x86.diff.folders import one_graph
+    from tokmill.x86.graphs.graph_inputs import find_inputs
+
+    graph = one_graph(find_inputs([str(path)]).files[0])
     good = np.ones(len(graph.function_address), bool)
     if function:
         names = zip(graph.function_name, graph.function_address.tolist(), strict=True)
@@ -349,7 +354,8 @@ def _of_program(
             "FUNCTIONS.jsonl` lists them",
         )
     number = int(here[0])
-    module = plugins.require("tokmill.x86.features.shared_facts")
+    from tokmill.x86.features import shared_facts as module
+
     row = module.fact_row(graph, number, index.facts.bounds, rows.key, rows.weight)
     at = int(graph.function_address[number])
     name = graph.function_name[number] or f"sub_{at:x}"
@@ -368,11 +374,13 @@ def _with_names(
 
     `own`: facts of the function asked for, if it is not one of the store.
     """
-    module = plugins.require("tokmill.x86.features.shared_facts")
-    layout = plugins.require("tokmill.x86.features.store_functions").layout_of(store)
-    key = plugins.require("tokmill.x86.image.keys").Key
+    from tokmill.x86.features import shared_facts as module
+    from tokmill.x86.features.store_functions import layout_of
+    from tokmill.x86.image.keys import Key
+
+    layout = layout_of(store)
     everything = [*([asked] if own is None else []), *(hit.function for hit in found)]
-    keys = {one.record: key(*(getattr(one, name) for name in key._fields)) for one in everything}
+    keys = {one.record: Key(*(getattr(one, name) for name in Key._fields)) for one in everything}
     facts: dict[int, list[str]] = {}
     for program, graph in module.graphs_of(_some(graphs, store), layout, list(keys.values())):
         for one in everything:

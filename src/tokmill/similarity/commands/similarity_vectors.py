@@ -35,7 +35,8 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
     if path.suffix == ".npy":
         return path.stem, read_vectors(path, len(store))
     if (path / "recipe.json").is_file():
-        embed = plugins.require("tokmill.inference.embed").embed
+        from tokmill.inference.embed import embed
+
         made = embed(path, store.path, at=at, device=device, quiet=quiet)
         return path.resolve().name, _column(store, made.overlay)
     known = overlay_names(store.path)
@@ -97,9 +98,11 @@ def baselines_of(
                 "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
             )
         return [chance]
-    features = plugins.require("tokmill.x86.features.store_functions")
+    from tokmill.x86.features import store_functions as features
+
     known_of = features.store_functions(store, graphs)
-    module = plugins.require("tokmill.x86.features.baselines")
+    from tokmill.x86.features import baselines as module
+
     found: dict[str, Any] = module.baselines(store, graphs, wanted, functions=known_of)
     return [
         *(
@@ -114,7 +117,8 @@ def baselines_of(
 
 def sum_of(kind: str, functions: Any, vectors: Array) -> Any:
     """Return the rows of the sum of vectors with code, or with facts (`SUMS`)."""
-    module = plugins.require("tokmill.x86.features.learned_sums")
+    from tokmill.x86.features import learned_sums as module
+
     return getattr(module, SUMS[kind])(functions, vectors)
 
 

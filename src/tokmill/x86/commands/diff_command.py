@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import make_folder, path_from_text, sha256_file, write_file
 from tokmill.base.progress import human_count
@@ -155,9 +154,9 @@ def _programs(
     elif out is not None:
         write_diff(out, diff_file(*graphs, found, digests))
     if html is not None:
-        plugins.require("tokmill.x86.diff.output.diff_page").diff_page(
-            *graphs, found, html, called=called
-        )
+        from tokmill.x86.diff.output.diff_page import diff_page
+
+        diff_page(*graphs, found, html, called=called)
     counts = counts_of(*graphs, found)
     judged = None
     if judges is not None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.builds.build import build
 from tokmill.builds.plan import How
@@ -56,7 +55,8 @@ def function_vectors(graph: Graph, run: Path, *, at: str, device: str, quiet: bo
             rules=rules,
             vocab="" if rules == "tokmill" else str(vocab),
         )
-        embed = plugins.require("tokmill.inference.embed").embed
+        from tokmill.inference.embed import embed
+
         made = embed(run, store.path, at=at, device=device, quiet=quiet)
         return _by_function(graph, Store(store.path, [made.overlay]), made.width)
 
