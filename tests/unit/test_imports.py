@@ -184,3 +184,13 @@ def test_types_are_imported_as_values_are() -> None:
                 hidden += [f"{path.name}: {line}" for line in lines if "tokmill" in line]
     # The public names, which an interpreter loads when they are asked for.
     assert [line for line in hidden if not line.startswith("__init__.py: ")] == []
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "__version__"])
+def test_public_names_are_described(name: str) -> None:
+    """Inside of the package a docstring stands where it says more than the name and the types."""
+    value = getattr(tokmill, name)
+    own = vars(value) if isinstance(value, type) else {}
+    inner = {key: one for key, one in own.items() if callable(one) and not key.startswith("_")}
+    for key, one in {name: value, **inner}.items():
+        assert one.__doc__, key

@@ -41,7 +41,6 @@ def keep_out_of_working_directory() -> None:
 
 
 def environment_of_users() -> dict[str, str]:
-    """Return the environment for a program of the user, which may be Python."""
     ours = {"PYTHONSAFEPATH": OURS}.items()
     return {name: value for name, value in os.environ.items() if (name, value) not in ours}
 
@@ -250,7 +249,6 @@ def _signal_name(number: int) -> str:
 
 
 def mebibytes(size: int) -> str:
-    """Return a size in words."""
     return f"{size / 2**20:,.0f} MiB"
 
 

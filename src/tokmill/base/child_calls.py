@@ -84,7 +84,6 @@ class Child:
             raise
 
     def close(self) -> None:
-        """End the child."""
         running, self._running = self._running, None
         if running is not None:
             running.end()
@@ -206,7 +205,6 @@ def shared(target: str, limits: Limits) -> Child:
 
 
 def _error(kind: str, value: Any) -> TokmillError:
-    """Return the error that a function raised in a child."""
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, TokmillError) and len(value) == 3:
         what, where, hint = map(str, value)

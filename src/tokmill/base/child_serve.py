@@ -24,7 +24,6 @@ def frame(data: bytes) -> bytes:
 
 
 def frame_size(data: bytes | bytearray) -> int:
-    """Return the size that stands at the beginning of a framed message."""
     return int.from_bytes(data[:8], "little")
 
 

@@ -464,7 +464,6 @@ def _mark(handle: BinaryIO, path: Path) -> None:
 
 
 def _stands(handle: BinaryIO | FileIO, path: Path) -> bool:
-    """Return whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), path.stat())
     except FileNotFoundError:

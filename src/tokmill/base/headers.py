@@ -128,7 +128,6 @@ class ArrayHeader(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -124,7 +124,6 @@ class BbvSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """The columns of the store."""
         if self.config.blocks:
             records = self.references()[REFERENCE].records
             block, trace = Column(id_dtype(max(records, 1)), ref=REFERENCE), {}
@@ -157,7 +156,6 @@ class BbvSource(Source):
         return {REFERENCE: self._reference}
 
     def items(self) -> Iterator[Item]:
-        """Yield the traces, each with its pc file, map and measures."""
         found = find_files(self.inputs, SUFFIXES, choice=self.config)
         traces = [file.path for file in found.files]
         self.left_out = without_those_beside(found.left_out, traces, self.inputs)
@@ -180,7 +178,6 @@ class BbvSource(Source):
                     digest.update(data)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the intervals of a trace, joined with the store of blocks."""
         if not item.parts_done:
             self._take(item, digest)
         part = size = 0

@@ -108,7 +108,6 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
 
 
 def _all_chains(length: int, found: Sequence[tuple[Array, Chains]]) -> Chains:
-    """Return the chains of all rows, from those of some rows each."""
     if not found:
         empty = np.zeros(0, np.int64)
         return Chains(np.zeros(length + 1, np.int64), empty, empty)

@@ -155,7 +155,6 @@ class Mnemonics(msgspec.Struct):
 
 
 def open_blocks(path: str) -> Blocks:
-    """Return the blocks of a store whose build has finished."""
     reference = reference_to(path)
     return read_blocks(str(Path(path).resolve()), reference.fingerprint)
 

@@ -240,7 +240,6 @@ def place_plan(out: Path, prepared: Prepared, how: How) -> None:
 
 
 def _forget(out: Path, shards: Collection[str]) -> None:
-    """Remove the receipts of shards, so that the shards are made again."""
     for path in [*(out / "shards").glob("*.json")] if shards else []:
         if SHARD_FILE.fullmatch(path.name) and path.name[:SHARD_DIGITS] in shards:
             remove(path)

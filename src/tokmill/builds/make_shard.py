@@ -55,7 +55,6 @@ class Work(msgspec.Struct, frozen=True):
     resources: Resources
 
     def source(self) -> Source:
-        """Make the source."""
         folder = Path(self.store) / "vocab"
         frozen = {
             name: Frozen(vocabulary, read_vocabulary(inside(folder, vocabulary.file), vocabulary))
@@ -118,7 +117,6 @@ class Content:
         self._hash = hashlib.sha256()
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """Add content."""
         self.bytes += len(data)
         self._hash.update(data)
 
@@ -297,7 +295,6 @@ def check_unchanged(item: Item, before: Stamps | None = None) -> Stamps:
 
 
 def _checked(path: Path, digest: str) -> tuple[int, ...]:
-    """Return the stamp of a file, which is to have a sampled digest."""
     if not path.exists():
         what = "the file has vanished since the build was planned"
         raise InputChanged(what, where=str(path), hint=PLAN_ANEW)

@@ -44,12 +44,10 @@ class Item(msgspec.Struct, frozen=True):
 
     @classmethod
     def again(cls, planned: PlannedItem, parts_done: int = 0) -> Self:
-        """Return the item of a plan."""
         name, path, start, stop, digest, _, others = msgspec.structs.astuple(planned)
         return cls(name, path, start, stop, digest, parts_done=parts_done, others=others)
 
     def planned(self, shard: str) -> PlannedItem:
-        """Return the item for a plan, with its shard."""
         return PlannedItem(
             self.name, self.path, self.start, self.stop, self.digest, shard, self.others
         )

@@ -127,7 +127,6 @@ class Halves(Rows):
         return found
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
-        """Return two spans for each row."""
         rows = np.asarray(rows, np.int64)
         keys = key(self.seed, epoch, rows.astype(np.uint64), 1)
         here = self._numbering.in_store_order(rows)

@@ -88,13 +88,11 @@ class Alike(Rows):
         return len(self._begin) - 1
 
     def sizes(self, entries: Array) -> Array:
-        """Return how many rows each entry has."""
         entry = self._numbering.in_store_order(np.asarray(entries, np.int64))
         found: Array = np.minimum(self._begin[entry + 1] - self._begin[entry], self.size)
         return found
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
-        """Return one span for each row of some entries."""
         (drawn,) = self.value_records(rows, epoch)
         offsets = self.store.offsets()
         nothing = np.zeros(len(drawn), np.int64)
@@ -103,11 +101,9 @@ class Alike(Rows):
 
     @property
     def value_stores(self) -> Sequence[Store]:
-        """The store."""
         return (self.store,)
 
     def value_records(self, entries: Array, epoch: int = 0) -> Sequence[Array]:
-        """Return the records of the rows of some entries, which an epoch has drawn."""
         entry = self._numbering.in_store_order(np.asarray(entries, np.int64))
         counts = self._begin[entry + 1] - self._begin[entry]
         place = np.repeat(np.arange(len(entry)), counts)

@@ -228,7 +228,6 @@ def _read(path: Path, records: int) -> Pieces | None:
 
 
 def _write(path: Path, pieces: Pieces) -> None:
-    """Write the pieces atomically, in the container that shards have."""
     columns = {field.name: getattr(pieces, field.name) for field in fields(Pieces)}
     write_tensors(
         path,

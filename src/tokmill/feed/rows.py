@@ -218,7 +218,6 @@ class Numbering:
         self.groups = np.diff(np.concatenate([[0], self.ends])[last], prepend=0)
 
     def in_store_order(self, rows: Array) -> Array:
-        """Return the numbers that rows have in the order of the store."""
         if len(self.groups) == 1:
             return rows
         ordered: Array = rows + self.shift[np.searchsorted(self.ends, rows, side="right")]

@@ -183,7 +183,6 @@ class ArrowFile(TableFile):
 
 
 def damaged(path: str, error: Exception) -> TokmillError:
-    """Return the error for a file that pyarrow cannot read."""
     with reading(path) as file:
         known = file.read(6).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
     lines = str(error).splitlines() or [type(error).__name__]

@@ -95,7 +95,6 @@ class BinSource(TokenSource):
         return self.config.separator_id
 
     def file_dtype(self) -> IdType:
-        """Return the widest dtype of the files."""
         files = self.found()
         return store_dtype([self.id_range(file.path).dtype for file in files])
 
@@ -137,7 +136,6 @@ class BinSource(TokenSource):
         return IdRange(0, dtype, size // dtype.itemsize)
 
     def found(self) -> list[InputFile]:
-        """Return the files of the inputs, numbered ones by their numbers."""
         return in_order(super().found())
 
     @cached_property

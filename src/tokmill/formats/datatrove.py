@@ -83,7 +83,6 @@ class DatatroveIndex(Index):
         return starts
 
     def check(self) -> None:
-        """Refuse ends out of order."""
         for at in range(0, self.documents, CHECKED):
             self.starts(at, min(at + CHECKED, self.documents))
 
@@ -117,11 +116,9 @@ class DatatroveSource(IndexedSource):
     token_suffix, companions = ".ds", (".ds.index", ".ds.metadata")
 
     def index_path(self, path: Path) -> Path:
-        """Return the .ds.index beside a .ds."""
         return path.with_name(path.name + ".index")
 
     def index(self, path: Path) -> DatatroveIndex:
-        """Open the .ds.index beside a .ds."""
         with machine_errors("read", path):
             size = path.stat().st_size
         return DatatroveIndex(path, size)

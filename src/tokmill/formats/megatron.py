@@ -158,11 +158,9 @@ class MegatronSource(IndexedSource):
     token_suffix, companions = ".bin", (".idx",)
 
     def index_path(self, path: Path) -> Path:
-        """Return the .idx beside a .bin."""
         return path.with_suffix(".idx")
 
     def index(self, path: Path) -> MegatronIndex:
-        """Open the .idx beside a .bin."""
         with machine_errors("read", path):
             size = path.stat().st_size
         return MegatronIndex(self.index_path(path), size, self.config.unit)

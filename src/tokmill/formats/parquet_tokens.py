@@ -88,7 +88,6 @@ class ParquetTokensSource(TokenSource):
         }
 
     def items(self) -> Iterator[Item]:
-        """Yield runs of row groups."""
         for file, rows in self.files():
             path = str(file.path.absolute())
             for start, stop in rows.table.runs(file.size):

@@ -52,7 +52,6 @@ class Text:
             raise UsageError(f"no UTF-8: {error.reason}", hint="send text in UTF-8") from None
 
     def decode(self, ids: Ids) -> str:
-        """Return the text of ids."""
         return str(self.tokenizer.decode(ids[self.column]))
 
 

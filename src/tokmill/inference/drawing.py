@@ -82,7 +82,6 @@ class Numbers:
         self.used = 0
 
     def take(self) -> float:
-        """Return the next number."""
         if self.used == len(self.block):
             self.block, self.used = self.source.random(BLOCK), 0
         self.used += 1

@@ -216,7 +216,6 @@ class EmbedSource(OverlaySource):
         return kept | {"pool": self.model.pool} | ({"reads": self.reads} if self.reads else {})
 
     def items(self) -> Iterator[Item]:
-        """Yield the shards of the store."""
         for number in range(len(self.base.shards)):
             yield self.item(number)
 

@@ -159,7 +159,6 @@ class Seen:
             self.mask.scatter_(1, ids[:, None], True)
 
     def keep(self, rows: Tensor) -> Seen:
-        """Return the ids of some rows."""
         return Seen(None if self.mask is None else self.mask[rows])
 
 

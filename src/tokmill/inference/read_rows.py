@@ -97,13 +97,11 @@ class Carried:
         return hidden[:, -1]
 
     def next(self, columns: Mapping[str, Tensor]) -> Tensor:
-        """Read one id of each row."""
         hidden, self.state = self.model.run(columns, self.state)
         last: Tensor = hidden[:, -1]
         return last
 
     def keep(self, rows: Tensor) -> None:
-        """Keep the states of some rows."""
         self.state = take_rows(self.state, rows.to(self.device))
 
 

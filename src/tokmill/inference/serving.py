@@ -156,7 +156,6 @@ class Service:
         )
 
     async def about(self, _: Request) -> Response:
-        """Say what is served."""
         known = self.embedder
         found = {"run": str(known.run), "step": known.step, "width": known.width}
         return json_of(found | {"pool": known.pool})
@@ -199,7 +198,6 @@ class Service:
             raise Refusal(408, what, "send several requests") from None
 
     def _inputs(self, data: bytes, kind: str) -> Sequence[str | bytes]:
-        """Return the sequences of a body."""
         kind = kind.partition(";")[0].strip().lower()
         if kind == BYTES:
             return [data]
@@ -246,7 +244,6 @@ class Service:
 
 
 def json_of(value: Any, status: int = 200) -> Response:
-    """Return a reply in JSON."""
     return Response(msgspec.json.encode(value), status, media_type=JSON)
 
 

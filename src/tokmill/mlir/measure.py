@@ -310,7 +310,6 @@ def noise_of(times: Sequence[float]) -> float:
 
 
 def dead(died: ChildDied) -> Result:
-    """Return what a child that died says of a candidate."""
     passed = "" if died.ended is None else died.ended.passed
     # The other limits are seconds, and MiB of output.
     status = "timeout" if "second" in passed else "memory" if passed[-3:] == "MiB" else "crashed"
@@ -345,7 +344,6 @@ class Cache:
         return None
 
     def put(self, key: bytes, answer: Any) -> None:
-        """Keep an answer."""
         row = msgspec.msgpack.encode(answer)
         self._run("INSERT OR REPLACE INTO results VALUES (?, ?)", key, row)
 
@@ -356,7 +354,6 @@ class Cache:
             raise _unusable(self.path, error) from None
 
     def close(self) -> None:
-        """Close the file."""
         self._data.close()
 
 

@@ -101,7 +101,6 @@ class MlirSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """The columns of the store."""
         return {
             "token": Column(id_dtype(len(field_tokens.VOCABULARY)), vocab="token"),
             "segment": Column("u1"),
@@ -114,12 +113,10 @@ class MlirSource(Source):
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return the versions that decide the tokens."""
         rules = ", ".join([RULES, *_versions()])
         return {"rules": rules} | ({} if self.config.schedules else {"seed": None})
 
     def items(self) -> Iterator[Item]:
-        """Yield the modules and models, one item each."""
         found = find_files(self.inputs, importing.SUFFIXES, choice=self.config)
         self.left_out = found.left_out
         for file in found.files:

@@ -57,7 +57,6 @@ def score(trial: Trial) -> float:
 
 
 def measured(problem: Problem, schedule: Sequence[Any], measure: Measurements) -> Trial:
-    """Measure a schedule."""
     return Trial(tuple(schedule), measure(problem, schedule))
 
 

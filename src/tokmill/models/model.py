@@ -160,7 +160,6 @@ def over_states(function: Callable[..., Tensor], *states: Any) -> Any:
 
 
 def take_rows(state: Any, rows: slice | Tensor) -> Any:
-    """Return the state of some rows."""
     return over_states(lambda tensor: tensor[rows], state)
 
 

@@ -53,7 +53,6 @@ class RunningMean:
         self.count_B[: len(hidden_BTD)] += length_B
 
     def result(self) -> Tensor:
-        """Return the means."""
         return self.sum_BD / self.count_B[:, None]
 
 

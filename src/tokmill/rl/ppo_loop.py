@@ -116,7 +116,6 @@ class ScheduleLoop:
         return self.mine.bench_count, self.mine.bench_count
 
     def learn(self, session: Session, total: int) -> tuple[dict[str, float], int]:
-        """Schedule and measure modules, then learn from it."""
         step = session.state.step
         hits = self.measure_one.hits
         episodes = play_new(
@@ -305,7 +304,6 @@ def moves_of(
 
 
 def rows_of(moves: Tensors, rows: np.ndarray[Any, Any]) -> Tensors:
-    """Return some moves."""
     taken = torch.from_numpy(rows)
     return Tensors(
         {},

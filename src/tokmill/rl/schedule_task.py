@@ -130,13 +130,11 @@ class Schedules(Task):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        """Return a column that stands for all that a policy sees, which it knows itself."""
         # Other models are made of it too; then `__init__` says what is wrong.
         return Inputs(made={"operation": 1})
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        """Return what the metrics mean."""
         return Measures(higher=("speedup", "reward", "entropy", "best_speedup"))
 
     def train(self, mode: bool = True) -> Self:
@@ -148,11 +146,9 @@ class Schedules(Task):
         return self
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return those of the model and of the heads."""
         return decay_groups(self.parameters(), weight_decay)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the operations of an update for a move."""
         return 6.0 * self.parameter_count()
 
     def example(self, rows: int) -> Tensors:
@@ -212,15 +208,12 @@ class Schedules(Task):
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
     ) -> dict[str, float]:
-        """Return the metrics of a step, which the loop has computed."""
         return dict(sums)
 
     def start_from(self, place: Path) -> list[str] | None:
-        """Take the encoder of a run that predicted hidden fields."""
         return take_encoder(self.model.embedding, place)
 
     def extra_state(self) -> dict[str, Any]:
-        """Return the best schedules, and how strong the entropy is."""
         return {"best": {name: dict(one) for name, one in self.best.items()},
                 "entropy": self.entropy.state(), "memory": self.memory.state()}  # fmt: skip
 

@@ -33,7 +33,6 @@ class Coded:
     names: list[str]
 
     def take(self, rows: Array) -> Coded:
-        """Return the strings of some functions."""
         return Coded(self.codes[rows], self.names)
 
 
@@ -59,7 +58,6 @@ class Functions:
         return len(self.size)
 
     def text(self, column: str, row: int) -> str:
-        """Return a string of a function."""
         one = self.names[column]
         return one.names[int(one.codes[row])]
 

@@ -102,7 +102,6 @@ class Index:
 
 
 def is_index(path: Path) -> bool:
-    """Say whether a file is an index."""
     if not path.is_file():
         return False
     with reading(path) as handle:

@@ -283,7 +283,6 @@ def _by_size(size: Array) -> tuple[Array, list[str]]:
 def _parts(
     found: Measured, methods: Sequence[Method], part: Array, names: Sequence[str]
 ) -> list[Part]:
-    """Return the means of each part of the queries that has any."""
     parts = []
     for number in np.unique(part).tolist():
         here = part == number

@@ -55,7 +55,6 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 def named(store: Store, record: int) -> Named:
-    """Return what a record of a store is called."""
     number, local = store.find(record)
     shard = store.shard(number)
     texts = {name: shard.strings(name, local, local + 1)[0] for name in NAMES}

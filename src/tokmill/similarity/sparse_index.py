@@ -145,7 +145,6 @@ class SparseIndex:
         return score
 
     def _products(self, rows: Array, column: Array, value: Array) -> Array:
-        """Return the products of some rows with a query, over all columns."""
         begin, size = self.begin[rows], self.begin[rows + 1] - self.begin[rows]
         place = ranges(begin, size)
         here = self.column[place].astype(np.int64)

@@ -169,7 +169,6 @@ def item_identity(item: Any) -> bytes:
 
 
 def plan_digest(recipe_id: str, items: Iterable[Any]) -> str:
-    """Return the plan_id of a recipe and its items in order."""
     digest = hashlib.sha256(recipe_id.encode())
     for item in items:
         digest.update(item_identity(item))
@@ -307,7 +306,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shard_name(shard: str, part: int) -> str:
-    """Return the file name of a part of a planned shard."""
     return shard if part == 0 else f"{shard}-{part:05d}"
 
 
@@ -345,7 +343,6 @@ DESCRIPTIONS: dict[str, type[Plan] | type[Manifest]] = {PLAN: Plan, MANIFEST: Ma
 
 
 def read_plan(store: Path) -> Plan:
-    """Read the plan of a store."""
     return read_sealed(store / PLAN, Plan)
 
 

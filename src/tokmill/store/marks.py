@@ -44,7 +44,6 @@ def has_store_files(folder: Path) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a folder holds a run."""
     return all(keys <= _keys(folder / name) for name, keys in RUN_FILES.items())
 
 

@@ -43,7 +43,6 @@ def overlay_path(base: Path, name: str) -> Path:
 
 
 def overlay_names(base: Path) -> list[str]:
-    """Return the names of the overlays of a store, in order."""
     folder = base / FOLDER
     with machine_errors("read", folder):
         found = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -51,7 +50,6 @@ def overlay_names(base: Path) -> list[str]:
 
 
 def find_overlays(base: Store) -> list[Found]:
-    """Return the overlays of a store and their states."""
     found = []
     for name in overlay_names(base.path):
         overlay = Store(base.path / FOLDER / name)
@@ -142,6 +140,5 @@ def check_offsets(base: Store, overlay: Store) -> None:
 
 
 def command_of(overlay: Store) -> str:
-    """Return the command that makes an overlay again."""
     plan = layout.read_plan(overlay.path)
     return plan.command if isinstance(plan.command, str) else "the command that made it"

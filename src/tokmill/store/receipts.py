@@ -18,7 +18,6 @@ from tokmill.store.shards.shard import SUFFIX
 
 
 def gather_manifest(path: Path) -> Manifest:
-    """Return the manifest of an unfinished store, from its plan and its receipts."""
     plan = layout.read_plan(path)
     receipts = planned_receipts(path, read_planned(path))
     return make_manifest(plan, receipts, complete=False, probe=probe_digest(path))

@@ -42,7 +42,6 @@ def reference_to(path: Path | str) -> Reference:
 
 
 def references_of(store: Store) -> dict[str, Reference]:
-    """Return the references of a store by name, with absolute paths."""
     stated = store.manifest.references
     return {
         name: msgspec.structs.replace(one, path=path_to_text(str(place_of(store.path, one))))
@@ -160,7 +159,6 @@ def open_reference(store: Store, column: str, opened: dict[str, Store] | None = 
 
 
 def difference(stated: Reference, found: Store) -> str:
-    """Return in words how a store differs from the one that was stated."""
     if found.manifest.recipe_id == stated.recipe_id:
         if found.records != stated.records:
             return "has grown" if found.records > stated.records else "has lost records"
@@ -171,7 +169,6 @@ def difference(stated: Reference, found: Store) -> str:
 
 
 def refer_command(store: Path, column: str) -> str:
-    """Return the command that names the new folder of a referred store."""
     return f"tokmill store refer {shlex.quote(str(store))} {column} {NEW}"
 
 

@@ -86,7 +86,6 @@ class Drops(NamedTuple):
 
 
 def drops_of(singles: Iterable[Drop]) -> list[Drops]:
-    """Return single drops grouped by reason."""
     groups: dict[tuple[str, bool], list[int]] = {}
     for drop in singles:
         groups.setdefault((drop.reason, drop.rejected), []).append(drop.offset)
@@ -207,7 +206,6 @@ def phrase_columns(schema: Schema) -> list[str]:
 
 
 def has_phrases(schema: Schema) -> bool:
-    """Say whether the records of a schema are sequences of phrases."""
     return any(column.phrase for column in schema.values())
 
 

@@ -93,7 +93,6 @@ class Classify(Task):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        """Return the columns of ids, and for two sentences the segment of each token."""
         found = store_inputs(facts)
         column = facts.schema.get(SEGMENT)
         two = bool(config.sentences) or (column is not None and column.per == "token")
@@ -102,7 +101,6 @@ class Classify(Task):
 
     @classmethod
     def label_classes(cls, config: Any, store: Store) -> dict[str, tuple[str, ...]]:
-        """Return the names of the classes."""
         if config.target == "number":
             check_numbers(store, config.column)
             return {}
@@ -193,14 +191,12 @@ class Classify(Task):
         return dataclasses.replace(batch, columns=columns, values=values, targets={LABEL: targets})
 
     def count(self, batch: Batch) -> int:
-        """Return the number of records with a label."""
         known = batch.entry >= 0
         if self.config.target == "number":
             known &= ~np.isnan(batch.targets[LABEL])
         return int(np.count_nonzero(known))
 
     def example(self, rows: int) -> Tensors:
-        """Return a batch with a label for each row."""
         made = super().example(rows)
         kind = torch.float32 if self.config.target == "number" else torch.int64
         return dataclasses.replace(made, targets={LABEL: torch.zeros(rows, dtype=kind)})
@@ -221,7 +217,6 @@ class Classify(Task):
         return found
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the summed loss and the number of right rows."""
         found, label = self.predicted_values(batch), batch.targets[LABEL]
         if self.config.target == "number":
             known = ~label.isnan()
@@ -235,7 +230,6 @@ class Classify(Task):
         return loss, {"loss": loss.detach(), "accuracy": right}
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
-        """Return the predicted labels and the right ones."""
         found = self.predicted_values(batch)
         found = found[:, 0] if self.config.target == "number" else found.argmax(1)
         return {"found": found, "label": batch.targets[LABEL]}

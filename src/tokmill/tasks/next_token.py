@@ -209,7 +209,6 @@ class NextToken(Task):
         return cut_rows(store, self.config.rows, self.length + 1, self.config.step, seed, shards)
 
     def evaluation_rows(self, store: Store) -> Rows:
-        """Return windows for every kind of rows, so that the losses of runs can be compared."""
         return Windows(store, self.length + 1, self.config.step or self.length)
 
     def extra_columns(self, schema: Schema) -> list[str]:
@@ -235,7 +234,6 @@ class NextToken(Task):
 
     @property
     def target_names(self) -> list[str]:
-        """The columns, and the positions of the second objective."""
         return [*self.columns, *([] if self.instruction_heads is None else [SOURCE, PLACE])]
 
     def prepare(self, batch: Batch) -> Batch:
@@ -301,7 +299,6 @@ class NextToken(Task):
         return self.summed(parts, hidden_BTD, batch)[1], scores
 
     def whole_units(self, raw: Batch, batch: Batch) -> Array | None:
-        """Return the instruction of each next token."""
         begins = (raw.columns[BORDER] & 1).astype(bool)
         return whole_instructions(raw, begins, batch.targets[self.column] >= 0)
 

@@ -60,7 +60,6 @@ def store_inputs(facts: Facts) -> Inputs:
 
 
 def roles_of(facts: Facts | Store, columns: Iterable[str]) -> dict[str, Mapping[str, int]]:
-    """Return column → role → id, for columns whose vocabulary is known."""
     vocabularies = {
         name: facts.schema[name].vocab or "" for name in columns if name in facts.schema
     }

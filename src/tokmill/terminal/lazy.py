@@ -66,7 +66,6 @@ def lazy_group(
     load: Callable[[str], Any],
     **settings: Any,
 ) -> LazyGroup:
-    """Return a group whose commands come from a table."""
     group = LazyGroup(name=name, help=help_text, no_args_is_help=True, **settings)
     group.table, group.load = table, load
     return group
@@ -90,7 +89,6 @@ def group_of(
 
 
 def as_command(function: Callable[..., Any], name: str | None = None) -> Any:
-    """Turn a typed function into a command."""
     app = typer.Typer(add_completion=False)
     app.command(name=name)(behind_doors(function))
     return flowing(typer.main.get_command(app))

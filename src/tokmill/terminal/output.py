@@ -25,7 +25,6 @@ class Door:
         """The stream itself, for our own control sequences and for results that are raw text."""
 
     def write(self, text: str) -> int:
-        """Write text with control characters escaped."""
         self.inner.write(plain(text))
         return len(text)
 

@@ -152,7 +152,6 @@ class CorpusSource(DocumentSource):
                 part, size = part + 1, 0
 
     def encoder(self, resources: Resources) -> Encode:
-        """Return what makes records of walks."""
         assert self.frozen is not None
         return _EncodeWalks(self.frozen, self.config, resources)
 
@@ -203,7 +202,6 @@ class _EncodeWalks(Encode):
         self.unknown = frozen.vocabulary.roles.get("unk")
 
     def __call__(self, documents: Documents) -> Records:
-        """Return the records of a batch of walks."""
         records = super().__call__(documents)
         if self.unknown is not None:
             ids = records.columns["token"]

@@ -202,7 +202,6 @@ class Documents:
     notes: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, chosen: Sequence[int], drops: Sequence[Drops]) -> Self:
-        """Return some of the documents, and further drops."""
         return dataclasses.replace(
             self,
             texts=[self.texts[i] for i in chosen],

@@ -96,7 +96,6 @@ class ParquetSource(DocumentSource):
             part += found.ends_part
 
     def _prepared(self, columns: Mapping[str, Any], starts: Array) -> Documents:
-        """Return the documents of one batch of columns."""
         kept = {
             name: _kept(name, columns[name]) if name in columns else [""] * len(starts)
             for name in self.config.keep

@@ -75,7 +75,6 @@ class TextSource(DocumentSource):
 
     @property
     def lines(self) -> bool:  # type: ignore[override]
-        """Whether records are lines."""
         return self.config.record == "line"
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:

@@ -216,7 +216,6 @@ def each(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def read_columns(store: Store, column: str) -> tuple[list[str], list[str]]:
-    """Return the columns of tokens, and all columns that are read for them."""
     sizes = column_sizes(store)
     columns = list(sizes) if len(sizes) > 1 and not column else [choose_column(column, sizes)]
     if LOSS not in store.schema:

@@ -79,7 +79,6 @@ def resume_flags() -> str:
 
 
 def resume_command(run: Path) -> str:
-    """Return the command that continues a run."""
     return f"tokmill train --resume -o {shlex.quote(str(run))}{resume_flags()}"
 
 

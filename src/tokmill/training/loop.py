@@ -60,7 +60,6 @@ class RowLoop:
 
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
-        """Return the rows of a step over all processes."""
         each = task_type(config).entry_rows(config.task)
         return each * entries_a_step(config.data, config.task.length * each, world)
 
@@ -99,12 +98,10 @@ class RowLoop:
         return count, read
 
     def learn(self, session: Session, total: int) -> tuple[dict[str, float], int]:
-        """Learn from the batch."""
         parts = evened(self.task, self.parts, most(self.engine, len(self.parts)))
         return session.update(parts, total), total
 
     def not_finite(self, step: int, norm: float, losses: Sequence[PartLoss]) -> TokmillError:
-        """Name the rows."""
         where = str(self.out)
         return not_finite(self.feed, self.task, self.engine, step, norm, losses, where)
 

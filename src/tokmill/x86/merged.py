@@ -37,7 +37,6 @@ class Merged:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes."""
         return len(self.walk_graph.flow.first) - 1
 
 

@@ -180,7 +180,6 @@ class _Pair:
         return made
 
     def _see(self, walks: Walks, node: Array, start: Array, stop: Array) -> None:
-        """Remember the nodes and edges of walks up to where they were cut."""
         block = walks.block[node]
         visited = (start[node] < stop[node]) | (self.tokens[block] == 0)
         self.seen[block[visited]] = True

@@ -126,7 +126,6 @@ class PairsSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """The columns of the store."""
         coded = {
             column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
             for column in streams_of(self.config)

@@ -124,7 +124,6 @@ class X86Source(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """The columns of the store."""
         per_record: dict[str, Literal["u4", "u8", "utf8"]] = {"address": "u8", "function": "utf8"}
         per_record |= dict.fromkeys(Key._fields, "utf8")
         per_record["part"] = "u4"

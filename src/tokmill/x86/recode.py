@@ -125,7 +125,6 @@ class RecodeSource(Source):
         return references_of(self.stores[0])
 
     def items(self) -> Iterator[Item]:
-        """Yield the shards of the stores in order."""
         for number, store in enumerate(self.stores):
             for place, entry in enumerate(store.shards):
                 path = store.shard_file(place).absolute()
@@ -134,7 +133,6 @@ class RecodeSource(Source):
                 yield Item(name, str(path), 0, entry.bytes, digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the records of one shard with new ids."""
         number, place = (int(part) for part in item.name.split("/")[:2])
         store = self.stores[number]
         digest.update(f"{store.fingerprint} {store.shards[place].sha256}".encode())

@@ -120,7 +120,6 @@ def flow_of_edges(source: Array, target: Array, nodes: int, weight: str) -> Flow
 
 
 def walk_graph_of(graph: Graph, walking: Walking) -> WalkGraph:
-    """Return the graph for walks in one program."""
     key = keys_of(graph, f"walk\0{walking.seed}\0{graph.program}")
     return WalkGraph(graph.function_blocks, key, entries_of(graph), flow_of(graph, walking.weight))
 

@@ -168,7 +168,6 @@ class X86Coder:
     """Encodes machine code as ids of x86 columns, and decodes ids as text, for sampling."""
 
     def __init__(self, lists: Vocabularies) -> None:
-        """Take the vocabularies of the columns that are read."""
         self.columns = list(lists)
         rules = next(iter(lists.values())).rules
         # The other columns are not returned, so their tokens may be unknown.

@@ -254,7 +254,6 @@ class Machine(Operations):
         stack: list[Any],
         marks: list[list[Any]],
     ) -> Iterator[tuple[Any, Any]]:
-        """Add items to a container, and yield complete entries of the outermost container."""
         if not marks and len(stack) == 1 and type(stack[0]) in ROOTS:
             yield from self._entries(stack[0], items)
             return

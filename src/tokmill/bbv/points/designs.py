@@ -79,7 +79,6 @@ def systematic(population: Population, n: int, random: Random) -> Sample:
 
 
 def _steps(shares: Floats, count: int, random: Random) -> Ints:
-    """Return the places at equal steps of the cumulated shares, rising."""
     if not count:
         return np.zeros(0, np.int64)
     ends = np.cumsum(shares)

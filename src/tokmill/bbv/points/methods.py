@@ -103,6 +103,5 @@ def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate
 
 
 def _independent(parts: Floats) -> float:
-    """Return the variance of a sum of independent parts."""
     count = len(parts)
     return float(((parts - parts.mean()) ** 2).sum()) * count / (count - 1)

@@ -90,7 +90,6 @@ class BlockVectors:
 
     @property
     def entries(self) -> int:
-        """Number of entries."""
         return len(self.ids)
 
     @property

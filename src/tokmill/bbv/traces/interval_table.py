@@ -119,7 +119,6 @@ def read_cells(path: Path) -> tuple[list[str], Floats]:
 
 
 def is_number(text: str) -> bool:
-    """Say whether a text is a number."""
     try:
         float(text)
     except ValueError:

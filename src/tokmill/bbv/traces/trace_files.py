@@ -68,7 +68,6 @@ class Beside:
             yield path, self._digests[path]
 
     def roles(self, trace: Path, others: Iterable[str]) -> dict[str, str]:
-        """Return option → path of the files of a trace that a plan has."""
         stem, there = stem_of(trace), set(others)
         places = {name: self.named.get(name) or f"{stem}{end}" for name, end in BESIDE.items()}
         return {name: path for name, path in places.items() if path in there}

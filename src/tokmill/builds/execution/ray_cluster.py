@@ -70,7 +70,6 @@ def problem_here(shared: Shared) -> str:
 
 
 def refused(node: str, problem: str, shared: Shared) -> MachineError:
-    """Return the error for a node that cannot work for a build."""
     return MachineError(
         f"the node {node} {problem}",
         hint=f"pip install tokmill=={shared.version} on all nodes"
@@ -193,7 +192,6 @@ def nodes_of_cluster() -> list[dict[str, Any]]:
 
 
 def cores_of(nodes: list[dict[str, Any]]) -> int:
-    """Return the number of cores of some nodes."""
     return sum(int(node["Resources"]["CPU"]) for node in nodes)
 
 
@@ -203,6 +201,5 @@ def size_of(nodes: list[dict[str, Any]]) -> str:
 
 
 def name_of(node: dict[str, Any]) -> str:
-    """Return the name of a node, with its address."""
     name, address = node["NodeName"], node["NodeManagerAddress"]
     return str(address) if name == address else f"{name} ({address})"

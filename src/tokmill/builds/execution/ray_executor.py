@@ -173,7 +173,6 @@ class Board:
         self.stopped = False
 
     def begin(self, shard: str, node: str, pid: int) -> None:
-        """Begin a shard, perhaps again."""
         if self.stopped:
             raise RuntimeError("the build has ended")
         self.read[shard] = 0
@@ -248,7 +247,6 @@ _begun = ""
 
 
 def make_on_node(given: tuple[Work, Shared], board: Any, task: ShardJob) -> list[Receipt]:
-    """Make one shard in a worker of Ray."""
     global _begun
     work, shared = given
     if _begun != shared.content:

@@ -114,7 +114,6 @@ class Groups:
 
 
 def columns(facts: Array, records: Array, *names: str) -> list[Array]:
-    """Return columns of some records."""
     return [facts[name][records] for name in names]
 
 

@@ -49,7 +49,6 @@ class Found(NamedTuple):
 
 
 def search(cells: Array, units: Callable[[Array], Array], asked: Asked) -> Found:
-    """Return for each anchor a record of its cell that is asked for."""
     found = Found(np.full(len(asked.anchor), -1), np.zeros(len(asked.anchor), bool))
     for some, _, members, likeness in compared(cells, units, asked.anchor):
         under = asked.allowed(asked.anchor[some], members)

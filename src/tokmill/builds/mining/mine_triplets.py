@@ -57,7 +57,6 @@ class Triplets:
         return {**self.keyed.identity(), "vectors": self.near.table.digest}
 
     def digest(self) -> str:
-        """Return the digest of the vectors."""
         return self.near.table.digest if self.near else ""
 
     def read(self, place: int) -> Iterator[Records]:

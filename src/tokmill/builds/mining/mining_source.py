@@ -173,7 +173,6 @@ class MineSource(Source):
 
     @classmethod
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
-        """Return the thresholds of intervals."""
         store = open_store([str(Path(paths[0]).parents[1])], config.overlays)
         return Intervals(store, config, "", Column("u8")).explained()
 
@@ -185,11 +184,9 @@ class MineSource(Source):
         return {**dict.fromkeys(unused), "overlays": laid, **self.miner.identity()}
 
     def references(self) -> dict[str, Reference]:
-        """Return the store that is mined."""
         return {REF: reference_to(self.store.path)}
 
     def items(self) -> Iterator[Item]:
-        """Yield the shards of the store."""
         for place, entry in enumerate(self.store.shards):
             path = self.store.shard_file(place).absolute()
             with machine_errors("read", path):
@@ -198,7 +195,6 @@ class MineSource(Source):
             yield Item(name, str(path), 0, entry.bytes, digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the entries of one shard."""
         place, _, vectors = [*item.name.split("/"), ""][:3]
         if vectors != self.miner.digest()[:24]:
             raise TokmillError(

@@ -132,7 +132,6 @@ def number_of(text: str) -> int | float | None:
 
 
 def take(batch: Records, chosen: Array, schema: Schema) -> Records:
-    """Return some records of a batch, in order."""
     if len(chosen) == len(batch):
         return batch
     lengths = np.diff(batch.offsets)[chosen]

@@ -224,7 +224,6 @@ class NearIndex:
             self._runs.append(merged)
 
     def _run(self, keys: Array, numbers: Array) -> Array:
-        """Return the keys of some records with their numbers in the lower half, sorted."""
         run: Array = np.sort((keys | numbers.astype(np.uint64)[:, None]).reshape(-1))
         return run
 

@@ -126,7 +126,6 @@ class ValuesSource(OverlaySource):
             yield self.item(number, f"/{self.digest_of(number)}")
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the values of one shard."""
         number, known = self.place(item)
         if self.digest_of(number) != known:
             raise TokmillError(
@@ -154,7 +153,6 @@ class ValuesSource(OverlaySource):
         return found
 
     def digest_of(self, number: int) -> str:
-        """Return a digest of all values of a shard."""
         digest = hashlib.sha256()
         for name, values in self.part(number).items():
             column = self.schema[name]

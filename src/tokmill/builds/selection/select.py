@@ -197,11 +197,9 @@ class SelectSource(Source):
         return f"{share}: {together}"
 
     def identity(self) -> dict[str, Any]:
-        """Return the excluded stores by their fingerprints."""
         return {"not_in": [Store(path).fingerprint for path in self.config.not_in]}
 
     def references(self) -> dict[str, Reference]:
-        """Return the references of the inputs, which must be equal."""
         return references_of(self.stores[0])
 
     def probe(self, texts: Sequence[str]) -> Probe | None:
@@ -216,7 +214,6 @@ class SelectSource(Source):
         return probes[0] if len(around) == 1 else None
 
     def items(self) -> Iterator[Item]:
-        """Yield the shards of the inputs in order."""
         before = ""
         for number, store in enumerate(self.stores):
             for place, entry in enumerate(store.shards):
@@ -230,7 +227,6 @@ class SelectSource(Source):
                 yield Item(name, str(path), 0, entry.bytes, digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the chosen records of one shard."""
         number, place = (int(part) for part in item.name.split("/")[:2])
         store = self.stores[number]
         digest.update(f"{store.fingerprint} {store.shards[place].sha256}".encode())
@@ -434,7 +430,6 @@ def check_equal(stores: Sequence[Store]) -> None:
 
 
 def _equal_in(store: Store) -> dict[str, Any]:
-    """Return the properties that must be equal in stores that are merged."""
     references = {name: one.fingerprint for name, one in references_of(store).items()}
     return {
         "schema": store.schema,

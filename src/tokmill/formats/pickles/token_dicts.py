@@ -295,7 +295,6 @@ def _key(instruction: Any) -> Key:
 
 
 def _streams(key: Key) -> list[tuple[str, ...]]:
-    """Return the six streams of an instruction, aligned."""
     asm, mne, kinds, kind_runs, reg, accesses, access_runs, eflag = key
     count = len(asm)
     streams = [

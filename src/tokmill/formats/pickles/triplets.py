@@ -104,7 +104,6 @@ class TripletsSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """The columns of the store."""
         config = self.config
         numbers = Column("u8", ref=REFERENCE if self.blocks else None)
         vectors = Column(config.vectors or "f4", width=config.width or 0)
@@ -122,7 +121,6 @@ class TripletsSource(Source):
         return {"blocks": None}
 
     def references(self) -> dict[str, Reference]:
-        """Return the store of blocks."""
         return {REFERENCE: self.blocks} if self.blocks else {}
 
     def items(self) -> Iterator[Item]:
@@ -243,7 +241,6 @@ class Entry:
         self.cpi = self._exact(self.cpi, "f8", "cpi")
 
     def unfit(self, why: str, hint: str = "") -> TokmillError:
-        """Return the error of this entry."""
         return TokmillError(
             f"no triplet of intervals: {why}",
             where=f"{self.path}, entry {self.number}",
@@ -265,7 +262,6 @@ class Entry:
         return made
 
     def _numbers(self, value: Any) -> Array:
-        """Return a flat array of finite numbers, in a type that holds each exactly."""
         array = array_of(value)
         if array is None and isinstance(value, list | tuple):
             kinds = {type(one) for one in value}

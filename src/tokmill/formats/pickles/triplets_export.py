@@ -82,7 +82,6 @@ class TripletsExport:
 
 
 def _vectors(profiles: Store, name: str) -> list[Array]:
-    """Return the vectors of the store of blocks, a shard at a time."""
     blocks = profiles.reference("block")
     overlay = Store(blocks.path, [name]).overlays[name]
     columns = [name for name, c in overlay.schema.items() if c.width and c.per == "record"]
@@ -153,7 +152,6 @@ class _Writer:
         return _number(value)
 
     def _vector(self, block: int) -> bytes:
-        """Return the vector of a block."""
         if block in self.memo:
             return self._known(block)
         assert self.vectors is not None

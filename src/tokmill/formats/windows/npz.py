@@ -166,7 +166,6 @@ class _Arrays:
         self.rows_of_item = max(1, MAX_ITEM // max(1, self.ids.row_bytes))
 
     def take(self, rows: int) -> tuple[Array, Array]:
-        """Return the next rows of both arrays."""
         return self.ids.take(rows), self.mask.take(rows)
 
     def skip(self, rows: int, block: int) -> None:
@@ -219,7 +218,6 @@ class _Member:
             )
 
     def take(self, rows: int) -> Array:
-        """Return the next rows."""
         data = self.file.read(rows * self.row_bytes)
         if len(data) != rows * self.row_bytes:
             raise EOFError(f"{self.name} ends early")

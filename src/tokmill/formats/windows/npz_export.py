@@ -228,7 +228,6 @@ def _blocks(runs: Runs, width: int) -> Iterator[Array]:
 
 
 def _inputs(windows: Windows) -> dict[str, Runs]:
-    """Return name of an input → its windows, in order."""
     store, base = windows.store, 0
     found: dict[str, Runs] = {}
     for number, entry in enumerate(store.shards):

@@ -165,7 +165,6 @@ class _Said:
         self.messages.append(ctypes.string_at(text, size).decode("utf-8", "replace"))
 
     def phases(self, begin: str, end: str) -> None:
-        """Say where to begin and to end."""
         if begin:
             self._call("ireeCompilerInvocationSetCompileFromPhase", begin.encode())
         self._call("ireeCompilerInvocationSetCompileToPhase", end.encode())
@@ -185,7 +184,6 @@ def _vector(text: str) -> int:
 
 
 def roots(module: Any, vector: int = 64) -> list[Root]:
-    """Return the roots of the dispatches of a configured module, in its order."""
     found = []
     for function, operation in _configured(module):
         config = _config(operation, function)

@@ -223,7 +223,6 @@ def race(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _goes_on(rounds: int, wanted: int, seconds: float) -> bool:
-    """Say whether a comparison has a further round."""
     if rounds < execute.FEWEST:
         return True
     return seconds < LEAST_SECONDS or (rounds < wanted and seconds < MOST_SECONDS)

@@ -167,7 +167,6 @@ class _Images:
         return result
 
     def _of(self, value: Any) -> Any:
-        """Return an image in nhwc."""
         if value in self._last:
             return self._last[value]
         owner = value.owner
@@ -206,7 +205,6 @@ class _Images:
         )
 
     def _back(self, operation: Any) -> None:
-        """Give an operation that stays its images in nchw."""
         view = operation.operation
         for place, value in enumerate(view.operands):
             if value in self._last and _made_here(value, self._done):

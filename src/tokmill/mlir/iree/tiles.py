@@ -196,7 +196,6 @@ class IreeSpace(Space):
     def action(
         self, state: State, kind: str, sizes: tuple[int, ...], order: tuple[int, ...]
     ) -> Any:
-        """Return an action on the operation of a state."""
         tag = state.operation.tag
         if kind in _MADE:
             return _MADE[kind](tag, sizes)
@@ -280,7 +279,6 @@ class IreeSpace(Space):
         return spec.text(found, msgspec.json.encode(schedule).decode()) if found else ""
 
     def _changed(self, problem: Problem, schedule: Sequence[Any]) -> list[tuple[Root, Config]]:
-        """Return the roots that a schedule changes, each with its configuration then."""
         changes: dict[str, list[Any]] = {}
         for action in schedule:
             changes.setdefault(action.op, []).append(action)

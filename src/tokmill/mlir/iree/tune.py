@@ -77,7 +77,6 @@ class Again:
         return self._best[key]
 
     def one(self, problem: Problem, schedule: tuple[Any, ...], measure: Measurements) -> Result:
-        """Return the result of one schedule of one problem."""
         key = (problem.text, schedule)
         if key not in self._one:
             self._one[key] = measure(problem, schedule, again=True)

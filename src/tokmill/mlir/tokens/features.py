@@ -50,7 +50,6 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @classmethod
     def of(cls, operations: Iterable[Operation], **other: Any) -> Sizes:
-        """Return the sizes into which these operations fit."""
         found = list(operations)
         accesses = [one for each in found for one in (*each.loads, *each.stores)]
         return cls(

@@ -72,7 +72,6 @@ def dense(name: str, public: str, inputs: str, outputs: str) -> tuple[Variable, 
 
 
 def norm(name: str, public: str) -> tuple[Variable, Variable]:
-    """Return the variables of a LayerNorm."""
     return (
         Variable(f"{name}/LayerNorm/gamma", f"{public}.LayerNorm.weight", (D,)),
         Variable(f"{name}/LayerNorm/beta", f"{public}.LayerNorm.bias", (D,)),
@@ -80,7 +79,6 @@ def norm(name: str, public: str) -> tuple[Variable, Variable]:
 
 
 def table(name: str, rows: str) -> Variable:
-    """Return the variable of an embedding."""
     return Variable(
         f"bert/embeddings/{name}_embeddings",
         f"bert.embeddings.{name}_embeddings.weight",

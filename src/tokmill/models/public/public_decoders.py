@@ -88,7 +88,6 @@ class GPT2(Public, frozen=True, kw_only=True):
 
     @classmethod
     def needs(cls, model: DecoderConfig) -> dict[str, tuple[Any, ...]]:
-        """Return key → values that a decoder must have to be such a model."""
         return {
             "norm": ("layer",),
             "position": ("learned",),
@@ -226,6 +225,5 @@ class Qwen3(Llama, frozen=True, kw_only=True):
 
     @classmethod
     def needs(cls, model: DecoderConfig) -> dict[str, tuple[Any, ...]]:
-        """Return key → values that a decoder must have to be such a model."""
         # There is no key for biases of the feed-forward branch.
         return {**super().needs(model), "qk_norm": (True,), "bias": (False,)}

@@ -159,7 +159,6 @@ class Bert(Public, frozen=True, kw_only=True):
 
     @classmethod
     def needs(cls, model: EncoderConfig) -> dict[str, tuple[Any, ...]]:
-        """Return key → values that an encoder must have to be such a model."""
         return {
             "norm": ("layer",),
             "norm_place": ("post",),
@@ -229,7 +228,6 @@ class DistilBert(Public, frozen=True, kw_only=True):
 
     @classmethod
     def needs(cls, model: EncoderConfig) -> dict[str, tuple[Any, ...]]:
-        """Return key → values that an encoder must have to be such a model."""
         return {**Bert.needs(model), "norm_eps": (1e-12,)}
 
 

@@ -165,7 +165,6 @@ class ModernBert(Public, frozen=True, kw_only=True):
 
     @classmethod
     def needs(cls, model: ModernBertConfig) -> dict[str, tuple[Any, ...]]:
-        """Return key → values that a model must have to be such a one."""
         return {
             "norm": ("layer",),
             "position": ("rope",),

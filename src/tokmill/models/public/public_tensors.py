@@ -217,7 +217,6 @@ def unused(tensors: Iterable[str], head: Head) -> list[str]:
 def to_public(
     state: Mapping[str, Tensor], tensor_names: TensorNames, head: Head, column: str
 ) -> dict[str, Tensor]:
-    """Return the tensors of a public checkpoint from the state dict of a task."""
     tensors: dict[str, Tensor] = {}
     for theirs, ours, transposed in entries(tensor_names, head, state, column):
         tensor = torch.cat([state[name] for name in ours])

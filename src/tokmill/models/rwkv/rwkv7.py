@@ -165,7 +165,6 @@ class TimeMix(nn.Module):
                 self.get_parameter(name).requires_grad_(False)
 
     def init_weights(self) -> None:
-        """Draw the official initial weights."""
         width, layer, layers = self.ln_x.num_channels, self.layer, self.layers
         rising = layer / max(layers - 1, 1)
         falling = 1 - layer / layers
@@ -254,7 +253,6 @@ class ChannelMix(nn.Module):
         self.value = Linear(hidden, config.dim, bias=False)
 
     def init_weights(self) -> None:
-        """Draw the official initial weights."""
         width = self.x_k.shape[-1]
         power = (1 - self.layer / self.layers) ** 4
         with torch.no_grad():

@@ -251,7 +251,6 @@ class Segments(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(context: Any, y_grad: Tensor, state_grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of state and inputs."""
         inputs, states = context.saved_tensors[:6], context.saved_tensors[6:]
         grads = [torch.empty_like(x) for x in inputs]
         pieces = cuts(y_grad.shape[1], context.segment, context.document)

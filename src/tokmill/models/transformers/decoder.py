@@ -38,5 +38,4 @@ class Decoder(Transformer):
         return float((2 * self.config.layers) ** -0.5)
 
     def cached(self) -> Cached:
-        """Return what keeps keys and values."""
         return Decoding(self)

@@ -62,7 +62,6 @@ class Group:
 
     @property
     def finished(self) -> bool:
-        """Whether all runs are finished."""
         return all(member.run.finished for member in self.members)
 
     def average(self, name: str) -> float | None:
@@ -134,7 +133,6 @@ def check_at(at: str) -> None:
 
 
 def choose_metric(metric: str, runs: Sequence[RunSummary]) -> tuple[str, list[str]]:
-    """Return the metric to compare by, and notes on it."""
     known = {name for run in runs for entry in run.entries for name in entry} - {"step"}
     if metric and metric not in known:
         raise UsageError(f"no run has a metric {metric!r}", hint=nearest(metric, known))

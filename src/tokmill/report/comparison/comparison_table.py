@@ -112,7 +112,6 @@ def write_latex(found: Comparison) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text with all special characters of LaTeX escaped."""
     return "".join(SPECIAL.get(sign, sign) for sign in one_line(text))
 
 

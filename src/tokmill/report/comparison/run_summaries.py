@@ -107,7 +107,6 @@ class RunSummary:
 
     @property
     def measures(self) -> Measures:
-        """The measures of its task."""
         return self.known.measures
 
     @property

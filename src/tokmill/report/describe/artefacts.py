@@ -193,7 +193,6 @@ def _as(look: Look, kind: Any, keys: set[str]) -> Any:
 
 
 def _refers_to(found: Manifest, ref: str | None) -> Facts:
-    """Return the store to which a column refers, from the manifest."""
     if ref is None or not isinstance(found.references, dict) or ref not in found.references:
         return {}
     stated = found.references[ref]

@@ -345,7 +345,6 @@ def raw_tokens(look: Look) -> Facts | None:
 
 
 def _strings(fields: Facts) -> list[str]:
-    """Return the fields of a record that hold text."""
     return [name for name, kind in fields.items() if kind == "str"]
 
 

@@ -154,7 +154,6 @@ def inline(svg: str, figure: Figure) -> str:
 
 
 def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
-    """Draw a figure into matplotlib axes."""
     if figure.form == "map":
         _map(figure, axes, title=title)
         return

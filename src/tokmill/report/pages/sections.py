@@ -83,7 +83,6 @@ def store_section(
     sample: int | None,
     advance: Callable[[int], None] | None,
 ) -> None:
-    """Fill the section of a store."""
     store = Store(path)
     counts = count(store, sample, advance)
     found = summary(store, counts, width)
@@ -157,7 +156,6 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
 
 
 def store_figures(store: Store, counts: Counts, section: Section) -> list[Picture]:
-    """Return the figures of a store."""
     pictures = []
     if len(counts.lengths) > 1:
         figure = figures.length_figure([section.name], [(counts.lengths, counts.records)])
@@ -174,7 +172,6 @@ def store_figures(store: Store, counts: Counts, section: Section) -> list[Pictur
 
 
 def run_section(path: Path, facts: Facts, section: Section) -> None:
-    """Fill the section of a run."""
     run = read_run(path)
     columns: dict[str, int] = facts["columns"] or {}
     shapes = [
@@ -286,7 +283,6 @@ def metric_in_words(name: str, value: float) -> str:
 
 
 def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:
-    """Fill the section of a tokenizer."""
     specials: Facts = facts.get("added_tokens") or facts.get("special_tokens") or {}
     section.tables.append(
         Table(

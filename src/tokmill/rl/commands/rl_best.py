@@ -99,7 +99,6 @@ def write(folder: Path, found: Sequence[Best]) -> list[dict[str, Any]]:
 
 
 def _names(number: int) -> tuple[str, str]:
-    """Return the names of the best schedule of a module, and of the module."""
     return f"{number:03d}.schedule.mlir", f"{number:03d}.mlir"
 
 

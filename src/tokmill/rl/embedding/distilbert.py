@@ -57,7 +57,6 @@ class DistilBertConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True,
     """Whether ids of `buckets` repeat after 100 numbers, as MLIR-RL's do."""
 
     def view(self) -> Wanted:
-        """Return the tokens that it reads."""
         return Wanted(
             kind=self.tokens,
             max_seq_length=self.max_seq_length,
@@ -81,7 +80,6 @@ class DistilBertConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True,
         return found
 
     def encoder(self, length: int) -> EncoderConfig:
-        """Return the sizes of the encoder for sequences of a length."""
         wide = self.intermediate_size or self.hidden_size * (2 if self.hidden_size <= 128 else 4)
         return EncoderConfig(
             dim=self.hidden_size,

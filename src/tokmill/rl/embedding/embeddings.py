@@ -91,7 +91,6 @@ def make(
 
 
 def view_of(model_type: str, model_config: Mapping[str, Any] | None = None) -> Wanted:
-    """Return the view that an embedding reads."""
     return config_of(model_type, model_config).view()
 
 
@@ -120,7 +119,6 @@ MOST_WEIGHTS, MOST_LAYERS, MOST = 1 << 31, 256, 1 << 14
 
 
 def weights_of(embedding: nn.Module) -> int:
-    """Return the number of weights."""
     return sum(parameter.numel() for parameter in embedding.parameters())
 
 

@@ -49,7 +49,6 @@ class LoopTransformerConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=
     """Share of values dropped while training, of which the task schedules drops none."""
 
     def view(self) -> Wanted:
-        """Return the tokens of fields."""
         return Wanted(kind="fields")
 
 

@@ -401,7 +401,6 @@ def _looked_at(top: int, others: bool) -> int:
 
 
 def _address(text: str) -> int | None:
-    """Return an address from its hexadecimal digits."""
     if not text:
         return None
     try:

@@ -69,7 +69,6 @@ def _kind(row: Row) -> str:
 
 
 def _print_counts(rows: Sequence[Row]) -> None:
-    """Print how many queries each row has, and what was left out."""
     reasons = list(
         dict.fromkeys(why for row in rows for one in row.settings for why in one.left_out)
     )
@@ -100,7 +99,6 @@ def _print_counts(rows: Sequence[Row]) -> None:
 
 
 def _print_summary(rows: Sequence[Row], kind: str, metric: str, pool: int) -> None:
-    """Print a metric of each method and row, at one pool."""
     methods = list(dict.fromkeys(one.method for row in rows for one in row.results))
     cells = {
         (one.method, row.row): _short(one.values[metric].mean)
@@ -115,7 +113,6 @@ def _print_summary(rows: Sequence[Row], kind: str, metric: str, pool: int) -> No
 
 
 def _print_row(row: Row, metric: str, *, settings: bool) -> None:
-    """Print a metric of each method in pools of all sizes."""
     if settings:
         for setting in row.settings:
             said = [f"{count:,} {why}" for why, count in setting.left_out.items()]
@@ -137,7 +134,6 @@ def _print_row(row: Row, metric: str, *, settings: bool) -> None:
 
 
 def _print_pool(row: Row, pool: int) -> None:
-    """Print all metrics of each method at one pool, with intervals."""
     here = [one for one in row.results if one.pool == pool]
     print_table(
         [f"{row.row}, pool {pool:,}", *(part for name in METRICS for part in (name, "95 %"))],

@@ -55,7 +55,6 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
 
 
 def _column(store: Store, overlay: str) -> Array:
-    """Return the column of vectors of an overlay."""
     opened = Store(store.path, [overlay])
     schema = opened.overlays[overlay].schema
     wide = [name for name, column in schema.items() if column.width and column.per == "record"]

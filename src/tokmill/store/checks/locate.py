@@ -50,7 +50,6 @@ def locate(store: Store, record: int) -> Place:
 
 
 def find_records(store: Store, column: str, value: str) -> Iterator[int]:
-    """Yield the numbers of the records whose column equals a value."""
     spec = store.schema.get(column)
     if spec is None or spec.per != "record":
         known = [name for name, c in store.schema.items() if c.per == "record"]
@@ -108,7 +107,6 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 def input_paths(store: Store) -> dict[str, str]:
-    """Return name of an input → its path when the build was planned."""
     return {planned.name: planned.path for planned in read_planned(store.path)}
 
 

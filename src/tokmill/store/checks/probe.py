@@ -36,7 +36,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Text, and its ids including those before and after; no ids if the engine refused the text."""
 
     def texts(self) -> list[str]:
-        """Return the texts."""
         return [text for text, _ in self.answers]
 
     def bare(self) -> list[tuple[str, list[int]]]:
@@ -50,7 +49,6 @@ def probe_path(store: Path) -> Path:
 
 
 def read_probe(store: Path) -> Probe:
-    """Read the probe of a store."""
     return read_sealed(probe_path(store), Probe)
 
 

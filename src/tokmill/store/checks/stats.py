@@ -110,7 +110,6 @@ class Counts:
 
     @property
     def tokens(self) -> int:
-        """Tokens that were read."""
         return int(self.lengths @ self.records)
 
 
@@ -143,7 +142,6 @@ def statistics(
 def summary(
     store: Store, counts: Counts, width: int = 1024, frequent: int = FREQUENT
 ) -> Statistics:
-    """Return the statistics that follow from counts of a store."""
     manifest = store.manifest
     records, tokens = int(counts.records.sum()), counts.tokens
     rows = int(-(-counts.lengths // width) @ counts.records)

@@ -194,7 +194,6 @@ def check_strings(
 
 
 def check_totals(store: Store) -> list[Problem]:
-    """Check the totals of the manifest."""
     manifest, where = store.manifest, str(store.path / "manifest.json")
     problems = []
     for name in ("records", "tokens", "bytes"):
@@ -244,7 +243,6 @@ def check_plan(store: Store) -> list[Problem]:
 
 
 def check_learned(store: Store) -> list[Problem]:
-    """Check the files beside a tokenizer that was learned for the store."""
     folder = store.path / "vocab"
     if not (folder / LEARNED).exists():
         return []

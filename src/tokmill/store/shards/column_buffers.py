@@ -45,7 +45,6 @@ class Offsets:
         self.nbytes = 8 + sum(part.nbytes // part.dtype.itemsize for part in lengths) * 8
 
     def pieces(self) -> Iterator[Array]:
-        """Yield the offsets in order."""
         yield np.zeros(1, "<u8")
         last = 0
         for lengths in pieces(self.lengths):
@@ -82,14 +81,12 @@ class Held:
         self._file: BinaryIO | None = None
 
     def add(self, name: str, values: Array) -> None:
-        """Append values to a column."""
         self.parts.setdefault(name, []).append(values)
         self._in_memory += values.nbytes
         if self.folder is not None and self._in_memory > MOST:
             self._store(self.folder)
 
     def get(self, name: str) -> list[Array | Stored]:
-        """Return the parts of a column."""
         return self.parts.get(name, [])
 
     def take(self, name: str) -> list[Array | Stored]:

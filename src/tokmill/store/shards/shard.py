@@ -69,7 +69,6 @@ class ShardWriter:
         self.records = self.tokens = 0
 
     def add(self, batch: Records, item: int) -> None:
-        """Add records of an item, given by its number in the receipt."""
         n = len(batch)
         tokens = int(batch.offsets[-1] - batch.offsets[0]) if n else 0
         self.held.add("offsets", np.diff(batch.offsets))
@@ -280,7 +279,6 @@ class Shard:
         self._tokens: int | None = None
 
     def damaged(self, what: str) -> TokmillError:
-        """Return the error for a damaged shard."""
         return TokmillError(
             f"the shard is damaged: {what}",
             where=str(self.path),
@@ -347,7 +345,6 @@ class Shard:
                     raise self.damaged(f"{name!r} holds {dtype}, not {schema[name].dtype}")
 
     def lay(self, name: str, values: Array) -> None:
-        """Add an array of an overlay to this shard."""
         self._arrays[name] = values
 
     def __len__(self) -> int:

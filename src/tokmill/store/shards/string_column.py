@@ -31,7 +31,6 @@ class StringColumn:
         self.records = self.bytes = 0
 
     def add(self, strings: Strings) -> None:
-        """Add the strings of more records."""
         if self.records < FIRST < self.records + len(strings):
             cut = FIRST - self.records
             self.add(strings.take(slice(cut)))

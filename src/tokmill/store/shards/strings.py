@@ -43,7 +43,6 @@ class Strings:
         return cls(np.zeros(n, np.int64), *joined([value.encode("utf-8", "surrogatepass")]))
 
     def take(self, chosen: Array | slice) -> Strings:
-        """Return the strings of some records."""
         return Strings(self.numbers[chosen], self.data, self.offsets)
 
     def distinct(self) -> tuple[list[bytes], Array]:

@@ -106,12 +106,10 @@ class Signature(Contrastive):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        """Return the vectors of the blocks, and the weights."""
         return Inputs(vectors={**facts.vectors, **({WEIGHT: 1} if config.weight else {})})
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        """Return the metrics for which higher is better."""
         return Measures(higher=("mrr", "recall_1", "recall_10"))
 
     @classmethod
@@ -126,7 +124,6 @@ class Signature(Contrastive):
         }
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
-        """Return rows of an interval each."""
         if says_alike(store.schema, self.config.columns, self.config.same):
             return super().rows(store, seed, shards)
         if self.config.likeness_weight:
@@ -146,7 +143,6 @@ class Signature(Contrastive):
 
     @property
     def row_length(self) -> int:
-        """Blocks that are read of an interval."""
         return max(self.length, int(self.config.most))
 
     def evaluation_rows(self, store: Store) -> Rows:
@@ -155,7 +151,6 @@ class Signature(Contrastive):
         return self.rows(store) if known else Whole(store, self.row_length)
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return the blocks, their weights and the CPI, and what says which rows are alike."""
         config = self.config
         keys = {"block": "token", "weight": "token", "cpi": "record"}
         names = {k: held(getattr(config, k), schema) for k in keys if getattr(config, k)}
@@ -195,11 +190,9 @@ class Signature(Contrastive):
         return dataclasses.replace(batch, values=values)
 
     def count(self, batch: Batch) -> int:
-        """Return the number of entries."""
         return len(np.unique(batch.entry[batch.entry >= 0]))
 
     def example(self, rows: int) -> Tensors:
-        """Return a batch in which each row is an entry of a known CPI."""
         made = super().example(rows)
         values = {LOG_CPI: torch.zeros(rows)} if self.config.cpi else {}
         return dataclasses.replace(made, values={**made.values, **values})
@@ -217,7 +210,6 @@ class Signature(Contrastive):
     def compare(
         self, vectors: Tensor, results: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the three losses of the entries of a step, weighted and summed."""
         config, units = self.config, vectors[:, : self.model.dim]
         parts = {"loss_likeness": (config.likeness_weight, self.likeness(units, results))}
         if self.cpi_head is not None:
@@ -239,7 +231,6 @@ class Signature(Contrastive):
         }
 
     def measure(self, results: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return the ranks, and the mean relative error of the CPI beside that of a constant."""
         vectors = results["vectors"]
         metrics = super().measure({**results, "vectors": vectors[:, : self.model.dim]})
         if self.cpi_head is None:
@@ -255,7 +246,6 @@ class Signature(Contrastive):
         }
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model and of the head."""
         own = [] if self.cpi_head is None else self.cpi_head.parameters()
         return super().param_groups(weight_decay) + decay_groups(own, weight_decay)
 

@@ -72,7 +72,6 @@ class SentencePair(Masked):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        """Return the columns of ids, and the segment that this task makes."""
         return dataclasses.replace(store_inputs(facts), made={SEGMENT: 2})
 
     @classmethod
@@ -81,7 +80,6 @@ class SentencePair(Masked):
         return Measures(loss="nats a hidden token and a pair", higher=("accuracy",))
 
     def check_rows(self) -> None:
-        """Refuse rows that are too short for two halves."""
         if self.length < 16:
             raise UsageError(
                 f"{self.length} positions have no room for two halves",
@@ -118,25 +116,21 @@ class SentencePair(Masked):
         return self.rows(store)
 
     def framed(self, batch: Batch) -> Batch:
-        """Return rows with their special tokens."""
         if batch.document.shape[1] == self.length:
             return batch
         return framed(batch, self.frame, self.length, pair=True)
 
     @property
     def target_names(self) -> list[str]:
-        """The positions and columns of hidden tokens, and the relation."""
         return [*super().target_names, RELATION]
 
     def prepare(self, batch: Batch) -> Batch:
-        """Put special tokens around the halves, hide tokens, and add the relation of the halves."""
         relation = (batch.document == OTHER).any(1).astype(np.int64)
         return super().prepare(
             dataclasses.replace(self.framed(batch), targets={RELATION: relation})
         )
 
     def example(self, rows: int) -> Tensors:
-        """Return a batch with a relation for each row."""
         made = super().example(rows)
         relation = torch.zeros(rows, dtype=torch.int64)
         return dataclasses.replace(made, targets={**made.targets, RELATION: relation})
@@ -166,7 +160,6 @@ class SentencePair(Masked):
     def with_pairs(
         self, loss: Tensor, sums: dict[str, Tensor], hidden: Tensor, batch: Tensors
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and the sums with the pairs added."""
         relation = batch.targets[RELATION]
         logits = self.relation(self.pooler(hidden)).float()
         each = F.cross_entropy(logits, relation, ignore_index=-1, reduction="none")
@@ -181,7 +174,6 @@ class SentencePair(Masked):
         }
 
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
-        """Return the sums, and the scores of each column at the hidden tokens."""
         hidden = self.states(batch)
         sums, scores = self.scored_states(self.heads.states(hidden[:, 1:]), batch)
         loss = sums.pop("loss")
@@ -197,6 +189,5 @@ class SentencePair(Masked):
         return {**metrics, "pair_accuracy": pair["right"] / max(pair["known"], 1)}
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model and of the heads."""
         own = [*self.pooler.parameters(), *self.relation.parameters()]
         return super().param_groups(weight_decay) + decay_groups(own, weight_decay)

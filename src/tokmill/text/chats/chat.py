@@ -209,7 +209,6 @@ class ChatSource(JsonlSource):
         return Documents(marked, places, drops, carried, block.ends_part, block.done, notes)
 
     def _learned(self, text: str, chat: Messages, learned: Sequence[bool]) -> str:
-        """Return the text of a chat with marks around what is learned of it."""
         # Every second piece is within marks.
         pieces = text.replace(CLOSE, OPEN).split(OPEN)
         if self.config.learn == "all":
@@ -239,7 +238,6 @@ class ChatSource(JsonlSource):
         return text
 
     def encoder(self, resources: Resources) -> EncodeChats:
-        """Return the encoder of chats."""
         assert self.frozen is not None
         end = self.config.end_of_record == "eot"
         learn_end = self.config.learn == "all"

@@ -91,7 +91,6 @@ class EncodeChats:
             self._known_ids, self._known_names = list(known.values()), any_of(known)
 
     def __call__(self, documents: Documents) -> Records:
-        """Return the records of a batch of chats."""
         encoded = self.encode(documents.texts)
         if not self.in_segments and (odd := self._odd(documents.texts, *encoded[:2])).any():
             reasons = ["special token" if one else "" for one in odd]

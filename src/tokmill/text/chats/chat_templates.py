@@ -159,7 +159,6 @@ def _marked(
 
 @functools.lru_cache(maxsize=8)
 def _compiled(text: str, date: str) -> Any:
-    """Return a template with the extensions that chat templates expect."""
     jinja, sandbox, extension = map(plugins.require, ("jinja2", "jinja2.sandbox", "jinja2.ext"))
 
     class Generation(extension.Extension):  # type: ignore[misc, name-defined]

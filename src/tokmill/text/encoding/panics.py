@@ -53,7 +53,6 @@ class _Held:
         return self
 
     def drop(self) -> None:
-        """Drop the output."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._held, 0)
 

@@ -41,7 +41,6 @@ def options_of(note: Learned) -> Learned:
 
 
 def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
-    """Return the note for a tokenizer that was learned with some options."""
     files = {n: hashlib.sha256(d).hexdigest() for n, d in tokenizer.files().items()}
     return msgspec.structs.replace(options, sha256=files.pop("tokenizer.json"), files=files)
 

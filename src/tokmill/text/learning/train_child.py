@@ -20,7 +20,6 @@ def read_spool(path: str) -> Iterator[str]:
 
 
 def gigatoken(spool: str, vocab_size: int, specials: list[str]) -> list[tuple[bytes, bytes]]:
-    """Train with gigatoken and return the merges."""
     import gigatoken
 
     merges: list[tuple[bytes, bytes]] = gigatoken.train_bpe(

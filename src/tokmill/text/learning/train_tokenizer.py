@@ -163,7 +163,6 @@ class Spool:
         self.newer = False
 
     def fill(self, texts: Iterable[str], specials: Sequence[str]) -> None:
-        """Write the records, cut at special tokens."""
         with machine_errors("write", self.path), open(self.path, "wb", 1 << 20) as handle:
             for text in texts:
                 for piece, is_special in pieces(text, specials):

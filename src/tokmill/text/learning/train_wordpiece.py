@@ -102,7 +102,6 @@ def _characters(texts: Iterable[str], tokenizer: Any, most: int) -> list[str]:
 
 
 def _goes_on(tokenizer: Any, character: str) -> bool:
-    """Say whether a character can continue a word."""
     return len(list(_words(tokenizer, f"a{character}"))) == 1
 
 

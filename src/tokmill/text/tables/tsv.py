@@ -111,12 +111,10 @@ class TsvSource(DocumentSource):
         return schema
 
     def encoder(self, resources: Resources) -> EncodeSentences:
-        """Return the encoder of sentences."""
         assert self.frozen is not None
         return EncodeSentences(self.frozen, self.config, self.classes, resources)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
-        """Yield the sentences of the lines that begin in the item."""
         layout = self._layout(item)
         # The first line decides the meaning of the columns in all other lines.
         digest.update(layout.first)
@@ -198,7 +196,6 @@ def check(config: TsvConfig) -> None:
 
 
 def _lines(data: bytes) -> Iterator[bytes]:
-    """Yield the lines of a block with their newlines."""
     *whole, rest = data.split(b"\n")
     yield from (line + b"\n" for line in whole)
     if rest:

@@ -125,7 +125,6 @@ def vocabulary_of(names: Sequence[str]) -> Frozen:
 
 
 def class_names(raw: bytes) -> list[str]:
-    """Return the names of classes of a frozen vocabulary."""
     try:
         names = loads_json(raw)["tokens"]
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):

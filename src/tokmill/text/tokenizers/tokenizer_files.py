@@ -265,7 +265,6 @@ def _class(said: Mapping[str, Any], layout: str) -> str:
 
 
 def _names(said: Mapping[str, Any]) -> dict[str, str]:
-    """Return key of a special token → its name."""
     values = {key: said.get(key) for key in NAMED}
     named = {k: v.get("content") if isinstance(v, dict) else v for k, v in values.items()}
     return {key: name for key, name in named.items() if name and isinstance(name, str)}

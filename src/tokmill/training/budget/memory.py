@@ -270,7 +270,6 @@ def memory_of(config: TrainConfig) -> tuple[int, str]:
 
 
 def on_gpu(config: TrainConfig) -> bool:
-    """Say whether a training computes on a GPU."""
     if config.run.device == "auto":
         return torch.cuda.is_available()
     return config.run.device != "cpu"

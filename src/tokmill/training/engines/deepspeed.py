@@ -51,7 +51,6 @@ class DeepSpeed(Several):
         super().__init__(config, settings)
 
     def prepare(self, task: Task, optim: OptimConfig) -> None:
-        """Put the task on the device, make its optimiser, and hand both to DeepSpeed."""
         super().prepare(task, optim)
         self.weights_of = dict(task.named_parameters())
         made = all_settings(self.table, optim.clip, sum(p.numel() for p in self.parameters))
@@ -99,19 +98,16 @@ class DeepSpeed(Several):
         return super().bad_gradients() if self.stage == 0 else []
 
     def evaluate(self, batch: Tensors) -> dict[str, Tensor]:
-        """Run forward alone."""
         self.model.eval()
         with torch.no_grad(), peers():
             return dict(self._forward(self.model, batch)[1])
 
     def act(self, batch: Tensors, train: bool = False) -> dict[str, Tensor]:
-        """Run forward alone, for results."""
         self.model.train(train)
         with torch.no_grad(), peers():
             return dict(self._forward(self.model, batch, act=True))
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the whole weights by name."""
         tensors = self.task.state_dict()
         with peers():
             for name, weight in self.weights_of.items():
@@ -243,13 +239,11 @@ class Precise(Learner):
         self.precision = precision
 
     def forward(self, batch: Tensors, act: bool = False) -> Any:
-        """Return what the task does."""
         with self.precision.autocast():
             return super().forward(batch, act)
 
 
 def load_deepspeed(device: torch.device) -> Any:
-    """Import DeepSpeed for a kind of device."""
     # Otherwise DeepSpeed looks for accelerators itself, and prints the result.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     # It needs this variable even in a single process.

@@ -54,12 +54,10 @@ class Fsdp2(Several):
         return [name for name, count in zip(names, counts, strict=True) if count]
 
     def evaluate(self, batch: Tensors) -> dict[str, Tensor]:
-        """Run forward alone."""
         with peers():
             return super().evaluate(batch)
 
     def act(self, batch: Tensors, train: bool = False) -> dict[str, Tensor]:
-        """Run forward alone, for results."""
         with peers():
             return super().act(batch, train)
 
@@ -69,7 +67,6 @@ class Fsdp2(Several):
             return super().step(lr)
 
     def _place(self, task: Task) -> None:
-        """Leave each process its part of every weight, on its device."""
         mesh = init_device_mesh(self.device.type, (self.world,))
         # A block may return a view of a tensor; no model here changes one in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
@@ -105,11 +102,9 @@ class Fsdp2(Several):
         return value.cpu() if self.rank == 0 else value.new_empty(0)
 
     def _parts(self) -> list[Tensor]:
-        """Return what this process holds of the weights that are trained."""
         return [local_part(weight.detach()) for weight in self.parameters]
 
     def _swap(self) -> None:
-        """Swap weights and average."""
         # Weights outside of blocks stay gathered after an evaluation; the old values would be used.
         for module in self.task.modules():
             if isinstance(module, FSDPModule):

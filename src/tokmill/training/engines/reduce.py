@@ -10,7 +10,6 @@ from tokmill.training.engines.engine import Engine
 
 
 def add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    """Add sums by name, on the device."""
     for name, value in more.items():
         sums[name] = sums[name] + value if name in sums else value
 

@@ -147,7 +147,6 @@ def load_weights(task: Task, path: Path, seal: str = "") -> None:
 
 
 def read_weights(path: Path, shapes: Mapping[str, torch.Size], seal: str = "") -> dict[str, Tensor]:
-    """Read weights, which must have these names and shapes."""
     tensors = read_tensors(path, seal)
     for name in shapes.keys() | tensors.keys():
         if name not in shapes or name not in tensors or shapes[name] != tensors[name].shape:

@@ -230,7 +230,6 @@ def compile_task(task: Task, device: torch.device) -> None:
 
 
 def any_number_of_documents(batch: Tensors) -> None:
-    """Let one compiled program serve batches of a shape with any number of documents."""
     if batch.cu_seqlens is not None:
         torch._dynamo.maybe_mark_dynamic(batch.cu_seqlens, 0)
 

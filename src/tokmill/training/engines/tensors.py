@@ -159,7 +159,6 @@ def read_metadata(source: Path | BufferedIOBase) -> dict[str, str]:
 
 @contextmanager
 def _opened(source: Path | BufferedIOBase) -> Iterator[tuple[BufferedIOBase, Path]]:
-    """Yield an open file, and its name for errors."""
     if isinstance(source, Path):
         with reading(source) as handle:
             yield handle, source
@@ -230,7 +229,6 @@ def _same(header: Header, seal: str, path: Path) -> None:
 
 
 def damaged(path: Path, what: str) -> TokmillError:
-    """Return the error for a damaged file."""
     return TokmillError(
         f"the file is damaged: {what}",
         where=str(path),

@@ -36,7 +36,6 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """The stores to learn from."""
         return (self.train,) if isinstance(self.train, str) else self.train
 
 

@@ -173,7 +173,6 @@ def over(
 
 
 def read_recipe(run: Path) -> dict[str, Any]:
-    """Return the resolved recipe of a run."""
     value: dict[str, Any] = read_json(run / RECIPE, dict[str, Any])
     return value
 

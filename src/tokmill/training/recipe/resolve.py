@@ -149,7 +149,6 @@ def check_something_given(out: Path, options: Mapping[str, Any], resume: bool) -
 
 
 def names_stores(options: Mapping[str, Any]) -> bool:
-    """Say whether options name stores to learn from."""
     data = options.get("data")
     return isinstance(data, Mapping) and bool(data.get("train"))
 

@@ -133,7 +133,6 @@ def used(found: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def is_of_deepspeed(found: Mapping[str, Any]) -> bool:
-    """Say whether names and values are settings of DeepSpeed."""
     return any(name in found for name in OF_DEEPSPEED) or any(
         isinstance(found.get(name), dict) for name in BLOCKS_OF_DEEPSPEED
     )

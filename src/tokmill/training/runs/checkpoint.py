@@ -188,7 +188,6 @@ def save_extra(path: Path, task: Task | None) -> None:
 
 
 def load_extra(path: Path, task: Task | None) -> None:
-    """Load the state of a task from a checkpoint."""
     if task is None or not path.exists():
         return
     try:
@@ -281,7 +280,6 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def step_of_name(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint."""
     return int(checkpoint.name.partition("-")[2])
 
 

@@ -289,7 +289,6 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
 
 
 def reader(run: Path | str) -> str:
-    """Return the class of transformers that reads what is exported of a run."""
     return READERS[read_recipe(Path(run))["task"]["kind"]]
 
 

@@ -105,7 +105,6 @@ def find_vocabulary(
 
 
 def read_public(path: Path, kind: type[T]) -> T:
-    """Read a JSON file of a checkpoint."""
     data = read_file(path)
     with refused("the file cannot be read", path, hint="fetch it again"):
         value: T = loads_json(data, kind)

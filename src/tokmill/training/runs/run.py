@@ -105,7 +105,6 @@ def is_weights_alone(out: Path) -> bool:
 
 
 def start_command(out: Path) -> str:
-    """Return the command that begins a run with the weights of another."""
     return f"tokmill train STORE --from {shlex.quote(str(out))} -o NEW"
 
 
@@ -235,7 +234,6 @@ def begin(
 
 
 def copy_vocabularies(store: Store, out: Path) -> None:
-    """Copy the vocabularies of a store into a run."""
     for vocabulary in store.vocabularies.values():
         path = inside(store.path / VOCAB, vocabulary.file)
         data = read_file(path)
@@ -388,7 +386,6 @@ def load_task(run: Path | str, at: str = "") -> Task:
 
 
 def read_run(run: Path) -> tuple[TrainConfig, Facts]:
-    """Return the recipe of a run and the facts of its store."""
     if not (run / RECIPE).exists():
         raise TokmillError(
             "the folder holds no run" if run.exists() else "there is no such folder",

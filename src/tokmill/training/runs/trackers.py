@@ -45,7 +45,6 @@ class JsonLines:
         self.path = folder / METRICS
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a line."""
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         append_line(self.path, json.dumps({"step": step, **finite}).encode())
 

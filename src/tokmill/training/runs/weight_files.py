@@ -98,7 +98,6 @@ def export_file(run: Path | str, path: Path | str, *, at: str = "") -> Path:
 
 
 def official_names(state: Mapping[str, Tensor], column: str = COLUMN) -> dict[str, str]:
-    """Return official name → name in the state dict of a task."""
     own = {
         EMBEDDING: f"model.fields.embeddings.{PREFIX}{column}.weight",
         HEAD: f"heads.linear.{PREFIX}{column}.weight",
@@ -217,7 +216,6 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _columns(own: Mapping[str, Tensor]) -> Any:
-    """Yield the columns for which a state dict has embeddings."""
     for name in own:
         part = re.fullmatch(rf"model\.fields\.embeddings\.{PREFIX}(\w+)\.weight", name)
         if part:

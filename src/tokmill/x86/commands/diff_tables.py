@@ -82,7 +82,6 @@ def print_programs(
 
 
 def _print_other(found: ProgramChanges) -> None:
-    """Print what changed outside of functions."""
     if found.data:
         print("\ndata changed")
         rows = [
@@ -128,7 +127,6 @@ def _listed(names: list[str], most: int = MOST_LISTED) -> str:
 
 
 def _line(text: str) -> str:
-    """Return text that cannot begin a line of its own."""
     return plain(text).replace("\n", "\\n")
 
 

@@ -90,7 +90,6 @@ def rare(a: Any, b: Any) -> tuple[Array, Array]:
 
 
 def _by_distance(a: Array, b: Array, weight: float = 0.1) -> tuple[Array, Array]:
-    """Return vectors whose products are -weight · distance²."""
     scale = np.float32(np.sqrt(2 * weight))
     one, other = np.ones((len(a), 1), np.float32), np.ones((len(b), 1), np.float32)
     far_a = -weight * (a**2).sum(1, keepdims=True)

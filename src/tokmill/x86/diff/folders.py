@@ -69,7 +69,6 @@ class FolderDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
         same = all(one.same_bytes or _same(one) for one in self.matched)
         return same and not self.deleted and not self.inserted
 
@@ -158,7 +157,6 @@ def pair_files(
 
 
 def _once(files: Sequence[InputFile], key: Callable[[InputFile], str]) -> dict[str, InputFile]:
-    """Return key → file, of keys that one file alone has."""
     counts = Counter(key(file) for file in files)
     return {key(file): file for file in files if counts[key(file)] == 1}
 

@@ -142,7 +142,6 @@ class _Matcher:
         self.later = np.asarray([later[name] for name in self.names], np.float32)
 
     def run(self) -> Matched:
-        """Return the matches."""
         pairs = pairs_of(
             len(self.a.shape), len(self.b.shape), (self.given.i, self.given.j), *self.candidates()
         )

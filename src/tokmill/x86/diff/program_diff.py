@@ -102,7 +102,6 @@ def _with_blocks(
     found: Matched,
     names: bool,
 ) -> Diff:
-    """Return the matches of functions with those of their blocks."""
     first, second = (len(graph.function_address) for graph in graphs)
     numbers = _shared_numbers(first, second, found.i, found.j)
     sides, shapes, operands = [], [], []

@@ -86,7 +86,6 @@ class ProgramChanges(msgspec.Struct, frozen=True):
 
     @property
     def any(self) -> bool:
-        """Whether there is a change."""
         return any(getattr(self, name) for name in self.__struct_fields__)
 
 

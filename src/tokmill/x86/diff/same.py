@@ -41,7 +41,6 @@ class Content:
 
 
 def content_of(graph: Graph, functions: Functions) -> Content:
-    """Return the hashes of a graph."""
     shape = _sequences(functions.instructions.code, graph.block_instructions)
     shape += mix(_sequences(graph.constant.astype(np.uint64), graph.block_constants) + _STEP)
     for rows, places in (

@@ -16,7 +16,6 @@ CLONE = re.compile(r"\.(isra|constprop|part|cold|llvm|lto_priv)(\.|$).*")
 
 
 def all_names(graph: Graph, function: int) -> set[str]:
-    """Return the names of one function."""
     address = graph.function_address[function]
     low, high = (np.searchsorted(graph.symbol_address, address, side) for side in ("left", "right"))
     return {graph.function_name[function], *graph.symbol_name[int(low) : int(high)]} - {""}

@@ -15,7 +15,6 @@ _CONSTANT, _IMPORT, _MORE = np.uint64(1), np.uint64(2), np.uint64(3)
 
 
 def forms_of_blocks(graph: Graph, instructions: Instructions) -> Bag:
-    """Return the forms of the instructions of each block."""
     blocks = len(graph.block_address)
     owner = np.repeat(np.arange(blocks), np.diff(graph.block_instructions))
     return bag(blocks, owner, instructions.form)

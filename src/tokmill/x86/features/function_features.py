@@ -40,7 +40,6 @@ class Functions:
 
 
 def functions_of(graph: Graph) -> Functions:
-    """Return the features of the functions of a graph."""
     found = instructions_of(graph)
     size = len(graph.function_address)
     owner = owner_of_blocks(graph)

@@ -82,7 +82,6 @@ def sum_of_cosines(functions: StoreFunctions) -> Any:
 
 
 def ranker_code(functions: StoreFunctions) -> dict[str, Any]:
-    """Return the parts of the ranker that are code alone, by name."""
     return {
         "templates": templates(functions),
         "forms": functions.rows(functions.weighed("forms")),

@@ -87,7 +87,6 @@ class About(msgspec.Struct, frozen=True):
 
 
 def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
-    """Return the facts of a graph."""
     unresolved: dict[str, list[int]] = {}
     for address, reason in graph.unresolved:
         unresolved.setdefault(reason, []).append(address)
@@ -181,7 +180,6 @@ def _read_graph(path: Path) -> Graph:
 
 
 def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
-    """Set the columns of imports, strings, constants, references and pointers of a graph."""
     arrow = plugins.require("pyarrow")
     strings, constants = columns["strings"], columns["constants"]
     text = strings.flatten().cast(arrow.large_string()).dictionary_encode()

@@ -142,7 +142,6 @@ def _link(program: Program, table: Relocations) -> None:
 
 
 def _name_slots(program: Program, tables: list[Relocations]) -> None:
-    """Name the places that hold addresses of symbols, in whatever program they are defined."""
     slots: dict[int, tuple[str, int]] = {}
     names = dict(zip(program.function_address.tolist(), program.function_name, strict=True))
     for table in tables:

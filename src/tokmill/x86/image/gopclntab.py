@@ -178,7 +178,6 @@ class _Reader:
         return end.astype(np.uint64) + np.uint64(low)
 
     def _names(self, places: Array) -> list[str]:
-        """Return the names at some places, each ended by a zero."""
         data = self.data.tobytes()
         left = MOST_TEXT * len(data)
         found = []

@@ -124,7 +124,6 @@ class Program:
     """Behind all that is loaded, what is not in the file (`.bss`) too; 0 where it is not known."""
 
     def section_at(self, address: int) -> Section | None:
-        """Return the section that holds an address."""
         for section in self.sections:
             if section.address <= address < section.stop:
                 return section

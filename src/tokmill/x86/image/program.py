@@ -125,7 +125,6 @@ LONGEST_NAME = 1 << 16
 
 
 def demangled(name: str) -> str:
-    """Return one demangled name."""
     symbol = _symbol()
     symbol.name = name
     plain: str = symbol.demangled_name

@@ -114,7 +114,6 @@ class Blocks:
             self.edge_to[part] = self.at(self.code.offset(self.edge_target[part]))
 
     def _set_slots(self) -> None:
-        """Let calls and jumps through the slot of an import lead to the slot."""
         begin, slots = self.edge_begin[:-1], self.known.program.slot_address
         through = np.flatnonzero(INDIRECT[self.flow] & (self.edge_begin[1:] > begin))
         edge, slot = begin[through], self.named(through)

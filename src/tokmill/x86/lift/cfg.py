@@ -99,7 +99,6 @@ class Lifter:
         self._renew()
 
     def lift(self) -> Graph:
-        """Return the graph."""
         known = self.known
         self._follow()
         for search in (self._range_gaps, self._unnamed):

@@ -154,7 +154,6 @@ class Instructions:
         return self._from(int(self.start[row])).decode()
 
     def _from(self, offset: int) -> Any:
-        """Return the decoder of a section, set to an offset in it."""
         part = int(np.searchsorted(self.code.edge, offset, side="right")) - 1
         decoder, inside = self._decoders[part], offset - int(self.code.edge[part])
         decoder.position = inside
@@ -180,7 +179,6 @@ class Instructions:
         return bool(int(self._words[offset >> 6]) >> (offset & 63) & 1)
 
     def _columns(self, start: Array, marked: Array) -> tuple[Array, Array, Array, Array]:
-        """Return start, length and flow of instructions, and the targets of transfers."""
         length: Array = marked & (INVALID_BIT - 1)
         flow, target = classify(self.code, start, length)
         flow[marked >= INVALID_BIT] = Flow.INVALID
@@ -198,7 +196,6 @@ class Instructions:
     def _set_return_addresses(
         self, start: Array, length: Array, flow: Array, target: Array
     ) -> None:
-        """Change the flow of calls whose return address is used in another way."""
         calls = np.flatnonzero((flow == Flow.CALL) & (self.code.linked[start] == CALL))
         at, size = start[calls].astype(np.int64), length[calls]
         local, gone = local_calls(self.code, at, size, self.code.offset(target[calls]))
@@ -215,7 +212,6 @@ class Instructions:
         self.gates = self.transfer[jumps][member(self.target[jumps], thunks)]
 
     def _add(self, parts: list[tuple[Array, Array, Array, Array]]) -> None:
-        """Set the columns from parts, which are sorted."""
         start, length, flow, target = (
             np.concatenate([part[i] for part in parts]) for i in range(4)
         )

@@ -112,7 +112,6 @@ class _Entries:
         return code
 
     def possible(self, offset: int) -> bool:
-        """Say whether an offset is a possible entry."""
         known = set(self.arguments)
         flags = pushed = False
         for _, instruction in zip(range(LOOK), self._instructions(offset), strict=False):

@@ -74,7 +74,6 @@ class Ways:
         """i8, ascending: offsets of the callees of reached code."""
 
     def run(self, rows: Array) -> Array:
-        """Return the runs of rows."""
         return np.searchsorted(self.last, rows)
 
     def begin(self, row: int) -> int:

@@ -57,7 +57,6 @@ def windows(program: Program) -> Iterator[Program]:
 
 
 def is_cut(program: Program) -> bool:
-    """Return whether there is more than one window."""
     return sum(map(_code, program.sections)) > LARGE
 
 
@@ -66,12 +65,10 @@ def _code(section: Section) -> int:
 
 
 def called(graph: Graph) -> Array:
-    """Return the addresses of the callees of a window."""
     return distinct(graph.edge_target[graph.edge_kind == Edge.CALL])
 
 
 def joined(graphs: list[Graph]) -> Graph:
-    """Return one graph made of those of all windows, which are released."""
     found = graphs[0]
     if len(graphs) == 1:
         return found

@@ -22,7 +22,6 @@ class KeyIndex:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all keys."""
         self.count = 0
         self._make(1 << 12)
 
@@ -59,7 +58,6 @@ class KeyIndex:
         return found
 
     def add(self, low: Array, high: Array, numbers: Array) -> None:
-        """Add n distinct new keys with their numbers."""
         self.count += len(low)
         if self.count * 2 > len(self.low):
             taken = self.number >= 0

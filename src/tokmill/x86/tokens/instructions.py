@@ -146,7 +146,6 @@ class _Table:
 
 
 def _rows(tables: dict[Literal[32, 64], _Table]) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield some thousand rows at a time."""
     widths = sorted(tables, reverse=True)
     bits = np.repeat(widths, [len(tables[width].keys) for width in widths])
     keys = np.concatenate([tables[width].keys for width in widths])

@@ -172,7 +172,6 @@ def functions_of(graph: Graph, least: int) -> Iterator[tuple[str, int, list[Inst
 
 
 def _write(out: Path, least: int, graph: Graph) -> int:
-    """Return how many functions were written."""
     encode = msgspec.json.Encoder().encode
     count = 0
 

@@ -211,7 +211,6 @@ class Templates:
         return array("I", chain.from_iterable(streams)).tobytes()
 
     def _extend(self, contents: list[bytes]) -> None:
-        """Add templates to the table."""
         if not contents:
             return
         ids = np.frombuffer(b"".join(contents), np.uint32)
@@ -289,7 +288,6 @@ class _Growing:
         return view
 
     def add(self, values: Array) -> None:
-        """Add values at the end."""
         stop = self.count + len(values)
         if stop > len(self.data):
             larger = np.empty(1 << (2 * stop - 1).bit_length(), self.data.dtype)

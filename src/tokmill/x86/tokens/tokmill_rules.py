@@ -92,7 +92,6 @@ class TokmillRules:
         self.register_number = {name: value for value, name in enumerate(names("Register"))}
 
     def tokens(self, instruction: Instruction) -> Tokens:
-        """Return the tokens of an instruction."""
         info: InstructionInfo = self.info(instruction)
         used = _used(info)
         line = _Line()
@@ -249,7 +248,6 @@ class _Line:
         self.fresh = False
 
     def add_register(self, register: int, access: str) -> None:
-        """Add a token that names a register."""
         full = full_registers()[register]
         self.shown[full] = _larger(self.shown.get(full, (0, 0)), ACCESS[access])
         self.add(names("Register")[register], names("Register")[full], access)
@@ -260,7 +258,6 @@ def _larger(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def _used(info: InstructionInfo) -> Used:
-    """Return the registers that an instruction uses."""
     used: Used = {}
     full_register, access = full_registers(), names("OpAccess")
     for entry in info.used_registers():

@@ -44,7 +44,6 @@ def on_cuda() -> bool:
 
 
 def random_states() -> RandomStates:
-    """Return the states of the random generators of this process."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, normal = np.random.get_state(legacy=True)
     return RandomStates(

@@ -63,7 +63,6 @@ class Average:
                 other.copy_(kept)
 
     def metadata(self) -> dict[str, str]:
-        """Return the metadata of a file of the average."""
         return {UPDATES: str(self.updates)}
 
     def load(self, path: Path) -> None:

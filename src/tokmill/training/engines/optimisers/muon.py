@@ -108,7 +108,6 @@ class Muon(AdamW):
         torch.optim.Optimizer.__setstate__(self, state)
 
     def _move(self, group: Group) -> None:
-        """Update the matrices of a group."""
         weights = [weight for weight in group["params"] if weight.grad is not None]
         if not weights:
             return
@@ -184,6 +183,5 @@ def orthogonal(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def product_type(device: torch.device) -> torch.dtype:
-    """Return the fastest type of a device that is precise enough for these products."""
     fast = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if fast else torch.float32

@@ -62,7 +62,6 @@ def read_table(path: Path, checksum: Checksum | None) -> Iterator[tuple[bytes, b
 
 
 def damaged(path: Path, what: str) -> TokmillError:
-    """Return the error for a damaged file of a checkpoint."""
     return TokmillError(
         f"the file cannot be read: {what}", where=str(path), hint="fetch the checkpoint again"
     )

@@ -50,7 +50,6 @@ def _exports(graph: Graph) -> set[str]:
 
 
 def _named(compared: Compared) -> list[DataChange]:
-    """Return the changes of data that alone has its name, by name."""
     sides = [_symbols(side) for side in compared.sides]
     names = sorted(sides[0].keys() & sides[1].keys())
     rows = [np.asarray([side[name] for name in names], np.int64) for side in sides]

@@ -94,7 +94,6 @@ class Operands:
         self.memory.end_at(self.address[data])
 
     def _through_offset_table(self) -> None:
-        """Replace words of the global offset table by the addresses that they hold."""
         memory = self.memory
         here = np.flatnonzero(memory.linked_at(self.address) & (self.width >= 0))
         here = here[~member(self.address[here], self.graph.import_slot)]

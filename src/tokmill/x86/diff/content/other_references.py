@@ -142,7 +142,6 @@ def addresses_of(graph: Graph, rows: Array) -> Array:
 
 
 def _texts(compared: Compared, number: int, operands: Array) -> list[str]:
-    """Return what operands of one program refer to, in words."""
     side = compared.sides[number]
     graph = side.graph
     slots = dict(zip(graph.import_slot.tolist(), graph.import_slot_name, strict=True))

@@ -40,7 +40,6 @@ class Memory:
         """u8, ascending: where something else may begin."""
 
     def end_at(self, addresses: Array) -> None:
-        """Let data end at some addresses."""
         self.bounds = distinct(self.bounds, addresses)
 
     def section(self, address: Array) -> Array:

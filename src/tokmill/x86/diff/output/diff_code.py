@@ -95,7 +95,6 @@ class Listing:
         return [shown(text, LONGEST_STRING) for text in self.graph.strings]
 
     def blocks(self, function: int) -> range:
-        """Return the blocks of a function."""
         bounds = self.graph.function_blocks
         return range(int(bounds[function]), int(bounds[function + 1]))
 

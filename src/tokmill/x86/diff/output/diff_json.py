@@ -191,7 +191,6 @@ def _functions(graph: Graph, numbers: list[int]) -> list[Function]:
 
 
 def _by_function(graph: Graph, blocks: np.ndarray) -> dict[int, list[int]]:
-    """Return function → addresses of some of its blocks."""
     found: dict[int, list[int]] = {}
     owners = np.searchsorted(graph.function_blocks, blocks, side="right") - 1
     for owner, address in zip(owners.tolist(), graph.block_address[blocks].tolist(), strict=True):

@@ -62,7 +62,6 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 def counts_of(a: Graph, b: Graph, diff: Diff) -> Counts:
-    """Return the figures of a diff."""
     changed = int(diff.changed.sum())
     size_a, size_b = instructions(a), instructions(b)
     both = size_a[diff.function_a] + size_b[diff.function_b]

@@ -85,7 +85,6 @@ def made_by(path: Path) -> Made:
 
 
 def read_producer(text: str) -> Made:
-    """Return compiler and level from the text of a producer."""
     for pattern, name in COMPILERS:
         version = pattern.search(text)
         if version:
@@ -151,7 +150,6 @@ class _Units:
         return self._string(*producer, base, size) if producer else ""
 
     def _attributes(self, at: int, code: int) -> Iterator[tuple[int, int]]:
-        """Yield attribute and form of an abbreviation."""
         # That of the first entry is near the beginning; damaged tables may be long.
         data, at = self.abbreviations[at : at + MOST_ABBREVIATIONS], 0
         while True:

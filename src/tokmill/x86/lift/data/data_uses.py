@@ -61,7 +61,6 @@ class DataUses:
         return distinct(np.asarray(kept, np.int64), self._bases(code, ways, tables))
 
     def _names(self, code: Code, instructions: Instructions, row: int, target: int) -> bool:
-        """Return whether an instruction has a memory operand at an offset of code."""
         at = int(instructions.start[row])
         if at not in self._reads:
             one = instructions.instruction(row)

@@ -143,7 +143,6 @@ def through_tables(code: Code, jumps: Array) -> Array:
 
 
 def _tables_in(program: Program, code: Code, part: int) -> tuple[Array, Array, Array, Array]:
-    """Return entry, type, beginning and slow code of all possible tables in a section."""
     first, stop = code.edge[part : part + 2].tolist()
     skip = -int(code.base[part]) % WORD
     count = max(0, (stop - first - skip) // WORD)

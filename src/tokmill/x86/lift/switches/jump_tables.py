@@ -180,7 +180,6 @@ class Tables:
         return Table(begin, one, False, size, others, offset[first:last])
 
     def _forms(self, target: Value, row: int, low: int, high: int) -> Iterator[_Form]:
-        """Yield the possible tables for a target."""
         for load, factor in target.terms:
             if not isinstance(load, Load) or factor != 1:
                 continue

@@ -56,7 +56,6 @@ class Value(NamedTuple):
         return Value(self.number + sign * other.number, kept)
 
     def times(self, factor: int) -> Value:
-        """Return factor * self."""
         return Value(self.number * factor, tuple((u, f * factor) for u, f in self.terms))
 
 
@@ -155,7 +154,6 @@ class Path:
         return self.memory.get(self._register(self._stack)) or self._other()
 
     def operand(self, instruction: Any, number: int) -> Value:
-        """Return the value of an operand."""
         kind = instruction.op_kind(number)
         kinds = self.iced.OpKind
         if kind == kinds.REGISTER:

@@ -39,7 +39,6 @@ class TokenList:
 
     @classmethod
     def of(cls, column: str, rules: str, tokens: Iterable[str]) -> Self:
-        """Make a closed list of tokens in any order."""
         return cls(column, rules, [*SPECIALS, *sorted(set(tokens) - set(SPECIALS))])
 
     @classmethod
@@ -54,7 +53,6 @@ class TokenList:
 
     @functools.cached_property
     def ids(self) -> dict[str, int]:
-        """Token → id."""
         return {token: number for number, token in enumerate(self.tokens)}
 
     def __len__(self) -> int:

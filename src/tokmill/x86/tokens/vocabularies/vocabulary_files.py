@@ -186,7 +186,6 @@ def column_of(path: Path) -> str:
 
 
 def write_vocabularies(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
-    """Write the frozen form, and return the files."""
     return _write(folder, vocabularies, FROZEN, TokenList.to_json)
 
 
