@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,20 @@ TRACES = {
     "a path of one machine": r"(?<![\w.*/])/(wo_rk|op_t|ro_ot|ho_me/\w+|Us_ers)/",
 }
 EXAMPLES = {"a registry's host": "files.python_hosted.org", "a path of one machine": "/wo_rk/x"}
+
+LINES_OF_SRC = 97_500
+"""The budget of src: it only goes down."""
+
+
+def test_the_size_of_src() -> None:
+    sources = [
+        path for path in tracked() if path.is_relative_to(ROOT / "src") and path.suffix == ".py"
+    ]
+    assert sum(path.read_text().count("\n") for path in sources) <= LINES_OF_SRC
+    folders = Counter(path.parent for path in sources)
+    assert not {folder: count for folder, count in folders.items() if count > 15}
+    names = Counter(path.name for path in sources if path.name != "__init__.py")
+    assert not {name: count for name, count in names.items() if count > 1}
 
 
 def tracked() -> Iterator[Path]:
