@@ -83,7 +83,7 @@ def test_two_processes_do_not_tune_into_one_file(tmp_path: Path, capsys: Any) ->
         main([*words, "--minutes", "0.01"])
     assert ended.value.code == 5
     said = capsys.readouterr().err
-    assert "another process tunes some.spec" in said and "hint:" in said
+    assert "another process is writing some.spec" in said and "hint:" in said
     assert not spec.exists()
     # One that was killed does not keep others out.
     first.send_signal(signal.SIGKILL)
