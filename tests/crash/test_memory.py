@@ -266,7 +266,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], list[str], int, str]] = {
         "1.15e+18 times as long"),
     **{
         f"newlines for {function}": (
-            newlines, ["-c", READ.format(f"tokmill.bbv.{module}", function), "{file}"], 1,
+            newlines, ["-c", READ.format(f"tokmill.bbv.traces.{module}", function), "{file}"], 1,
             "reading it takes more than")
         for module, function in (
             ("addresses", "read_addresses"), ("addresses", "read_maps"), ("cpi", "read_measures"),

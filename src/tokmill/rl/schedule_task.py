@@ -19,7 +19,7 @@ from tokmill.rl.actions import Layout, Masks, Scores
 from tokmill.rl.embedding.pretrained import take_encoder
 from tokmill.rl.module_memory import Memory
 from tokmill.rl.policy import ALLOWED, SEEN, Heads, Policy
-from tokmill.tasks.scores import Measures
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
 

@@ -25,7 +25,7 @@ from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.classes import check_classes, check_numbers, classes_of
 from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
-from tokmill.tasks.scores import Measures
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import SEGMENT, Facts, joined, store_inputs
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,18 +15,6 @@ from tokmill.feed.feed import Batch
 from tokmill.models.transformers.layers import CHUNK, LEAST_ROWS, product_dtype
 from tokmill.models.transformers.matmul import product
 from tokmill.store.schema import Array
-
-
-class Measures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts about a task's metrics, and what its model can be used for."""
-
-    loss: str = ""
-    """Unit of the loss, such as "nats a token"; empty: no useful unit."""
-    higher: tuple[str, ...] = ()
-    """Metrics for which higher is better. For others lower is, unless their names say otherwise."""
-    continues: bool = False
-    """Whether rows can be continued: `tokmill sample`."""
-
 
 BORDER = "border"
 """The column whose bit 0 says that an instruction begins."""

@@ -14,7 +14,7 @@ from tokmill.models.model_inputs import Inputs
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.scores import Measures
+from tokmill.tasks.measures import Measures
 
 MOST_CLASSES = 10_000
 """Largest number of classes of a label column."""

@@ -39,7 +39,7 @@ from tokmill.tasks.comparison.comparison_losses import (
     relations,
     triplet,
 )
-from tokmill.tasks.scores import Measures
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
 
 MARGINS = {"triplet": 0.2, "circle": 0.25, "in_batch": 0.0}
