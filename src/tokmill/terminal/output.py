@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar, cast
 import msgspec
 
 from tokmill.base.errors import UNSAFE, UsageError, one_line, plain
+from tokmill.plugins import extras
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,7 +53,7 @@ def behind_doors(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def run(*arguments: P.args, **options: P.kwargs) -> T:
-        with doors():
+        with doors(), extras():
             for name, value in options.items():
                 if isinstance(value, int) and value.bit_length() > 63:
                     from tokmill.base.recipe import check_numbers

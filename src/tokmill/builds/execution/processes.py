@@ -79,9 +79,12 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
-        # Exit codes are known when all have ended.
-        pool.shutdown(wait=True, cancel_futures=True)
-        if MachineError.exit_code in [process.exitcode for process in (started or {}).values()]:
+        # The pool asks the others to end, which they may not hear; exit codes are known at the end.
+        ended = list((started or {}).values())
+        for process in ended:
+            process.kill()
+            process.join()
+        if MachineError.exit_code in [process.exitcode for process in ended]:
             hint = "the line above says why"
         names = ", ".join(dict.fromkeys(filter(None, map(name, running.values()))))
         raise MachineError("a worker process was killed", where=names, hint=hint) from None
