@@ -18,7 +18,7 @@ from entry_stores import lay
 from making import quick_build
 from tokmill import train
 from tokmill.base.recipe import find, read_toml
-from tokmill.feed.half_pairs import Halves
+from tokmill.feed.halves import Halves
 from tokmill.inference.embed import COLUMN
 from tokmill.store.overlay import overlay_names
 from tokmill.store.store import Store

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from tokmill.feed.feed import Feed
-from tokmill.feed.half_pairs import OTHER, Halves
+from tokmill.feed.halves import OTHER, Halves
 
 
 def bags(

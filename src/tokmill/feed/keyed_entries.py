@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokmill.base.errors import UsageError
-from tokmill.feed.half_pairs import codes
+from tokmill.feed.halves import codes
 from tokmill.feed.order import key, shard_groups
 from tokmill.feed.rows import Numbering, Rows
 from tokmill.store.checks.hashes import first_of_equals, linked, store_digests

@@ -15,7 +15,7 @@ import toy
 from task_cases import ROLES, make_stores, recipe, special_store, walks
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
-from tokmill.feed.half_pairs import OTHER
+from tokmill.feed.halves import OTHER
 from tokmill.store.store import Store
 from tokmill.tasks.hidden.masked import PLACES
 from tokmill.tasks.hidden.sentence_pair import RELATION, SentencePair

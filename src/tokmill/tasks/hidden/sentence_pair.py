@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.feed.half_pairs import OTHER, Halves
+from tokmill.feed.halves import OTHER, Halves
 from tokmill.feed.rows import Rows
 from tokmill.models.heads import Classes, Pooler
 from tokmill.models.model import Group, Model, Tensors, decay_groups
