@@ -340,6 +340,7 @@ def _declared(last: BlockVectors) -> dict[str, int]:
     notes = {
         "repetitions of REP instructions that are not counted": last.declared.repetitions or 0,
         "traces whose last line does not end": int(last.torn),
+        "lines that begin with neither T nor #": last.other_lines,
     }
     return {name: number for name, number in notes.items() if number}
 

@@ -222,3 +222,8 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     assert rows_of(read(path)) == rows_of(vectors)
     first = path.read_bytes()
     assert write(path, vectors).read_bytes() == first
+
+
+def test_lines_that_are_neither_intervals_nor_comments_are_counted(tmp_path: Path) -> None:
+    found = read(file_of(tmp_path, "# a\n[run] T:1:2\nT:1:2\n\nM:1:2\n"))
+    assert len(found) == 1 and found.other_lines == 2

@@ -290,6 +290,9 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
         if one.points_left_out:
             left_out = human_count(one.points_left_out, "point")
             say(f"{one.program}: {left_out} of intervals without instructions or a CPI left out")
+        if one.other_lines:
+            others = human_count(one.other_lines, "line")
+            say(f"note: {one.program}: {others} that begin with neither T nor # were left out")
         if one.torn:
             say(f"note: {one.program}: {TORN}")
         if one.points > 1 and one.speed_up < LITTLE:

@@ -72,6 +72,8 @@ class Trace:
     """Intervals whose CPI is not known; they are left out of everything."""
     torn: bool = False
     """Whether the last line of the block vectors does not end, as that of a file that is cut."""
+    other_lines: int = 0
+    """Lines that are neither intervals nor comments."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -85,6 +87,8 @@ class Report(msgspec.Struct, kw_only=True):
     """Intervals without a CPI where CPI was given; they are left out of everything."""
     torn: bool = False
     """Whether the last line of the block vectors does not end: the file may be cut off."""
+    other_lines: int = 0
+    """Lines that are neither intervals nor comments."""
     cpi_kind: str = ""
     """measured, simulated, given or modelled."""
     instructions: int
@@ -124,7 +128,7 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
     vectors, ids = as_matrix(found)
     rates = rates_in(memory, found, path) if memory else {}
     if cpi is None:
-        return Trace(name, vectors, ids, rates, torn=found.torn)
+        return Trace(name, vectors, ids, rates, torn=found.torn, other_lines=found.other_lines)
     measures = read_measures(cpi)
     check_measures(measures, found.instructions, cpi, path)
     if not measures.kind:
@@ -144,6 +148,7 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
         measures.kind,
         int(unknown.sum()),
         found.torn,
+        found.other_lines,
     )
 
 
@@ -285,6 +290,7 @@ def _report(trace: Trace, name: str, intervals: Ints) -> Report:
         empty=int((sums <= 0).sum()) - trace.unmeasured,
         unmeasured=trace.unmeasured,
         torn=trace.torn,
+        other_lines=trace.other_lines,
         cpi_kind=trace.kind,
         instructions=int(sums.sum()),
         method=name,

@@ -89,6 +89,11 @@ class BlockVectors:
         return len(self.indptr) - 1
 
     @property
+    def other_lines(self) -> int:
+        """Lines that are neither intervals nor comments: an interval behind a prefix is one."""
+        return sum(n for first, n in self.ignored.items() if first not in ("#", "blank"))
+
+    @property
     def entries(self) -> int:
         return len(self.ids)
 
