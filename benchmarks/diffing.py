@@ -26,7 +26,7 @@ import numpy as np
 import diffing_programs as programs
 import tokmill
 from diffing_table import NO_ADDRESSES, THEIRS, Result, details, keep, kept, means, table
-from tokmill.base import child
+from tokmill.base.children import child
 from tokmill.store.schema import Array
 from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.diff.truth.block_truth import judge_blocks

@@ -17,7 +17,8 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.base.errors import MissingExtraError, TokmillError
-from tokmill.base.files import locked, write_file
+from tokmill.base.files import write_file
+from tokmill.base.locks import locked
 from tokmill.base.progress import human_bytes
 from tokmill.builds.execution.resources import machine_memory
 from tokmill.version import __version__

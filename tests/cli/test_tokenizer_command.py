@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tokmill.base.files import writing
+from tokmill.base.locks import writing
 from tokmill.cli import main
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ import pytest
 
 from crash_stores import is_clean, write_jsonl
 from forked import Forked, Ran
-from tokmill.base.files import locked
+from tokmill.base.locks import locked
 
 Build = Callable[..., Ran]
 

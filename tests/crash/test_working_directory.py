@@ -22,8 +22,8 @@ STARTED = {
     "bbv/traces/profile.py": {"run"},
     "builds/execution/processes.py": {"ProcessPoolExecutor"},
     "builds/execution/ray_cluster.py": {"init"},
-    "base/child.py": {"Popen", "Running"},
-    "base/child_calls.py": {"Child", "Running"},
+    "base/children/child.py": {"Popen", "Running"},
+    "base/children/child_calls.py": {"Child", "Running"},
     "mlir/iree/tuned_model.py": {"call"},
     "mlir/measure.py": {"Child"},
     "mlir/modules/guard.py": {"shared"},
@@ -41,7 +41,7 @@ STARTED = {
 STARTS = {"subprocess.Popen", "subprocess.run", "subprocess.check_output", "subprocess.call",
           "ProcessPoolExecutor", "os.system", "os.popen", "os.posix_spawn", "run.run",
           "ray.init"}  # fmt: skip
-OWN = {"tokmill.base.child", "tokmill.base.child_calls"}
+OWN = {"tokmill.base.children.child", "tokmill.base.children.child_calls"}
 MODULES = (
     "sitecustomize", "usercustomize", "tokmill", "numpy", "torch", "msgspec", "typer", "iree",
     "multiprocessing", "pickle", "socket", "random", "selectors", "resource", "psutil", "onnx",
@@ -201,7 +201,7 @@ def test_figures_are_drawn_by_no_settings_of_the_working_directory(
 
 def test_a_program_of_the_user_has_its_own_environment() -> None:
     """A profiled program may be Python, which finds its modules beside itself."""
-    from tokmill.base.child import OURS, environment_of_users
+    from tokmill.base.children.child import OURS, environment_of_users
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONSAFEPATH", OURS)

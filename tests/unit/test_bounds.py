@@ -17,7 +17,7 @@ PROGRAM = """
 import resource, subprocess, sys
 import numpy as np
 from tokmill.base import bounds
-from tokmill.base.child import Limits, run
+from tokmill.base.children.child import Limits, run
 from tokmill.base.errors import TokmillError
 
 limits = lambda: resource.getrlimit(resource.RLIMIT_DATA)

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 import mishaps
-from tokmill.base.child import Limits, run
-from tokmill.base.child_calls import Child, ChildDied, ChildError, call
+from tokmill.base.children.child import Limits, run
+from tokmill.base.children.child_calls import Child, ChildDied, ChildError, call
 from tokmill.base.errors import UsageError
 
 TARGET = "mishaps:mishap"
@@ -88,7 +88,8 @@ def test_temporary_files_go_with_a_process_that_closes_nothing(ends: str) -> Non
     """Commands end by `os._exit`, workers of a build by a signal."""
     code = (
         f"import os, sys; sys.path[:] = {sys.path!r}\n"
-        "from tokmill.base.child import Limits\nfrom tokmill.base.child_calls import Child\n"
+        "from tokmill.base.children.child import Limits\n"
+        "from tokmill.base.children.child_calls import Child\n"
         "child = Child('mishaps:mishap', Limits(seconds=100))\n"
         f"print(child('litter'), flush=True)\n{ends}"
     )
@@ -171,7 +172,8 @@ def test_a_child_ends_with_the_process_that_started_it(kind: str, tmp_path: Path
     """Also where the child is in foreign code that never lets Python run."""
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
-        "from tokmill.base.child import Limits\nfrom tokmill.base.child_calls import Child\n"
+        "from tokmill.base.children.child import Limits\n"
+        "from tokmill.base.children.child_calls import Child\n"
         "child = Child('mishaps:mishap', Limits(seconds=100))\n"
         "child('fine'); print(child._running.process.pid, flush=True)\n"
         f"child({kind!r})"
@@ -189,7 +191,7 @@ def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:
     script = f"echo $$ > {place}.part; mv {place}.part {place}; exec sleep 1000"
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
-        "from tokmill.base.child import run, Limits\n"
+        "from tokmill.base.children.child import run, Limits\n"
         f"run(['sh', '-c', {script!r}], Limits())"
     )
     with subprocess.Popen(python(code), stderr=subprocess.PIPE, text=True) as parent:

@@ -16,15 +16,14 @@ from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.base.files import (
     append_line,
     is_private,
-    locked,
     new_folder,
     open_file,
     private_path,
     read_file,
     remove_leftovers,
     write_file,
-    writing,
 )
+from tokmill.base.locks import locked, writing
 
 
 def test_a_new_folder_that_stays_empty_goes_again(tmp_path: Path) -> None:

@@ -15,14 +15,13 @@ from making import jsonl, quick_build
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import (
     inside,
-    is_lock,
     is_private,
-    locked,
     private_path,
     remove_leftovers,
     sha256_file,
     write_file,
 )
+from tokmill.base.locks import is_lock, locked
 from tokmill.builds.plan import How
 from tokmill.builds.repair.repair import deep_check, repair
 from tokmill.store.checks.validate import validate

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.child import Limits, run
+from tokmill.base.children.child import Limits, run
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.base.headers import loads_json
 from tokmill.x86.graph import Edge, Graph

@@ -1,8 +1,7 @@
 """How much memory reading a file may take: a small file cannot take all that the machine has.
 
 A few bytes can stand for gigabytes: of repeated texts, of nested arrays, of what a header promises.
-The kernel refuses such allocations (`RLIMIT_DATA`), and the reader ends with an error that names
-the file. Decoders need no checks of their own for this.
+The kernel refuses such allocations (`RLIMIT_DATA`); the reader's error names the file.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _end(number: int, info: int, context: int) -> None:
         if offset < size:
             error.what = "a page of a mapped file cannot be read"
             error.hint = "check the disk and the memory, then run the same command again"
-        os.write(2, f"error: {error}\n".encode())
+        os.write(2, f"error: {error}\n".encode(errors="backslashreplace"))
     finally:
         os._exit(MachineError.exit_code)
 

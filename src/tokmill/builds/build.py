@@ -19,7 +19,8 @@ from msgspec import UNSET
 
 from tokmill import plugins
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, plain
-from tokmill.base.files import locked, machine_errors, new_folder, remove
+from tokmill.base.files import machine_errors, new_folder, remove
+from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_time
 from tokmill.base.stop import Stop
 from tokmill.builds import make_shard as make

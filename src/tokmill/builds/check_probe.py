@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
-from tokmill.base.files import locked, make_folder, remove, write_file
+from tokmill.base.files import make_folder, remove, write_file
+from tokmill.base.locks import locked
 from tokmill.builds.source import Source
 from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import compare, probe_digest, probe_path, read_probe

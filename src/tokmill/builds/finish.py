@@ -17,8 +17,9 @@ from msgspec import UNSET
 
 from tokmill import plugins
 from tokmill.base.errors import Interrupted, TokmillError, plain
-from tokmill.base.files import locked, reading, remove, write_file
+from tokmill.base.files import reading, remove, write_file
 from tokmill.base.inflate import CAT, inflate, packing
+from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share, human_time
 from tokmill.builds.check_probe import mend_probe
 from tokmill.builds.execution.executors import Watch

@@ -12,8 +12,6 @@ from typing import Any
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.base.files import (
     inside,
-    is_lock,
-    locked,
     machine_errors,
     make_folder,
     new_folder,
@@ -22,6 +20,7 @@ from tokmill.base.files import (
     remove_leftovers,
     write_file,
 )
+from tokmill.base.locks import is_lock, locked
 from tokmill.builds.check_probe import PROBE_LOCK
 from tokmill.builds.make_shard import InputChanged
 from tokmill.builds.plan import How, Prepared, difference, plan_stands, write_plan

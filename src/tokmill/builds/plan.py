@@ -257,7 +257,6 @@ class Prepared(msgspec.Struct, frozen=True):
     planned: list[PlannedItem]
 
     def source(self) -> Source:
-        """Make the source, to read from."""
         kind = plugins.load(plugins.SOURCES, self.recipe.source)
         resources = Amount().resources()
         source: Source = kind(self.config, self.recipe.inputs, self.frozen, resources)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tokmill.base.errors import MachineError
-from tokmill.base.files import locked, make_folder, remove, write_file
+from tokmill.base.files import make_folder, remove, write_file
+from tokmill.base.locks import locked
 from tokmill.store.schema import Array
 
 BLOCK = 1 << 24

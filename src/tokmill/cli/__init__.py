@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from tokmill.base import bounds
 from tokmill.base.bus_error import explain_bus_errors
-from tokmill.base.child import keep_out_of_working_directory
+from tokmill.base.children.child import keep_out_of_working_directory
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
 from tokmill.terminal.lazy import as_command, flowing, lazy_group

@@ -188,7 +188,7 @@ def rejects(
 
     Successive records that were rejected for the same reason are one line.
     """
-    from tokmill.builds.repair.left_out import each_left_out
+    from tokmill.builds.repair.repair import each_left_out
     from tokmill.store.checks.locate import left_out
 
     opened = Store(store)

@@ -71,7 +71,6 @@ class Ids:
         return self.tokens
 
     def byte(self, place: int) -> int:
-        """Return the byte at which an id stands."""
         return self.header + place * self.dtype.itemsize
 
     def documents(

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import inside, remove, remove_leftovers, sha256_file, write_file, writing
+from tokmill.base.files import inside, remove, remove_leftovers, sha256_file, write_file
+from tokmill.base.locks import writing
 from tokmill.store.manifest import canonical_digest, read_sealed, sealed
 from tokmill.store.store import Store
 
@@ -175,7 +176,6 @@ class Export:
         return known is not None and not problem_of(self.folder, known)
 
     def end(self) -> None:
-        """Note that all files were written."""
         self._note(complete=True, files=self.written)
 
     def give_up(self) -> None:

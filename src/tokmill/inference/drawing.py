@@ -68,7 +68,6 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature < COLDEST or self.top_k == 1
 
     def numbers(self, prompt: int, sample: int) -> Numbers:
-        """Return the random numbers of a row."""
         return Numbers(self.seed, prompt, sample)
 
 

@@ -24,8 +24,8 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from tokmill.base.child import Limits
-from tokmill.base.child_calls import Child, ChildDied
+from tokmill.base.children.child import Limits
+from tokmill.base.children.child_calls import Child, ChildDied
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS, Space

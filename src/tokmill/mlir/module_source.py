@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.child import Limits
-from tokmill.base.child_calls import ChildDied, shared
+from tokmill.base.children.child import Limits
+from tokmill.base.children.child_calls import ChildDied, shared
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError
 from tokmill.base.files import machine_errors, path_to_text
 from tokmill.builds.scan import FolderOptions, find_files

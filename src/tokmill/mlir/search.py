@@ -111,7 +111,6 @@ def iree_default(problem: Problem, iree: Measurements) -> Result:
 def by_chance(
     problem: Problem, measure: Measurements, evaluations: int, seed: int
 ) -> Iterator[Trial]:
-    """Measure random schedules."""
     chance, problem = random.Random(seed), measure.problem(problem)
     alone = measured(problem, (), measure)
     yield alone

@@ -330,7 +330,6 @@ def outcome(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def settings_of(config: SchedulesConfig) -> Settings:
-    """Return how schedules are measured."""
     return Settings(
         runs=config.runs,
         seconds=config.seconds,

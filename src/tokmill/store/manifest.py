@@ -247,7 +247,6 @@ class Receipt(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> list[ItemReceipt]:
-        """The items that were read to the end."""
         return self.items if self.cut is UNSET else self.items[: self.cut.items]
 
     @property

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from tokmill.base.errors import TokmillError
-from tokmill.base.files import is_lock, read_file
+from tokmill.base.files import read_file
 from tokmill.base.headers import loads_json
+from tokmill.base.locks import is_lock
 
 HEAD = 1 << 12
 LARGEST = 64 << 20

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import locked, path_from_text, path_to_text, write_file
+from tokmill.base.files import path_from_text, path_to_text, write_file
+from tokmill.base.locks import locked
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Reference, sealed
 from tokmill.store.marks import LOCK

@@ -37,7 +37,6 @@ def is_stream(path: str) -> bool:
 
 
 def suffix(path: str) -> str:
-    """Return the compression suffix of a file."""
     return next(ending for ending in SUFFIXES if path.lower().endswith(ending))
 
 

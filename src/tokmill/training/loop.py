@@ -91,7 +91,6 @@ class RowLoop:
             self.shards.finish()
 
     def next(self) -> tuple[float, float]:
-        """Take the next batch."""
         self.parts, count = self.loader.next()
         self.shards.tell()
         read = sum(int((part.tensors.document >= 0).sum()) for part in self.parts)

@@ -87,7 +87,6 @@ class Validation:
                 self.bar.advance(share)
 
     def batches(self, task: Task, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Yield the prepared batches of one process."""
         together = task.compares or task.collects
         for entries in (self.shared_numbers if together else self.numbers)(rank, world):
             batch = task.prepare(self.feed.make(np.zeros_like(entries), entries.clip(min=0)))

@@ -10,7 +10,7 @@ import pytest
 
 from making import files_of, here, quick_build, rec, write_store
 from phrase_records import PHRASES
-from tokmill.base.files import locked
+from tokmill.base.locks import locked
 from tokmill.builds import plan
 from tokmill.builds.plan import How
 from tokmill.store.checks.validate import validate

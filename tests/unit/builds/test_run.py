@@ -17,7 +17,7 @@ from msgspec import UNSET
 import tokmill
 from making import TOKENIZER, files_of, here, ids_of, jsonl, mixed_lines, quick_build
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
-from tokmill.base.files import locked
+from tokmill.base.locks import locked
 from tokmill.builds import build as run_module
 from tokmill.builds import make_shard as make
 from tokmill.builds import plan

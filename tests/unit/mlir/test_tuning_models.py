@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokmill.base.child import Ended
-from tokmill.base.child_calls import ChildDied
+from tokmill.base.children.child import Ended
+from tokmill.base.children.child_calls import ChildDied
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.mlir.iree import compiler, dispatches, executor, layout, tune, tune_model
 from tokmill.mlir.iree.tiles import Distribute, IreeSpace

@@ -11,7 +11,7 @@ import pytest
 
 import chat_peers
 from making import jsonl, quick_build
-from tokmill.base.child import Limits
+from tokmill.base.children.child import Limits
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.text.chats import chat_templates
 from tokmill.text.chats.chat_template_files import BUILT_IN, find
@@ -27,7 +27,7 @@ def whole(text: str, chats: Any = ((CHAT, None),), date: str = "") -> list[tuple
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_templates, "LIMITS", Limits(cpu_seconds=0.5, memory=200 << 20))
-    monkeypatch.setattr("tokmill.base.child_calls._shared", {})
+    monkeypatch.setattr("tokmill.base.children.child_calls._shared", {})
 
 
 ENDLESS = (

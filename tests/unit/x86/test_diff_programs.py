@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tokmill.x86.diff import match_blocks as of_blocks
-from tokmill.x86.diff.assign import assign
 from tokmill.x86.diff.candidates import pairs_of
+from tokmill.x86.diff.match_functions import assign
 from tokmill.x86.diff.output.diff_json import diff_file
 from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.diff.result import Diff, Reason

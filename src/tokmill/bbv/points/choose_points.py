@@ -300,14 +300,12 @@ def _report(trace: Trace, name: str, intervals: Ints) -> Report:
 
 
 def compare(report: Report, trace: Trace, intervals: Ints, weights: Floats) -> None:
-    """Add the CPI that weighted points estimate, and its error."""
     if trace.cpi is not None:
         found = float(weights @ trace.cpi[intervals])
         fill(report, Estimate(found, -np.inf, np.inf), trace)
 
 
 def fill(report: Report, estimate: Estimate, trace: Trace) -> None:
-    """Add an estimate to a report, and its error where the truth is known."""
     report.estimated_cpi = float(estimate.cpi)
     if np.isfinite(estimate.high):
         report.low, report.high = float(estimate.low), float(estimate.high)

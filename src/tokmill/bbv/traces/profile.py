@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from tokmill.base.errors import MachineError, TokmillError, UsageError
-from tokmill.base.files import inside, make_folder, write_file, writing
+from tokmill.base.files import inside, make_folder, write_file
+from tokmill.base.locks import writing
 from tokmill.base.progress import Progress, elapsed
 from tokmill.bbv.traces.addresses import write_addresses, write_maps
 from tokmill.bbv.traces.block_vectors import BlockVectors, write

@@ -67,7 +67,6 @@ class Watch:
         return total
 
     def text(self) -> str:
-        """Return text for the progress line."""
         found = self.resources()
         text = f"{human_bytes(found['disk_free'])} disk free"
         if "memory" in found:
@@ -157,7 +156,6 @@ class Here:
         self.read = 0
 
     def map(self, tasks: Iterable[ShardJob]) -> Made:
-        """Make shards in order."""
         start_worker(self.work, self._count, lambda: self.terms.deadline.value)
         for task in tasks:
             yield task, make_in_worker(task)

@@ -79,7 +79,7 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
-        # The pool asks the others to end, which they may not hear; exit codes are known at the end.
+        # The pool sends the other workers SIGTERM, which one that just starts blocks.
         ended = list((started or {}).values())
         for process in ended:
             process.kill()

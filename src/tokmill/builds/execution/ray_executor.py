@@ -133,7 +133,6 @@ class RayExecutor:
                 self.terms.report(ray.get(total, timeout=TICK))
 
     def _lost(self, task: ShardJob, tries: int, error: Exception) -> int:
-        """Say that a worker was lost and return the number of the next try."""
         if tries == TRIES:
             raise MachineError(
                 f"{tries} workers were lost while they made the shard {task.shard}, which begins "
@@ -265,7 +264,6 @@ def make_on_node(given: tuple[Work, Shared], board: Any, task: ShardJob) -> list
 
 
 def end_workers(pids: list[int]) -> None:
-    """Kill workers on this node."""
     for pid in pids:
         with contextlib.suppress(OSError):
             # It may have ended meanwhile, and another process may have its number.

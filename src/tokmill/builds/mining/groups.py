@@ -82,7 +82,6 @@ class Groups:
 
     @cached_property
     def dealt(self) -> Dealt:
-        """The groups of the whole store."""
         facts, used = self.keyed.facts, self.keyed.members.used
         left = np.zeros(len(self.store), np.uint8)
         # Of records of one function with equal content, the one with the smallest key stays.

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import UNSET
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import (
-    inside,
-    locked,
-    machine_errors,
-    make_folder,
-    sha256_file,
-    sync_folder,
-)
+from tokmill.base.files import inside, machine_errors, make_folder, sha256_file, sync_folder
+from tokmill.base.locks import locked
 from tokmill.builds.check_probe import settle_probe
 from tokmill.builds.finish import missing_tasks
 from tokmill.builds.folder import AGAIN, TAKEN, check_links, remove_shards, sweep
-from tokmill.builds.make_shard import ShardJob, Work, make_shard, planned_work
+from tokmill.builds.make_shard import (
+    Content,
+    ShardJob,
+    Work,
+    check_unchanged,
+    make_shard,
+    planned_work,
+)
 from tokmill.builds.repair.repair_files import mend_files, mend_manifest
 from tokmill.builds.repair.stamps import doubt
 from tokmill.builds.source import Item
 from tokmill.store import manifest as layout
+from tokmill.store.checks.locate import LeftOut, input_paths, line_of
 from tokmill.store.checks.validate import Problem, validate
 from tokmill.store.manifest import Manifest, Receipt
 from tokmill.store.marks import LOCK
 from tokmill.store.receipts import inputs_fit, planned_receipts, read_planned, read_receipts
+from tokmill.store.schema import each_drop
 from tokmill.store.shards.shard import SUFFIX
 from tokmill.store.store import Store, shard_path
 
@@ -119,7 +122,6 @@ def _doubt(store: Path, names: Iterable[str]) -> None:
 
 
 def shards_of_inputs(store: Path, inputs: Sequence[str]) -> list[str]:
-    """Return the planned shards that hold some inputs, given by name."""
     found: dict[str, list[str]] = {}
     for item in read_planned(store):
         shards = found.setdefault(item.name, [])
@@ -218,3 +220,24 @@ def _put(
                 made = inside(scratch, f"{receipt.name}{suffix}")
                 made.rename(shard.with_suffix(suffix))
     sync_folder(store / "shards")
+
+
+def each_left_out(store: Store, *, rejected_only: bool = True) -> Iterator[LeftOut]:
+    """Yield each record that was left out, in the order of the inputs.
+
+    Raises `TokmillError` if an input has changed since the build.
+    """
+    work, tasks = work_of(store.path)
+    source = work.source()
+    paths = input_paths(store)
+    for shard in dict.fromkeys(entry.name.partition("-")[0] for entry in store.shards):
+        for item in tasks[shard].items:
+            check_unchanged(item)
+            path = paths.get(item.name, "")
+            for batch in source.read(item, Content()):
+                for drop in each_drop(batch.drops):
+                    if drop.rejected or not rejected_only:
+                        line = line_of(path, drop.offset)
+                        yield LeftOut(
+                            item.name, path, drop.offset, line, drop.reason, drop.rejected
+                        )

@@ -187,7 +187,6 @@ def split_references(refer: Sequence[str]) -> dict[str, str]:
 
 
 def blocks(values: Array) -> Iterator[Array]:
-    """Yield the rows of an array, some at a time."""
     rows = max(1, LOOKED_AT // max(1, values[:1].size))
     for start in range(0, len(values), rows):
         yield values[start : start + rows]

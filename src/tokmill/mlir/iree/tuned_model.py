@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import msgspec
 
-from tokmill.base.child import Limits
-from tokmill.base.child_calls import ChildDied, call
+from tokmill.base.children.child import Limits
+from tokmill.base.children.child_calls import ChildDied, call
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import path_to_text, sha256_file
 from tokmill.base.scratch import Scratch

@@ -18,7 +18,7 @@ from typing import Any
 from tokmill.base.errors import TokmillError
 from tokmill.mlir.modules import operations, toolkit
 
-CLOCK = "nanoTime"
+CLOCK, MODULE = "nanoTime", "builtin.module"
 LOADS = ("ml_program.global_load", "ml_program.global_load_const")
 
 
@@ -33,7 +33,7 @@ def plain(text: str, where: str) -> str:
         return text
     inside = toolkit.context()
     module = toolkit.parse(text, inside, where)
-    while len(inner := list(module.body.operations)) == 1 and _is_module(inner[0]):
+    while len(inner := list(module.body.operations)) == 1 and inner[0].operation.name == MODULE:
         module = toolkit.parse(str(inner[0]), inside, where)
     with inside, toolkit.ir().Location.unknown():
         _drop_main(module)
@@ -41,10 +41,6 @@ def plain(text: str, where: str) -> str:
         if timed:
             _without_clock(module, where)
         return str(module)
-
-
-def _is_module(operation: Any) -> bool:
-    return str(operation.operation.name) == "builtin.module"
 
 
 def _inner(module: Any) -> list[Any]:

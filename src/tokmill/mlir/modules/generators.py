@@ -306,5 +306,4 @@ def _after(writer: Writer, before: Tensor, name: str, sizes: list[int]) -> Tenso
 
 
 def elements(shape: tuple[int, ...]) -> int:
-    """Return the number of elements of a tensor."""
     return math.prod(shape)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tokmill.base.child import Limits
-from tokmill.base.child_calls import ChildDied, shared
+from tokmill.base.children.child import Limits
+from tokmill.base.children.child_calls import ChildDied, shared
 from tokmill.base.errors import TokmillError
 
 LIMITS = Limits(seconds=300, memory=8 << 30)

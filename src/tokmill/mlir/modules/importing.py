@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokmill import plugins
 from tokmill.base import files
-from tokmill.base.child import Limits, run
+from tokmill.base.children.child import Limits, run
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.scratch import Scratch
 from tokmill.mlir.modules import toolkit

@@ -44,7 +44,6 @@ class Coverage(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Return the share of numbers that are kept."""
         return self.kept / self.numbers if self.numbers else 1.0
 
 

@@ -64,7 +64,6 @@ V, D, F = "vocab_size", "hidden_size", "intermediate_size"
 
 
 def dense(name: str, public: str, inputs: str, outputs: str) -> tuple[Variable, Variable]:
-    """Return the variables of a linear map."""
     return (
         Variable(f"{name}/kernel", f"{public}.weight", (inputs, outputs), transposed=True),
         Variable(f"{name}/bias", f"{public}.bias", (outputs,)),

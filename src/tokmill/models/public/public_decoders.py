@@ -24,7 +24,6 @@ ROPE_SCALING = {
 
 
 def next_token(embedding: str) -> Head:
-    """Return the head of a causal model, which may be tied to its embedding."""
     head = "lm_head.weight"
     return Head(
         "next_token", ((head, "heads.linear.{column}.weight"),), {head: f"{embedding}.weight"}

@@ -17,8 +17,8 @@ from tokmill.base.files import (
     remove,
     remove_leftovers,
     write_file,
-    writing,
 )
+from tokmill.base.locks import writing
 from tokmill.rl.commands import rl_problems
 
 

@@ -90,7 +90,6 @@ class Held:
         return self.parts.get(name, [])
 
     def take(self, name: str) -> list[Array | Stored]:
-        """Remove a column and return its parts."""
         parts = self.parts.pop(name, [])
         self._in_memory -= sum(part.nbytes for part in parts if not isinstance(part, Stored))
         return parts

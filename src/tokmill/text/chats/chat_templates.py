@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from tokmill import plugins
-from tokmill.base.child import Limits
-from tokmill.base.child_calls import ChildDied, shared
+from tokmill.base.children.child import Limits
+from tokmill.base.children.child_calls import ChildDied, shared
 from tokmill.base.errors import UsageError
 
 OPEN, CLOSE, BREAK, END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"

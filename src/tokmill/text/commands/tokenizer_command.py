@@ -13,8 +13,9 @@ import msgspec
 import typer
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import machine_errors, write_file, writing
+from tokmill.base.files import machine_errors, write_file
 from tokmill.base.inflate import MAGIC
+from tokmill.base.locks import writing
 from tokmill.base.progress import human_bytes, human_count, human_time
 from tokmill.builds.scan import with_lists
 from tokmill.terminal.options import AsJson, FilesFrom

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.child import Limits
-from tokmill.base.child_calls import ChildDied, ChildError, call
+from tokmill.base.children.child import Limits
+from tokmill.base.children.child_calls import ChildDied, ChildError, call
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.base.files import machine_errors
 from tokmill.base.progress import elapsed

@@ -60,7 +60,6 @@ class _File(msgspec.Struct):
 
 
 def is_tekken(raw: bytes) -> bool:
-    """Say whether a JSON file looks like a tekken.json."""
     return b'"token_bytes"' in raw and b'"default_num_special_tokens"' in raw
 
 

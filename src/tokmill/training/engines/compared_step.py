@@ -118,7 +118,6 @@ def with_entries(results: dict[str, Tensor], part: Tensors, before: int) -> dict
 
 
 def len_of(results: dict[str, Tensor]) -> int:
-    """Return the number of rows in results."""
     return len(results["entry"])
 
 

@@ -137,7 +137,6 @@ class Saved:
 
 
 def shapes_of(task: Task) -> dict[str, torch.Size]:
-    """Return the shapes of the weights by name."""
     return {name: value.shape for name, value in task.state_dict().items()}
 
 

@@ -214,7 +214,6 @@ def plain_key(name: str) -> str:
 
 
 def plain_keys(name: str) -> list[str]:
-    """Return the keys of this name that are there whatever model, task and optimiser."""
     # Each of those three has a kind, so the name alone says nothing.
     tables = {} if name == "kind" else TABLES
     return [f"{table}.{name}" for table, kind in tables.items() if name in kind.__struct_fields__]

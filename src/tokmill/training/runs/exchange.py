@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import inside, lock_of, make_folder, write_file, writing
+from tokmill.base.files import inside, make_folder, write_file
+from tokmill.base.locks import lock_of, writing
 from tokmill.models.public.huggingface import architecture, public_of, read_config
 from tokmill.models.public.public import Public
 from tokmill.models.public.public_tensors import Head, from_public, to_public, unused

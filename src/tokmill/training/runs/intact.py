@@ -101,7 +101,6 @@ def check_checkpoint(folder: Path) -> State:
 
 
 def damaged(path: Path, what: str) -> TokmillError:
-    """Return the error for a file of a checkpoint."""
     return TokmillError(
         f"the checkpoint is damaged: {what}",
         where=str(path),

@@ -24,7 +24,8 @@ import torch
 
 from tokmill import plugins
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
-from tokmill.base.files import inside, locked, make_folder, new_folder, read_file, write_file
+from tokmill.base.files import inside, make_folder, new_folder, read_file, write_file
+from tokmill.base.locks import locked
 from tokmill.feed.values import Vectors
 from tokmill.models.model_inputs import Inputs
 from tokmill.store.checks.probe import FILE as PROBE

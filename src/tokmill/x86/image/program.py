@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.child import Limits
-from tokmill.base.child_calls import ChildDied, ChildError, shared
+from tokmill.base.children.child import Limits
+from tokmill.base.children.child_calls import ChildDied, ChildError, shared
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import machine_errors
 from tokmill.store.schema import Array

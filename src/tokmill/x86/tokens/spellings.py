@@ -158,7 +158,6 @@ def spell(
 
 
 def functions_of(graph: Graph, least: int) -> Iterator[tuple[str, int, list[Instruction]]]:
-    """Yield name, address and instructions of each function, its blocks by address."""
     decoder = plugins.require("iced_x86").Decoder
     code = graph.code.tobytes()
     for number, address in enumerate(graph.function_address.tolist()):

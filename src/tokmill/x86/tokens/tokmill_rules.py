@@ -233,7 +233,6 @@ class _Line:
         self.kind, self.fresh = kind, True
 
     def add(self, asm: str, reg: str = NOTHING, access: str = "NONE") -> None:
-        """Add a token of the operand."""
         rw = NOTHING if access == "NONE" else access
         self.asm.append(asm)
         self.reg.append(reg)

@@ -28,7 +28,8 @@ def program_changes(compared: Compared, pairs: Pairs, same: Array) -> ProgramCha
     graphs = [side.graph for side in compared.sides]
     if not all(graph.facts for graph in graphs):
         return ProgramChanges()
-    imports, exports = (tuple(names(graph) for graph in graphs) for names in (_imports, _exports))
+    imports = [_imports(graph) for graph in graphs]
+    exports = [set(graph.exports) for graph in graphs]
     changes = _named(compared) if compared.named else []
     changes += _unnamed(compared, pairs, same)
     return ProgramChanges(
@@ -43,10 +44,6 @@ def program_changes(compared: Compared, pairs: Pairs, same: Array) -> ProgramCha
 def _imports(graph: Graph) -> set[str]:
     slots = (name.partition("@")[0] for name in graph.import_slot_name)
     return {*import_names(graph), *slots} - {"", *graph.exports}
-
-
-def _exports(graph: Graph) -> set[str]:
-    return set(graph.exports)
 
 
 def _named(compared: Compared) -> list[DataChange]:

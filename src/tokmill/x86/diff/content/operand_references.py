@@ -115,11 +115,11 @@ class Operands:
         """Return what lies at the targets of all pointers in data, as `kind` and `number`."""
         graph = self.graph
         kind, number = self.kinds_at(graph.pointer_target)
-        strings = np.asarray([text != "" for text in graph.pointer_text], bool) & (kind == DATA)
-        kind[strings] = STRING
-        texts = [text for text in graph.pointer_text if text]
         known = np.asarray([text != "" for text in graph.pointer_text], bool)
-        number[strings] = hash_texts(texts).view(np.int64)[np.cumsum(known)[strings] - 1]
+        strings = known & (kind == DATA)
+        kind[strings] = STRING
+        texts = hash_texts([text for text in graph.pointer_text if text]).view(np.int64)
+        number[strings] = texts[np.cumsum(known)[strings] - 1]
         return kind, number
 
     def block_tables(self, numbers: Array) -> Array:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.child import Limits
-from tokmill.base.child_calls import Child, ChildDied, ChildError
+from tokmill.base.children.child import Limits
+from tokmill.base.children.child_calls import Child, ChildDied, ChildError
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image.program import mapped

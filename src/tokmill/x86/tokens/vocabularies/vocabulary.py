@@ -60,7 +60,6 @@ class TokenList:
 
     @property
     def file(self) -> str:
-        """Name of the frozen file."""
         return f"{self.column}.json"
 
     def to_json(self) -> bytes:

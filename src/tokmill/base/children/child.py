@@ -73,7 +73,6 @@ class Ended(NamedTuple):
     """The end of what it printed to stderr."""
 
     def why(self) -> str:
-        """Return in words how it ended."""
         if self.passed:
             return f"took more than {self.passed}"
         if self.code < 0:

@@ -18,8 +18,8 @@ from typing import Any, Self
 import msgspec
 
 from tokmill.base import errors
-from tokmill.base.child import Ended, Limits, Running, mebibytes
-from tokmill.base.child_serve import frame, frame_size
+from tokmill.base.children.child import Ended, Limits, Running, mebibytes
+from tokmill.base.children.child_serve import frame, frame_size
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.scratch import Scratch
 
@@ -90,7 +90,6 @@ class Child:
             self._clear()
 
     def _clear(self) -> None:
-        """Close the pipes and remove what a child left."""
         os.close(self._requests)
         os.close(self._answers)
         if self._scratch is not None:
@@ -101,7 +100,8 @@ class Child:
         theirs, self._requests = os.pipe()
         self._answers, other = os.pipe()
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from tokmill.base.child_serve import serve; "
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            "from tokmill.base.children.child_serve import serve; "
             f"serve({self.target!r}, {theirs}, {other})"
         )
         try:
