@@ -11,7 +11,6 @@ INSTALL   = $(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS)
 PYTEST    = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SOURCES   = src tests scripts benchmarks examples
 ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
-TVM       = TOKMILL_TVM_PYTHON=$(abspath $(VENV)-tvm)/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long lint check format bench pairs profiles signatures similarity clean system-packages
@@ -41,10 +40,10 @@ format: $(VENV)/.installed-dev  ## rewrite the sources as `make check` wants the
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-bench: $(VENV)/.installed-dev $(VENV)-peers/.installed $(VENV)-angr/.installed $(VENV)-tvm/.installed  ## measure against peers: benchmarks/RESULTS.md
+bench: $(VENV)/.installed-dev $(VENV)-peers/.installed $(VENV)-angr/.installed  ## measure against peers: benchmarks/RESULTS.md
 	@sh scripts/install-system-packages.sh bench
 	mkdir -p bench-cache
-	$(ANGR) $(TVM) $(BIN)/python benchmarks/run.py bench-cache $(abspath $(VENV)-peers)/bin/python $(SECTIONS)
+	$(ANGR) $(BIN)/python benchmarks/run.py bench-cache $(abspath $(VENV)-peers)/bin/python $(SECTIONS)
 
 pairs:  ## programs in pairs, for diffing, in bench-cache/pairs (PAIRS=--small: a few, in seconds)
 	@sh scripts/install-system-packages.sh pairs
@@ -106,10 +105,4 @@ $(VENV)-peers/.installed: benchmarks/requirements.txt benchmarks/streaming.txt
 $(VENV)-angr/.installed: benchmarks/angr.txt
 	$(PYTHON) -m venv $(VENV)-angr
 	$(VENV)-angr/bin/python -m pip install -q $(PIP_ARGS) -r benchmarks/angr.txt
-	touch $@
-
-# TVM, which benchmarks compare with, brings a second xgboost and a gigabyte that nothing else needs.
-$(VENV)-tvm/.installed: benchmarks/tvm.txt
-	$(PYTHON) -m venv $(VENV)-tvm
-	$(VENV)-tvm/bin/python -m pip install -q $(PIP_ARGS) -r benchmarks/tvm.txt
 	touch $@

@@ -21,7 +21,6 @@ import feed_batches
 import gradient_cache
 import jsonl_hostile
 import jsonl_store
-import kernelbench
 import lifting
 import many_shards
 import masked_head
@@ -34,7 +33,6 @@ import sampling_cpi
 import schedules
 import signatures
 import store_check
-import tuning
 import tuning_models
 import x86_models
 import x86_store
@@ -116,20 +114,12 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "checkpoint": ("A BERT of TensorFlow", bert_checkpoint.main),
         "schedules": (
             "Schedules: PPO beside searches",
-            lambda: [
-                *schedules.main(cache, kernelbench=True),
-                "",
-                *schedules.main(cache, schedules.IREE),
-            ],
+            lambda: schedules.main(cache, kernelbench=True),
         ),
         "policies": ("Embeddings of schedule policies", policies.main),
         "tuning": (
-            "Tiles and flags for IREE: operations and models",
-            lambda: [*tuning.main(cache), "", *tuning_models.main(cache)],
-        ),
-        "kernelbench": (
-            "Tiles for IREE: shapes of KernelBench's level 1",
-            lambda: tuning.main(cache, tuple(kernelbench.LEVEL_1.values())),
+            "Flags and layout of models for IREE",
+            lambda: tuning_models.main(cache),
         ),
         "x86-models": (
             "RWKV-7 and a decoder on programs",

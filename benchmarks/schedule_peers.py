@@ -1,8 +1,7 @@
-"""What schedules are compared with: numpy, torch, IREE with its best flags, TVM's MetaSchedule.
+"""What schedules are compared with: numpy, torch, IREE with its best flags.
 
-All run on one thread, in CPU time. Inputs are those that schedules are measured on, but TVM's,
-which draws its own. IREE's flags run in turns in one child, and the fastest, which is partly the
-luckiest, is timed again beside the default.
+All run on one thread, in CPU time, on the inputs that schedules are measured on. IREE's flags run
+in turns in one child.
 """
 
 from __future__ import annotations
@@ -18,87 +17,42 @@ from typing import Any
 
 import numpy as np
 
-import tuning
 from tokmill.base.errors import TokmillError
-from tokmill.mlir.iree.tiles import IreeSpace
-from tokmill.mlir.iree.tuned_model import FLAGS, Model, Way, fastest
-from tokmill.mlir.measure import Measurements
+from tokmill.mlir.iree import tune
+from tokmill.mlir.iree.compiler import known
 from tokmill.mlir.modules import problem as problems
 
-IREE, TVM = "IREE, best flags", "TVM, MetaSchedule"
+IREE = "IREE, best flags"
+SECONDS = 600
+"""For the flags of one module."""
 SEED = 0
 """Of the inputs, as `measure.Settings` has it."""
 Gains = dict[str, dict[str, float]]
 """Peer → module → how many times as fast as the baseline it is."""
 
 
-def gains(
-    base: Mapping[str, float],
-    trials: Mapping[str, int],
-    folder: Path,
-    measure: Measurements,
-) -> Gains:
-    """Return what all peers gain over the milliseconds of the baseline.
-
-    `trials`: module → evaluations, which MetaSchedule gets too; `folder` keeps what it found.
-    """
+def gains(base: Mapping[str, float]) -> Gains:
+    """Return what all peers gain over the milliseconds of the baseline."""
     lines = list(base)
     found = {
         name: {line: base[line] / one for line, one in times.items()}
         for name, times in timed(lines).items()
     }
-    flags = {line: best_flags(line, measure) for line in lines}
-    found[IREE] = {
-        line: base[line] / times[1] for line, times in flags.items() if times is not None
-    }
-    if python := os.environ.get("TOKMILL_TVM_PYTHON"):
-        scheduled = meta_schedules(python, {line: trials[line] for line in products(lines)}, folder)
-        found[TVM] = {line: base[line] / one for line, one in scheduled.items()}
-    return {name: known for name, known in found.items() if known}
+    flags = {line: best_flags(line) for line in lines}
+    found[IREE] = {line: base[line] / one for line, one in flags.items() if one is not None}
+    return {name: times for name, times in found.items() if times}
 
 
-def products(lines: Sequence[str]) -> list[str]:
-    """Return the modules that are one product of matrices: those that TVM's script has."""
-    return [line for line in lines if "matmul" in line and "," not in line]
-
-
-def best_flags(line: str, measure: Measurements) -> tuple[float, float] | None:
-    """Return the milliseconds of IREE's default and of its best flags, from one race.
-
-    None if IREE does not compile the module. Results are in the cache of the measurements.
-    """
-    given, ways = problems.of_line(line), [Way(name, flags) for name, flags in FLAGS.items()]
-    with (
-        Measurements(measure.settings, measure.path, IreeSpace()) as times,
-        Model(given.text, times, length=given.length) as model,
-    ):
-        try:
-            first = model.compare([(way, "") for way in ways], lambda: None)
-            way, _ = fastest(list(zip(ways, first, strict=True)))
-            both = model.compare([(ways[0], ""), (way, "")], lambda: None)
-        except TokmillError as error:
-            print(f"{line}: {error}", file=sys.stderr, flush=True)
-            return None
-    default, best = (one.nanoseconds / 1e6 for one in both)
-    # The same program twice would differ by noise alone.
-    return (default, default if way == ways[0] else best)
-
-
-def meta_schedules(python: str, trials: Mapping[str, int], folder: Path) -> dict[str, float]:
-    """Return module → milliseconds of what TVM found; those that it gave up are said."""
-    kept = folder / "tvm.json"
-    known = json.loads(kept.read_text()) if kept.exists() else {}
-    for line, count in trials.items():
-        key = f"{line}, {count} trials"
-        if key not in known:
-            try:
-                known[key] = tuning.meta_schedule(python, line, count, folder)
-            except SystemExit as ended:
-                print(ended, file=sys.stderr, flush=True)
-                known[key] = None
-            kept.write_text(json.dumps(known))
-    found = {line: known[f"{line}, {count} trials"] for line, count in trials.items()}
-    return {line: one / 1e6 for line, one in found.items() if one is not None}
+def best_flags(line: str) -> float | None:
+    """Return the milliseconds by IREE's best flags; None if IREE does not compile the module."""
+    given, until = problems.of_line(line), time.monotonic() + SECONDS
+    try:
+        found = tune.tune(known(given.text), until=until, length=given.length)
+    except TokmillError as error:
+        print(f"{line}: {error}", file=sys.stderr, flush=True)
+        return None
+    flags = [one.nanoseconds for one in found.tried if one.status == "ok" and not one.way.last]
+    return min(flags) / 1e6
 
 
 def timed(lines: Sequence[str]) -> Gains:

@@ -311,8 +311,7 @@ def shapes_of_kernelbench(contest: Contest, cache: Path) -> list[str]:
         found[name] = known[key]
     with contest.measure(cache) as measure:
         base = {line: measured_base(problems.of_line(line), measure) for line in lines}
-        trials = dict.fromkeys(lines, SHAPES_TRIED)
-        peers = schedule_peers.gains(base, trials, contest.folder(cache), measure)
+    peers = schedule_peers.gains(base)
     for name, gains in peers.items():
         found[name] = {"zero": {}, "best": gains, "refused": {}}
     return [
@@ -427,8 +426,7 @@ def main(
     with contest.measure(cache) as measure:
         lines_of = (*modules, *held_out)
         base = {line: measured_base(problems.of_line(line), measure) for line in lines_of}
-        trials = dict.fromkeys(modules, budget) | dict.fromkeys(held_out, tried)
-        peers = schedule_peers.gains(base, trials, contest.folder(cache), measure)
+    peers = schedule_peers.gains(base)
     lines = [
         f"`python benchmarks/schedules.py CACHE`, space `{contest.name}`: {len(modules)} modules "
         f"to learn from, {budget} evaluations each, and {len(held_out)} held-out ones, "

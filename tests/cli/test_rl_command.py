@@ -41,7 +41,6 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "tune", "relu 8", "-o", ""], 2, "no file but a folder"),
         (["rl", "tune", "relu 8", "-o", "folder"], 2, "no file but a folder"),
         (["rl", "tune", "relu 8", "-o", "spec", "--minutes", "1e308"], 2, "--minutes"),
-        (["rl", "tune", "relu 8", "-o", "spec", "--seed", "-1"], 2, "--seed"),
         (["rl", "search", "relu 8", "--seed", str(1 << 63)], 2, "--seed"),
         (["rl", "search", "relu 8", "--runs", str(1 << 64)], 2, "--runs"),
         (["rl", "search", "relu 8", "-o", "pipe"], 5, "pipe"),
@@ -49,7 +48,6 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "show", "folder"], 1, "no .mlir file"),
         (["rl", "search", "matmul 4 4 4", "--with", "evolve"], 2, "no such search"),
         (["rl", "tune", "folder", "-o", "spec"], 2, "a folder is no model"),
-        (["rl", "tune", "relu 8", "-o", "other"], 2, "no spec of tokmill"),
         (["rl", "tune", "open.mlir", "-o", "spec"], 1, "tensor<?x8xf32>: its sizes are not all"),
         (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "neither a file nor a folder"),
         (["rl", "replay", "matmul 4 4 4", "large"], 1, "more than 16 MiB"),
@@ -146,11 +144,8 @@ def test_a_time_without_end_is_refused(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("command", "replaced"),
     [
-        (["rl", "tune", "a.mlir", "-o", "new", "--cache", "a.mlir"], "a.mlir"),
-        (
-            ["rl", "tune", "a.mlir", "-o", "new", "--parameters", "new.measurements"],
-            "new.measurements",
-        ),
+        (["rl", "tune", "a.model.mlir", "-o", "a"], "a.model.mlir"),
+        (["rl", "tune", "a.mlir", "-o", "new", "--parameters", "new.model.irpa"], "new.model.irpa"),
         (["rl", "search", "modules", "-o", "modules", "--evaluations", "1"], "modules/000.mlir"),
         (["rl", "search", "a.mlir", "modules/000.mlir", "-o", "modules"], "modules/000.mlir"),
     ],
@@ -165,7 +160,7 @@ def test_no_result_replaces_a_module_that_is_read(
     monkeypatch.chdir(tmp_path)
     Path("modules").mkdir()
     before = {}
-    for name in ("a.mlir", "modules/000.mlir", "spec"):
+    for name in ("a.mlir", "a.model.mlir", "modules/000.mlir", "new.model.irpa"):
         before[name] = generators.chain("relu 8") + "// of the user\n"
         Path(name).write_text(before[name])
     with pytest.raises(SystemExit) as ended:
@@ -176,7 +171,6 @@ def test_no_result_replaces_a_module_that_is_read(
 
 
 def test_results_of_before_are_replaced_in_a_folder_of_modules(tmp_path: Path) -> None:
-    from tokmill.mlir.iree.spec import HEADER
     from tokmill.rl.commands.rl_problems import check_files
 
     (tmp_path / "a.mlir").write_text(generators.chain("relu 8"))

@@ -24,7 +24,7 @@ STARTED = {
     "builds/execution/ray_cluster.py": {"init"},
     "base/children/child.py": {"Popen", "Running"},
     "base/children/child_calls.py": {"Child", "Running"},
-    "mlir/iree/tuned_model.py": {"call"},
+    "mlir/iree/tune.py": {"call"},
     "mlir/measure.py": {"Child"},
     "mlir/modules/guard.py": {"shared"},
     "mlir/modules/importing.py": {"run"},

@@ -87,9 +87,8 @@ def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
 
 
 @pytest.mark.long
-def test_specs_are_found_and_models_tuned(repository: Path, tmp_path: Path) -> None:
+def test_models_are_tuned(repository: Path, tmp_path: Path) -> None:
     (model,) = [block for block in blocks(repository, "tuning") if "rl tune" in block]
     small_model(tmp_path / "resnet18.onnx")
-    (command,) = model.replace("--minutes 10", "--evaluations 2 --json").splitlines()
-    assert '"operations"' in run([command], tmp_path)
-    assert (tmp_path / "resnet18.spec.mlir.model.irpa").exists()
+    assert '"tried"' in run([model.strip() + " --json"], tmp_path)
+    assert (tmp_path / "resnet18.model.irpa").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +25,7 @@ def computed(line: str, path: Path) -> np.ndarray[Any, Any]:
     """Return what IREE's default computes of a module on the inputs of the benchmark."""
     text = problem.of_line(line).text
     entry, inputs = executor.inputs(text, 0)
-    executor.compiled({"module": text, "schedule": "", "flags": [], "path": str(path)})
+    executor.compiled({"module": text, "flags": [], "path": str(path)})
     return executor.Program(path.read_bytes(), inputs, entry).outputs()[0]
 
 
@@ -72,37 +71,8 @@ def test_shapes_of_kernelbench_are_small_and_have_a_peer(
     assert lines and all(peers.torch_of(line, peers.inputs(line)) for line in lines)
 
 
-def test_best_flags_are_timed_beside_the_default(peers: Any, tmp_path: Path) -> None:
-    with Measurements(Settings(runs=2), tmp_path / "cache") as measure:
-        default, best = peers.best_flags("matmul 16 16 16", measure)
-        assert 0 < best <= 3 * default
-        # What was timed is kept.
-        assert peers.best_flags("matmul 16 16 16", measure) == (default, best)
-
-
-TVM = """#!{python}
-import json, sys
-if "8 8 8" in sys.argv[-1]:
-    raise SystemExit("no schedule was found")
-print(json.dumps({{"ns": 2e6}}))
-"""
-
-
-def test_tvm_gets_products_alone_and_may_fail(
-    peers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = ["matmul 8 8 8", "matmul 4 4 4", "matmul 4 4 4, relu", "batch_matmul 2 4 4 4", "add 4"]
-    products = peers.products(lines)
-    assert products == ["matmul 8 8 8", "matmul 4 4 4", "batch_matmul 2 4 4 4"]
-    script = tmp_path / "python"
-    script.write_text(TVM.format(python=sys.executable))
-    script.chmod(0o755)
-    trials = dict.fromkeys(products, 16)
-    wanted = {"matmul 4 4 4": 2.0, "batch_matmul 2 4 4 4": 2.0}
-    assert peers.meta_schedules(str(script), trials, tmp_path) == wanted
-    assert "matmul 8 8 8" in capsys.readouterr().err
-    # What was found, and what was not, is kept: nothing could run now.
-    assert peers.meta_schedules("/no/such/python", trials, tmp_path) == wanted
+def test_best_flags_are_timed(peers: Any) -> None:
+    assert peers.best_flags("matmul 16 16 16") > 0
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from tokmill.mlir import measure
 from tokmill.mlir import random_schedules as draws
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import generators, problem
-from tokmill.mlir.space import LOOPS, Space
 
 QUICK = Settings(runs=2, most_seconds=0.5)
 ALONE: dict[str, tuple[str, ...]] = {
@@ -60,9 +59,9 @@ def kind_of(line: str) -> str:
     return line.split()[0] if len(parts) == 1 else f"chain of {len(parts)}"
 
 
-def drawn(given: problem.Problem, line: str, number: int, space: Space = LOOPS) -> Any:
+def drawn(given: problem.Problem, line: str, number: int) -> Any:
     """Return a schedule of a line by its number."""
-    return draws.draw(given, random.Random(f"{line} {number}"), space=space)
+    return draws.draw(given, random.Random(f"{line} {number}"))
 
 
 def result_of(given: problem.Problem, schedule: Any, child: Measurements) -> Result:
@@ -80,9 +79,9 @@ def fuzzed(
     """Return what came of `each` random schedules of some lines; the same ones every time."""
     counts: Counts = {}
     for line in some:
-        given = child.problem(problem.of_line(line))
+        given = problem.of_line(line)
         for number in range(each):
-            result = result_of(given, drawn(given, line, number, child.space), child)
+            result = result_of(given, drawn(given, line, number), child)
             counts.setdefault(kind_of(line), Counter())[result.status] += 1
             told(f"{line}, schedule {number}", result)
     return counts

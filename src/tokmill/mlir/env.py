@@ -51,7 +51,7 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         if not problems:
             raise UsageError("there is no module to schedule", hint="name one, or a folder")
         self.measure, self.space = measure, measure.space
-        self.problems = [measure.problem(problem) for problem in problems]
+        self.problems = list(problems)
         self.sizes = sizes or Sizes.of(
             (each for problem in self.problems for each in problem.operations),
             normalize="log2",

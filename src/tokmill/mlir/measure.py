@@ -13,9 +13,7 @@ import hashlib
 import importlib.metadata
 import math
 import sqlite3
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGKILL
 from types import TracebackType
@@ -30,7 +28,7 @@ from tokmill.base.errors import MachineError, TokmillError
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS, Space
 
-STATUSES = ("ok", "wrong", "refused", "ignored", "timeout", "memory", "crashed")
+STATUSES = ("ok", "wrong", "refused", "timeout", "memory", "crashed")
 VERSION = 3
 """Version of what is measured and how; another does not read results of this one."""
 RUNS_ALLOWED, ALONE = 30, 10
@@ -124,12 +122,8 @@ class Measurements:
 
     def __init__(self, settings: Settings, cache: Path | None = None, space: Space = LOOPS) -> None:
         self.settings, self.space = settings, space
-        self.until = math.inf
-        """When all measurements end, by `time.monotonic`."""
-        self._problems: dict[str, Problem] = {}
         self._alone: dict[str, Result] = {}
         self.evaluations = self.hits = 0
-        self.path = cache
         self._cache = None if cache is None else Cache(cache)
         self._child = Child(space.child, Limits(memory=settings.memory_mb << 20))
 
@@ -164,15 +158,7 @@ class Measurements:
 
         Raises `UsageError` for a schedule that the space cannot write for this problem.
         """
-        problem = self.problem(problem)
         return self.file(problem, self.space.text(problem, schedule), again=again)
-
-    def problem(self, given: Problem) -> Problem:
-        """Return a problem with the operations that the space can change."""
-        if given.text not in self._problems:
-            self._problems[given.text] = self.space.problem(given, self._ask)
-        # Modules of the same text may have several names, and errors say that of the one asked for.
-        return replace(self._problems[given.text], name=given.name)
 
     def file(self, problem: Problem, text: str, *, again: bool = False) -> Result:
         """Return what a schedule of a problem is worth, by the text of its file."""
@@ -204,11 +190,8 @@ class Measurements:
             return known
         if again:
             self._child.close()
-        left = self.until - time.monotonic()
-        if left <= 0:
-            return Result(status="timeout", reason="no time is left")
         kept = not again
-        self._limit(seconds)
+        self._child.limits = self._child.limits._replace(seconds=seconds)
         try:
             result = self._measure(problem, text)
         except ChildDied as died:
@@ -216,17 +199,9 @@ class Measurements:
             if ended is not None and ended.code == -SIGKILL and not ended.passed:
                 # Who killed it, and why, is not known: it may be another user of the machine.
                 kept = False
-            kept &= result.status != "timeout" or seconds <= left
         if self._cache is not None and kept:
             self._cache.put(key, result)
         return result
-
-    def _limit(self, seconds: float) -> None:
-        """Limit what the child is asked next to so many seconds, and to the end of all."""
-        left = self.until - time.monotonic()
-        if left <= 0:
-            raise TokmillError("no time is left", hint="allow more of it")
-        self._child.limits = self._child.limits._replace(seconds=min(seconds, left))
 
     def _measure(self, problem: Problem, schedule: str) -> Result:
         request = {
@@ -236,7 +211,6 @@ class Measurements:
             "seed": self.settings.seed,
             "length": problem.length,
             "most_seconds": self.settings.most_seconds,
-            "flags": list(self.space.flags),
         }
         try:
             answer = self._child(request)
@@ -248,28 +222,6 @@ class Measurements:
             raise
         return _result(answer)
 
-    def _ask(self, request: dict[str, Any]) -> Any:
-        """Ask the child of the space, unless the cache has its answer."""
-
-        def asked() -> Any:
-            self._limit(ALONE * self.settings.seconds)
-            return self._child(request)
-
-        return self.kept(request, asked)
-
-    def kept(self, request: dict[str, Any], make: Callable[[], Any]) -> Any:
-        """Return what the cache has for a request, or else what `make` gives.
-
-        It is kept unless the time of all measurements is over then: it may be cut short.
-        """
-        key = self._key("", repr(sorted(request.items())))
-        if self._cache is not None and (known := self._cache.get(key, Any)) is not None:
-            return known
-        answer = make()
-        if self._cache is not None and time.monotonic() < self.until:
-            self._cache.put(key, answer)
-        return answer
-
     def _key(self, module: str, schedule: str) -> bytes:
         digest = hashlib.sha256()
         for part in (
@@ -278,7 +230,6 @@ class Measurements:
             self.space.rules,
             module,
             schedule,
-            *self.space.flags,
             repr(self.settings),
         ):
             digest.update(part.encode() + b"\0")
@@ -286,8 +237,8 @@ class Measurements:
 
 
 def _result(answer: dict[str, Any]) -> Result:
-    if answer["status"] in ("refused", "ignored"):
-        return Result(status=answer["status"], reason=answer["reason"])
+    if answer["status"] == "refused":
+        return Result(status="refused", reason=answer["reason"])
     known = {
         "error": answer["error"],
         "allowed": answer["allowed"],

@@ -30,8 +30,6 @@ Schedule = tuple[Any, ...]
 Row = np.ndarray[Any, Any]
 FIRST = 16
 """Random schedules before the evolution begins."""
-GUESSED = 4
-"""One of so many first schedules is random; the others are guesses if the space has any."""
 BATCH = 8
 """Schedules of a generation that are measured."""
 POOL = 96
@@ -98,7 +96,7 @@ def best_of(problem: Problem, trials: Sequence[Trial], measure: Measurements) ->
 
 
 def iree_default(problem: Problem, iree: Measurements) -> Result:
-    """Return what IREE's default of a module is worth, by measurements in the space of its tiles.
+    """Return what IREE's default of a module is worth, by measurements of `IreeDefault`.
 
     What IREE does not compile is `refused`.
     """
@@ -111,7 +109,7 @@ def iree_default(problem: Problem, iree: Measurements) -> Result:
 def by_chance(
     problem: Problem, measure: Measurements, evaluations: int, seed: int
 ) -> Iterator[Trial]:
-    chance, problem = random.Random(seed), measure.problem(problem)
+    chance = random.Random(seed)
     alone = measured(problem, (), measure)
     yield alone
     for _ in range(evaluations - 1 if alone.result.status == "ok" else 0):
@@ -125,7 +123,7 @@ def evolution(
 
     As Ansor does (Zheng et al., 2020), with a forest of randomized trees on vectors of histories.
     """
-    chance, problem = random.Random(seed), measure.problem(problem)
+    chance = random.Random(seed)
     space = measure.space
     sizes = Sizes.of(problem.operations, normalize="log2", tiles=space.sizes)
     known: dict[Schedule, Trial] = {}
@@ -141,8 +139,7 @@ def evolution(
     if alone.result.status != "ok":
         return
     while spent < min(FIRST, evaluations):
-        guess = space.guess(problem, chance) if spent % GUESSED else ()
-        yield spend(guess or draw(problem, chance, space=space))
+        yield spend(draw(problem, chance, space=space))
         spent += 1
     while spent < evaluations:
         parents = sorted(known.values(), key=score, reverse=True)[:FIRST]

@@ -1,31 +1,28 @@
 """What can be changed about a module, and how a list of changes is measured: a space of schedules.
 
-The environment, the searches and the checks know a space by this interface alone. The first one is
-the own lowering, whose actions change loops (`legal`, `schedule`, `execute`); `iree.tiles` has the
-other. An operation is changed by actions one after the other; a schedule is the list of all of
-them, and is written as a file.
+The environment, the searches and the checks know a space by this interface alone. It is the own
+lowering, whose actions change loops (`legal`, `schedule`, `execute`). An operation is changed by
+actions one after the other; a schedule is the list of all of them, and is written as a file.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+import importlib.metadata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tokmill import plugins
 from tokmill.mlir.loops import legal, lower
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
 from tokmill.mlir.modules.operations import Operation
 from tokmill.mlir.modules.problem import Problem
 
-Ask = Callable[[dict[str, Any]], Any]
-"""Asks the child of a space; answers are kept."""
-
 
 class Space:
-    """The own lowering, by MLIR's passes; another space has these names with its own contents."""
+    """The own lowering, by MLIR's passes."""
 
     name = "loops"
     kinds: tuple[str, ...] = (
@@ -54,17 +51,11 @@ class Space:
     """`module:function` that measures in a child."""
     package = "torch-mlir"
     """Whose version belongs to a measurement."""
-    flags: tuple[str, ...] = ()
-    """Flags of its compiler, which belong to a measurement too."""
 
     @property
     def rules(self) -> str:
         """What else a measurement depends on: how this package compiles and runs."""
         return lower.rules()
-
-    def problem(self, given: Problem, ask: Ask) -> Problem:
-        """Return a problem with the operations that can be changed; actions name them by tag."""
-        return given
 
     def begin(self, operation: Operation) -> State:
         """Return the state of an operation before any action."""
@@ -105,14 +96,29 @@ class Space:
         """Return the state after an action; raises `UsageError` if it is not possible."""
         return legal.take(state, action)
 
-    def guess(self, problem: Problem, chance: random.Random) -> tuple[Any, ...]:
-        """Return a schedule that is often good, drawn from several; () if there is none."""
-        return ()
-
     def text(self, problem: Problem, schedule: Any) -> str:
         """Return a schedule as a file."""
         states = legal.replay(problem.operations, schedule)
         return actions.text(schedule, legal.decomposed(states))
+
+
+class IreeDefault(Space):
+    """IREE's code of a module as its default makes it: no schedule changes it."""
+
+    name = "iree"
+    child = "tokmill.mlir.iree.executor:answer"
+    package = "iree-base-compiler"
+
+    def __init__(self) -> None:
+        plugins.require("iree.compiler")
+
+    @property
+    def rules(self) -> str:
+        """The runtime: code is compiled by one package and run by another."""
+        return importlib.metadata.version("iree-base-runtime")
+
+    def text(self, problem: Problem, schedule: Any) -> str:
+        return ""
 
 
 LOOPS = Space()

@@ -12,12 +12,11 @@ import pytest
 
 from tokmill.mlir import measure
 from tokmill.mlir.iree import compiler, executor
-from tokmill.mlir.iree.tiles import Distribute, IreeSpace
 from tokmill.mlir.loops import execute
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
-from tokmill.mlir.space import LOOPS, Space
+from tokmill.mlir.space import LOOPS, IreeDefault, Space
 
 QUICK = Settings(runs=2, most_seconds=0.5)
 RELU, TILED = problem.of_line("relu 8 8"), (actions.Tile("op_0", (4, 4)),)
@@ -95,17 +94,9 @@ def test_programs_of_iree_run_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path
             return super().run(times)
 
     monkeypatch.setattr(executor, "Program", Seen)
-    monkeypatch.setattr(executor, "_baselines", type(executor._baselines)())
-    space = IreeSpace()
-    given = space.problem(PRODUCT, executor.answer)
-    text = space.text(given, (Distribute("op_0", (8, 8, 0)),))
-    assert executor.answer(request_of(given, text))["status"] == "ok"
-    assert len(set(ran)) == 2 and ran == ran[:2] * 5
-    # Whole models of several sets of flags too.
-    ran.clear()
     paths = [tmp_path / name for name in ("a", "b", "c")]
     for path in paths:
-        path.write_bytes(compiler.whole(PRODUCT.text))
+        path.write_bytes(compiler.compiled(PRODUCT.text))
     monkeypatch.setattr(executor, "LEAST_SECONDS", 0.0)
     asked = request_of(PRODUCT, "") | {"paths": list(map(str, paths)), "parameters": ""}
     assert [len(one["times"]) for one in executor.race(asked)] == [4, 4, 4]
@@ -140,19 +131,11 @@ def test_an_argument_that_takes_the_sum_is_the_same_in_every_run(taken: actions.
 def test_an_argument_that_takes_the_sum_is_the_same_in_every_run_of_iree() -> None:
     entry, inputs = executor.inputs(SUMMED, 3)
     a, b, c = [one.copy() for one in inputs]
-    program = executor.Program(compiler.whole(SUMMED), inputs, entry)
+    program = executor.Program(compiler.compiled(SUMMED), inputs, entry)
     for _ in range(3):
         program.run(2)
         np.testing.assert_allclose(program.outputs()[0], c + a @ b, atol=1e-4)
     assert all(np.array_equal(was, now) for was, now in zip((a, b, c), inputs, strict=True))
-
-
-def test_specs_of_such_a_module_are_right_one_after_the_other() -> None:
-    given = problem.of_text(SUMMED, "summed.mlir")
-    with Measurements(QUICK, None, IreeSpace()) as child:
-        for size in (8, 16, 32):
-            result = child(given, (Distribute("op_0", (size, 16, 0)),))
-            assert result.status == "ok", result
 
 
 def test_a_cache_keeps_results_of_each_processor_and_version_apart(
@@ -185,17 +168,6 @@ def test_a_cache_keeps_results_of_each_processor_and_version_apart(
 def test_each_space_has_the_version_of_its_own_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"of {name}")
     assert measure.machine().endswith("; torch-mlir of torch-mlir")
-    space = IreeSpace()
+    space = IreeDefault()
     assert measure.machine(space).endswith(f"; {space.package} of {space.package}")
     assert space.package == "iree-base-compiler"
-
-
-def test_other_flags_have_another_result(telling: None, tmp_path: Path) -> None:
-    found = []
-    for flags in ((), ("--some",), ("--some", "--other"), ("--some",)):
-        space = Space()
-        space.flags = flags
-        with Measurements(QUICK, tmp_path / "cache", space) as child:
-            child(RELU, TILED)
-            found.append(child.hits)
-    assert found == [0, 0, 0, 1]

@@ -1,6 +1,6 @@
-"""Run in a child: compile a module by IREE with a tuning spec, compare it with IREE's default.
+"""Run in a child: compile modules by IREE, time them, compare what they give.
 
-Both run on one thread by IREE's runtime (`local-sync`); times are CPU time of that thread, the
+Programs run on one thread by IREE's runtime (`local-sync`); times are CPU time of that thread, the
 least of several runs in turns. Results are in buffers that IREE makes anew for each run.
 """
 
@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import path_from_text
-from tokmill.mlir.iree import compiler, dispatches, layout, spec
+from tokmill.mlir.iree import compiler, layout
 from tokmill.mlir.iree.compiler import Refused
-from tokmill.mlir.iree.spec import Root
 from tokmill.mlir.loops import execute
 from tokmill.mlir.modules import dtypes, operations, toolkit
 
-KEPT = 4
-"""Baselines that stay loaded."""
 LEAST_SECONDS, MOST_SECONDS = 1.0, 60.0
 """CPU seconds before which rounds of whole models do not end, however many there were, and after
 which none is begun: what others do to caches and memory often lasts for some tenths of a second."""
-_baselines: OrderedDict[tuple[str, ...], _Base] = OrderedDict()
 
 
 class Program:
@@ -173,23 +167,16 @@ def _drawn(function: Any, seed: int, text: str) -> list[np.ndarray[Any, Any]]:
 
 
 def compiled(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile a whole model into a file, as `iree-compile` does.
+    """Compile a whole model into a file.
 
-    `request`: `module`, `schedule` (a spec or ""), `flags`, `path`. The answer: `hits`, how many
-    dispatches obey each matcher of the spec, by `spec.identity`, and `dispatches`, how many there
-    are; or `refused` with the reason.
+    `request`: `module`, `flags`, `path`. The answer is empty, or `refused` with the reason.
     """
-    module, text, flags = request["module"], request["schedule"], request["flags"]
-    hits: dict[str, int] = {}
-    found: list[Root] = []
     try:
-        if text:
-            _, found = compiler.configured(module, text, flags)
-            hits = spec.hits(text, found)
-        Path(request["path"]).write_bytes(compiler.whole(module, text, flags))
+        code = compiler.compiled(request["module"], request["flags"])
     except Refused as refused:
         return {"refused": refused.what}
-    return {"hits": hits, "dispatches": len(found)}
+    Path(request["path"]).write_bytes(code)
+    return {}
 
 
 def race(request: dict[str, Any]) -> list[dict[str, Any]]:
@@ -228,11 +215,6 @@ def _goes_on(rounds: int, wanted: int, seconds: float) -> bool:
     return seconds < LEAST_SECONDS or (rounds < wanted and seconds < MOST_SECONDS)
 
 
-def _asked(text: str) -> list[str]:
-    """Return the configurations of a spec, one a matcher."""
-    return re.findall(r"lowering_config = (#iree_cpu\.lowering_config<[^>]*>)", text)
-
-
 @cache
 def _runtime() -> Any:
     runtime = plugins.require("iree.runtime")
@@ -241,97 +223,33 @@ def _runtime() -> Any:
 
 
 def answer(request: dict[str, Any]) -> Any:
-    """Answer a request: what `ask` names, or what a spec is worth if it names nothing."""
-    flags = request.get("flags", [])
+    """Answer a request: what `ask` names, or what IREE's default is worth if it names nothing."""
     other: dict[str, Callable[[dict[str, Any]], Any]] = {
         "compile": compiled,
         "race": race,
-        "formed": lambda asked: compiler.formed(asked["module"], flags),
         "channels last": lambda asked: layout.channels_last(asked["module"]),
     }
-    if request.get("ask") in other:
-        return other[request["ask"]](request)
-    if request.get("ask") == "roots":
-        try:
-            _, roots = compiler.configured(request["module"], "", flags)
-        except Refused as refused:
-            raise TokmillError(
-                f"IREE does not compile the module: {refused.what}",
-                hint="export it anew, or for another version of IREE",
-            ) from None
-        return [msgspec.to_builtins(root) for root in roots]
-    return measure(request, flags)
+    return other.get(request.get("ask", ""), default)(request)
 
 
-def measure(request: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
-    """Time a module with a tuning spec beside IREE's default of it.
+def default(request: dict[str, Any]) -> dict[str, Any]:
+    """Time a module as IREE compiles it by default.
 
-    Request and answer are those of `execute.measure`; `schedule` is the spec, "" for none. The
-    status is `ignored` if IREE takes the spec and does not obey it.
+    Request and answer are those of `execute.measure`, without a schedule.
     """
-    module, text = request["module"], request["schedule"]
-    base = _baseline(module, flags, request["seed"])
     since = time.thread_time()
     try:
-        code = base.code if not text else _compiled(module, text, flags)
+        code = compiler.compiled(request["module"])
     except Refused as refused:
         return {"status": "refused", "reason": refused.what}
-    except _IgnoredError as ignored:
-        return {"status": "ignored", "reason": str(ignored)}
     seconds = time.thread_time() - since
-    program = Program(code, base.inputs, base.entry)
-    error, allowed = dtypes.difference(base.program.outputs(), program.outputs(), request["length"])
-    found = {"compile": seconds, "error": error, "allowed": allowed}
-    if not error <= allowed:
-        return found | {"status": "wrong", "reason": f"results differ by {error:.2g}"}
-    times, baseline = execute.in_turns(
-        base.program, program, request["runs"], request["most_seconds"]
-    )
-    return found | {"status": "ok", "reason": "", "times": times, "baseline": baseline}
-
-
-class _IgnoredError(Exception):
-    """A spec that no operation obeys."""
-
-
-def _compiled(module: str, text: str, flags: Sequence[str]) -> bytes:
-    """Compile with a spec; check that what it asks for is there."""
-    made, roots = compiler.configured(module, text, flags)
-    # A spec of somebody else may match in other ways.
-    if not set(_asked(text)) & {root.config.text for root in roots}:
-        raise _IgnoredError("no operation has the configuration that the spec gives")
-    return compiler.compiled(made, flags)
-
-
-class _Base:
-    """IREE's default of a module."""
-
-    inputs: list[np.ndarray[Any, Any]] | int
-
-    def __init__(self, module: str, flags: Sequence[str], seed: int) -> None:
-        if dispatches.is_one(module):
-            # They are drawn when the program is loaded, which says what they are.
-            self.entry, self.inputs = "main", seed
-        else:
-            self.entry, self.inputs = inputs(module, seed)
-        self.code = compiler.compiled(compiler.configured(module, "", flags)[0], flags)
-        self.program = Program(self.code, self.inputs, self.entry)
-
-
-def _baseline(module: str, flags: Sequence[str], seed: int) -> _Base:
-    key = (str(seed), module, *flags)
-    if key not in _baselines:
-        try:
-            _baselines[key] = _Base(module, flags, seed)
-        except Refused as refused:
-            raise TokmillError(
-                f"IREE does not compile the module: {refused.what}",
-                hint="export it anew, or for another version of IREE",
-            ) from None
-        if len(_baselines) > KEPT:
-            _baselines.popitem(last=False)
-    _baselines.move_to_end(key)
-    return _baselines[key]
+    entry, given = inputs(request["module"], request["seed"])
+    program = Program(code, given, entry)
+    times, baseline = execute.in_turns(program, program, request["runs"], request["most_seconds"])
+    return {
+        "status": "ok", "reason": "", "compile": seconds, "error": 0.0, "allowed": 0.0,
+        "times": times, "baseline": baseline,
+    }  # fmt: skip
 
 
 def inputs(module: str, seed: int) -> tuple[str, list[np.ndarray[Any, Any]]]:

@@ -1,254 +1,207 @@
-"""Tuning for IREE: the best tuning spec for some operations within a time, checked.
+"""A whole model under IREE: which layout and flags make it fastest.
 
-Operations that a spec cannot tell apart, such as a convolution that is followed by relu here and
-by a sum there, get the same tiles: those of the one that runs most often, which are measured on
-the others too. The time goes where the model spends its own: the next few evaluations are those of
-the operation with the largest share that has had the fewest. Results are in the cache of the
-measurements, so a tuning that is repeated goes on where it was ended.
+A model is compiled in a child for each set of flags, as a flag stays for a process. The programs
+run in turns in one child, and what they give is compared with what the default gives. A candidate
+whose compilation or run ends its child is one that failed.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tokmill.base.errors import TokmillError, UsageError
-from tokmill.mlir import search
-from tokmill.mlir.iree.tiles import IreeSpace
-from tokmill.mlir.measure import Measurements, Result
-from tokmill.mlir.modules.problem import Problem
-from tokmill.mlir.search import Trial
+from tokmill import plugins
+from tokmill.base.children.child import Limits
+from tokmill.base.children.child_calls import ChildDied, call
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import path_to_text
+from tokmill.base.scratch import Scratch
+from tokmill.mlir.measure import dead, noise_of
 
-BATCH = 8
-"""Evaluations that an operation gets at a time."""
-MOST = 512
-"""Evaluations of one operation."""
+LIMITS = Limits(memory=16 << 30)
+"""Limits of compiling a model, and of running several; the time is that of the whole tuning."""
+_CONVOLUTION = "conv_2d_nchw"
+FLAGS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "O3": ("--iree-opt-level=O3",),
+    "data tiling": ("--iree-opt-level=O3", "--iree-opt-data-tiling"),
+    "im2col": ("--iree-opt-level=O3", "--iree-global-opt-use-im2col-for-convs"),
+}
+"""Flags that are tried."""
+LAST = "channels last"
+"""A layout that is tried too, with each of these flags but `im2col`."""
+RUNS = 8
+"""Rounds of a comparison, at least."""
 LEAST = 1.02
-"""A gain below it is not worth a line in the spec."""
-NOT_REACHED = "not reached"
-"""The status of an operation for which no time was left."""
-CONFIRMING = 3.0
-"""Seconds of a measurement in a new process beyond those of another one."""
-SLOWEST = 0.98
-"""No operation may be slower than this with the tiles of its group."""
+"""A smaller gain over IREE's default would be noise, or not worth a flag to keep."""
+CHILD = "tokmill.mlir.iree.executor:answer"
 
 
-class Part(msgspec.Struct, kw_only=True):
-    """What was found for an operation."""
+class Way(msgspec.Struct, frozen=True):
+    """A layout of the model and flags to compile it with."""
 
     name: str
-    count: int
-    """How often it runs in the model."""
-    evaluations: int
-    status: str
-    """`tuned`, `default` (nothing is faster), `not reached`, or why it is left."""
-    default: float = float("nan")
-    """Nanoseconds by IREE's default."""
-    tuned: float = float("nan")
-    gain: float = 1.0
-
-    def leave(self, why: str) -> None:
-        """Keep IREE's default for the operation."""
-        self.status, self.gain, self.tuned = f"default: {why}", 1.0, self.default
+    flags: tuple[str, ...]
+    last: bool = False
+    """Whether convolutions work on channels last."""
 
 
-class Again:
-    """What schedules are worth when they are measured again, each once.
+class Timed(msgspec.Struct, kw_only=True):
+    """A whole model that was compiled and run."""
 
-    A tuning that goes on finds the same winners for most operations.
-    """
-
-    def __init__(self) -> None:
-        self._best: dict[Any, Trial] = {}
-        self._one: dict[Any, Result] = {}
-
-    def best(
-        self, problem: Problem, schedules: Sequence[tuple[Any, ...]], measure: Measurements
-    ) -> Trial:
-        """Return `search.confirmed` of some schedules."""
-        key = (problem.text, tuple(schedules))
-        if key not in self._best:
-            self._best[key] = search.confirmed(problem, schedules, measure)
-        return self._best[key]
-
-    def one(self, problem: Problem, schedule: tuple[Any, ...], measure: Measurements) -> Result:
-        key = (problem.text, schedule)
-        if key not in self._one:
-            self._one[key] = measure(problem, schedule, again=True)
-        return self._one[key]
-
-
-class NothingToTuneError(UsageError):
-    """No operation has tiles that can be chosen; `parts` says why for each."""
-
-    parts: list[Part] = []
+    way: Way
+    status: str = "ok"
+    """`ok`, `wrong`, or `refused`, `crashed`, `timeout` or `memory` with the reason."""
+    nanoseconds: float = float("nan")
+    noise: float = float("nan")
+    """Median over least time, less 1."""
+    error: float = float("nan")
+    """Largest difference to the default's results in units of the largest one."""
+    allowed: float = float("nan")
+    moved: float = float("nan")
+    """What another input changes in the default's results, in the same units."""
 
 
 class Tuned(msgspec.Struct, kw_only=True):
-    """What was found, and a spec of it."""
+    """What is best for a model."""
 
-    spec: str
-    parts: list[Part]
-    chosen: list[tuple[list[int], Problem, tuple[Any, ...]]]
-    """Places of a group in `parts`, its first problem, and its schedule."""
+    tried: list[Timed]
+    """IREE's default first."""
+    best: Timed
+    """The fastest of them; the default if none is `LEAST` times as fast."""
+    module: str
+    """The model in the layout of the best."""
 
 
 def tune(
-    problems: Sequence[Problem],
-    counts: Sequence[int],
-    measure: Measurements,
+    text: str,
     *,
     until: float,
-    most: int = MOST,
-    seed: int = 0,
-    again: Again | None = None,
-    tick: Callable[[int], None] = lambda evaluations: None,
+    parameters: Path | None = None,
+    length: int = 1,
+    tick: Callable[[str], None] = lambda name: None,
 ) -> Tuned:
-    """Return the best spec for some operations; `counts` says how often each runs.
+    """Return the fastest layout and flags of a model whose results are those of IREE's default.
 
-    It ends at `until` (`time.monotonic`), or when each operation had `most` evaluations; the
-    search ends earlier, so that its winners can be measured again. `again` has what an earlier
-    call in this process measured again. `tick` hears of the evaluations.
+    Args:
+        text: the module, as IREE compiles it.
+        until: when all ends (`time.monotonic`).
+        parameters: an archive of its weights (`.irpa`).
+        length: how many numbers the longest sum in it adds.
+        tick: hears what is compiled now.
 
-    Raises `NothingToTuneError`.
+    Raises `TokmillError` if IREE's default fails, or if there is no time for it.
     """
-    space, again = measure.space, again or Again()
-    assert isinstance(space, IreeSpace)
-    measure.until = until
-    parts, made = _parts(problems, counts, measure)
-    groups = _groups(made, counts, space)
-    found: list[list[Trial]] = [[] for _ in problems]
-    running = {number: search.evolution(made[number], measure, most, seed) for number in groups}
-    often = {number: sum(counts[each] for each in group) for number, group in groups.items()}
-    since, done = time.monotonic(), 0
-    # What was evaluated before comes from the cache, in the same order.
-    while running:
-        missed = measure.evaluations - measure.hits
-        each = (time.monotonic() - since) / max(missed, 1) + CONFIRMING
-        winners = sum(any(search.score(one) > 0 for one in trials) for trials in found)
-        if time.monotonic() + winners * (search.CONFIRMED + 1) * each > until:
-            break
-        number = max(running, key=lambda each: _share(found[each], often[each], made[each]))
-        for trial in itertools.islice(running[number], BATCH):
-            found[number].append(trial)
-            done += 1
-            tick(done)
-            if time.monotonic() > until:
+    plugins.require("iree.compiler")
+    # Of the time a quarter is for the comparison.
+    compiled_by = until - (until - time.monotonic()) / 4
+    texts = {False: text}
+    with Scratch() as scratch:
+        tried = [Timed(way=way) for way in ways(text)]
+        paths = [Path(scratch.path, f"{number}.vmfb") for number in range(len(tried))]
+        for one, path in zip(tried, paths, strict=True):
+            tick(one.way.name)
+            _compile(one, texts, path, compiled_by)
+            if tried[0].status != "ok":
+                raise _failed(tried[0], compiled_by)
+        tick("comparison")
+        request = {
+            "ask": "race", "module": text, "parameters": path_to_text(str(parameters or "")),
+            "runs": RUNS, "seed": 0, "length": length,
+        }  # fmt: skip
+        _compare(request, tried, paths, until)
+    best = settled(tried)
+    return Tuned(tried=tried, best=best, module=texts[best.way.last])
+
+
+def ways(text: str) -> list[Way]:
+    """Return the layouts and flags that can be tried on a module, IREE's default first."""
+    made = [Way(name, flags) for name, flags in FLAGS.items()]
+    if _CONVOLUTION not in text:
+        return made[:-1]
+    return made + [Way(f"{LAST}, {way.name}", way.flags, True) for way in made[1:-1]]
+
+
+def settled(tried: Sequence[Timed]) -> Timed:
+    """Return the fastest of some whose results are right; the first if it gains little over it."""
+    best = min((one for one in tried if one.status == "ok"), key=lambda one: one.nanoseconds)
+    return best if best.nanoseconds * LEAST <= tried[0].nanoseconds else tried[0]
+
+
+def _compile(one: Timed, texts: dict[bool, str], path: Path, until: float) -> None:
+    """Compile a model; `texts` has it in its layout, and gets it in channels last."""
+    try:
+        if one.way.last not in texts:
+            texts[True], _ = _ask({"ask": LAST, "module": texts[False]}, until)
+        request = {"ask": "compile", "module": texts[one.way.last], "flags": one.way.flags}
+        answer = _ask(request | {"path": str(path)}, until)
+    except TokmillError as error:
+        one.status = _status(error)
+    else:
+        if "refused" in answer:
+            one.status = f"refused: {answer['refused']}"
+
+
+def _compare(
+    request: dict[str, Any], tried: Sequence[Timed], paths: Sequence[Path], until: float
+) -> None:
+    """Run what was compiled in turns; raises `TokmillError` if the first one gives no result."""
+
+    def race(numbers: Sequence[int]) -> None:
+        answers = _ask(request | {"paths": [str(paths[number]) for number in numbers]}, until)
+        for number, answer in zip(numbers, answers, strict=True):
+            _fill(tried[number], answer)
+
+    first, *others = [number for number, one in enumerate(tried) if one.status == "ok"]
+    try:
+        race([first, *others])
+    except ChildDied:
+        # One of them ends the process: each runs beside the first one, or that one alone.
+        for number in (*others, first):
+            if number == first and tried[first].nanoseconds > 0:
                 break
-        if len(found[number]) % BATCH or len(found[number]) >= most:
-            del running[number]
-    chosen = []
-    for number, group in groups.items():
-        problem = made[number]
-        best = _best(problem, found[number], measure, again)
-        _tell(parts[number], found[number], best)
-        others = [each for each in group if each != number]
-        if parts[number].status != "tuned" or best is None:
-            for each in others:
-                parts[each].status = parts[number].status
-            continue
-        if _good(number, others, best, parts, made, measure, again):
-            chosen.append((group, problem, best.schedule))
-    spec = space.merged([(problem, schedule) for _, problem, schedule in chosen])
-    return Tuned(spec=spec, parts=parts, chosen=chosen)
+            try:
+                race(sorted({first, number}))
+            except ChildDied as died:
+                tried[number].status = _status(died)
+    if tried[0].status != "ok":
+        raise _failed(tried[0], until)
 
 
-def _groups(
-    made: dict[int, Problem], counts: Sequence[int], space: IreeSpace
-) -> dict[int, list[int]]:
-    """Return the numbers of operations that a spec cannot tell apart, by the largest of each."""
-    alike: dict[str, list[int]] = {}
-    for number, problem in made.items():
-        alike.setdefault(space.identity(problem), []).append(number)
-    return {max(group, key=lambda each: counts[each]): group for group in alike.values()}
+def _failed(first: Timed, until: float) -> TokmillError:
+    late = time.monotonic() > until
+    return TokmillError(
+        f"IREE's default of the model gives nothing to compare with: {first.status}",
+        hint="allow more minutes: one compilation takes longer" if late else "export it anew",
+    )
 
 
-def _good(
-    first: int,
-    others: list[int],
-    best: Trial,
-    parts: list[Part],
-    made: dict[int, Problem],
-    measure: Measurements,
-    again: Again,
-) -> bool:
-    """Measure a schedule on the other operations of a group; say whether it serves them all."""
-    results = {}
-    for each in others:
-        results[each] = result = again.one(made[each], best.schedule, measure)
-        if result.status != "ok" or result.ratio < SLOWEST:
-            why = result.status if result.status != "ok" else "slower"
-            for one in (first, *others):
-                parts[one].leave(f"{why} where it is fused otherwise")
-            return False
-    for each, result in results.items():
-        parts[each].status, parts[each].gain = "tuned", result.gain
-        parts[each].default, parts[each].tuned = result.baseline, result.nanoseconds
-    return True
+def _ask(request: dict[str, Any], until: float) -> Any:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise _NoTimeError("no time is left", hint="allow more minutes")
+    return call(CHILD, request, limits=LIMITS._replace(seconds=left))
 
 
-def _parts(
-    problems: Sequence[Problem], counts: Sequence[int], measure: Measurements
-) -> tuple[list[Part], dict[int, Problem]]:
-    """Return a part an operation, and the problems that can be tuned by their number."""
-    parts, made = [], {}
-    for number, (problem, count) in enumerate(zip(problems, counts, strict=True)):
-        status = "default"
-        try:
-            found = measure.problem(problem)
-            if all(all(each.parallel) for each in found.operations):
-                # Such operations wait for memory, whatever their tiles; and their matcher would
-                # find other operations of the same sizes too.
-                raise UsageError("element by element", hint="")
-        except TokmillError as error:
-            status = f"left: {error.what.removeprefix(f'{problem.name}: ')}"
-        else:
-            made[number] = found
-        parts.append(Part(name=problem.name, count=count, evaluations=0, status=status))
-    if not made:
-        nothing = NothingToTuneError(
-            "no operation can be tuned: "
-            + "; ".join(sorted({part.status for part in parts}))[:300],
-            hint="products of matrices, convolutions, poolings and reductions can",
-        )
-        nothing.parts = parts
-        raise nothing
-    return parts, made
+class _NoTimeError(TokmillError):
+    """All time is over."""
 
 
-def _share(trials: list[Trial], count: int, problem: Problem) -> tuple[bool, float]:
-    """Return how much an operation wants to be evaluated next: untried ones first, large first."""
-    if not trials:
-        return True, float(count * sum(each.iterations for each in problem.operations))
-    times = [trial.result.nanoseconds for trial in trials if trial.result.status == "ok"]
-    times += [trial.result.baseline for trial in trials if trial.result.status == "ok"]
-    return False, count * min(times, default=0.0) / len(trials)
+def _status(error: TokmillError) -> str:
+    """Return the status of a candidate that failed: of what kind, and why."""
+    if isinstance(error, ChildDied):
+        died = dead(error)
+        return f"{died.status}: {died.reason.partition(' calls ')[2].partition(' ')[2]}"
+    return f"{'timeout' if isinstance(error, _NoTimeError) else 'refused'}: {error.what}"
 
 
-def _best(
-    problem: Problem, trials: list[Trial], measure: Measurements, again: Again
-) -> Trial | None:
-    """Return the best trial, measured again in a fresh process; None if none gained anything."""
-    ranked = sorted(trials, key=search.score, reverse=True)
-    some = dict.fromkeys(one.schedule for one in ranked if search.score(one) > 0 and one.schedule)
-    return again.best(problem, list(some)[: search.CONFIRMED], measure) if some else None
-
-
-def _tell(part: Part, trials: list[Trial], best: Trial | None) -> None:
-    part.evaluations = len(trials)
-    good: list[Result] = [trial.result for trial in trials if trial.result.status == "ok"]
-    part.default = part.tuned = min((each.baseline for each in good), default=float("nan"))
-    if not trials and part.status == "default":
-        part.status = NOT_REACHED
-    if trials and not good:
-        often = Counter(trial.result.status for trial in trials)
-        why = ", ".join(f"{count} {status}" for status, count in often.most_common())
-        part.status = f"default: no result ({why})"
-    if best is not None and best.result.status == "ok" and best.result.gain >= LEAST:
-        part.status, part.gain = "tuned", best.result.gain
-        part.default, part.tuned = best.result.baseline, best.result.nanoseconds
+def _fill(one: Timed, answer: dict[str, Any]) -> None:
+    times = answer["times"]
+    one.nanoseconds, one.noise = min(times), noise_of(times)
+    one.error, one.allowed, one.moved = answer["error"], answer["allowed"], answer["moved"]
+    if not one.error <= one.allowed:
+        one.status = "wrong"

@@ -18,7 +18,7 @@ from tokmill.mlir.loops.legal import LONGEST, TILES
 from tokmill.mlir.modules.operations import ARITHMETIC, KINDS, Access, Operation
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
-CUTS = {"tile": 0, "parallel": 1, "fuse": 2, "vector": 0, "distribute": 1, "cache": 2}
+CUTS = {"tile": 0, "parallel": 1, "fuse": 2}
 """Kind of an action → its place in a history."""
 BOUND = 4096.0
 """What `normalize = "max"` divides loop bounds by."""
@@ -121,8 +121,7 @@ def history(taken: Sequence[Any], sizes: Sizes) -> Vector:
     """Return the actions on an operation as float32 (sizes.history,).
 
     For each of `LONGEST` places one-hot tiles of a tiling, of a parallel tiling and of a fusion
-    (loops, tiles), then of an interchange (loops, loops). The levels of IREE's space take the
-    places of these three (`CUTS`).
+    (loops, tiles), then of an interchange (loops, loops).
     """
     cuts = np.zeros((3, LONGEST, sizes.loops, len(sizes.tiles)))
     orders = np.zeros((LONGEST, sizes.loops, sizes.loops))

@@ -94,10 +94,9 @@ def replay(
     """Apply a schedule to a module, compare the results with those without it, time both."""
     from tokmill.mlir import measure
     from tokmill.mlir import search as searches
-    from tokmill.mlir.iree.tiles import IreeSpace
     from tokmill.mlir.loops import schedule as actions
+    from tokmill.mlir.space import IreeDefault
 
-    tiles = IreeSpace()
     problems = problems_of([module])
     if len(problems) != 1:
         raise UsageError(
@@ -115,7 +114,7 @@ def replay(
     settings = measure.Settings(runs=runs)
     with measure.Measurements(settings) as made:
         result = made(problem, taken)
-    with measure.Measurements(settings, None, tiles) as iree:
+    with measure.Measurements(settings, None, IreeDefault()) as iree:
         row = row_of(problem, searches.Trial(taken, result), searches.iree_default(problem, iree))
     if as_json:
         print_json(row)

@@ -102,14 +102,13 @@ def evaluate(
     settings = settings_of(config.task)
     settings = replace(settings, runs=runs or settings.runs)
     from tokmill.mlir import search as searches
-    from tokmill.mlir.iree.tiles import IreeSpace
+    from tokmill.mlir.space import IreeDefault
 
-    tiles = IreeSpace()
     count = (1 + samples) * len(problems)
     with (
         continuing(cache),
         measuring.Measurements(settings, cache) as measure,
-        measuring.Measurements(settings, cache, tiles) as iree,
+        measuring.Measurements(settings, cache, IreeDefault()) as iree,
         Progress("eval", count, unit="schedules", quiet=quiet) as progress,
     ):
         found = evaluating.evaluate(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from tokmill.base.files import read_file
 from tokmill.terminal.output import check_outputs, print_table, say
 
 OWN = b"// tokmill "
-"""What a schedule or a spec that was written here begins with."""
+"""What a schedule that was written here begins with."""
 
 Modules = Annotated[
     list[str],
@@ -38,16 +37,6 @@ CacheFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
 ]
-
-
-def iree_line(spec: Path | None, module: str = "MODULE.mlir", extra: tuple[str, ...] = ()) -> str:
-    """Return the command that compiles a module with a spec, if any, and other flags."""
-    from tokmill.mlir.iree.compiler import complete
-
-    flags = complete(extra)
-    if spec is not None:
-        flags.append(f"--iree-codegen-tuning-spec-path={spec}")
-    return shlex.join(["iree-compile", module, "-o", "MODULE.vmfb", *flags])
 
 
 @contextlib.contextmanager
@@ -90,7 +79,7 @@ def problems_of(modules: list[str]) -> list[Any]:
             raise UsageError(
                 "a model is no single module",
                 where=name,
-                hint="`tokmill rl tune` and `tokmill build mlir` cut it into operations",
+                hint="`tokmill rl tune` takes it as a whole, `tokmill build mlir` its operations",
             )
         if path.is_dir():
             folder = problem.of_folder(path)
@@ -155,6 +144,6 @@ def say_what_is_faster(rows: list[dict[str, Any]]) -> None:
         if one[IREE] < one["milliseconds"]:
             say(
                 f"note: {one['module']}: IREE's default is "
-                f"{one['milliseconds'] / one[IREE]:.2f} times as fast; `tokmill rl tune` begins "
-                "with it"
+                f"{one['milliseconds'] / one[IREE]:.2f} times as fast; `tokmill rl tune` looks "
+                "for its best flags"
             )

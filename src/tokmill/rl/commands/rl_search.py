@@ -60,14 +60,13 @@ def search(
         # Before the search: it may take hours.
         make_folder(out)
     settings = measure.Settings(runs=runs, seed=seed)
-    from tokmill.mlir.iree.tiles import IreeSpace
+    from tokmill.mlir.space import IreeDefault
 
-    tiles = IreeSpace()
     found = []
     with (
         continuing(cache),
         measure.Measurements(settings, cache) as measurements,
-        measure.Measurements(settings, cache, tiles) as iree,
+        measure.Measurements(settings, cache, IreeDefault()) as iree,
         Progress("search", evaluations * len(problems), unit="schedules", quiet=quiet) as progress,
     ):
         for problem in problems:

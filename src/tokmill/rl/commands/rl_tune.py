@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import read_file, write_file
-from tokmill.base.progress import elapsed, human_count, human_time
-from tokmill.rl.commands import rl_problems, rl_tune_model
-from tokmill.rl.commands.rl_tune_tables import print_choice
+from tokmill.base.errors import UsageError
+from tokmill.base.files import (
+    path_to_text,
+    private_path,
+    publish,
+    remove,
+    remove_leftovers,
+    write_file,
+)
+from tokmill.base.locks import writing
+from tokmill.base.progress import elapsed, human_time
+from tokmill.rl.commands import rl_problems
 from tokmill.terminal.options import AsJson, Quiet
+from tokmill.terminal.output import print_json, print_table, say
 
 MOST_MINUTES = 1e6
 """Nearly two years."""
+
+
+class Given(NamedTuple):
+    """What is tuned."""
+
+    text: str
+    """As IREE compiles it."""
+    length: int
+    """How many numbers the longest sum of the model adds."""
+    path: Path | None = None
+    """Where the text stands; None for a line of sizes."""
+    parameters: Path | None = None
+    """The model's weights, if they are not in it (`.irpa`)."""
 
 
 def tune(
@@ -28,124 +51,177 @@ def tune(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="SPEC", help="The tuning spec is written there.")
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="NAME",
+            help="Write the module to compile to NAME.model.mlir, and the weights of an ONNX model "
+            "to NAME.model.irpa.",
+        ),
     ],
     minutes: Annotated[
-        float,
-        typer.Option(min=0.01, max=MOST_MINUTES, help="Time for all: compiling, search, checks."),
+        float, typer.Option(min=0.01, max=MOST_MINUTES, help="Time for all.")
     ] = 10.0,
-    evaluations: Annotated[
-        int, typer.Option(min=1, help="Tiles of an operation that are measured at most.")
-    ] = 512,
-    seed: Annotated[int, rl_problems.SEED] = 0,
-    runs: rl_problems.Runs = 5,
-    cache: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Where measurements are kept; SPEC.measurements if not."),
-    ] = None,
     parameters: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The model's weights, if they are not in it (.irpa)."),
     ] = None,
-    target_cpu: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Make code for this processor, which must run here too: x86-64-v3 has AVX2 and "
-            "no AVX-512. Default: this machine's.",
-        ),
-    ] = "",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find flags and a tuning spec that make IREE's code for a model faster on this machine.
+    """Find the flags and the layout by which IREE runs a model fastest on this machine.
 
-    The model is compiled with IREE's flags and with channels last, and the dispatches of the best
-    are tuned within the time, most time where the model spends its own. Each result is compared
-    with IREE's default; what gains nothing stays out of the spec. At the end the whole model is
-    timed, and what makes it slower is dropped. The same command goes on where an earlier one ended:
-    what was measured is not measured again.
+    The model is compiled with IREE's flags and with channels last, and all run in turns. Each
+    result is compared with that of IREE's default. What gains little is not recommended.
     """
-    seconds = 60 * minutes
-    until = time.monotonic() + seconds
-    _check_out(out)
-    from tokmill.mlir import measure
-    from tokmill.mlir.iree import tuned_model as models
-    from tokmill.mlir.iree.compiler import PROCESSOR
-
-    flags = (f"{PROCESSOR}{target_cpu}",) if target_cpu else ()
-    from tokmill.mlir.iree.tiles import IreeSpace
-
-    space = IreeSpace(flags)
-    kept = cache or out.with_name(out.name + ".measurements")
+    until = time.monotonic() + 60 * minutes
+    if out.name in ("", "..") or out.is_dir():
+        raise UsageError("-o names no file but a folder", where=str(out), hint="-o model")
+    module, weights = (out.with_name(f"{out.name}.model.{end}") for end in ("mlir", "irpa"))
     rl_problems.check_files(
         [model, *([str(parameters)] if parameters else [])],
-        {
-            "-o": out, "--cache": kept, "the model in MLIR": rl_tune_model.beside(out, "mlir"),
-            "its weights": rl_tune_model.beside(out, "irpa"),
-        },
-    )  # fmt: skip
+        {"the model in MLIR": module, "its weights": weights},
+    )
     line = "tune"
 
-    def tick(stage: str, done: int) -> None:
+    def tick(name: str) -> None:
         nonlocal line
-        line = f"tune: {stage}, {human_count(done, 'evaluation')}, of {human_time(seconds)}"
+        line = f"tune: {name}, of {human_time(60 * minutes)}"
 
-    with rl_tune_model.alone(out):
-        given = rl_tune_model.read(model, out, parameters, until)
-        with (
-            measure.Measurements(measure.Settings(runs=runs, seed=seed), kept, space) as made,
-            contextlib.nullcontext() if quiet else elapsed(lambda: line),
-        ):
-            made.until = until
-            if target_cpu:
-                _check_target(target_cpu, made)
+    with writing(module):
+        remove_leftovers(out.parent, weights.name)
+        given = _read(model, module, weights, parameters, until)
+        from tokmill.mlir.iree import tune as tuning
+        from tokmill.mlir.iree.compiler import FLAGS, known
+
+        with contextlib.nullcontext() if quiet else elapsed(lambda: line):
             # The printed line is for IREE, so what it reads is what is tuned.
-            from tokmill.mlir.iree.compiler import known as known_sizes
-
-            known = known_sizes(given.text)
-            with models.Model(
-                known, made, parameters=given.parameters, length=given.length, flags=flags
-            ) as whole:
-                from tokmill.mlir.iree.tune_model import tune_model
-
-                choice = tune_model(whole, until=until, most=evaluations, seed=seed, tick=tick)
-                text = whole.module(choice.way)
+            found = tuning.tune(
+                known(given.text),
+                until=until,
+                parameters=given.parameters,
+                length=given.length,
+                tick=tick,
+            )
         path = given.path
-        if path is None or text != given.text or path.suffix != ".mlir":
-            path = write_file(rl_tune_model.beside(out, "mlir"), text)
-        if choice.spec:
-            write_file(out, choice.spec)
-    command = rl_problems.iree_line(out if choice.spec else None, str(path), choice.way.flags)
-    print_choice(choice, out, command, as_json)
+        if path is None or found.module != given.text or path.suffix != ".mlir":
+            path = write_file(module, found.module)
+    flags = [*FLAGS, *found.best.way.flags]
+    _print(found, shlex.join(["iree-compile", str(path), "-o", "MODULE.vmfb", *flags]), as_json)
 
 
-def _check_out(out: Path) -> None:
-    """Refuse a place for a spec where something else is."""
-    if out.name in ("", "..") or out.is_dir():
-        raise UsageError("-o names no file but a folder", where=str(out), hint="-o model.spec.mlir")
-    from tokmill.mlir.iree.spec import HEADER
+def _read(model: str, module: Path, weights: Path, parameters: Path | None, until: float) -> Given:
+    """Return the model that a file or a line of sizes names; sizes that are not known are refused.
 
-    header = HEADER.encode()
-    if out.exists() and read_file(out, len(header)) != header:
-        raise UsageError(
-            "-o would replace a file that is no spec of tokmill",
-            where=str(out),
-            hint="name another file",
-        )
+    An ONNX model is written as MLIR.
+    """
+    path = Path(model)
+    if path.is_dir():
+        raise UsageError("a folder is no model", where=model, hint="name one of its files")
+    if not path.exists():
+        if parameters is not None:
+            raise UsageError(
+                "--parameters names the weights of a model", where=model, hint="name its file"
+            )
+        (problem,) = rl_problems.problems_of([model])
+        return Given(problem.text, problem.length)
+    from tokmill.mlir.modules import importing
+
+    if path.suffix.lower() == importing.ONNX:
+        text = _imported(path, weights, parameters, until)
+        path, parameters = write_file(module, text), parameters or weights
+    else:
+        text = importing.text_of(path)
+        importing.check_sizes(text, model)
+    return Given(text, _length(text, path_to_text(model)), path, parameters)
 
 
-def _check_target(name: str, measurements: Any) -> None:
-    """Refuse a processor that IREE does not know, or whose code does not run here."""
-    small = rl_problems.problems_of(["matmul 16 16 16"])[0]
+def _imported(path: Path, weights: Path, parameters: Path | None, until: float) -> str:
+    """Return the text of an ONNX model; write its weights if there is no file of them."""
+    from tokmill.mlir.modules import importing
+
+    seconds = until - time.monotonic()
+    if parameters is not None:
+        return importing.of_onnx(path, None, seconds)
+    # IREE writes the weights while it reads the model.
+    private = private_path(weights)
     try:
-        result = measurements(small, ())
-        why = "" if result.status == "ok" else f"{result.status} {result.reason}"
-    except TokmillError as error:
-        why = error.what
-    if why:
-        raise UsageError(
-            f"--target-cpu {name}: a small product does not compile and run here: {why}",
-            hint="x86-64-v2, x86-64-v3, x86-64-v4, or another name that LLVM has for a processor "
-            "whose code this machine runs",
+        text = importing.of_onnx(path, private, seconds)
+        publish(private, weights)
+    finally:
+        remove(private)
+    return text
+
+
+def _length(text: str, where: str) -> int:
+    """Return how many numbers the longest sum of a model adds."""
+    from tokmill.mlir.modules import cut
+    from tokmill.mlir.modules.guard import check
+
+    check(text, where, whole=False)
+    try:
+        return max(int(problem.length) for problem in cut.cut(text, where).problems)
+    except cut.NothingAlone:
+        # What stands in a loop or a branch is part of the whole model all the same: no sum over a
+        # dimension of its tensors is longer than the largest one.
+        shapes = re.findall(r"tensor<((?:\d+x)+)", text)
+        return max((int(side) for one in shapes for side in one.split("x")[:-1]), default=1)
+
+
+def _print(found: Any, line: str, as_json: bool) -> None:
+    default, best = found.tried[0], found.best
+    if as_json:
+        print_json(
+            {
+                "compile": line,
+                "best": best.way.name,
+                "flags": best.way.flags,
+                "channels_last": best.way.last,
+                "milliseconds": best.nanoseconds / 1e6,
+                "default_milliseconds": default.nanoseconds / 1e6,
+                "noise": default.noise,
+                "error": best.error,
+                "allowed_error": best.allowed,
+                "other_input_difference": best.moved,
+                "tried": [
+                    {
+                        "name": one.way.name,
+                        "status": one.status,
+                        "milliseconds": one.nanoseconds / 1e6,
+                    }
+                    for one in found.tried
+                ],
+            }
         )
+        return
+    print_table(
+        ["the whole model", "ms", "times as fast"],
+        [
+            [
+                one.way.name,
+                f"{one.nanoseconds / 1e6:.3f}",
+                f"{default.nanoseconds / one.nanoseconds:.2f}"
+                if one.status == "ok"
+                else one.status,
+            ]
+            for one in found.tried
+        ],
+    )
+    if best is default:
+        say(
+            f"nothing is faster than IREE's default, {default.nanoseconds / 1e6:.3f} ms "
+            f"(noise {default.noise:.1%})"
+        )
+        return
+    say(
+        f"{best.way.name}: {default.nanoseconds / best.nanoseconds:.2f} times as fast as IREE's "
+        f"default (noise {default.noise:.1%}); results differ by {best.error:.1e} of the largest "
+        f"({best.allowed:.1e} is allowed)"
+    )
+    if not best.moved > best.allowed:
+        say(
+            "note: another input gives the same results, so that they are equal proves little; are "
+            "the weights those of a model that was trained?"
+        )
+    say(f"to apply it: {line}")
