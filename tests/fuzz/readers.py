@@ -88,10 +88,8 @@ from small_files import (
     text_of,
 )
 from small_points import (
-    make_block_map,
     make_points,
     make_table,
-    read_block_map,
     read_points,
     read_table,
 )
@@ -430,7 +428,6 @@ READERS: dict[str, Reader] = {
     "bbv": Reader(make_traces("0.bb"), read_trace("0.bb"), source="bbv", share=0.5),
     "simulation points": Reader(make_points, read_points),
     "rates of intervals": Reader(make_table, read_table),
-    "clusters of blocks": Reader(make_block_map, read_block_map),
     "bbv xz": Reader(make_traces("0.bb.xz"), read_trace("0.bb.xz"), share=0.2),
     "bbv beside": Reader(
         make_traces("0.pc", "0.map", "0.intervals.csv"), read_trace("0.bb"), share=0.5

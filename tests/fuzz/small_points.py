@@ -47,22 +47,3 @@ def read_table(folder: Path) -> Any:
         assert all(len(column) == COUNT for column in columns.values())
         found.append({name: repr(column.tolist()) for name, column in columns.items()})
     return found
-
-
-def make_block_map(folder: Path) -> Iterable[Path]:
-    """A map of blocks to clusters."""
-    rows = "".join(f"{i + 1},{i % 3}\n" for i in range(COUNT))
-    (folder / "m.csv").write_text(f"id,cluster\n{rows}")
-    return [folder / "m.csv"]
-
-
-def read_block_map(folder: Path) -> Any:
-    """The map, and a trace that is rewritten by it."""
-    from block_rows import from_rows
-    from tokmill.bbv.block_map import read_map, rewrite
-
-    found = read_map(folder / "m.csv")
-    trace = from_rows([{1: 5, 4: 6, 99: 1}])
-    ((new, done),) = rewrite(iter([trace]), found.of, found.size)
-    assert int(new.counts.sum()) == done.instructions == 12
-    return found.key, found.blocks.tolist(), found.clusters.tolist(), new.ids.tolist()

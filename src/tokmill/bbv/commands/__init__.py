@@ -1,1 +1,1 @@
-"""Commands for executions: profile, check, cluster, simpoint."""
+"""Commands for executions: profile, check, simpoint."""

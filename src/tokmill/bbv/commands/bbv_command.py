@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from tokmill.base.progress import human_bytes, human_count
-from tokmill.bbv.commands.bbv_blocks import TORN, cluster, rewrite
+from tokmill.bbv.traces.block_vectors import TORN
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import print_json, say
@@ -151,7 +151,5 @@ app = group_of(
     {
         "profile": profile,
         "check": check,
-        "cluster": cluster,
-        "rewrite": rewrite,
     },
 )

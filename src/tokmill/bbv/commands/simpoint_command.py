@@ -10,8 +10,8 @@ import typer
 from tokmill.base.errors import UsageError
 from tokmill.base.files import inside, make_folder, write_file
 from tokmill.base.progress import elapsed, human_count, human_share
-from tokmill.bbv.commands.bbv_blocks import TORN
 from tokmill.bbv.commands.simpoint_shared import share
+from tokmill.bbv.traces.block_vectors import TORN
 from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json, print_table, say
 

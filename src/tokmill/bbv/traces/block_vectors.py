@@ -62,6 +62,9 @@ class IntervalFacts(NamedTuple):
         return said
 
 
+TORN = "the last line does not end: the file may be cut off"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockVectors:
     """Basic block vectors, rows of a sparse matrix (CSR).
