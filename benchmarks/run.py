@@ -31,7 +31,6 @@ import rwkv7
 import sampling
 import sampling_cpi
 import schedules
-import signatures
 import store_check
 import tuning_models
 import x86_models
@@ -101,10 +100,6 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "sampling-cpi": (
             "CPI estimated from a few intervals",
             lambda: sampling_cpi.main(cache / "profiles"),
-        ),
-        "signatures": (
-            "Simulation points that programs share",
-            lambda: signatures.main(cache),
         ),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
         "diffing-model": ("Diffing with a trained model", lambda: diffing_model.main(cache)),

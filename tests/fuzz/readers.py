@@ -87,12 +87,7 @@ from small_files import (
     read_trace,
     text_of,
 )
-from small_points import (
-    make_points,
-    make_table,
-    read_points,
-    read_table,
-)
+from small_points import make_table, read_table
 from small_programs import (
     make_count_pickle,
     make_debug_info,
@@ -426,7 +421,6 @@ READERS: dict[str, Reader] = {
     "x86 facts": Reader(make_elf, read_facts, share=0.1),
     "x86 graph": of_source("x86", make_graph(".cfg.parquet"), "a.cfg.parquet", 0.2),
     "bbv": Reader(make_traces("0.bb"), read_trace("0.bb"), source="bbv", share=0.5),
-    "simulation points": Reader(make_points, read_points),
     "rates of intervals": Reader(make_table, read_table),
     "bbv xz": Reader(make_traces("0.bb.xz"), read_trace("0.bb.xz"), share=0.2),
     "bbv beside": Reader(

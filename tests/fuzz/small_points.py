@@ -1,4 +1,4 @@
-"""Files of simulation points, of rates of intervals, of clusters of blocks: made and read."""
+"""Files of rates of intervals: made and read."""
 
 from __future__ import annotations
 
@@ -6,28 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 COUNT = 12
-
-
-def make_points(folder: Path) -> Iterable[Path]:
-    """Points as SimPoint 3.2 writes them."""
-    from tokmill.bbv.points.simpoint_files import written
-
-    weights = np.random.default_rng(0).dirichlet(np.ones(COUNT))
-    for end, text in written(np.arange(COUNT) * 3, weights).items():
-        (folder / f"a{end}").write_text(text)
-    return sorted(folder.iterdir())
-
-
-def read_points(folder: Path) -> Any:
-    """Intervals and weights."""
-    from tokmill.bbv.points.simpoint_files import read
-
-    intervals, weights = read(folder / "a.simpoints", folder / "a.weights")
-    assert (intervals >= 0).all() and abs(weights.sum() - 1) < 1e-9 and (weights >= 0).all()
-    return intervals.tolist(), weights.tolist()
 
 
 def make_table(folder: Path) -> Iterable[Path]:

@@ -14,7 +14,7 @@ import tokmill
 from making import quick_build
 from source_cases import block_store, write_trace
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.bbv.points.executions import block_vectors, read_executions, untrained
+from tokmill.bbv.points.population import block_vectors
 from tokmill.bbv.traces import read as reading
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
@@ -102,8 +102,6 @@ def test_what_needs_a_store_of_blocks(tmp_path: Path) -> None:
     trace.with_suffix(".pc").unlink()
     assert quick_build("bbv", trace, tmp_path / "t").fingerprint == first.fingerprint
     assert first.column("cpi").tolist() == pytest.approx([1 + i / 10 for i in range(10)])
-    with pytest.raises(UsageError, match="which instructions its blocks have"):
-        untrained(first, read_executions(first))
     with pytest.raises(UsageError, match="no column 'block' that refers") as error:
         first.reference("block")
     assert "build bbv --blocks" in error.value.hint
@@ -147,11 +145,6 @@ def test_two_traces_have_no_block_in_common(tmp_path: Path) -> None:
     # Equal blocks still are equal.
     numbers = dict(zip(one.ids.tolist(), two.ids[: one.entries].tolist(), strict=True))
     assert [numbers[b] for b in one.ids.tolist()] == two.ids[: one.entries].tolist()
-    (tmp_path / "cpi.csv").write_text("cpi\n" + "1.5\n" * 40)
-    known = quick_build("bbv", traces, tmp_path / "known", cpi=[str(tmp_path / "cpi.csv")])
-    vectors = read_executions(known).vectors
-    assert vectors.shape == (80, len({*two.ids.tolist()}))
-    assert vectors.sum(axis=1).reshape(-1).tolist()[0] == known.column("instructions").tolist()
 
 
 def test_from_python(tmp_path: Path) -> None:

@@ -10,26 +10,19 @@ import typer
 from tokmill.base.errors import UsageError
 from tokmill.base.files import inside, make_folder, write_file
 from tokmill.base.progress import elapsed, human_count, human_share
-from tokmill.bbv.commands.simpoint_shared import share
 from tokmill.bbv.traces.block_vectors import TORN
 from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json, print_table, say
 
-WITH_SIGNATURES = {"traces", "signatures", "points", "seed", "out", "quiet", "json"}
-WITH_FROM = {"traces", "points_from", "cpi", "out", "quiet", "json"}
-"""Parameters that mean something beside --signatures, and beside --from."""
 LITTLE = 2.0
 """Points with a smaller speed-up than this hardly are worth their error."""
 
 
 def simpoint(
-    context: typer.Context,
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="BBV…|STORE",
-            help="Basic block vectors, a file a program; with --signatures a store.",
-            show_default=False,
+            metavar="BBV…", help="Basic block vectors, a file a program.", show_default=False
         ),
     ],
     out: Annotated[
@@ -42,19 +35,12 @@ def simpoint(
             metavar="simpoint|two-phase",
             help="simpoint: nearest to the centres of clusters, as SimPoint 3.2; two-phase: drawn "
             "from strata of similar intervals, with a confidence interval.",
-            show_default="simpoint; with --target-error two-phase",
         ),
-    ] = "",
+    ] = "simpoint",
     points: Annotated[
         int | None,
         typer.Option(min=1, help="Number of points.", show_default="simpoint: by BIC; else 30"),
     ] = None,
-    target_error: Annotated[
-        str,
-        typer.Option(
-            metavar="5%", help="With --simulated: say how many points this error of the CPI needs."
-        ),
-    ] = "",
     memory: Annotated[
         list[Path] | None,
         typer.Option(
@@ -79,20 +65,6 @@ def simpoint(
             "one file for each BBV.",
         ),
     ] = None,
-    points_from: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="DIR", help="Choose none: judge NAME.simpoints and .weights here."
-        ),
-    ] = None,
-    signatures: Annotated[
-        str,
-        typer.Option(
-            metavar="RUN|OVERLAY|untrained",
-            help="Choose points that all programs of a store of `build bbv` share, by vectors of "
-            "their intervals; untrained: mix of instructions and miss rates.",
-        ),
-    ] = "",
     max_points: Annotated[
         int, typer.Option("--max-points", min=1, help="BIC chooses at most so many clusters.")
     ] = 30,
@@ -110,68 +82,45 @@ def simpoint(
             show_default="15, simpoint: doubled while that explains more",
         ),
     ] = None,
-    restarts: Annotated[
-        int, typer.Option(min=1, help="Starts of each k-means; the best counts.")
-    ] = 5,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of everything that is random.")
     ] = 493575226,
-    confidence: Annotated[float, typer.Option(help="Confidence of the intervals of CPI.")] = 0.95,
-    labels: Annotated[
-        bool, typer.Option("--labels", help="Write NAME.labels, too: cluster and distance.")
-    ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Choose intervals of a program that stand for all of it, and estimate its CPI from theirs."""
-    if signatures:
-        _check_unused(context, "--signatures", WITH_SIGNATURES)
-        if len(traces) > 1 or not traces[0].is_dir():
-            raise UsageError(
-                "--signatures are of the intervals of one store",
-                where=str(traces[0]),
-                hint="`tokmill build bbv` makes a store of several programs",
-            )
-        share(traces[0], signatures, points or 30, seed, out, quiet, json)
-        return
     if stores := [path for path in traces if path.is_dir()]:
         raise UsageError(
-            "points of one program are chosen in its file of block vectors",
+            "points of a program are chosen in its file of block vectors",
             where=str(stores[0]),
-            hint="`tokmill simpoint TRACE`; of a store --signatures chooses points of all programs",
+            hint="`tokmill simpoint TRACE`",
         )
-    if points_from is not None:
-        _check_unused(context, "--from", WITH_FROM)
     from tokmill.bbv.points import choose_points as choosing
 
-    # SimPoint's points tell nothing about their error.
-    method = method or (choosing.SAMPLED if target_error else choosing.SIMPOINT)
     options = choosing.Options(
         method=method,
         points=points or 0,
         most=max_points,
         threshold=bic_threshold,
         dimensions=dimensions or 0,
-        restarts=restarts,
         seed=seed,
-        target=_share(target_error),
-        confidence=confidence,
     )
     names = names_of(traces)
     beside = {
         option: _one_each(option, paths, traces)
         for option, paths in (("--memory", memory), ("--cpi", cpi), ("--simulated", simulated))
     }
-    if labels and method != "simpoint":
-        raise UsageError("--labels are of clusters", hint="with --method simpoint")
-    if out is None and points_from is None and simulated is None and cpi is None:
+    if out is None and simulated is None and cpi is None:
         raise UsageError(
             "nothing says where the points go",
             hint="give -o DIR; or --cpi FILE, to see how good they are without keeping them",
         )
     if out is not None:
-        ends = (".simpoints", ".weights", *([".labels"] if labels else []))
-        made = {f"-o {name}{end}": inside(out, name + end) for name in names for end in ends}
+        made = {
+            f"-o {name}{end}": inside(out, name + end)
+            for name in names
+            for end in (".simpoints", ".weights")
+        }
         inputs = [path for paths in beside.values() for path in paths if path] + list(traces)
         check_outputs(made, inputs)
     reports = []
@@ -179,27 +128,13 @@ def simpoint(
         rates, known, done = (beside[o][number] for o in ("--memory", "--cpi", "--simulated"))
         trace = choosing.load(name, path, rates, known, quiet=quiet)
         with elapsed(f"{name}: choosing points"):
-            if points_from is not None:
-                from tokmill.bbv.points import simpoint_files as files
-
-                pair = (inside(points_from, f"{name}{end}") for end in (".simpoints", ".weights"))
-                chosen = choosing.given(trace, *files.read(*pair))
-            else:
-                chosen = choosing.choose(trace, options, done)
+            chosen = choosing.choose(trace, options, done)
         if out is not None:
-            _write(out, name, chosen, labels)
+            make_folder(out)
+            for end, text in choosing.written(chosen).items():
+                write_file(inside(out, name + end), text)
         reports.append(chosen.report)
-    _show(reports, out, options.target, json)
-
-
-def _check_unused(context: typer.Context, option: str, used: set[str]) -> None:
-    """Refuse options that would be ignored beside `option`."""
-    for one in context.command.params:
-        source = context.get_parameter_source(one.name or "")
-        if one.name not in used and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(
-                f"{option} does not use {one.opts[0]}", hint=f"leave {one.opts[0]} out"
-            )
+    _show(reports, out, json)
 
 
 def names_of(traces: list[Path]) -> list[str]:
@@ -231,32 +166,7 @@ def _one_each(option: str, paths: list[Path] | None, traces: list[Path]) -> list
     return list(paths)
 
 
-def _share(text: str) -> float:
-    """Return 0.05 for `5%` or `0.05`; 0 for no text."""
-    if not text:
-        return 0.0
-    try:
-        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        number = -1.0
-    if not 0 < number < 1:
-        raise UsageError(f"--target-error {text!r} is no share", hint="such as 5% or 0.05")
-    return number
-
-
-def _write(out: Path, name: str, chosen: Any, labels: bool) -> None:
-    from tokmill.bbv.points import simpoint_files as files
-
-    make_folder(out)
-    for end, text in files.written(chosen.intervals, chosen.weights).items():
-        write_file(inside(out, name + end), text)
-    if labels:
-        write_file(
-            inside(out, f"{name}.labels"), files.labels_text(chosen.labels, chosen.distances)
-        )
-
-
-def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> None:
+def _show(reports: list[Any], out: Path | None, json: bool) -> None:
     if json:
         print_json(reports)
         return
@@ -287,9 +197,6 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
             say(f"{one.program}: {human_count(one.empty, 'interval')} without instructions")
         if one.unmeasured:
             say(f"{one.program}: {human_count(one.unmeasured, 'interval')} without a CPI left out")
-        if one.points_left_out:
-            left_out = human_count(one.points_left_out, "point")
-            say(f"{one.program}: {left_out} of intervals without instructions or a CPI left out")
         if one.other_lines:
             others = human_count(one.other_lines, "line")
             say(f"note: {one.program}: {others} that begin with neither T nor # were left out")
@@ -301,8 +208,6 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
                 "executes; shorter intervals (`tokmill bbv profile --every-blocks N`) or a longer "
                 "execution save more"
             )
-        if one.points_needed is not None and one.points_needed > one.points:
-            say(f"{one.program}: about {one.points_needed:,} points reach {target:.3g}")
     if out is not None:
         say(f"{out}: .simpoints and .weights of {human_count(len(reports), 'program')}")
 

@@ -44,9 +44,3 @@ def project(vectors: Matrix, ids: npt.ArrayLike, dimensions: int, seed: int = SE
     sums = np.asarray(shares @ projection_rows(np.asarray(ids), dimensions, seed))
     found: Floats = sums.astype(np.float64) / float(WHOLE << BITS)
     return found
-
-
-def rows(ids: npt.NDArray[Any], dimensions: int, seed: int) -> Floats:
-    """Return a random row for each id, (ids, dimensions), uniform in [-1, 1)."""
-    found: Floats = projection_rows(ids, dimensions, seed).astype(np.float64) / (1 << BITS)
-    return found

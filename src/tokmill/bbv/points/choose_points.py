@@ -11,14 +11,13 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading
 from tokmill.bbv.points import clusters, simpoint
 from tokmill.bbv.points.block_projection import Matrix
 from tokmill.bbv.points.clusters import Floats, Ints
-from tokmill.bbv.points.designs import Sample
 from tokmill.bbv.points.methods import Estimate, method
-from tokmill.bbv.points.population import Population, as_matrix, population, rates_of
+from tokmill.bbv.points.population import as_matrix, population, rates_of
 from tokmill.bbv.traces import interval_table, read
 from tokmill.bbv.traces.block_vectors import BlockVectors
 from tokmill.bbv.traces.cpi import RATES, check_measures, read_measures
@@ -28,6 +27,8 @@ POINTS = 30
 CPI = ("cpi", "cpi_measured", "cpi_simulated")
 """Columns of the CPI of points that were simulated."""
 SIMPOINT = "simpoint"
+CONFIDENCE = 0.95
+"""Of the intervals of CPI."""
 SAMPLED = "two-phase"
 """The method whose intervals hold the truth most evenly over programs (docs/simpoint.md)."""
 
@@ -42,19 +43,10 @@ class Options:
     most: int = clusters.MOST
     threshold: float = clusters.THRESHOLD
     dimensions: int = 0
-    restarts: int = clusters.RESTARTS
     seed: int = clusters.SEED
-    target: float = 0.0
-    """Error for which the number of points is estimated, as a share; 0: none."""
-    confidence: float = 0.95
 
     def __post_init__(self) -> None:
         method(self.method)
-        if not 0 < self.confidence < 1 or not 0 <= self.target < 1:
-            raise UsageError(
-                f"a confidence of {self.confidence:g}, an error of {self.target:g}",
-                hint="both are shares: --confidence 0.95 --target-error 5%",
-            )
 
 
 @dataclass(frozen=True)
@@ -94,8 +86,6 @@ class Report(msgspec.Struct, kw_only=True):
     instructions: int
     method: str
     points: int
-    points_left_out: int = 0
-    """Points that were given, of intervals without instructions or CPI."""
     speed_up: float
     """Instructions of the program over those of the points."""
     dimensions: int | None = None
@@ -107,8 +97,6 @@ class Report(msgspec.Struct, kw_only=True):
     high: float | None = None
     error: float | None = None
     """Error of the estimate, as a share of the true CPI."""
-    points_needed: int | None = None
-    """For the target, estimated from the points that were simulated."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +106,6 @@ class Chosen:
     intervals: Ints
     weights: Floats
     report: Report
-    labels: Ints | None = None
-    distances: Floats | None = None
 
 
 def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet: bool) -> Trace:
@@ -191,18 +177,14 @@ def choose(
         simulated: a table of `interval` and `cpi` of the points that the same options chose.
         advance: called with 1 after each step.
     """
-    if options.target and simulated is None:
-        raise UsageError(
-            "nothing says how large the error is",
-            where=trace.name,
-            hint="choose --points N at first, simulate them, and give their CPI by --simulated",
-        )
-    if options.method == SIMPOINT and not simulated:
-        return by_clusters(trace, options, advance)
+    if options.method == SIMPOINT:
+        return by_clusters(trace, options, simulated, advance)
     return by_sample(trace, options, simulated)
 
 
-def by_clusters(trace: Trace, options: Options, advance: Callable[[float], Any]) -> Chosen:
+def by_clusters(
+    trace: Trace, options: Options, simulated: Path | None, advance: Callable[[float], Any]
+) -> Chosen:
     """Choose simulation points as SimPoint does."""
     found = simpoint.simpoints(
         trace.vectors,
@@ -212,18 +194,21 @@ def by_clusters(trace: Trace, options: Options, advance: Callable[[float], Any])
         most=options.most,
         exactly=options.points,
         threshold=options.threshold,
-        restarts=options.restarts,
         seed=options.seed,
         advance=advance,
     )
     report = _report(trace, options.method, found.intervals)
     report.dimensions, report.unexplained = found.dimensions, found.unexplained
-    compare(report, trace, found.intervals, found.weights)
-    return Chosen(found.intervals, found.weights, report, found.labels, found.distances)
+    cpi = None if trace.cpi is None else trace.cpi[found.intervals]
+    if simulated:
+        cpi = _of_points(simulated, trace.vectors.shape[0], found.intervals)
+    if cpi is not None:
+        fill(report, Estimate(float(found.weights @ cpi), -np.inf, np.inf), trace)
+    return Chosen(found.intervals, found.weights, report)
 
 
 def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
-    """Choose points by any method, as a sample."""
+    """Choose points as a sample."""
     known = population(
         trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
     )
@@ -239,31 +224,8 @@ def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
     elif of_all is not None:
         cpi = of_all[sample.places]
     if cpi is not None:
-        estimate = way.infer(sample, cpi, options.confidence)
-        fill(report, estimate, trace)
-        if simulated and options.target:
-            report.points_needed = needed(estimate, known, sample, options.target)
+        fill(report, way.infer(sample, cpi, CONFIDENCE), trace)
     return Chosen(intervals, sample.shares, report)
-
-
-def needed(estimate: Estimate, known: Population, sample: Sample, target: float) -> int:
-    """Return how many points make half of the interval as narrow as the target, about.
-
-    Errors fall with the root of the number; of all intervals there is no error.
-
-    Raises:
-        TokmillError: this method has no interval.
-    """
-    if not np.isfinite(estimate.high):
-        raise TokmillError(
-            "these points tell no interval, so nothing says how many are enough",
-            hint=f"take at least 4 points, and a method that draws: --method {SAMPLED}",
-        )
-    variance = (estimate.half_width / target) ** 2
-    count, everything = len(sample), len(known)
-    # half² ∝ (1 - n/N)/n = 1/n - 1/N
-    inverse = (1 / count - 1 / everything) / max(variance, 1e-12) + 1 / everything
-    return min(everything, max(1, int(np.ceil(1 / inverse - 1e-9))))
 
 
 def _of_points(path: Path, count: int, intervals: Ints) -> Floats:
@@ -299,12 +261,6 @@ def _report(trace: Trace, name: str, intervals: Ints) -> Report:
     )
 
 
-def compare(report: Report, trace: Trace, intervals: Ints, weights: Floats) -> None:
-    if trace.cpi is not None:
-        found = float(weights @ trace.cpi[intervals])
-        fill(report, Estimate(found, -np.inf, np.inf), trace)
-
-
 def fill(report: Report, estimate: Estimate, trace: Trace) -> None:
     report.estimated_cpi = float(estimate.cpi)
     if np.isfinite(estimate.high):
@@ -315,29 +271,14 @@ def fill(report: Report, estimate: Estimate, trace: Trace) -> None:
         report.error = float(estimate.cpi / report.true_cpi - 1)
 
 
-def given(trace: Trace, intervals: Ints, weights: Floats) -> Chosen:
-    """Judge points that somebody chose.
+def written(chosen: Chosen) -> dict[str, str]:
+    """Return the text of `.simpoints` and `.weights`, by suffix, as SimPoint 3.2 writes them.
 
-    Points of intervals that are left out, as they have no instructions or no CPI, are left out too:
-    nothing is known of them.
+    `.simpoints` has a line `INTERVAL CLUSTER` a point, `.weights` a line `WEIGHT CLUSTER`.
+    Intervals count from 0.
     """
-    count = trace.vectors.shape[0]
-    if (intervals >= count).any():
-        raise TokmillError(
-            f"interval {int(intervals.max())} is a point, of {count:,} intervals",
-            where=trace.name,
-            hint="are the points of this run? intervals count from 0",
-        )
-    sums = np.asarray(trace.vectors.sum(axis=1)).reshape(-1)
-    known = sums[intervals] > 0
-    if not (weights[known] > 0).any():
-        raise TokmillError(
-            "no point lies in an interval that has instructions and a known CPI",
-            where=trace.name,
-            hint="are the points of this run? intervals count from 0",
-        )
-    report = _report(trace, "given", intervals[known])
-    report.points_left_out = int((~known).sum())
-    shares = weights[known] / weights[known].sum()
-    compare(report, trace, intervals[known], shares)
-    return Chosen(intervals, weights, report)
+    pairs = list(zip(chosen.intervals.tolist(), chosen.weights.tolist(), strict=True))
+    return {
+        ".simpoints": "".join(f"{interval} {k}\n" for k, (interval, _) in enumerate(pairs)),
+        ".weights": "".join(f"{weight:.9g} {k}\n" for k, (_, weight) in enumerate(pairs)),
+    }

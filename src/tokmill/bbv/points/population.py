@@ -14,6 +14,9 @@ from tokmill.bbv.points import simpoint
 from tokmill.bbv.points.block_projection import Matrix
 from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.bbv.traces.block_vectors import BlockVectors
+from tokmill.builds.mining.intervals import check_intervals
+from tokmill.store.checks.hashes import mix
+from tokmill.store.store import Store
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,25 @@ class Population:
 
     def __len__(self) -> int:
         return len(self.intervals)
+
+
+def block_vectors(store: Store) -> BlockVectors:
+    """Return the block vectors of the intervals in a store.
+
+    A block is its record in the store of blocks, or its id. If blocks are called by the ids of
+    several traces, it is a hash of its id and its trace: no two traces have a block in common.
+
+    Raises `UsageError` for a store of something else.
+    """
+    check_intervals(store)
+    shards = [store.shard(number) for number in range(len(store.shards))]
+    blocks = [np.zeros(0, np.int64), *(shard["block"].astype(np.int64) for shard in shards)]
+    counts = [np.zeros(0, np.uint64), *(shard["count"].astype(np.uint64) for shard in shards)]
+    indptr, ids = np.append(0, store.ends()).astype(np.int64), np.concatenate(blocks)
+    least, largest = store.manifest.ranges.get("trace", (0, 0))
+    if least != largest:
+        ids ^= np.repeat(mix(store.column("trace")).view(np.int64), np.diff(indptr))
+    return BlockVectors(indptr, ids, np.concatenate(counts))
 
 
 def as_matrix(vectors: BlockVectors) -> tuple[Matrix, Ints]:

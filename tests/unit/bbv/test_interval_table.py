@@ -1,0 +1,60 @@
+"""Tables of intervals are read with care."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokmill.base.errors import TokmillError
+from tokmill.bbv.traces import interval_table
+
+
+def table(folder: Path, text: str) -> Path:
+    path = folder / "t.csv"
+    path.write_text(text)
+    return path
+
+
+def test_tables_by_order_and_by_interval(tmp_path: Path) -> None:
+    plain = interval_table.read_table(table(tmp_path, "l1, l2\r\n1,2\r\n3,4\r\n"), 2)
+    assert {name: column.tolist() for name, column in plain.items()} == {
+        "l1": [1, 3], "l2": [2, 4],
+    }  # fmt: skip
+    mixed = interval_table.read_table(table(tmp_path, "cpi,interval\n2.5,1\n1.5,0\n"), 2)
+    assert mixed["cpi"].tolist() == [1.5, 2.5] and "interval" not in mixed
+    partly = interval_table.read_table(table(tmp_path, "interval,cpi\n2,9\n"), 4, partly=True)
+    assert np.isnan(partly["cpi"]).tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "does not name the columns"),
+        ("1,2\n3,4\n", "does not name the columns"),
+        ("a,a\n1,2\n", "does not name the columns"),
+        ("a\n", "no line but the header"),
+        ("a\n1\n", "1 lines for 3 intervals"),
+        ("a\n1\n2\nx\n", "could not convert string 'x'"),
+        ("a\n1\n2\nnan\n", "a of line 3 after the header is not finite"),
+        ("a,b\n1\n2\n3\n", "2 names, 1 columns"),
+        ("a,b\n1,2\n3\n4,5\n", "number of columns changed"),
+        ("interval,a\n0,1\n1,1\n", "1 are missing and 0 stand more than once; 0 lines"),
+        ("interval,a\n0,1\n1,1\n1,1\n2,1\n", "0 are missing and 1 stand more than once"),
+        ("interval,a\n0,1\n1,1\n2,1\n3,1\n", "1 lines are of other intervals"),
+        ("interval,a\n0,1\n1,1\n1.5,1\n", "1 lines are of other intervals"),
+        ("interval,a\n0,1\n1,1\n1e300,1\n", "1 lines are of other intervals"),
+        ("\xff\n1\n", "does not name|not UTF-8|lines for"),
+    ],
+)
+def test_damaged_tables_are_told(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(TokmillError, match=said):
+        interval_table.read_table(table(tmp_path, text), 3)
+
+
+def test_part_of_a_table_needs_its_intervals(tmp_path: Path) -> None:
+    with pytest.raises(TokmillError, match="no column says which intervals"):
+        interval_table.read_table(table(tmp_path, "cpi\n1\n"), 3, partly=True)
+    with pytest.raises(TokmillError, match="there is no column 'cpi'"):
+        interval_table.one_column(tmp_path, {"cpu": np.ones(1)}, ("cpi",))
