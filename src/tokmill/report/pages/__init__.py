@@ -1,4 +1,4 @@
-"""Figures and pages.
+"""Figures.
 
-Read `page` first.
+Read `plot` first.
 """
