@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill.base.errors import TokmillError
+from tokmill.bbv.points import clusters
 from tokmill.bbv.points.clusters import Floats
-from tokmill.bbv.points.methods import Estimate, Method
+from tokmill.bbv.points.designs import Estimate, Random, Sample, expansion, two_phase
 from tokmill.bbv.points.population import Population
 
 DRAWS = 200
@@ -19,6 +20,31 @@ GROWTH = 1.25
 """Each number of points that is tried is larger by this factor."""
 HALF = 2
 """At most one of so many intervals is simulated: with more, simulate all of them."""
+
+
+Method = Callable[[Population, int, Random], Sample]
+
+
+def centres(population: Population, n: int, random: Random) -> Sample:
+    """Choose the interval nearest to the centre of each of `n` clusters, as SimPoint does."""
+    labels, means = clusters.k_means(
+        population.features, population.shares, n, seed=int(random.integers(2**31))
+    )
+    off = ((population.features - means[labels]) ** 2).sum(axis=1)
+    firsts = clusters.nearest(labels, off, population.shares)
+    heavy: Floats = np.bincount(labels, population.shares).astype(np.float64)
+    count = len(firsts)
+    return Sample(firsts, heavy, np.zeros(count, bool), np.arange(count), n / len(population))
+
+
+METHODS: dict[str, Method] = {"simpoint": centres, "two-phase": two_phase}
+
+
+def estimated(method: Method, sample: Sample, cpi: Floats, confidence: float) -> Estimate:
+    """Return the estimate of a sample; only intervals that are drawn have a confidence interval."""
+    if method is centres:
+        return Estimate(float(sample.shares @ cpi), -np.inf, np.inf)
+    return expansion(sample, cpi, confidence)
 
 
 class Resampled(NamedTuple):
@@ -62,8 +88,8 @@ def resample(
     found: list[Estimate] = []
     for number in range(draws):
         random = np.random.default_rng([seed, number])
-        sample = method.choose(population, points, random)
-        found.append(method.infer(sample, cpi[sample.places], confidence))
+        sample = method(population, points, random)
+        found.append(estimated(method, sample, cpi[sample.places], confidence))
         advance(1)
     off = np.abs([one.cpi / truth - 1 for one in found])
     finite = all(np.isfinite(one.high) for one in found)
@@ -75,7 +101,7 @@ def resample(
         float(off.mean()),
         float(np.percentile(off, QUANTILE)),
         float(np.mean(inside)) if finite else float("nan"),
-        float(np.median([one.half_width for one in found])),
+        float(np.median([(one.high - one.low) / 2 / abs(one.cpi) for one in found])),
     )
 
 

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from resampling import Resampled, enough_points, resample
+from resampling import METHODS, Resampled, enough_points, resample
 from tokmill.base.errors import TokmillError
 from tokmill.bbv.points.choose_points import SAMPLED
-from tokmill.bbv.points.methods import METHODS
 from tokmill.bbv.points.population import Population, as_matrix, population
 from tokmill.bbv.traces import cpi, read
 from tokmill.bbv.traces import trace_files as beside

@@ -11,7 +11,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.bbv.points import block_projection as projection
 from tokmill.bbv.points import clusters, simpoint
 from tokmill.bbv.points.clusters import Floats, Ints
-from tokmill.store.projection import projection_rows
+from tokmill.store.projection import BITS, projection_rows
 
 
 def slow_bic(points: Floats, weights: Floats, labels: Ints) -> float:
@@ -52,12 +52,17 @@ def test_weights_pull_the_centres() -> None:
     assert centres[:, 0].tolist() == [0.75, 10.5]
 
 
+def rows(ids: Ints, dimensions: int, seed: int) -> Floats:
+    found: Floats = projection_rows(ids, dimensions, seed).astype(np.float64) / (1 << BITS)
+    return found
+
+
 def test_a_row_of_the_projection_is_its_id_s_alone() -> None:
     ids = np.asarray([5, 2**62, 7])
-    wide = projection_rows(ids, 30, 1)
-    assert (projection_rows(ids[[2, 0]], 15, 1) == wide[[2, 0], :15]).all()
+    wide = rows(ids, 30, 1)
+    assert (rows(ids[[2, 0]], 15, 1) == wide[[2, 0], :15]).all()
     assert np.abs(wide).max() <= 1 and np.unique(wide).size == wide.size
-    many = projection_rows(np.arange(20_000), 4, 3)
+    many = rows(np.arange(20_000), 4, 3)
     assert np.abs(many.mean(axis=0)).max() < 0.02
     assert np.abs(many.var(axis=0) - 1 / 3).max() < 0.01
     assert np.abs(np.corrcoef(many.T) - np.eye(4)).max() < 0.03

@@ -1,4 +1,4 @@
-"""Designs, estimates, intervals that cover, the number of points that a target needs."""
+"""Designs and estimates."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import pytest
 import scipy.sparse
 
 from phases import phases
-from tokmill.base.errors import UsageError
-from tokmill.bbv.points import designs, methods
-from tokmill.bbv.points.methods import Estimate
+from tokmill.bbv.points import designs
 from tokmill.bbv.points.population import population
 
 
-@pytest.mark.parametrize("name", sorted(methods.METHODS))
 @pytest.mark.parametrize("points", [1, 2, 3, 7, 30, 60])
-def test_a_sample_is_of_different_intervals_that_stand_for_all(name: str, points: int) -> None:
+def test_a_sample_is_of_different_intervals_that_stand_for_all(points: int) -> None:
     made = phases(1, intervals=60)
-    sample = methods.method(name).choose(made.population, points, np.random.default_rng(0))
+    sample = designs.two_phase(made.population, points, np.random.default_rng(0))
     assert len(sample) == len(np.unique(sample.places)) == len(sample.shares) == points
     assert sample.shares.sum() == pytest.approx(1) and (sample.shares > 0).all()
-    found = methods.method(name).infer(sample, made.cpi[sample.places], 0.95)
+    found = designs.expansion(sample, made.cpi[sample.places])
     assert np.isfinite(found.cpi) and found.low <= found.high
     if points == 60:
         assert found.cpi == pytest.approx(made.truth)
@@ -29,7 +26,7 @@ def test_a_sample_is_of_different_intervals_that_stand_for_all(name: str, points
 def test_the_same_seed_draws_the_same() -> None:
     made = phases(2).population
     draws = [
-        methods.method("two-phase").choose(made, 20, np.random.default_rng(seed)).places.tolist()
+        designs.two_phase(made, 20, np.random.default_rng(seed)).places.tolist()
         for seed in (1, 1, 2)
     ]
     assert draws[0] == draws[1] != draws[2]
@@ -55,15 +52,6 @@ def test_intervals_are_drawn_in_proportion_to_instructions() -> None:
 def test_every_interval_that_is_drawn_is_exact() -> None:
     made = phases(3, intervals=20)
     sample = designs.systematic(made.population, 20, np.random.default_rng(0))
-    found = methods.expansion(sample, made.cpi[sample.places])
+    found = designs.expansion(sample, made.cpi[sample.places])
     assert found.cpi == pytest.approx(made.truth)
-    assert found.half_width < 1e-9
-
-
-def test_an_unknown_method_is_told() -> None:
-    with pytest.raises(UsageError, match="no method is called 'regression'"):
-        methods.method("regression")
-
-
-def test_half_a_width_is_a_share() -> None:
-    assert Estimate(2.0, 1.8, 2.2).half_width == pytest.approx(0.1)
+    assert found.high - found.low < 1e-9

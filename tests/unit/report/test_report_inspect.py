@@ -177,10 +177,6 @@ def test_the_parts_of_a_store(tmp_path: Path) -> None:
     name = store.shards[0].name
     shard = describe(store.path / f"shards/{name}.safetensors")
     assert (shard["kind"], shard["records"], shard["committed"]) == ("shard", 1, True)
-    receipt = describe(store.path / f"shards/{name}.json")
-    assert (receipt["kind"], receipt["there"]) == ("receipt", True)
-    assert describe(store.path / "manifest.json")["kind"] == "manifest"
-    assert describe(store.path / "plan.json")["kind"] == "plan"
     assert describe(store.path / "inputs.jsonl")["kind"] == "inputs"
 
 

@@ -11,12 +11,11 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError
+from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import reading
-from tokmill.bbv.points import clusters, simpoint
+from tokmill.bbv.points import clusters, designs, simpoint
 from tokmill.bbv.points.block_projection import Matrix
 from tokmill.bbv.points.clusters import Floats, Ints
-from tokmill.bbv.points.methods import Estimate, method
 from tokmill.bbv.points.population import as_matrix, population, rates_of
 from tokmill.bbv.traces import interval_table, read
 from tokmill.bbv.traces.block_vectors import BlockVectors
@@ -27,8 +26,6 @@ POINTS = 30
 CPI = ("cpi", "cpi_measured", "cpi_simulated")
 """Columns of the CPI of points that were simulated."""
 SIMPOINT = "simpoint"
-CONFIDENCE = 0.95
-"""Of the intervals of CPI."""
 SAMPLED = "two-phase"
 """The method whose intervals hold the truth most evenly over programs (docs/simpoint.md)."""
 
@@ -46,7 +43,11 @@ class Options:
     seed: int = clusters.SEED
 
     def __post_init__(self) -> None:
-        method(self.method)
+        if self.method not in (SIMPOINT, SAMPLED):
+            raise UsageError(
+                f"no method is called {self.method!r}",
+                hint=nearest(self.method, (SIMPOINT, SAMPLED)),
+            )
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ def by_clusters(
     if simulated:
         cpi = _of_points(simulated, trace.vectors.shape[0], found.intervals)
     if cpi is not None:
-        fill(report, Estimate(float(found.weights @ cpi), -np.inf, np.inf), trace)
+        fill(report, designs.Estimate(float(found.weights @ cpi), -np.inf, np.inf), trace)
     return Chosen(found.intervals, found.weights, report)
 
 
@@ -212,10 +213,9 @@ def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
     known = population(
         trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
     )
-    way = method(options.method)
     of_all = None if trace.cpi is None else trace.cpi[known.intervals]
     points = min(options.points or POINTS, len(known))
-    sample = way.choose(known, points, np.random.default_rng(options.seed))
+    sample = designs.two_phase(known, points, np.random.default_rng(options.seed))
     intervals = known.intervals[sample.places]
     report = _report(trace, options.method, intervals)
     cpi = None
@@ -224,7 +224,7 @@ def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
     elif of_all is not None:
         cpi = of_all[sample.places]
     if cpi is not None:
-        fill(report, way.infer(sample, cpi, CONFIDENCE), trace)
+        fill(report, designs.expansion(sample, cpi), trace)
     return Chosen(intervals, sample.shares, report)
 
 
@@ -261,7 +261,7 @@ def _report(trace: Trace, name: str, intervals: Ints) -> Report:
     )
 
 
-def fill(report: Report, estimate: Estimate, trace: Trace) -> None:
+def fill(report: Report, estimate: designs.Estimate, trace: Trace) -> None:
     report.estimated_cpi = float(estimate.cpi)
     if np.isfinite(estimate.high):
         report.low, report.high = float(estimate.low), float(estimate.high)

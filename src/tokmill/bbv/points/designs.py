@@ -1,4 +1,4 @@
-"""Which intervals of a program to simulate: designs of survey sampling.
+"""Which intervals of a program to simulate, and what follows of their CPI: survey sampling.
 
 Intervals are drawn in proportion to their instructions (Cochran, Sampling Techniques, 1977,
 chapters 5, 8 and 9A). One with so many instructions that it would be drawn twice is taken for
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokmill import plugins
 from tokmill.bbv.points import clusters
 from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.bbv.points.population import Population
@@ -178,3 +179,49 @@ def _allotted(wanted: Floats, sizes: Ints, n: int) -> Ints:
         open_ = counts < sizes
         counts[np.argmax(np.where(open_, wanted / (counts + 1), -1.0))] += 1
     return counts
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimated CPI."""
+
+    cpi: float
+    low: float
+    high: float
+    """The confidence interval; not finite if nothing can be said."""
+
+
+def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate:
+    """Estimate by the shares that the intervals stand for, with Student's interval.
+
+    Args:
+        sample: of `n` intervals; errors vary within its strata.
+        cpi: (n,) of each of them.
+        confidence: of the interval, between 0 and 1.
+    """
+    found = float(sample.shares @ cpi)
+    drawn = (sample.shares * (cpi - found))[~sample.certain]
+    strata = sample.strata[~sample.certain]
+    if not len(drawn):
+        return Estimate(found, found, found)
+    of = [drawn[strata == stratum] for stratum in np.unique(strata)]
+    parts = [part for part in of if len(part) > 1]
+    # Strata of one interval are taken together.
+    alone = np.concatenate([part for part in of if len(part) == 1] or [np.zeros(0)])
+    if len(alone) > 1:
+        parts.append(alone)
+    if not parts:
+        return Estimate(found, -np.inf, np.inf)
+    variances = [_independent(part) for part in parts]
+    variance = sum(variances)
+    # Satterthwaite 1946.
+    below = sum(v**2 / (len(part) - 1) for v, part in zip(variances, parts, strict=True))
+    degrees = variance**2 / below if below > 0 else float(len(drawn) - len(of))
+    error = np.sqrt(variance * (1 - sample.fraction))
+    quantile = plugins.require("scipy.stats").t.ppf(0.5 + confidence / 2, max(degrees, 1.0))
+    return Estimate(found, found - quantile * error, found + quantile * error)
+
+
+def _independent(parts: Floats) -> float:
+    count = len(parts)
+    return float(((parts - parts.mean()) ** 2).sum()) * count / (count - 1)

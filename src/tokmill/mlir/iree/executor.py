@@ -229,7 +229,8 @@ def answer(request: dict[str, Any]) -> Any:
         "race": race,
         "channels last": lambda asked: layout.channels_last(asked["module"]),
     }
-    return other.get(request.get("ask", ""), default)(request)
+    asked = request.get("ask")
+    return other[asked](request) if asked in other else default(request)
 
 
 def default(request: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from tokmill.builds.scan import in_words
 from tokmill.report.comparison.run_summaries import is_run, read_run
 from tokmill.report.describe.recogniser import Facts, Look, read_header, shorten
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Manifest, Overlay, Plan, Receipt
+from tokmill.store.manifest import Manifest, Overlay, Plan
 from tokmill.store.marks import has_store_files
 from tokmill.store.overlay import find_overlays, overlay_names
 from tokmill.store.store import Store
@@ -120,41 +119,6 @@ def shard(look: Look) -> Facts | None:
     return facts
 
 
-def receipt(look: Look) -> Facts | None:
-    """The receipt of a shard."""
-    found = _as(look, Receipt, {"shard", "part", "items", "notes"})
-    if found is None:
-        return None
-    facts = {"kind": "receipt", "what": "the receipt of a shard of a token store"}
-    return facts | {
-        "shard": found.name,
-        "there": look.path.with_suffix(".safetensors").exists(),
-        "records": found.records,
-        "tokens": found.tokens,
-        "bytes": found.bytes,
-        "sha256": found.sha256,
-        "left_out": dict(Counter(found.rejected) + Counter(found.skipped)),
-        "items": shorten([item.name for item in found.items]),
-    }
-
-
-def manifest(look: Look) -> Facts | None:
-    """The manifest of a store."""
-    found = _as(look, Manifest, {"fingerprint", "shards", "schema"})
-    return found and {
-        "kind": "manifest", "what": "the manifest of a token store", **_manifest_facts(found)
-    }  # fmt: skip
-
-
-def plan(look: Look) -> Facts | None:
-    """The plan of a build."""
-    found = _as(look, Plan, {"plan_id", "recipe", "roots"})
-    if found is None:
-        return None
-    facts: Facts = {"kind": "plan", "what": "the plan of a build"}
-    return facts | {**shorten(msgspec.to_builtins(found))}
-
-
 LOGS = {
     "inputs.jsonl": ("plan.json", "the items of the inputs of a store, and the shard of each"),
     "events.jsonl": ("plan.json", "the log of the builds of a store"),
@@ -181,15 +145,6 @@ def log(look: Look) -> Facts | None:
         "lines": lines,
         "next": f"tokmill {command} {shlex.quote(str(look.path.parent))}",
     }
-
-
-def _as(look: Look, kind: Any, keys: set[str]) -> Any:
-    if not isinstance(look.json, dict) or not keys <= look.json.keys():
-        return None
-    try:
-        return msgspec.convert(look.json, kind)
-    except msgspec.ValidationError:
-        return None
 
 
 def _refers_to(found: Manifest, ref: str | None) -> Facts:
