@@ -294,7 +294,7 @@ FIGURES: dict[str, Part] = {
         "vectors of records in two dimensions (an overlay), or basic block vectors of intervals",
     ),
     "attention": Part(
-        "tokmill.report.pages.attention_figure:attention",
+        "tokmill.report.pages.schedules:attention",
         "plot",
         "what a policy of schedules looks at in an operation (a run, and a module)",
     ),

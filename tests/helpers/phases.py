@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse
 
-from tokmill.bbv.points.block_projection import Matrix
 from tokmill.bbv.points.clusters import Floats
 from tokmill.bbv.points.population import Population, population
+from tokmill.bbv.points.simpoint import Matrix
 
 BLOCKS = 40
 

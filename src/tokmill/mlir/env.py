@@ -4,11 +4,11 @@ A gymnasium environment. Operations are visited from the last to the first, so t
 cut before its producer is fused into it. An action is a row of numbers, of which only those of
 its kind count:
 
-- place 0: the kind (an index into `space.kinds`),
-- the next `loops` places: a tile for each loop (an index into `space.sizes`),
+- place 0: the kind (an index into `LOOPS.kinds`),
+- the next `loops` places: a tile for each loop (an index into `LOOPS.sizes`),
 - the last `loops` places: for each place of an interchange the loop that comes there.
 
-The space is that of the measurements. `info["action_mask"]` says what is legal: `kind` (kinds,),
+`info["action_mask"]` says what is legal: `kind` (kinds,),
 `cuts` (kinds, loops, tiles): the tiles that each kind allows for each loop; and `loops` (loops,):
 which loops the operation has. Two rules are not in the masks: a tiling cuts at
 least one loop, and an interchange names each loop once. The reward is 0 until the module is
@@ -25,12 +25,12 @@ import gymnasium
 import numpy as np
 
 from tokmill.base.errors import UsageError
-from tokmill.mlir import space
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
 from tokmill.mlir.measure import Measurements, Result, reward
 from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.space import LOOPS, cuts
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
 
@@ -50,18 +50,18 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         """Make an environment; `view`: what an observation consists of (`views`)."""
         if not problems:
             raise UsageError("there is no module to schedule", hint="name one, or a folder")
-        self.measure, self.space = measure, measure.space
+        self.measure = measure
         self.problems = list(problems)
         self.sizes = sizes or Sizes.of(
             (each for problem in self.problems for each in problem.operations),
             normalize="log2",
-            tiles=self.space.sizes,
+            tiles=LOOPS.sizes,
         )
         loops = self.sizes.loops
         self.view = views.make(view, self.sizes, self.problems)
         self.observation_space = gymnasium.spaces.Dict({**self.view.spaces()})
         self.action_space = gymnasium.spaces.MultiDiscrete(
-            [len(self.space.kinds), *[len(self.space.sizes)] * loops, *[loops] * loops]
+            [len(LOOPS.kinds), *[len(LOOPS.sizes)] * loops, *[loops] * loops]
         )
         self._states: list[State] = []
         self._place = 0
@@ -82,7 +82,7 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         if number is None:
             number = int(self.np_random.integers(len(self.problems)))
         self.problem = self.problems[number]
-        self._states = [self.space.begin(each) for each in self.problem.operations]
+        self._states = [legal.begin(each) for each in self.problem.operations]
         self._place = len(self._states) - 1
         self._taken = []
         return self._observation(), self._info()
@@ -93,10 +93,10 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         chosen = self.decode(np.asarray(action))
         illegal = False
         try:
-            state = self.space.take(state, chosen)
+            state = legal.take(state, chosen)
         except UsageError:
             illegal = True
-            state = self.space.take(state, actions.Stop(state.operation.tag))
+            state = legal.take(state, actions.Stop(state.operation.tag))
         else:
             if not isinstance(chosen, actions.Stop):
                 self._taken.append(chosen)
@@ -122,21 +122,21 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         """Return the action on the visited operation that a row of numbers means."""
         state, room = self._states[self._place], self.sizes.loops
         loops = len(state.bounds)
-        sizes = tuple(self.space.sizes[int(index)] for index in action[1 : 1 + min(loops, room)])
+        sizes = tuple(LOOPS.sizes[int(index)] for index in action[1 : 1 + min(loops, room)])
         sizes += (0,) * (loops - len(sizes))
         order = tuple(map(int, action[1 + room : 1 + room + loops]))
-        return self.space.action(state, self.space.kinds[int(action[0])], sizes, order)
+        return LOOPS.action(state, LOOPS.kinds[int(action[0])], sizes, order)
 
     def masks(self) -> dict[str, np.ndarray[Any, np.dtype[np.int8]]]:
         """Return what is legal now; see the module."""
         state, loops = self._states[self._place], self.sizes.loops
-        may, parts = self.space.allowed(state), self.space.parts
+        may, parts = legal.allowed(state), LOOPS.parts
         # An operation with more loops than there is room for can be changed as a whole alone.
         fits = len(state.bounds) <= loops
-        kinds = [may[kind] and (fits or kind not in parts) for kind in self.space.kinds]
+        kinds = [may[kind] and (fits or kind not in parts) for kind in LOOPS.kinds]
         return {
             "kind": np.array(kinds, np.int8),
-            "cuts": space.cuts(self.space, state, loops),
+            "cuts": cuts(state, loops),
             "loops": (np.arange(loops) < len(state.bounds)).astype(np.int8),
         }
 

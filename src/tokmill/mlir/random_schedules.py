@@ -10,7 +10,7 @@ from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
 from tokmill.mlir.modules.problem import Problem
-from tokmill.mlir.space import LOOPS, Space, replay
+from tokmill.mlir.space import LOOPS
 
 CUTTING = ("tiles", "parallel_tiles")
 """Parts of actions that cut loops."""
@@ -18,23 +18,23 @@ DRAWS = 50
 """Draws of tiles until one of them cuts a loop."""
 
 
-def draw_action(space: Space, state: State, chance: random.Random) -> Any:
+def draw_action(state: State, chance: random.Random) -> Any:
     """Return a legal action, drawn evenly among kinds and then among tiles."""
-    kind = chance.choice([kind for kind, may in space.allowed(state).items() if may])
-    part = space.parts.get(kind)
+    kind = chance.choice([kind for kind, may in legal.allowed(state).items() if may])
+    part = LOOPS.parts.get(kind)
     loops = len(state.bounds)
     order = list(range(loops))
     if part == "order":
         chance.shuffle(order)
-    sizes = _draw_tiles(space, state, kind, chance) if part in CUTTING else (0,) * loops
+    sizes = _draw_tiles(state, kind, chance) if part in CUTTING else (0,) * loops
     if part in CUTTING and not any(sizes):
         return actions.Stop(state.operation.tag)
-    return space.action(state, kind, sizes, tuple(order))
+    return LOOPS.action(state, kind, sizes, tuple(order))
 
 
-def _draw_tiles(space: Space, state: State, kind: str, chance: random.Random) -> tuple[int, ...]:
+def _draw_tiles(state: State, kind: str, chance: random.Random) -> tuple[int, ...]:
     possible = [
-        [size for size, may in zip(space.sizes, space.tiles(state, kind, loop), strict=True) if may]
+        [size for size, may in zip(LOOPS.sizes, LOOPS.tiles(state, kind, loop), strict=True) if may]
         for loop in range(len(state.bounds))
     ]
     sizes: tuple[int, ...] = ()
@@ -49,17 +49,16 @@ def draw(
     problem: Problem,
     chance: random.Random,
     kept: Sequence[Any] = (),
-    space: Space = LOOPS,
 ) -> tuple[Any, ...]:
     """Return a schedule that begins with `kept` and goes on by chance, consumers first."""
-    states = {state.operation.tag: state for state in replay(space, problem.operations, kept)}
+    states = {state.operation.tag: state for state in legal.replay(problem.operations, kept)}
     taken = list(kept)
     begun = min((int(action.op[3:]) for action in kept), default=len(problem.operations) - 1)
     for number in range(begun, -1, -1):
         state = legal.reached(states[f"op_{number}"], taken)
         while not state.done:
-            action = draw_action(space, state, chance)
-            state = space.take(state, action)
+            action = draw_action(state, chance)
+            state = legal.take(state, action)
             if not isinstance(action, actions.Stop):
                 taken.append(action)
     return tuple(taken)

@@ -18,15 +18,16 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.mlir.loops import legal
 from tokmill.mlir.measure import Measurements, Result, reward
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.random_schedules import draw
-from tokmill.mlir.space import Space, replay
+from tokmill.mlir.space import LOOPS
 from tokmill.mlir.tokens import features
 from tokmill.mlir.tokens.features import Sizes
 
 Schedule = tuple[Any, ...]
-"""Actions of the space of the measurements."""
+"""Actions."""
 Row = np.ndarray[Any, Any]
 FIRST = 16
 """Random schedules before the evolution begins."""
@@ -113,7 +114,7 @@ def by_chance(
     alone = measured(problem, (), measure)
     yield alone
     for _ in range(evaluations - 1 if alone.result.status == "ok" else 0):
-        yield measured(problem, draw(problem, chance, space=measure.space), measure)
+        yield measured(problem, draw(problem, chance), measure)
 
 
 def evolution(
@@ -124,14 +125,13 @@ def evolution(
     As Ansor does (Zheng et al., 2020), with a forest of randomized trees on vectors of histories.
     """
     chance = random.Random(seed)
-    space = measure.space
-    sizes = Sizes.of(problem.operations, normalize="log2", tiles=space.sizes)
+    sizes = Sizes.of(problem.operations, normalize="log2", tiles=LOOPS.sizes)
     known: dict[Schedule, Trial] = {}
     rows: dict[Schedule, np.ndarray[Any, Any]] = {}
 
     def spend(schedule: Schedule) -> Trial:
         known[schedule] = measured(problem, schedule, measure)
-        rows[schedule] = _row(space, problem, schedule, sizes)
+        rows[schedule] = _row(problem, schedule, sizes)
         return known[schedule]
 
     alone, spent = spend(()), 1
@@ -139,15 +139,13 @@ def evolution(
     if alone.result.status != "ok":
         return
     while spent < min(FIRST, evaluations):
-        yield spend(draw(problem, chance, space=space))
+        yield spend(draw(problem, chance))
         spent += 1
     while spent < evaluations:
         parents = sorted(known.values(), key=score, reverse=True)[:FIRST]
-        mutants = {
-            _mutant(space, problem, chance.choice(parents).schedule, chance) for _ in range(POOL)
-        }
-        fresh = sorted(mutants - known.keys(), key=repr) or [draw(problem, chance, space=space)]
-        guesses = {schedule: _row(space, problem, schedule, sizes) for schedule in fresh}
+        mutants = {_mutant(problem, chance.choice(parents).schedule, chance) for _ in range(POOL)}
+        fresh = sorted(mutants - known.keys(), key=repr) or [draw(problem, chance)]
+        guesses = {schedule: _row(problem, schedule, sizes) for schedule in fresh}
         for schedule in _picked(guesses, known, rows, chance, seed):
             if spent >= evaluations:
                 return
@@ -178,31 +176,31 @@ def _picked(
     return picked + chance.sample(rest, min(random_ones, len(rest)))
 
 
-def _mutant(space: Space, problem: Problem, parent: Schedule, chance: random.Random) -> Schedule:
+def _mutant(problem: Problem, parent: Schedule, chance: random.Random) -> Schedule:
     """Return a schedule with one other tile than its parent, or one that begins as its parent."""
     places = [place for place, action in enumerate(parent) if hasattr(action, "sizes")]
     if places and chance.random() < RETILED:
         place = chance.choice(places)
         action = parent[place]
         number = int(action.op[3:])
-        state = replay(space, problem.operations, parent[:place])[number]
+        state = legal.replay(problem.operations, parent[:place])[number]
         loop, kind = chance.randrange(len(state.bounds)), str(action.__struct_config__.tag)
-        possible = space.tiles(state, kind, loop)
+        possible = LOOPS.tiles(state, kind, loop)
         sizes = list(action.sizes)
         sizes[loop] = chance.choice(
-            [size for size, may in zip(space.sizes, possible, strict=True) if may]
+            [size for size, may in zip(LOOPS.sizes, possible, strict=True) if may]
         )
         changed = msgspec.structs.replace(action, sizes=tuple(sizes))
         made = (*parent[:place], changed, *parent[place + 1 :])
         with contextlib.suppress(UsageError):
-            replay(space, problem.operations, made)
+            legal.replay(problem.operations, made)
             return made
-    return draw(problem, chance, parent[: chance.randint(0, max(0, len(parent) - 1))], space)
+    return draw(problem, chance, parent[: chance.randint(0, max(0, len(parent) - 1))])
 
 
-def _row(space: Space, problem: Problem, schedule: Schedule, sizes: Sizes) -> Row:
+def _row(problem: Problem, schedule: Schedule, sizes: Sizes) -> Row:
     parts = []
-    for state in replay(space, problem.operations, schedule):
+    for state in legal.replay(problem.operations, schedule):
         last = [action for action in state.taken if action.__struct_config__.tag == "vectorize"]
         parts += [
             features.history(state.taken, sizes),

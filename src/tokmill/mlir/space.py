@@ -1,14 +1,14 @@
 """What can be changed about a module, and how a list of changes is measured: a space of schedules.
 
-The environment, the searches and the checks know a space by this interface alone. It is the own
-lowering, whose actions change loops (`legal`, `schedule`, `execute`). An operation is changed by
-actions one after the other; a schedule is the list of all of them, and is written as a file.
+It is the own lowering, whose actions change loops (`legal`, `schedule`, `execute`). An operation is
+changed by actions one after the other; a schedule is the list of all of them, and is written as a
+file.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from tokmill import plugins
 from tokmill.mlir.loops import legal, lower
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
-from tokmill.mlir.modules.operations import Operation
 from tokmill.mlir.modules.problem import Problem
 
 
@@ -57,14 +56,6 @@ class Space:
         """What else a measurement depends on: how this package compiles and runs."""
         return lower.rules()
 
-    def begin(self, operation: Operation) -> State:
-        """Return the state of an operation before any action."""
-        return legal.begin(operation)
-
-    def allowed(self, state: State) -> dict[str, bool]:
-        """Return for each kind whether an action of it is possible now."""
-        return legal.allowed(state)
-
     def tiles(self, state: State, kind: str, loop: int) -> list[bool]:
         """Return for each of `sizes` whether an action of a kind may cut a loop so."""
         if self.parts.get(kind) == "parallel_tiles" and not state.parallel[loop]:
@@ -91,10 +82,6 @@ class Space:
             "vectorize": actions.Vectorize(tag),
         }
         return plain[kind]
-
-    def take(self, state: State, action: Any) -> State:
-        """Return the state after an action; raises `UsageError` if it is not possible."""
-        return legal.take(state, action)
 
     def text(self, problem: Problem, schedule: Any) -> str:
         """Return a schedule as a file."""
@@ -124,21 +111,16 @@ class IreeDefault(Space):
 LOOPS = Space()
 
 
-def replay(space: Space, operations: Sequence[Operation], schedule: Sequence[Any]) -> list[State]:
-    """Return the states of all operations after a schedule; raises `UsageError` where it breaks."""
-    return legal.replay(operations, schedule, space.begin, space.take)
-
-
-def cuts(space: Space, state: State, loops: int) -> np.ndarray[Any, np.dtype[np.int8]]:
+def cuts(state: State, loops: int) -> np.ndarray[Any, np.dtype[np.int8]]:
     """Return which tiles each kind allows, int8 (kinds, loops, tiles).
 
     Kinds without tiles, and loops that the operation has not, allow 0 alone.
     """
-    found = np.zeros((len(space.kinds), loops, len(space.sizes)), np.int8)
+    found = np.zeros((len(LOOPS.kinds), loops, len(LOOPS.sizes)), np.int8)
     found[:, :, 0] = 1
-    for number, kind in enumerate(space.kinds):
-        if space.parts.get(kind, "order") == "order":
+    for number, kind in enumerate(LOOPS.kinds):
+        if LOOPS.parts.get(kind, "order") == "order":
             continue
         for loop in range(min(len(state.bounds), loops)):
-            found[number, loop] = space.tiles(state, kind, loop)
+            found[number, loop] = LOOPS.tiles(state, kind, loop)
     return found

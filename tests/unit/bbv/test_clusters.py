@@ -8,7 +8,6 @@ import scipy.sparse
 
 from phases import BLOCKS, phases
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.bbv.points import block_projection as projection
 from tokmill.bbv.points import clusters, simpoint
 from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.store.projection import BITS, projection_rows
@@ -178,7 +177,7 @@ def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(UsageError, match="0 clusters"):
         clusters.find_clusters(points, weights, 0)
     with pytest.raises(UsageError, match="0 dimensions"):
-        projection.project(scipy.sparse.csr_matrix((1, 1)), [1], 0)
+        simpoint.project(scipy.sparse.csr_matrix((1, 1)), [1], 0)
 
 
 @pytest.mark.long

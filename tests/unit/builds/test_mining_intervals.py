@@ -13,7 +13,7 @@ from function_stores import many, write_keyed
 from interval_stores import counts_of, write_intervals
 from making import files_of, quick_build, rec, token_store, write_store
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.bbv.points.block_projection import project
+from tokmill.bbv.points.simpoint import project
 from tokmill.builds.mining import cells, hard, interval_vectors, intervals
 from tokmill.builds.mining.interval_vectors import projected, spread_of
 from tokmill.builds.mining.vector_table import UNIT, rounded

@@ -126,7 +126,7 @@ def test_what_a_consumer_computes_fuses_no_producer_of_its_own() -> None:
         made = ScheduleEnv([given], measure)
         made.reset()
         action = np.zeros_like(made.action_space.sample())
-        action[:2] = LOOPS.kinds.index("fuse"), made.space.sizes.index(4)
+        action[:2] = LOOPS.kinds.index("fuse"), LOOPS.sizes.index(4)
         assert not made.step(action)[-1]["illegal"]
         kinds = made.step(np.zeros_like(action))[-1]["action_mask"]["kind"]
     assert kinds[LOOPS.kinds.index("tile")] and not kinds[LOOPS.kinds.index("fuse")]

@@ -71,7 +71,7 @@ def test_sequences_are_what_the_environment_shows(tmp_path: Path) -> None:
             tokens = (observation[name][:length] for name in ("ids", "segments", "depths"))
             assert tuple(one.astype(np.uint8).tobytes() for one in tokens) in found
             shown += 1
-            action = draws.draw_action(env.space, state, chance)
+            action = draws.draw_action(state, chance)
             observation, _, ended, _, info = env.step(encoded(env, action))
             assert not info["illegal"]
     assert shown > 12

@@ -14,6 +14,7 @@ import made_times
 from tokmill.base.errors import UsageError
 from tokmill.mlir import random_schedules as draws
 from tokmill.mlir.env import ScheduleEnv
+from tokmill.mlir.loops import legal
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
 from tokmill.mlir.space import LOOPS
@@ -139,8 +140,8 @@ def test_a_policy_that_has_learned_nothing_draws_as_the_random_search(room: Sche
     rows = even(layout)(type("Batch", (), {"values": {"may.kind": masks.kind}}))
     scores = Scores(*(rows[name] for name in Scores._fields))
     chosen = actions.choose(scores, masks, layout).numpy()
-    chance, state = random.Random(7), LOOPS.begin(room.problems[1].operations[0])
-    drawn = [draws.draw_action(LOOPS, state, chance) for _ in range(count)]
+    chance, state = random.Random(7), legal.begin(room.problems[1].operations[0])
+    drawn = [draws.draw_action(state, chance) for _ in range(count)]
     mine = Counter(layout.kinds[row[0]] for row in chosen)
     theirs = Counter(str(one.__struct_config__.tag) for one in drawn)
     assert set(mine) == set(theirs)

@@ -14,9 +14,9 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import reading
 from tokmill.bbv.points import clusters, designs, simpoint
-from tokmill.bbv.points.block_projection import Matrix
 from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.bbv.points.population import as_matrix, population, rates_of
+from tokmill.bbv.points.simpoint import Matrix
 from tokmill.bbv.traces import interval_table, read
 from tokmill.bbv.traces.block_vectors import BlockVectors
 from tokmill.bbv.traces.cpi import RATES, check_measures, read_measures

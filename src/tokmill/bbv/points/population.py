@@ -9,10 +9,9 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError
-from tokmill.bbv.points import block_projection as projection
 from tokmill.bbv.points import simpoint
-from tokmill.bbv.points.block_projection import Matrix
 from tokmill.bbv.points.clusters import Floats, Ints
+from tokmill.bbv.points.simpoint import Matrix
 from tokmill.bbv.traces.block_vectors import BlockVectors
 from tokmill.builds.mining.intervals import check_intervals
 from tokmill.store.checks.hashes import mix
@@ -85,7 +84,7 @@ def population(
     filled = np.flatnonzero(weights > 0)
     rates = rates_of(memory)
     rates = None if rates is None else rates[filled]
-    wide = dimensions or projection.DIMENSIONS
+    wide = dimensions or simpoint.DIMENSIONS
     features = simpoint.features(vectors[filled], ids, wide, rates)
     return Population(filled, weights[filled] / weights.sum(), features)
 

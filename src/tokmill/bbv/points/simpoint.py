@@ -11,14 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError
-from tokmill.bbv.points import block_projection as projection
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.bbv.points import clusters
-from tokmill.bbv.points.block_projection import Matrix
 from tokmill.bbv.points.clusters import Clusters, Floats, Ints
+from tokmill.store.projection import BITS, WHOLE, projection_rows, shares_of
 
+Matrix = Any
+"""A scipy CSR matrix: scipy ships no types."""
+DIMENSIONS = 15
+"""SimPoint's default."""
+PROJECTION_SEED = 2042712918
+"""The default of SimPoint 3.2's `-seedproj`."""
 WIDEST = 240
 """The most dimensions that are tried."""
 WORTH = 0.1
@@ -73,7 +79,7 @@ def simpoints(
         TokmillError: there is no interval with instructions.
     """
     weights = instructions(vectors)
-    tried = dimensions or projection.DIMENSIONS
+    tried = dimensions or DIMENSIONS
     while True:
         points = features(vectors, ids, tried, memory)
         found = clusters.find_clusters(
@@ -114,7 +120,7 @@ def features(vectors: Matrix, ids: Any, dimensions: int, memory: Floats | None) 
     Both get the same total variance, so that neither decides alone. Rates that never change are
     left out. Shape (intervals, dimensions + rates).
     """
-    points = projection.project(vectors, ids, dimensions)
+    points = project(vectors, ids, dimensions)
     if memory is None:
         return points
     weights = instructions(vectors)
@@ -180,3 +186,30 @@ def nearest(
         error,
         found.bic,
     )
+
+
+def project(
+    vectors: Matrix, ids: npt.ArrayLike, dimensions: int, seed: int = PROJECTION_SEED
+) -> Floats:
+    """Return normalised vectors in a few dimensions, (intervals, dimensions) float64.
+
+    A row is divided by its sum, so intervals of different lengths can be compared. A row without
+    entries stays at zero.
+
+    Args:
+        vectors: (intervals, blocks) CSR, counts of instructions; not negative.
+        ids: (blocks,) the id of each column, any 64-bit numbers.
+        dimensions: of the result, at least 1.
+        seed: another seed gives another projection.
+    """
+    if dimensions < 1:
+        raise UsageError(
+            f"{dimensions} dimensions are none", hint="give at least 1; 15 is SimPoint's default"
+        )
+    totals = np.asarray(vectors.sum(axis=1), dtype=np.float64).reshape(-1)
+    data = shares_of(vectors.data, np.repeat(totals, np.diff(vectors.indptr)))
+    parts = data, vectors.indices, vectors.indptr
+    shares = plugins.require("scipy.sparse").csr_matrix(parts, vectors.shape)
+    sums = np.asarray(shares @ projection_rows(np.asarray(ids), dimensions, seed))
+    found: Floats = sums.astype(np.float64) / float(WHOLE << BITS)
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokmill import plugins
 from tokmill.base.files import write_file
 from tokmill.base.progress import human_count
 from tokmill.store.schema import Array
@@ -165,14 +163,15 @@ def joined(pieces: list[BlockVectors]) -> BlockVectors:
 
 
 def write(path: Path | str, vectors: BlockVectors) -> Path:
-    """Write vectors as text, atomically; a name in .gz, .xz or .zst is compressed.
+    """Write vectors as text, atomically; a name in .gz is compressed.
 
-    Entries keep their order and ids; comments are not kept.
+    Equal vectors give equal bytes. Entries keep their order and ids; comments are not kept.
     """
-    return write_file(path, packed(Path(path), lines(vectors)))
+    chunks = _lines(vectors)
+    return write_file(path, _gzipped(chunks) if Path(path).suffix.lower() == ".gz" else chunks)
 
 
-def lines(vectors: BlockVectors) -> Iterator[bytes]:
+def _lines(vectors: BlockVectors) -> Iterator[bytes]:
     """Yield the text of intervals, some rows at a time."""
     for start in range(0, len(vectors), ROWS):
         edges = vectors.indptr[start : start + ROWS + 1]
@@ -182,23 +181,6 @@ def lines(vectors: BlockVectors) -> Iterator[bytes]:
             pairs = zip(ids, counts, strict=True)
             rows.append(b"T" + b" ".join(b":%d:%d" % pair for pair in pairs) + b"\n")
         yield b"".join(rows)
-
-
-def packed(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield chunks, compressed as the suffix says; equal content gives equal bytes."""
-    kind = path.suffix.lower()
-    if kind == ".gz":
-        yield from _gzipped(chunks)
-    elif kind == ".xz":
-        xz = lzma.LZMACompressor()
-        yield from map(xz.compress, chunks)
-        yield xz.flush()
-    elif kind == ".zst":
-        zst = plugins.require("zstandard").ZstdCompressor(write_checksum=True).compressobj()
-        yield from map(zst.compress, chunks)
-        yield zst.flush()
-    else:
-        yield from chunks
 
 
 def _gzipped(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ vectorization. What the rules allow can still be refused by MLIR; what they forb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -193,12 +193,7 @@ def take(state: State, action: actions.AnyAction) -> State:
     )
 
 
-def replay(
-    operations: Sequence[Operation],
-    schedule: Sequence[Any],
-    begin: Callable[[Operation], State] = begin,
-    take: Callable[[State, Any], State] = take,
-) -> list[State]:
+def replay(operations: Sequence[Operation], schedule: Sequence[Any]) -> list[State]:
     """Return the states of all operations after a schedule; raises `UsageError` where it breaks."""
     states = {operation.tag: begin(operation) for operation in operations}
     for place, action in enumerate(schedule):

@@ -19,7 +19,6 @@ from tokmill.mlir import random_schedules as draws
 from tokmill.mlir.loops import legal
 from tokmill.mlir.modules import cut, problem
 from tokmill.mlir.modules.problem import Problem
-from tokmill.mlir.space import LOOPS
 from tokmill.mlir.tokens import field_tokens
 from tokmill.mlir.tokens.field_tokens import Tokens
 from tokmill.mlir.tokens.views import producer_of
@@ -61,7 +60,7 @@ def walk(given: Problem, chance: random.Random) -> Iterator[Observed]:
         step = 0
         while not state.done:
             yield Observed(place, step, field_tokens.tokens(state, producer))
-            taken.append(draws.draw_action(LOOPS, state, chance))
+            taken.append(draws.draw_action(state, chance))
             state = legal.take(state, taken[-1])
             step += 1
 
