@@ -441,8 +441,7 @@ def main(
         '"after n": the best so far after n evaluations a learned module, not measured again. '
         "A search knows nothing of other modules; a policy has spent its evaluations on the "
         "learned ones before it sees a held-out one. IREE's flags are its default, O3, data tiling "
-        "and im2col; MetaSchedule, where it is installed, has products of matrices alone and as "
-        "many trials as there are evaluations.",
+        "and im2col.",
         "",
         schedule_tables.duration(table),
         "",

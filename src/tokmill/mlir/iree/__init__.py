@@ -1,1 +1,1 @@
-"""IREE's code generator: tiles as tuning specs, compiled and run; tuning of models."""
+"""IREE: modules compiled and run; which flags and layout make a model fastest."""
