@@ -55,12 +55,14 @@ if [ "$(uname -m)" = x86_64 ]; then
 
     step "10. It continues machine code, an instruction a line."
     run tokmill sample "$demo/x86/run" --prompt "55 48 89 e5" --tokens 40 --seed 1
+    set -- "$demo/x86/train" "$demo/x86/run"
 else
     step "6. to 10. are about x86 programs, of which this machine has none."
+    set --
 fi
 
-step "11. Its loss as a figure."
-run tokmill plot loss "$demo/run" -o "$demo/loss.svg"
+step "11. One page about the stores and the runs; it needs no network."
+run tokmill report "$demo/train" "$demo/run" "$@" -o "$demo/report.html"
 
 made() {
     printf '\n%s\n' "$2"
@@ -73,6 +75,6 @@ made train "The token store to learn from:"
 made val "The token store to evaluate on:"
 made run "The run: metrics, checkpoints to continue from, weights (safetensors):"
 [ ! -d "$demo/x86" ] || made x86/run "The run on programs:"
-made loss.svg "The figure:"
+made report.html "The report, to be opened in a browser:"
 
 printf '\nnow try: . .venv/bin/activate && tokmill inspect %s/train --head 1\n' "$demo"

@@ -1,4 +1,4 @@
-"""`inspect`, `plot`, `doctor` and `recipe`, as a user runs them."""
+"""`inspect`, `plot`, `report`, `doctor` and `recipe`, as a user runs them."""
 
 from __future__ import annotations
 
@@ -101,6 +101,15 @@ def test_plot(tmp_path: Path, store: Path) -> None:
     assert done.stdout.split() == ["f.svg", "f.csv"]
     assert (tmp_path / "f.svg").read_bytes().startswith(b"<?xml")
     assert tokmill("plot", "loss", store, "-o", "f.svg", cwd=tmp_path).returncode == 1
+
+
+def test_report(tmp_path: Path, store: Path) -> None:
+    done = tokmill("report", store, "-o", "page.html", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["written"] == ["page.html"]
+    assert "<!doctype html>" in (tmp_path / "page.html").read_text()
+    assert tokmill("report", store, "-o", "page.txt", cwd=tmp_path).returncode == 2
+    assert tokmill("report", tmp_path, "-o", "p.html", cwd=tmp_path).returncode == 2
 
 
 def test_doctor(tmp_path: Path) -> None:

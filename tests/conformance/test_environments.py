@@ -92,6 +92,7 @@ def test_a_dry_run_and_other_commands(
     for words in (
         ["inspect", run],
         ["compare", run],
+        ["report", run, "-o", f"{tmp_path}/page.html"],
     ):
         with pytest.raises(SystemExit) as ended:
             main(words)

@@ -169,6 +169,7 @@ def test_commands_tell_what_they_can(
     assert ("tokmill sample" in capsys.readouterr().out) == (name == "next_token")
     assert command("compare", run) == 0
     assert "val_loss" in capsys.readouterr().out
+    assert command("report", run, "-o", str(tmp_path / "page.html")) == 0
     capsys.readouterr()
     flags = [
         f"--set={table}.{key}={json.dumps(value)}"

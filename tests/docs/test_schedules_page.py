@@ -58,14 +58,15 @@ def test_models_become_stores_on_which_is_trained(repository: Path, tmp_path: Pa
 def test_a_policy_is_trained_evaluated_and_drawn(repository: Path, tmp_path: Path) -> None:
     (block,) = [block for block in blocks(repository, "policies") if "--samples 15" in block]
     train, *rest = block.replace("--samples 15", "--samples 1").splitlines()
-    assert len(rest) == 3
+    assert len(rest) == 4
     few = " --steps 2 --set task.bench_count=2"
     sets = " --set 'task.modules=[\"relu 8\"]' --set 'task.held_out=[\"matmul 8 8 8\"]'"
-    commands = [train.partition("#")[0] + few + sets, *rest[:2], *rest[2].split(" && ")]
+    commands = [train.partition("#")[0] + few + sets, *rest[:2], *rest[2].split(" && "), rest[3]]
     run(commands, tmp_path)
     assert all((tmp_path / f"{name}.png").stat().st_size for name in ("speedup", "entropy"))
     # A schedule, its module, and what was found.
     assert len(list((tmp_path / "best").iterdir())) == 3
+    assert (tmp_path / "page.html").stat().st_size
 
 
 @pytest.mark.long

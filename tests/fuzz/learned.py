@@ -63,14 +63,14 @@ def read_summary(folder: Path) -> Any:
     return found.step, repr(found.flat)
 
 
-def read_figure(folder: Path) -> Any:
-    """`compare` and `plot` of a run and its stores."""
+def read_page(folder: Path) -> Any:
+    """`compare`, `plot` and `report` of a run and its stores."""
     from tokmill.report.comparison.compare_runs import compare
-    from tokmill.report.pages.plot import plot
+    from tokmill.report.pages.page import page
 
     compare([folder / "run"])
-    plot("loss", [folder / "run"], folder / "loss.svg")
-    return "a figure"
+    page([folder / "run"], folder / "page.html")
+    return "a page"
 
 
 # ---- checkpoints -----------------------------------------------------------------------------

@@ -35,10 +35,10 @@ from learned import (
     make_unchecked,
     read_embedded,
     read_extra,
-    read_figure,
     read_official,
     read_opened,
     read_overlaid,
+    read_page,
     read_public,
     read_resumed,
     read_scale,
@@ -546,7 +546,7 @@ READERS: dict[str, Reader] = {
     "run opened": Reader(
         make_text_run, read_opened, share=0.2
     ),
-    "figure": Reader(run_files(*RUN), read_figure, share=0.05),
+    "report": Reader(run_files(*RUN), read_page, share=0.05),
     "checkpoint": Reader(
         run_files("checkpoints/step-00000002/*"), read_resumed, digests=True, share=0.5,
         restore=whole_run,

@@ -113,6 +113,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "looking",
         "Draw a figure of a store, tokenizer or run.",
     ),
+    "report": (
+        "tokmill.cli.inspect_command:report",
+        "looking",
+        "Write one HTML page of stores and runs.",
+    ),
     "doctor": (
         "tokmill.cli.inspect_command:doctor",
         "looking",

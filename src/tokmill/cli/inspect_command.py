@@ -1,4 +1,4 @@
-"""`tokmill inspect`, `plot` and `doctor`."""
+"""`tokmill inspect`, `plot`, `report` and `doctor`."""
 
 from __future__ import annotations
 
@@ -151,6 +151,30 @@ def plot(
             print(path)
 
 
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="STORE|RUN|TOKENIZER…", help="What the page is about."),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="An .html file.")],
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "",
+    width: Width = 1024,
+    sample: Sample = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML page about stores, runs and tokenizers, without network and scripts."""
+    from tokmill.report.pages.page import page
+
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UsageError("a report is an .html file", where=str(out), hint="such as -o page.html")
+    with Progress("report", sum(map(_store_bytes, paths))) as bar:
+        written = page(paths, out, title=title, width=width, sample=sample, advance=bar.advance)
+    if as_json:
+        print_json({"written": [str(written)], "bytes": written.stat().st_size})
+    else:
+        print(written)
+
+
 def doctor(as_json: AsJson = False) -> None:
     """Check the machine and the installed packages; exit code 1 if a check failed."""
     from tokmill.doctor import examine
@@ -206,3 +230,10 @@ def _statistics(path: Path, overlays: list[str], width: int, sample: int | None)
     store = Store(path, overlays)
     with Progress("statistics", store.manifest.bytes) as bar:
         return statistics(store, width, sample, advance=bar.advance)
+
+
+def _store_bytes(path: Path) -> int:
+    from tokmill.store.marks import has_store_files
+    from tokmill.store.store import Store
+
+    return Store(path).manifest.bytes if has_store_files(path) else 0

@@ -20,6 +20,7 @@ from tokmill.report.comparison import comparison_table as tables
 from tokmill.report.comparison.compare_runs import Comparison, common_name, compare
 from tokmill.report.comparison.run_summaries import read_run
 from tokmill.report.pages import figures
+from tokmill.report.pages.page import page
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +330,16 @@ def test_curves_of_seeds_have_a_mean_and_a_band(root: Path, tmp_path: Path) -> N
     rows = list(csv.DictReader(io.StringIO(figures.write_csv(mixed))))
     alone = [row for row in rows if row["series"].startswith("lr-0.003")]
     assert alone and all(row["lowest"] == row["highest"] == "" for row in alone)
+
+
+def test_a_page_of_a_folder_of_runs(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="this is a folder of 2 stores"):
+        page([root / "lm"], tmp_path / "p.html")
+    html = page([root / "runs"], tmp_path / "p.html").read_text()
+    assert html.count("<section") == 7
+    assert "lr-0.003/seed-… (3 seeds), train" in html
+    mean = statistics.mean(values(root / "runs/lr-0.01"))
+    assert f"{mean:.4f}*" in html
 
 
 def test_torch_is_not_loaded(root: Path) -> None:

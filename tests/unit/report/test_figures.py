@@ -135,6 +135,11 @@ def test_equal_figures_are_equal_bytes(tmp_path: Path) -> None:
         assert render(figure, form) == render(figure, form)
     assert render(figure, "pdf").startswith(b"%PDF")
     ElementTree.fromstring(render(figure, "svg"))
+    inline = render(figure, "svg", page="a").decode()
+    ElementTree.fromstring(inline)
+    assert "currentColor" in inline
+    assert 'role="img"' in inline
+    assert "<?xml" not in inline
 
 
 def test_several_stores_are_compared_by_share(tmp_path: Path) -> None:
@@ -226,7 +231,7 @@ def test_an_empty_store_has_a_figure(tmp_path: Path) -> None:
 
 def test_matplotlib_waits_at_its_door() -> None:
     code = (
-        "import sys, tokmill.report.pages.plot, tokmill.doctor;"
+        "import sys, tokmill.report.pages.plot, tokmill.report.pages.page, tokmill.doctor;"
         "import tokmill.cli.inspect_command;"
         "print([m for m in ('matplotlib', 'jinja2', 'torch') if m in sys.modules])"
     )

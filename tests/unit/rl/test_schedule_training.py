@@ -18,8 +18,11 @@ from made_times import LINES, recipe
 from tokmill import plugins
 from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.cli import main
+from tokmill.mlir.loops.schedule import Interchange, Tile, Vectorize
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules import problem
+from tokmill.report.pages.page import page
+from tokmill.report.pages.schedules import in_words
 from tokmill.rl import ppo_loop as loops
 from tokmill.rl.evaluate_policy import evaluate, summary
 from tokmill.training.budget.estimate import estimate
@@ -214,6 +217,28 @@ def test_the_commands(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     code, text = command("train", "schedules-lstm", "--dry-run")
     assert code == 0 and "policy, schedules" in text
     assert "most of their time is that of measurements" in text and "time, about" not in text
+
+
+def test_a_page_of_a_policy(recorded: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded / "run", run)
+    html = page([run], tmp_path / "page.html").read_text()
+    assert "Best schedules" in html and "Speed-up" in html and "Entropy of the policy" in html
+    for name in json.loads((run / "schedules.json").read_text()):
+        assert name in html
+    # What belongs to text is not there: units, columns, a store.
+    for other in ("nats", "Cross-entropy", "tokens per second", "fingerprint of the store"):
+        assert other not in html
+    (run / "schedules.json").write_text('{"x": {"speedup": "fast"}}')
+    html = page([run], tmp_path / "page.html").read_text()
+    assert "no schedules" in html and "Speed-up" in html
+
+
+def test_actions_in_words() -> None:
+    assert (
+        in_words((Tile("op_1", (8, 0)), Interchange("op_0", (1, 0)), Vectorize("op_0")))
+        == "op_1: tile 8 × 0; op_0: interchange (1, 0), vectorize"
+    )
 
 
 def test_one_process_alone(recorded: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures.
+"""Figures and pages.
 
-Read `plot` first.
+Read `page` first.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from tokmill.report.pages.figures import (
 COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
 """Colours of medium lightness, which are visible on white and on black."""
 INK = "#0a0b0c"
-"""Colour of axes and text."""
+"""Colour of axes and text; a page replaces it by its own, so no other colour is equal."""
 SIZE = (7.2, 4.2)
 WIDER = 2.6
 """Additional width, in points, of a line that is covered by others."""
@@ -102,13 +103,17 @@ def plot(
     return [write_file(out, image), *numbers]
 
 
-def render(figure: Figure, form: str) -> bytes:
-    """Return a figure as the bytes of an `svg`, `png` or `pdf`; equal figures give equal bytes."""
+def render(figure: Figure, form: str, *, page: str = "") -> bytes:
+    """Return a figure as the bytes of an `svg`, `png` or `pdf`; equal figures give equal bytes.
+
+    With `page` (a unique word for each figure of a page) the SVG is for HTML: without header and
+    background, in the colour and font of the page.
+    """
     matplotlib = plugins.require("matplotlib")
     backend = plugins.require("matplotlib.backends.backend_agg")
     settings = {
-        "svg.hashsalt": "tokmill",
-        "svg.fonttype": "path",
+        "svg.hashsalt": page or "tokmill",
+        "svg.fonttype": "none" if page else "path",
         "font.family": ["DejaVu Sans"],
         "font.size": 10,
         "text.color": INK,
@@ -131,14 +136,26 @@ def render(figure: Figure, form: str) -> bytes:
             figsize=(wide, SIZE[1]), layout="constrained"
         )
         backend.FigureCanvasAgg(canvas)
-        draw(figure, canvas.add_subplot())
-        canvas.savefig(out, format=form, dpi=160, metadata=UNSAID[form])
-    return out.getvalue()
+        draw(figure, canvas.add_subplot(), title=not page)
+        canvas.savefig(out, format=form, dpi=160, transparent=bool(page), metadata=UNSAID[form])
+    return inline(out.getvalue().decode(), figure).encode() if page else out.getvalue()
 
 
-def draw(figure: Figure, axes: Any) -> None:
+def inline(svg: str, figure: Figure) -> str:
+    """Return an SVG document as an element of a page."""
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = svg.replace("'DejaVu Sans'", "sans-serif").replace("DejaVu Sans", "sans-serif")
+    label = f"{figure.title}: {figure.y} by {figure.x}".replace('"', "'")
+    label = label.replace("&", "&amp;").replace("<", "&lt;")
+    head, rest = svg.split(">", 1)
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
+    return f'{head} role="img" aria-label="{label}">{rest}'
+
+
+def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
     if figure.form == "map":
-        _map(figure, axes)
+        _map(figure, axes, title=title)
         return
     for number, series in enumerate(figure.series):
         later = figure.series[number + 1 :] if figure.form != "points" else []
@@ -163,7 +180,8 @@ def draw(figure: Figure, axes: Any) -> None:
     axes.set_ylabel(figure.y)
     axes.grid(True, color=INK, alpha=0.12, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
+    if title:
+        axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
     if len(figure.series) + len(figure.marks) > 1:
         # Points may lie anywhere: their legend stands beside them.
         beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "markerscale": 1.8}
@@ -226,7 +244,7 @@ def _points(figure: Figure, axes: Any, series: Series, wider: float) -> None:
     )
 
 
-def _map(figure: Figure, axes: Any) -> None:
+def _map(figure: Figure, axes: Any, *, title: bool) -> None:
     """Draw rows of cells, from white (0) to dark (the largest)."""
     cells = np.stack([series.y for series in figure.series])
     image = axes.imshow(
@@ -238,7 +256,8 @@ def _map(figure: Figure, axes: Any) -> None:
     axes.set_yticks(range(len(rows)), rows, fontsize=9)
     axes.tick_params(length=2)
     axes.figure.colorbar(image, ax=axes, label=figure.y, pad=0.01)
-    axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
+    if title:
+        axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
 
 
 DRAWN = {"bars": _bars, "line": _line, "points": _points}

@@ -1,4 +1,5 @@
-"""Policies that learn to schedule: figures by evaluations, and of what a policy looks at."""
+"""Policies that learn to schedule: figures by evaluations, of what a policy looks at, and their
+best schedules as rows."""
 
 from __future__ import annotations
 
@@ -7,12 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.mlir.loops import schedule as schedules
 from tokmill.report.comparison.run_summaries import RunSummary, read_runs
 from tokmill.report.pages.figures import NAME, Figure, Series, curves_of, refuse
+from tokmill.store.manifest import read_json
+
+BEST = "schedules.json"
+"""File of a run (`rl.loop`): the best schedule of each module that it learned from, by one
+measurement of each."""
+HEADERS = ["module", "times as fast as plain loops", "ms", "schedule"]
 
 SPEEDUPS = {
     "speedup": ("drawn schedules", ":"),
@@ -36,9 +45,49 @@ def entropy(paths: Sequence[Path], sample: int | None = None, column: str = "") 
     return Figure("Entropy of the policy", "evaluations", "share of the largest", "line", series)
 
 
+class Best(msgspec.Struct, frozen=True):
+    """The best schedule of a module, as a run keeps it."""
+
+    speedup: float
+    milliseconds: float
+    schedule: str
+
+
 def learns_schedules(run: RunSummary) -> bool:
     """Return whether a run is one of `tokmill rl train`."""
     return isinstance(run.flat.get("task.bench_count"), int)
+
+
+def best(run: RunSummary) -> list[list[str]]:
+    """Return `HEADERS` of each module for which a run found a schedule; [] before its first.
+
+    Raises `TokmillError` if the file of schedules is damaged.
+    """
+    path = run.path / BEST
+    if not path.exists():
+        return []
+    found: dict[str, Best] = read_json(path, dict[str, Best])
+    return [
+        [
+            name,
+            f"{one.speedup:.2f}",
+            f"{one.milliseconds:.4g}",
+            in_words(schedules.read(one.schedule, str(path))) or "none",
+        ]
+        for name, one in found.items()
+    ]
+
+
+def in_words(schedule: Sequence[Any]) -> str:
+    """Return the actions of a schedule, operation by operation: `op_0: tile 8 × 16, vectorize`."""
+    of: dict[str, list[str]] = {}
+    for action in schedule:
+        facts = msgspec.to_builtins(action)
+        sizes = " × ".join(map(str, facts.get("sizes", ())))
+        order = ", ".join(map(str, facts.get("order", ())))
+        said = f"{facts['action']} {sizes}{order and f'({order})'}".strip()
+        of.setdefault(action.op, []).append(said)
+    return "; ".join(f"{op}: {', '.join(taken)}" for op, taken in of.items())
 
 
 def by_evaluations(

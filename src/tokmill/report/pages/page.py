@@ -1,0 +1,110 @@
+"""One HTML page about stores, runs and tokenizers, which needs no network and no scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError
+from tokmill.base.files import make_folder, write_file
+from tokmill.report.comparison.compare_runs import compare
+from tokmill.report.comparison.comparison_table import columns, text_rows
+from tokmill.report.comparison.run_summaries import find_runs
+from tokmill.report.describe.inspect import describe
+from tokmill.report.describe.recogniser import Facts, short_names
+from tokmill.report.pages import figures
+from tokmill.report.pages.sections import (
+    Section,
+    Table,
+    picture,
+    run_section,
+    store_section,
+    tokenizer_section,
+)
+from tokmill.version import __version__
+
+
+def page(
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    title: str = "",
+    width: int = 1024,
+    sample: int | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Path:
+    """Write a page about stores, runs and tokenizers, and return its path.
+
+    Args:
+        paths: stores, runs and tokenizers in this order; a folder of runs means the runs in it.
+        out: the `.html` file.
+        title: its heading; "": made of the names.
+        width: length of the rows for which padding is computed.
+        sample: read this many shards of each store; None: all.
+        advance: called with the bytes of each shard that was counted.
+
+    Raises:
+        UsageError: there is no path, or one is of another kind.
+    """
+    if not paths:
+        raise UsageError("nothing is named to report on", hint="give stores, runs or tokenizers")
+    jinja = plugins.require("jinja2")
+    plugins.require("matplotlib")
+    paths = [one for path in paths for one in _expand(path)]
+    found = [describe(path) for path in paths]
+    names = short_names(paths)
+    makers: dict[str, Callable[[Path, Facts, Section], None]] = {
+        "store": lambda path, facts, s: store_section(path, facts, s, width, sample, advance),
+        "run": run_section,
+        "tokenizer": tokenizer_section,
+    }
+    sections = []
+    for number, (path, facts) in enumerate(zip(paths, found, strict=True)):
+        kind = facts["kind"].removeprefix("partial ")
+        if kind not in makers:
+            raise UsageError(
+                f"a report is about stores, runs and tokenizers; this is {facts['what']}",
+                where=str(path),
+                hint="`tokmill inspect` says more about it",
+            )
+        section = Section(names[number], facts["what"], f"part-{number}")
+        section.problem = facts.get("problem", "")
+        makers[kind](path, facts, section)
+        sections.append(section)
+    runs = [
+        path
+        for path, facts in zip(paths, found, strict=True)
+        if facts["kind"] == "run" and facts["metrics"].get("loss") is not None
+    ]
+    if len(runs) > 1:
+        together = Section("Runs together", f"{len(runs)} runs on the same axes", "runs")
+        compared = compare(runs)
+        together.problem = "; ".join(compared.notes)
+        headers, rows = text_rows(compared)
+        numbers = [i for i, column in enumerate(columns(compared)) if column.right]
+        together.tables.append(Table(rows, headers, "Seeds together", numbers))
+        caption = "Dashed: validation rows. Bands: from the lowest to the highest of the seeds."
+        together.figures.append(picture(figures.loss(runs), together, caption))
+        sections.append(together)
+    environment = jinja.Environment(
+        loader=jinja.PackageLoader("tokmill", "report/pages"),
+        autoescape=True,
+        undefined=jinja.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    html = environment.get_template("page.html.j2").render(
+        title=title or f"Report on {', '.join(names)}",
+        version=__version__,
+        sections=sections,
+        sampled=sample is not None,
+    )
+    make_folder(out.parent)
+    return write_file(out, html)
+
+
+def _expand(path: Path) -> list[Path]:
+    """Return the runs in a plain folder, or else the path."""
+    is_plain = path.is_dir() and describe(path)["kind"] in ("runs", "folder")
+    return (find_runs(path) if is_plain else []) or [path]

@@ -1,0 +1,330 @@
+"""The sections of a page about a store, run or tokenizer: tables, figures, samples, provenance."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.base.errors import TokmillError
+from tokmill.base.progress import human_bytes, human_count, human_share, human_time
+from tokmill.report.comparison.run_summaries import RunSummary, read_run
+from tokmill.report.describe.recogniser import Facts, shorten
+from tokmill.report.describe.shown_records import Reader, fact_in_words, input_in_words
+from tokmill.report.pages import figures, schedules
+from tokmill.report.pages.plot import render
+from tokmill.store.checks.stats import Counts, Statistics, count, summary
+from tokmill.store.store import Store
+
+SAMPLES = 3
+SAMPLE_TOKENS = 200
+PROMPT_TOKENS = 24
+SHAPE = ("model.dim", "model.layers", "model.heads", "task.length")
+"""Keys of a run's recipe that describe the size of its model."""
+HIDDEN = ("step", "seconds_left")
+"""Metrics without meaning at the end of a run."""
+
+
+@dataclass
+class Table:
+    """Rows of text; `numbers`: columns that are aligned to the right."""
+
+    rows: list[list[str]]
+    headers: list[str] = field(default_factory=list)
+    title: str = ""
+    numbers: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Picture:
+    """A figure as inline SVG with its caption."""
+
+    title: str
+    svg: Any
+    caption: str
+
+
+@dataclass
+class Sample:
+    """A record as text, with its origin as title."""
+
+    title: str
+    text: str
+
+
+@dataclass
+class Section:
+    """The part of a page about one store, run or tokenizer."""
+
+    name: str
+    what: str
+    anchor: str
+    problem: str = ""
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Picture] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    samples_title: str = "First records"
+    provenance: Table | None = None
+    recipe: str = ""
+
+
+def store_section(
+    path: Path,
+    facts: Facts,
+    section: Section,
+    width: int,
+    sample: int | None,
+    advance: Callable[[int], None] | None,
+) -> None:
+    store = Store(path)
+    counts = count(store, sample, advance)
+    found = summary(store, counts, width)
+    section.tables += store_tables(store, found)
+    section.figures += store_figures(store, counts, section)
+    reader = Reader(store)
+    for number in range(min(SAMPLES, store.records)):
+        record = reader.show(number, SAMPLE_TOKENS)
+        section.samples.append(_sample(record, store.token_columns))
+    section.provenance = Table(
+        [
+            ["fingerprint", facts["fingerprint"]],
+            ["recipe id", facts["recipe_id"]],
+            *[[f"vocabulary {n}", v["sha256"]] for n, v in facts["vocabularies"].items()],
+            ["source", facts["source"]],
+            ["built by", facts["producer"]],
+            ["inputs", "\n".join(facts.get("inputs", [])) or "not recorded"],
+            *[[k.replace("_", " "), facts[k]] for k in ("left_out_of_folders",) if k in facts],
+        ]
+    )
+    if "recipe" in facts:
+        section.recipe = _json(facts["recipe"])
+
+
+def store_tables(store: Store, found: Statistics) -> list[Table]:
+    """Return the tables of a store's figures."""
+    lengths = found.lengths
+    left_out = {**found.skipped, **{f"{k} (rejected)": n for k, n in found.rejected.items()}}
+    scope = "" if found.exact else f" (sample: {found.shards} of {len(store.shards)} shards)"
+    rows = [
+        ["records", f"{store.records:,}"],
+        ["tokens", f"{store.tokens:,}"],
+        ["shards", f"{len(store.shards):,} ({human_bytes(store.manifest.bytes)})"],
+        ["content read", human_bytes(found.input_bytes)],
+    ]
+    if found.bytes_per_token is not None:
+        rows.append(["bytes a token", f"{found.bytes_per_token:.3f}"])
+    rows += [
+        [
+            f"length of a record{scope}",
+            f"{lengths.min:,} to {lengths.max:,}, mean {lengths.mean:,.1f}, median "
+            f"{lengths.median:,.1f}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
+        ],
+        [
+            f"in rows of {found.width:,}{scope}",
+            f"{human_count(found.rows, 'row')} with {human_share(found.padding)} padding; "
+            f"{human_share(found.longer)} of the records are longer",
+        ],
+        [f"empty records{scope}", f"{found.empty:,}"],
+        ["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"],
+    ]
+    tables = [Table(rows)]
+    if found.columns:
+        use = [
+            [
+                name,
+                f"{column.unique:,}",
+                "none" if column.vocabulary is None else f"{column.vocabulary:,}",
+                "" if column.used is None else human_share(column.used),
+                "" if column.unknown is None else human_share(column.unknown, 3),
+                "" if column.eot is None else f"{column.eot:,}",
+            ]
+            for name, column in found.columns.items()
+        ]
+        headers = ["column", "ids used", "vocabulary", "share used", "unknown", "eot tokens"]
+        # Most vocabularies lack a role; a column without values is left out for narrow screens.
+        shown = [place for place in range(len(headers)) if any(row[place] for row in use)]
+        headers, use = [headers[i] for i in shown], [[row[i] for i in shown] for row in use]
+        tables.append(Table(use, headers, f"Use of ids{scope}", [*range(1, len(headers))]))
+    return tables
+
+
+def store_figures(store: Store, counts: Counts, section: Section) -> list[Picture]:
+    pictures = []
+    if len(counts.lengths) > 1:
+        figure = figures.length_figure([section.name], [(counts.lengths, counts.records)])
+        pictures.append(picture(figure, section, "Tokens a record, the eot token counted."))
+    for name, table in counts.ids.items():
+        if table.any():
+            figure = figures.frequency_figure([section.name], [table], name)
+            caption = (
+                f"Ids of the column “{name}”, the most frequent first. Dotted lines: the number of "
+                "ids that cover a share of the tokens."
+            )
+            pictures.append(picture(figure, section, caption))
+    return pictures
+
+
+def run_section(path: Path, facts: Facts, section: Section) -> None:
+    run = read_run(path)
+    columns: dict[str, int] = facts["columns"] or {}
+    shapes = [
+        f"{key.partition('.')[2]} {run.flat[key]:,}"
+        for key in SHAPE
+        if isinstance(run.flat.get(key), int) and run.flat[key]
+    ]
+    known = run.parameters
+    pairs = [
+        ["model", ", ".join([str(run.flat["model.kind"]), *shapes])],
+        ["parameters", "not known" if known is None else f"{known:,}"],
+        ["task", str(run.flat["task.kind"])],
+        ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in columns.items())],
+        ["steps", f"{facts['step']:,} of {run.steps:,}"],
+    ]
+    # A policy reads no store.
+    section.tables.append(Table([pair for pair in pairs if pair[1]]))
+    learned = schedules.learns_schedules(run)
+    hidden = (*HIDDEN, "targets", "tokens_per_second") if learned else HIDDEN
+    rows = [
+        [name.replace("_", " "), metric_in_words(name, value)]
+        for name, value in facts["metrics"].items()
+        if isinstance(value, int | float) and name not in hidden
+    ]
+    section.tables.append(Table(rows, title="Last metrics"))
+    logged = any(entry.get("loss") is not None for entry in run.entries)
+    if logged and learned:
+        _schedules(run, section)
+    elif logged:
+        what = "Cross-entropy" if run.measures.loss.startswith("nats") else "The loss"
+        caption = f"{what} by step; dashed: validation rows"
+        caption += "; dotted: averaged weights." if "val_loss_ema" in facts["metrics"] else "."
+        section.figures.append(picture(figures.loss([path]), section, caption))
+    section.samples_title = "Continued by the model"
+    try:
+        section.samples += run_samples(run)
+    except TokmillError as error:
+        # The rest of the page is still useful.
+        section.problem = f"no samples: {error.what}"
+    origin = [
+        ["store", str(facts["store"])],
+        ["fingerprint of the store", str(facts["fingerprint"])],
+        ["checkpoints", ", ".join(facts["checkpoints"]) or "none kept"],
+    ]
+    section.provenance = Table([pair for pair in origin if pair[1]])
+    section.recipe = _json(facts["recipe"])
+
+
+def _schedules(run: RunSummary, section: Section) -> None:
+    """Add what a policy found: its best schedules, and how it came there."""
+    try:
+        rows = schedules.best(run)
+        if rows:
+            title = "Best schedules, by one measurement each; `rl eval` has IREE's default too"
+            section.tables.append(Table(rows, schedules.HEADERS, title, [1, 2]))
+    except TokmillError as error:
+        # The rest of the page is still useful.
+        section.problem = f"no schedules: {error.what}"
+    caption = "Geometric means over modules. Large points: modules that the run held out."
+    section.figures.append(picture(schedules.speedup([run.path]), section, caption))
+    caption = "1: every legal action is as likely as any other."
+    section.figures.append(picture(schedules.entropy([run.path]), section, caption))
+
+
+def run_samples(run: RunSummary) -> list[Sample]:
+    """Return beginnings of records that the model continues; [] for a run without weights.
+
+    The records are the first of the validation store, or else of the training store. If both are
+    gone, the prompt is empty.
+    """
+    if not run.sampling or run.final is None or find_spec("torch") is None:
+        return []
+    stores = [run.flat["data.val"], run.flat["data.train"]]
+    reader = None
+    for place in filter(None, stores):
+        with contextlib.suppress(TokmillError):
+            reader = Reader(Store(place if isinstance(place, str) else place[0]))
+            break
+    numbers = range(min(SAMPLES, reader.store.records)) if reader is not None else range(0)
+    prompts: list[Any] = [""]
+    texts, titles = [""], ["An empty prompt"]
+    if reader is not None and numbers:
+        records = [reader.store.record(number) for number in numbers]
+        prompts = [
+            {name: record[name][:PROMPT_TOKENS].tolist() for name in run.known.columns}
+            for record in records
+        ]
+        texts = [reader.show(number, PROMPT_TOKENS).get("text", "") for number in numbers]
+        titles = [f"The first {PROMPT_TOKENS} tokens of record {number:,}" for number in numbers]
+    generate = plugins.require("tokmill.inference.sample").generate
+    made = generate(run.path, prompts, SAMPLE_TOKENS // 2, temperature=0.8, seed=0)
+    return [
+        Sample(
+            f"{title}, and after ▶ the text of the model (temperature 0.8)", f"{text} ▶{one.text}"
+        )
+        for title, text, one in zip(titles, texts, made, strict=True)
+    ]
+
+
+def metric_in_words(name: str, value: float) -> str:
+    """Return the value of a metric for people; large values have no powers of ten."""
+    if name == "seconds":
+        return human_time(value)
+    if name == "mfu":
+        return human_share(value)
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:
+    specials: Facts = facts.get("added_tokens") or facts.get("special_tokens") or {}
+    section.tables.append(
+        Table(
+            [
+                ["vocabulary", f"{facts.get('size', 0):,} ids"],
+                ["merges", f"{facts.get('merges', 0):,}"],
+                ["added tokens", ", ".join(f"{t} = {i}" for t, i in specials.items()) or "none"],
+                ["roles", ", ".join(f"{r} = {i}" for r, i in facts.get("roles", {}).items())],
+            ]
+        )
+    )
+    table = np.unique(figures.token_lengths(path), return_counts=True)
+    if len(table[0]):
+        figure = figures.length_figure([section.name], [table], "bytes")
+        section.figures.append(picture(figure, section, "Bytes a token of the vocabulary."))
+
+
+def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:
+    facts = [f"record {record['record']:,}", human_count(record["tokens"], "token")]
+    if "from" in record:
+        facts.append(f"from {input_in_words(record)}")
+    known = {"record", "tokens", "from", "at", "text", *token_columns}
+    facts += [
+        fact_in_words(name, shorten(value, 80))
+        for name, value in record.items()
+        if name not in known
+    ]
+    text = record.get("text")
+    if text is None:
+        shown = [f"{n}: {' '.join(map(str, record[n]))}" for n in token_columns if n in record]
+        text = "\n".join(shown)
+    cut = record["tokens"] > SAMPLE_TOKENS
+    return Sample(", ".join(facts), text + (f"\n… (first {SAMPLE_TOKENS} tokens)" if cut else ""))
+
+
+def picture(figure: figures.Figure, section: Section, caption: str) -> Picture:
+    """Return a figure for a section as inline SVG."""
+    # The ids in an SVG are made from this word, and must be unique in a page.
+    word = f"{section.anchor}-{len(section.figures)}-{caption}"
+    markup = plugins.require("markupsafe").Markup(render(figure, "svg", page=word).decode())
+    return Picture(figure.title, markup, caption)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,0 +1,51 @@
+"""A report on a real run: what the model is, its metrics in plain numbers, how it continues."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from toy import text_store
+
+
+def test_a_run(tmp_path: Path, tokmill: Callable[..., Any]) -> None:
+    store = text_store(tmp_path / "store", ["one two three four " * 9] * 20)
+    small = ["model.dim=16", "model.layers=1", "task.length=16"]
+    options = [word for setting in small for word in ("--set", setting)]
+    tokmill("train", store, "-o", "run", "--val", store, "--steps", 3, *options)
+    tokmill("report", "run", "-o", "page.html")
+    html = (tmp_path / "page.html").read_text()
+    assert "decoder, dim 16, layers 1" in html
+    assert re.search(r"parameters</th>\s*<td>[\d,]{5,}</td>", html)
+    metrics = html[html.index("Last metrics") : html.index("<figure>")]
+    assert not re.search(r"\de\+\d", metrics), "large numbers are written out"
+    assert html.count("The first 24 tokens of record") == 3
+    assert html.count("one two") >= 3 and "▶" in html
+
+
+def test_a_run_whose_store_is_gone_and_one_whose_weights_are(
+    tmp_path: Path, tokmill: Callable[..., Any]
+) -> None:
+    store = text_store(tmp_path / "store", ["one two three four " * 9] * 20)
+    tokmill("train", store, "-o", "run", "--steps", 2, "--set", "model.dim=16", "--set",
+            "model.layers=1")  # fmt: skip
+    store.rename(tmp_path / "elsewhere")
+    tokmill("report", "run", "-o", "page.html")
+    assert "An empty prompt, and after" in (tmp_path / "page.html").read_text()
+    (tmp_path / "run/model/model.safetensors").write_bytes(b"damaged")
+    tokmill("report", "run", "-o", "page.html")
+    assert "no samples: " in (tmp_path / "page.html").read_text()
+
+
+def test_what_a_folder_left_out_stands_in_the_report(
+    tmp_path: Path, here: Callable[..., Any]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("some words")
+    (tmp_path / "in/b.png").write_bytes(b"\x89PNG\0")
+    here("build", "text", "in", "-o", "s", "--vocab-size", 270)
+    here("report", "s", "-o", "page.html")
+    html = (tmp_path / "page.html").read_text()
+    assert re.search(r"left out of folders</th>\s*<td>[^<]*1 \.png", html)

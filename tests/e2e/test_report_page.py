@@ -1,0 +1,28 @@
+"""The report in a real browser: it renders, in light and in dark, and asks for nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from browser import DARK, browse, ground, needs_chromium
+from report_stores import write_store
+
+pytestmark = needs_chromium
+
+
+def test_page_in_a_browser(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from tokmill.report.pages.page import page
+
+    store = write_store(tmp_path / "a store", [[[2, 3, 0]] * 9, [[9] * 70 + [0], [0]]], kept=True)
+    made = page([store.path], tmp_path / "page.html")
+    dom = browse(made, tmp_path / "dom", "--dump-dom")
+    assert dom.count("<svg") == 2
+    assert store.fingerprint in dom
+    for name, flags in (("light", []), ("dark", [DARK])):
+        picture = f"--screenshot={tmp_path / name}.png"
+        browse(made, tmp_path / name, picture, "--window-size=900,1400", *flags)
+    assert ground(tmp_path / "light.png") > 230
+    assert ground(tmp_path / "dark.png") < 60

@@ -1,0 +1,103 @@
+"""The HTML page: what is on it, and that nothing from a store can break out of it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from test_figures import write_run
+
+from report_stores import write_store
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.report.pages.page import page
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Balanced(HTMLParser):
+    """Notes tags that are not closed in order, and ids that stand twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def test_stores_and_runs_on_one_page(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", [[[2, 3, 0]] * 5, [[9, 0], [0]]], kept=True)
+    lines: list[dict[str, float | None]] = [{"step": i, "loss": 3 - i / 10} for i in range(1, 9)]
+    runs = [write_run(tmp_path / name, lines) for name in ("r1", "r2")]
+    seen: list[int] = []
+    out = page([store.path, *runs], tmp_path / "out/p.html", title="A <title>", advance=seen.append)
+    html = out.read_text()
+    parser = Balanced()
+    parser.feed(html)
+    assert parser.open == []
+    figure_ids = [i for i in parser.ids if not i.startswith(("figure_", "axes_", "patch_", "line"))]
+    named = [i for i in figure_ids if f"#{i}" in html]
+    assert len(named) == len(set(named))
+    assert html.count("<svg") == 2 + 2 + 1
+    assert {"script", "img", "link", "iframe"}.isdisjoint(parser.tags)
+    assert not re.search(r"(?:href|src)=\"(?:https?:)?//", html)
+    assert "A &lt;title&gt;" in html
+    assert "<h3>Frequency of ids of token</h3>" in html and "from in-0.txt byte 10," in html
+    assert store.fingerprint in html
+    assert "prefers-color-scheme: dark" in html
+    assert sum(seen) == store.manifest.bytes
+    before = out.read_bytes()
+    again = page([store.path, *runs], out, title="A <title>").read_bytes()
+    assert again == before
+
+
+def test_texts_cannot_break_out(tmp_path: Path) -> None:
+    tokenizer = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
+    evil = "</pre><script>alert(1)</script>"
+    vocab = {0: b"<|endoftext|>", 1: evil.encode(), **{2 + i: bytes([i]) for i in range(48)}}
+    raw = tokenizer(vocab, [], ["<|endoftext|>"]).to_json()
+    name = '<b onmouseover="x">&'
+    store = write_store(tmp_path / name, [[[1, 0]]], vocabulary=raw, kept=True)
+    html = page([store.path], tmp_path / "p.html").read_text()
+    assert "<script" not in html
+    assert "&lt;/pre&gt;&lt;script&gt;" in html
+    assert "<b onmouseover" not in html
+    parser = Balanced()
+    parser.feed(html)
+    assert parser.open == []
+
+
+def test_tokenizers(tmp_path: Path) -> None:
+    tokenizer = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
+    path = tokenizer({i: bytes([i]) for i in range(256)}, [], ["<|endoftext|>"]).save(tmp_path)
+    html = page([path], tmp_path / "p.html").read_text()
+    assert "&lt;|endoftext|&gt; = 256" in html
+    assert "257 ids" in html
+
+
+def test_a_sample_says_so(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", [[[2, 0]], [[3, 0]]])
+    html = page([store.path], tmp_path / "p.html", sample=1).read_text()
+    assert "sample: 1 of 2 shards" in html
+
+
+def test_refusals(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(UsageError, match="this is text") as caught:
+        page([tmp_path / "a.txt"], tmp_path / "p.html")
+    with pytest.raises(TokmillError, match="no such") as missing:
+        page([tmp_path / "b"], tmp_path / "p.html")
+    assert caught.value.hint and missing.value.hint
+    with pytest.raises(UsageError, match="nothing is named"):
+        page([], tmp_path / "p.html")
