@@ -13,7 +13,7 @@ SOURCES   = src tests scripts benchmarks examples
 ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint check format bench pairs profiles similarity clean system-packages
+.PHONY: help demo test test-long lint check format bench pairs profiles signatures similarity clean system-packages
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ profiles: $(VENV)/.installed-dev  ## execution profiles of 20 programs in bench-
 	@sh scripts/install-system-packages.sh profiles
 	mkdir -p bench-cache
 	$(BIN)/python benchmarks/profiles.py bench-cache --store $(PROFILES)
+
+signatures: $(VENV)/.installed-dev  ## points that three programs share, by learned signatures (SIGNATURES=--small)
+	@sh scripts/install-system-packages.sh profiles
+	mkdir -p bench-cache
+	$(BIN)/python benchmarks/signatures.py bench-cache $(SIGNATURES)
 
 clean:  ## remove the demo and caches
 	rm -rf demo dist build-cache bench-cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

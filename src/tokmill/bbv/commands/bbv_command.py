@@ -9,6 +9,7 @@ import numpy as np
 import typer
 
 from tokmill.base.progress import human_bytes, human_count
+from tokmill.bbv.commands.shared_points_command import shared_points
 from tokmill.bbv.traces.block_vectors import TORN
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import Json, Quiet
@@ -151,5 +152,6 @@ app = group_of(
     {
         "profile": profile,
         "check": check,
+        "shared-points": shared_points,
     },
 )

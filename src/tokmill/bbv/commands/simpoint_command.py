@@ -131,7 +131,7 @@ def simpoint(
             chosen = choosing.choose(trace, options, done)
         if out is not None:
             make_folder(out)
-            for end, text in choosing.written(chosen).items():
+            for end, text in choosing.point_files(chosen.intervals, chosen.weights).items():
                 write_file(inside(out, name + end), text)
         reports.append(chosen.report)
     _show(reports, out, json)

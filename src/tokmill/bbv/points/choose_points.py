@@ -271,13 +271,13 @@ def fill(report: Report, estimate: designs.Estimate, trace: Trace) -> None:
         report.error = float(estimate.cpi / report.true_cpi - 1)
 
 
-def written(chosen: Chosen) -> dict[str, str]:
+def point_files(intervals: Ints, weights: Floats) -> dict[str, str]:
     """Return the text of `.simpoints` and `.weights`, by suffix, as SimPoint 3.2 writes them.
 
     `.simpoints` has a line `INTERVAL CLUSTER` a point, `.weights` a line `WEIGHT CLUSTER`.
     Intervals count from 0.
     """
-    pairs = list(zip(chosen.intervals.tolist(), chosen.weights.tolist(), strict=True))
+    pairs = list(zip(intervals.tolist(), weights.tolist(), strict=True))
     return {
         ".simpoints": "".join(f"{interval} {k}\n" for k, (interval, _) in enumerate(pairs)),
         ".weights": "".join(f"{weight:.9g} {k}\n" for k, (_, weight) in enumerate(pairs)),

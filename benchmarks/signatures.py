@@ -1,0 +1,290 @@
+"""Simulation points that programs share, by learned signatures: from programs to a table.
+
+Three programs run on several inputs under `tokmill bbv profile --measured`. Their intervals are
+joined with the blocks of programs and libraries; blocks get vectors of a small model that has read
+no block of the three programs, only libc's. For each program a signature is learned from the other
+two (`build mine --what bbv --across`, the task `signature`), with several seeds. Then points are
+shared by all three, and the error of the program that was held out is what counts.
+
+    python benchmarks/signatures.py CACHE [--small] [--seeds 3] [--points 12 30] [--steps 300]
+
+Everything lies below CACHE/signatures; what was made is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tokmill
+from profiles import MAWK, MAWK_END, Inputs
+from tokmill.bbv.points.executions import read_executions, untrained
+from tokmill.bbv.points.shared_points import Shared, shared_points
+from tokmill.bbv.traces.addresses import read_maps
+from tokmill.bbv.traces.profile import Asked, profile
+from tokmill.builds.plan import How
+from tokmill.inference.embed import embed
+from tokmill.store.store import Store
+
+HERE = Path(__file__).parent
+RECIPE = HERE.parent / "recipes" / "x86" / "signature.toml"
+KINDS = ("measured", "modelled")
+QUIET = How(quiet=True)
+LIBRARY = "program ~ ^(libc|ld-linux)"
+"""What the model of blocks reads."""
+HEAD = ("points", "shared", "largest", "speed-up", "nothing simulated")
+
+
+def commands(inputs: Inputs) -> dict[str, dict[str, list[str]]]:
+    """Return program → input → its command."""
+    found: dict[str, dict[str, list[str]]] = {"bzip2": {}, "gzip": {}, "mawk": {}}
+    for number, share in enumerate((0.08, 0.14, 0.2)):
+        text, few = (inputs.text(part, 40 * number) for part in (share, share / 4))
+        found["bzip2"][f"{number}"] = ["bzip2", f"-{1 + 4 * number}", "-c", few]
+        found["gzip"][f"{number}"] = ["gzip", f"-{3 + 3 * number}", "-c", text]
+        found["mawk"][f"{number}"] = ["mawk", f"{MAWK} {MAWK_END}", few]
+    return found
+
+
+def profiled(folder: Path, scale: float, how: Asked) -> list[str]:
+    """Profile the programs on their inputs; return the programs."""
+    inputs = Inputs(folder / "inputs", scale)
+    inputs.folder.mkdir(parents=True, exist_ok=True)
+    os.environ["LC_ALL"] = "C"
+    table = commands(inputs)
+    for program, runs in table.items():
+        for name, command in runs.items():
+            out = folder / "profiles" / program
+            if (out / f"{name}.about.json").exists():
+                continue
+            began = time.monotonic()
+            found = profile(command, out, how, name=name)
+            assert found.timed is not None
+            print(
+                f"{program} {name}: {len(found.vectors)} intervals, halves differ "
+                f"{found.timed.halves:.1%}, {time.monotonic() - began:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+    return list(table)
+
+
+def without_measured(folder: Path) -> None:
+    """Copy the profiles, with the modelled CPI alone."""
+    for path in sorted((folder / "profiles").rglob("*")):
+        copy = folder / "profiles-modelled" / path.relative_to(folder / "profiles")
+        if path.is_dir() or copy.exists():
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if not path.name.endswith(".intervals.csv"):
+            shutil.copy(path, copy)
+            continue
+        rows = [line.split(",") for line in path.read_text().splitlines()]
+        kept = [number for number, name in enumerate(rows[0]) if name != "cpi_measured"]
+        copy.write_text("".join(",".join(row[i] for i in kept) + "\n" for row in rows))
+
+
+def stores(folder: Path, programs: list[str]) -> dict[str, Store]:
+    """Build the store of blocks, and the intervals of all programs of each kind of CPI."""
+    maps = (one.path for path in folder.glob("profiles/*/*.map") for one in read_maps(path))
+    files = sorted({path for path in maps if Path(path).is_file() and "/markers-" not in path})
+    tokmill.build("x86", files, folder / "blocks", unit="block", how=QUIET)
+    without_measured(folder)
+    found = {}
+    for kind, traces in zip(KINDS, ("profiles", "profiles-modelled"), strict=True):
+        each = [folder / "of-programs" / kind / program for program in programs]
+        for program, out in zip(programs, each, strict=True):
+            blocks = [str(folder / "blocks")]
+            tokmill.build(
+                "bbv", folder / traces / program, out, program=program, blocks=blocks, how=QUIET
+            )
+        place = folder / "executions" / kind
+        found[kind] = tokmill.build("select", [*map(str, each)], place, how=QUIET)
+    return found
+
+
+def block_vectors(folder: Path, steps: int) -> None:
+    """Lay vectors over the store of blocks, of a model that has read blocks of libc."""
+    library = folder / "library"
+    tokmill.build("select", folder / "blocks", library, where=[LIBRARY], how=QUIET)
+    run = folder / "code"
+    if not (run / "model").is_dir():
+        shutil.rmtree(run, ignore_errors=True)
+        recipe = {
+            "data": {"train": str(library), "batch": 32},
+            "model": {"kind": "decoder", "dim": 64, "layers": 2, "heads": 2},
+            "task": {"kind": "next_token", "rows": "packed", "length": 128},
+            "optim": {"lr": 3e-3, "warmup": 20},
+            "run": {"steps": steps, "device": "cpu"},
+        }
+        tokmill.train(recipe, run, quiet=True)
+    embed(run, folder / "blocks", name="code")
+
+
+def signatures(folder: Path, store: Store, program: str, kind: str, seed: int, steps: int) -> Any:
+    """Return signatures of all intervals, learned from those of the other programs."""
+    name = f"{kind}-{program}-{seed}"
+    seen = folder / "seen" / f"{kind}-{program}"
+    mined, run = folder / "mined" / name, folder / "runs" / name
+    npy = folder / "vectors" / f"{name}-{steps}.npy"
+    if npy.exists():
+        return np.load(npy)
+    tokmill.build("select", store.path, seen, where=[f"program != {program}"], how=QUIET)
+    options = {"what": "bbv", "across": True, "negatives": "semi-hard", "cpi": True, "seed": seed}
+    tokmill.build("mine", seen, mined, how=QUIET, **options)
+    shutil.rmtree(run, ignore_errors=True)
+    recipe = tomllib.loads(RECIPE.read_text())
+    recipe["data"] |= {"train": str(mined)}
+    recipe["model"] |= {"dim": 64, "layers": 1, "heads": 2, "inducing": 8, "seeds": 2}
+    recipe["task"] |= {"length": 256, "cpi_weight": 1.0}
+    recipe["run"] |= {"steps": steps, "seed": seed, "eval_every": 0, "device": "cpu"}
+    tokmill.train(recipe, run, quiet=True)
+    npy.parent.mkdir(parents=True, exist_ok=True)
+    embed(run, store.path, npy=npy)
+    return np.load(npy)
+
+
+def lengths_one(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def section(
+    folder: Path, store: Store, kind: str, counts: list[int], seeds: int, steps: int
+) -> list[str]:
+    """Return the lines about one kind of CPI."""
+    known = read_executions(store)
+    lines = [
+        f"**{kind.capitalize()} CPI**: {len(known.names)} programs, "
+        f"{len(known.cpi):,} intervals, {known.left_out} left out.",
+        "",
+        f"| | {' | '.join(HEAD)} |",
+        f"|---|{'---|' * len(HEAD)}",
+    ]
+    plain = untrained(store, known)
+    verdicts: list[str] = []
+    for count in counts:
+        learned: list[list[tuple[Any, Shared]]] = []
+        for seed in range(seeds):
+            rows = []
+            for number, program in enumerate(known.names):
+                vectors = signatures(folder, store, program, kind, seed, steps)[known.records]
+                found = shared_points(known, lengths_one(vectors), count, seed=seed)
+                rows.append((found.rows[number], found))
+            learned.append(rows)
+        by_mix = [shared_points(known, plain, count, seed=seed) for seed in range(seeds)]
+        lines += _rows(count, learned, by_mix)
+        verdicts.append(_verdict(count, learned, by_mix))
+        split = shared_points(known, plain, max(1, count // len(known.names)), seed=0)
+        lines += _alone(by_mix[0], count) + _alone(split, count // len(known.names))
+    constant = np.mean([abs(row.constant) for row in split.rows])
+    lines.append(f"| mean CPI of the others | 0 | – | – | – | {constant:.1%} |")
+    return [*lines, "", " ".join(verdicts), ""]
+
+
+def _verdict(count: int, learned: list[list[tuple[Any, Shared]]], by_mix: list[Shared]) -> str:
+    """Say whether every seed of the signatures is nearer than every one of the untrained."""
+    own = [np.mean([abs(row.shared) for row, _ in rows]) for rows in learned]
+    other = [np.mean([abs(row.shared) for row in one.rows]) for one in by_mix]
+    if max(own) < min(other):
+        said = "learned signatures beat the untrained features"
+    elif min(own) > max(other):
+        said = "learned signatures are worse than the untrained features"
+    else:
+        said = "learned signatures do not beat the untrained features: the seeds overlap"
+    return f"With {count} points {said}."
+
+
+def _rows(count: int, learned: list[list[tuple[Any, Shared]]], by_mix: list[Shared]) -> list[str]:
+    """Return the lines of shared points: errors of each seed, then their mean and range."""
+    found = []
+    both = {
+        "signatures, program not learned from": [
+            ([row for row, _ in rows], [one.speed_up for _, one in rows]) for rows in learned
+        ],
+        "untrained: mix, miss rates, page faults": [(one.rows, [one.speed_up]) for one in by_mix],
+    }
+    for name, seeds in both.items():
+        means = [np.mean([abs(row.shared) for row in rows]) for rows, _ in seeds]
+        largest = [max(abs(row.shared) for row in rows) for rows, _ in seeds]
+        nothing = [np.mean([abs(row.held_out) for row in rows]) for rows, _ in seeds]
+        speed = np.mean([number for _, speeds in seeds for number in speeds])
+        found.append(
+            f"| {name} | {count} for all | {_range(means)} | {_range(largest)} | {speed:,.0f} "
+            f"| {_range(nothing)} |"
+        )
+    return found
+
+
+def _alone(found: Shared, count: int) -> list[str]:
+    """Return the line of points for each program alone."""
+    errors = [abs(row.simpoint) for row in found.rows]
+    return [
+        f"| SimPoint, each program alone | {count} for each | {np.mean(errors):.1%} "
+        f"| {max(errors):.1%} | {found.speed_up_alone:,.0f} | – |"
+    ]
+
+
+def _range(values: list[Any]) -> str:
+    mean = f"{np.mean(values):.1%}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ({100 * min(values):.1f}–{100 * max(values):.1f})"
+
+
+def main(
+    cache: Path,
+    *,
+    small: bool = False,
+    seeds: int = 3,
+    counts: list[int] | None = None,
+    steps: int = 300,
+) -> list[str]:
+    """Return the lines of the section."""
+    folder = cache / "signatures"
+    processor = max(os.sched_getaffinity(0))
+    how = Asked(measured=True, intervals=15 if small else 100, runs=2 if small else 15,
+                processor=processor)  # fmt: skip
+    programs = profiled(folder, 0.05 if small else 1.0, how)
+    made = stores(folder, programs)
+    block_vectors(folder, 2 if small else 300)
+    lines = [
+        f"{', '.join(programs)} on three inputs each; the signature of a program's intervals was "
+        f"learned from the other two ({steps} steps, {seeds} seeds: mean and range). Errors of the "
+        "CPI: mean and largest of the programs. *Nothing simulated*: points of the other programs "
+        "alone.",
+        "",
+    ]
+    for kind in KINDS:
+        lines += section(folder, made[kind], kind, counts or [12, 30], seeds, steps)
+    return lines
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    options.add_argument("cache", type=Path)
+    options.add_argument("--small", action="store_true", help="a try in a minute or two")
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--points", type=int, nargs="*", default=[12, 30])
+    options.add_argument("--steps", type=int, default=300)
+    asked = options.parse_args()
+    print(
+        "\n".join(
+            main(
+                asked.cache,
+                small=asked.small,
+                seeds=asked.seeds,
+                counts=asked.points,
+                steps=asked.steps,
+            )
+        )
+    )
