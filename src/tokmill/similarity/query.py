@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from tokmill.base.errors import UsageError
-from tokmill.similarity.dense_index import best_of
 from tokmill.similarity.functions import NAMES
+from tokmill.similarity.index import best_of
 from tokmill.similarity.vector_rows import Rows, products
 from tokmill.store.schema import Array
 from tokmill.store.shards.strings import Strings
@@ -34,8 +33,7 @@ class Named(msgspec.Struct, frozen=True):
     function: str
     address: int
 
-    def said(self) -> str:
-        """Return what tells it from others, in words."""
+    def __str__(self) -> str:
         keys = [self.project, self.version, self.compiler, self.level]
         known = [key for key in keys if key not in ("", "unknown")]
         return f"{self.function} at {self.address:#x} in {self.program}" + (
@@ -48,10 +46,6 @@ class Hit(msgspec.Struct, frozen=True):
 
     score: float
     function: Named
-    shares: dict[str, float]
-    """Kind → its part of the score, where it is known."""
-    shared: list[str] = []
-    """Names of what both have, where it was asked for."""
 
 
 def named(store: Store, record: int) -> Named:
@@ -116,7 +110,7 @@ def find_function(
             hint=_programs_named(store, program)
             or "`tokmill inspect STORE --where 'function ~ PART'` finds names",
         )
-    listed = "\n".join(f"  {one.said()}" for one in found)
+    listed = "\n".join(f"  {one}" for one in found)
     more = f"\n  … {count - len(found):,} more" if count > len(found) else ""
     raise UsageError(
         f"{count:,} functions have {asked}:\n{listed}{more}",
@@ -201,24 +195,20 @@ def hits_of(
     scores: Array,
     most: int,
     *,
-    shares: Sequence[Sequence[float]] = (),
-    kinds: Sequence[str] = (),
     others: bool = False,
 ) -> list[Hit]:
     """Return the functions of rows that are near, each once, without the one asked for.
 
-    `shares`: of each row the part of the score of each of `kinds`. `others`: leave out functions of
-    the same program.
+    `others`: leave out functions of the same program.
     """
     found: list[Hit] = []
     seen = {_place(asked)}
-    for number, (row, score) in enumerate(zip(rows.tolist(), scores.tolist(), strict=True)):
+    for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
         one = named(store, row)
         if _place(one) in seen or (others and _place(one)[:-1] == _place(asked)[:-1]):
             continue
         seen.add(_place(one))
-        parts = dict(zip(kinds, shares[number], strict=True)) if shares and kinds else {}
-        found.append(Hit(round(score, 6), one, {k: round(v, 6) for k, v in parts.items() if v}))
+        found.append(Hit(round(score, 6), one))
         if len(found) == most:
             break
     return found

@@ -7,23 +7,19 @@ from collections.abc import Sequence
 from tokmill.base.progress import human_count
 from tokmill.similarity.evaluation import Evaluation
 from tokmill.similarity.expectation import METRICS
-from tokmill.similarity.pool_measures import SHOWN, Compared, Part, Row, Value
+from tokmill.similarity.pool_measures import SHOWN, Compared, Row, Value
 from tokmill.terminal.output import print_table, say
 
 SAME = "same code on both sides"
 
 
-def print_evaluation(
-    found: Evaluation, metric: str, pool: int | None, *, full: bool, by: Sequence[str] = ()
-) -> None:
+def print_evaluation(found: Evaluation, metric: str, pool: int | None) -> None:
     """Print what was left out, a table of all rows at one pool, and the tables of the first row.
 
     Args:
         found: what to print.
         metric: of the tables that show one.
         pool: size of the pools of the tables that show one; None: the largest up to `SHOWN`.
-        full: whether to print the tables of every row.
-        by: "size", "project" or both, for a table of each.
     """
     at = _pool_of(found, pool)
     print(
@@ -37,15 +33,11 @@ def print_evaluation(
         for kind in dict.fromkeys(_kind(row) for row in found.rows):
             print()
             _print_summary([row for row in found.rows if _kind(row) == kind], kind, metric, at)
-    for row in found.rows if full else found.rows[:1]:
+    print()
+    _print_row(found.rows[0], metric)
+    if at is not None and any(one.pool == at and one.queries for one in found.rows[0].results):
         print()
-        _print_row(row, metric, settings=full)
-        if at is not None and any(one.pool == at and one.queries for one in row.results):
-            print()
-            _print_pool(row, at)
-            for part in by:
-                print()
-                _print_parts(row.by_size if part == "size" else row.by_project, part, metric, at)
+        _print_pool(found.rows[0], at)
     _say_remarks(found, at)
 
 
@@ -112,14 +104,7 @@ def _print_summary(rows: Sequence[Row], kind: str, metric: str, pool: int) -> No
     )
 
 
-def _print_row(row: Row, metric: str, *, settings: bool) -> None:
-    if settings:
-        for setting in row.settings:
-            said = [f"{count:,} {why}" for why, count in setting.left_out.items()]
-            print(
-                f"{row.row}: {setting.setting}: {human_count(setting.pairs, 'pair')}"
-                + (f"; left out: {', '.join(said)}" if said else "")
-            )
+def _print_row(row: Row, metric: str) -> None:
     pools = list(dict.fromkeys(one.pool for one in row.results))
     methods = list(dict.fromkeys(one.method for one in row.results))
     cells = {
@@ -146,24 +131,6 @@ def _print_pool(row: Row, pool: int) -> None:
         )
     elif first.functions:
         print("95 %: of means over functions that are drawn again")
-
-
-def _print_parts(parts: Sequence[Part], kind: str, metric: str, pool: int) -> None:
-    here = [one for one in parts if one.pool == pool]
-    methods = list(dict.fromkeys(one.method for one in here))
-    names = list(dict.fromkeys(one.part for one in here))
-    cells = {(one.part, one.method): one for one in here}
-    print_table(
-        [f"{metric}, {kind}", "queries", *methods],
-        [
-            [
-                name,
-                cells[name, methods[0]].queries,
-                *(_short(cells[name, method].values[metric]) for method in methods),
-            ]
-            for name in names
-        ],
-    )
 
 
 def _say_remarks(found: Evaluation, pool: int | None) -> None:

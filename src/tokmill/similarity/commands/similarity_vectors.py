@@ -81,13 +81,12 @@ def baselines_of(
     `vectors`: name → a vector a record, of which sums are wanted.
     """
     chance = Method(CHANCE, None, True)
-    known = [name for name in plugins.BASELINES if name != CHANCE]
     for name in names or ():
-        if name not in (*known, CHANCE):
+        if name not in (*plugins.BASELINES, CHANCE):
             raise UsageError(
-                f"no baseline is called {name!r}", hint=nearest(name, [*known, CHANCE])
+                f"no baseline is called {name!r}", hint=nearest(name, [*plugins.BASELINES, CHANCE])
             )
-    wanted = [name for name in (known if names is None else names) if name != CHANCE]
+    wanted = [name for name in (plugins.BASELINES if names is None else names) if name != CHANCE]
     if not wanted and not vectors:
         return [chance]
     if not graphs and (graphs := built_of(store)) == []:
@@ -97,20 +96,20 @@ def baselines_of(
                 "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
             )
         return [chance]
-    from tokmill.x86.features import store_functions as features
+    from tokmill.x86.features.baselines import baselines
+    from tokmill.x86.features.store_functions import store_functions
 
-    known_of = features.store_functions(store, graphs)
-    from tokmill.x86.features import baselines as module
-
-    found: dict[str, Any] = module.baselines(store, graphs, wanted, functions=known_of)
+    features = store_functions(store, graphs)
+    matrices = baselines(store, graphs, wanted, functions=features)
+    sums = {
+        f"{name} + {kind}": sum_of(kind, features, matrix)
+        for name, matrix in (vectors or {}).items()
+        for kind in SUMS
+    }
     return [
-        *(
-            Method(f"{name} + {kind}", rows_of(functions, sum_of(kind, known_of, matrix)), False)
-            for name, matrix in (vectors or {}).items()
-            for kind in SUMS
-        ),
+        *(Method(name, rows_of(functions, matrix), False) for name, matrix in sums.items()),
         chance,
-        *(Method(name, rows_of(functions, matrix), True) for name, matrix in found.items()),
+        *(Method(name, rows_of(functions, matrix), True) for name, matrix in matrices.items()),
     ]
 
 
