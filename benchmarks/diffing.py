@@ -153,7 +153,7 @@ class Bench:
         if self.run is not None:
             from tokmill.x86.commands.diff_vectors import vectors_of
 
-            vectors = vectors_of((a, b), self.run, at="last", device="auto", quiet=True)
+            vectors = vectors_of((a, b), self.run, quiet=True)
             diff = diff_graphs(a, b, names=False, vectors=vectors)
             result.scores[RUN], _ = judge_functions(truth, diff.function_a, diff.function_b)
         return result

@@ -28,7 +28,7 @@ class Compares(msgspec.Struct, frozen=True):
     name: str
     baseline: bool
     zeros: int
-    """Functions whose vector is 0, which is as like to any as to any other."""
+    """Functions whose vector is 0, which has the score 0 with every other."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):

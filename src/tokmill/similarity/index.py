@@ -38,7 +38,7 @@ class IndexFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     of: str
-    """What the vectors are: the name of a run, an overlay or a file."""
+    """What the vectors are: the name of a run or a file."""
     store: str
     """The store's folder, relative to that of the index."""
     fingerprint: str

@@ -107,8 +107,8 @@ def find_function(
         raise UsageError(
             f"no function has {asked}",
             where=str(store.path),
-            hint=_programs_named(store, program)
-            or "`tokmill inspect STORE --where 'function ~ PART'` finds names",
+            hint="`tokmill inspect STORE --where 'function ~ PART'` finds names; what --layout "
+            "read of a path is in --compiler and --level, not in --program",
         )
     listed = "\n".join(f"  {one}" for one in found)
     more = f"\n  … {count - len(found):,} more" if count > len(found) else ""
@@ -117,21 +117,6 @@ def find_function(
         where=str(store.path),
         hint="say which by --program (the end of its path will do), --compiler, --level, --address",
     )
-
-
-def _programs_named(store: Store, program: str) -> str:
-    """Return a hint if programs have another path with the same file name; else nothing."""
-    last, names = program.rpartition("/")[2], set()
-    for number in range(len(store.shards) if last != program else 0):
-        shard = store.shard(number)
-        strings = shard.text("program", 0, len(shard))
-        distinct, place = strings.distinct()
-        used = np.unique(place[_ends_with(strings, last)]).tolist()
-        names |= {distinct[one].decode("utf-8", "replace") for one in used}
-    if not names:
-        return ""
-    listed = ", ".join(sorted(names)[:LISTED])
-    return f"--program {listed}: what --layout read of a path is in --compiler and --level"
 
 
 def _check_columns(store: Store) -> None:

@@ -20,11 +20,9 @@ CHANCE = Method("random", None, True)
 
 
 def many(count: int = 40, levels: tuple[str, ...] = ("O0", "O3"), **more: Any) -> Functions:
-    made = functions(*(
+    return functions(*(
         f(f"f{i}", level, project=f"p{i % 4}", **more) for level in levels for i in range(count)
     ))  # fmt: skip
-    made.size = np.asarray([10 + 40 * (i % count) for i in range(len(made))], np.int64)
-    return made
 
 
 def method(name: str, matrix: Any, baseline: bool = False) -> Method:
@@ -99,7 +97,7 @@ def test_order_of_functions_changes_nothing() -> None:
     mixed = Functions(
         "here",
         {name: one.take(order) for name, one in made.names.items()},
-        made.size[order], made.blocks[order], None, made.named[order], None,
+        made.blocks[order], None, made.named[order], None,
     )  # fmt: skip
     made.code = None
     one = run(made, method("v", vectors), pools=(7,))

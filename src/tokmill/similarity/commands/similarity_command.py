@@ -74,8 +74,8 @@ def evaluate(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="[RUN|OVERLAY|F.npy]… STORE",
-            help="Runs, overlays or files of vectors, and the store of the functions at last. "
+            metavar="[RUN|F.npy]… STORE",
+            help="Runs or files of vectors, and the store of the functions at last. "
             "The store alone: baselines alone.",
             show_default=False,
         ),
@@ -147,7 +147,7 @@ def score(
         typer.Argument(
             metavar="KEYS.csv",
             help="A line a vector: project, function, compiler, level; where known also program, "
-            "version, size, blocks, code.",
+            "version, blocks, code.",
         ),
     ],
     pools: Pools = "",

@@ -46,7 +46,7 @@ def query(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="[RUN|OVERLAY|F.npy] STORE|INDEX",
+            metavar="[RUN|F.npy] STORE|INDEX",
             help="A store, or an index of one. Of a store also vectors: functions are compared by "
             "these and by strings, imports, constants and calls; without vectors by the ranker.",
             show_default=False,
@@ -139,7 +139,7 @@ def index(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN|OVERLAY|F.npy STORE",
+            metavar="RUN|F.npy STORE",
             help="Vectors of a store's functions, and the store.",
             show_default=False,
         ),
@@ -160,7 +160,7 @@ def index(
         raise UsageError(
             "no vectors are named",
             where=str(place),
-            hint="name a run, an overlay or an .npy file, then the store",
+            hint="name a run or an .npy file, then the store",
         )
     check_place(out, fresh=fresh)
     store = Store(place)
@@ -186,7 +186,7 @@ def check_given(given: Sequence[Path]) -> None:
         raise UsageError(
             "functions are compared by one kind of vectors",
             where=str(given[1]),
-            hint="name one run, overlay or file, and the store at last",
+            hint="name one run or file, and the store at last",
         )
 
 

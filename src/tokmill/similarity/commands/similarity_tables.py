@@ -151,8 +151,8 @@ def _say_remarks(found: Evaluation, pool: int | None) -> None:
         if method.zeros:
             some = human_count(method.zeros, "function")
             say(
-                f"note: {method.name}: {some} of {found.functions:,} with a vector of zeros, as "
-                "like to any as to any other"
+                f"note: {method.name}: {some} of {found.functions:,} with a vector of zeros, which "
+                "has the score 0 with every other"
             )
 
 

@@ -1,4 +1,4 @@
-"""The vectors of a store's records: of runs, overlays and files, and of untrained baselines."""
+"""The vectors of a store's records: of runs and files, and of baselines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tokmill.similarity.functions import Functions, of_functions
 from tokmill.similarity.pool_measures import CHANCE, Method
 from tokmill.similarity.vector_rows import Rows
 from tokmill.store.manifest import read_plan
-from tokmill.store.overlay import FOLDER, NAME, overlay_names
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.terminal.output import say
@@ -27,10 +26,10 @@ MOST_PLANS = 1000
 def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -> tuple[str, Array]:
     """Return a name, and a vector a record (records, d).
 
-    `path`: an .npy file; the folder of a run, whose vectors become an overlay; the name or folder
-    of an overlay. Raises `UsageError` for anything else.
+    `path`: an .npy file, or the folder of a run, whose vectors become an overlay. Raises
+    `UsageError` for anything else.
     """
-    from tokmill.similarity.vector_rows import check_matrix, read_vectors
+    from tokmill.similarity.vector_rows import read_vectors
 
     if path.suffix == ".npy":
         return path.stem, read_vectors(path, len(store))
@@ -38,33 +37,12 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
         from tokmill.inference.embed import embed
 
         made = embed(path, store.path, at=at, device=device, quiet=quiet)
-        return path.resolve().name, _column(store, made.overlay)
-    known = overlay_names(store.path)
-    name = path.name
-    in_store = path.parent.name == FOLDER and path.parent.parent.resolve() == store.path.resolve()
-    if (str(path) == name or in_store) and NAME.fullmatch(name) and name in known:
-        matrix = _column(store, name)
-        check_matrix(matrix, len(store), f"{store.path}: overlay {name}")
-        return name, matrix
+        return path.resolve().name, Store(store.path, [made.overlay]).column("embedding")
     raise UsageError(
-        "this is no run, no overlay of the store and no .npy file",
+        "this is no run and no .npy file",
         where=str(path),
-        hint=nearest(name, known)
-        or "`tokmill train` makes a run, `tokmill embed RUN STORE` an overlay",
+        hint="`tokmill train` makes a run; `tokmill embed RUN STORE --npy FILE` writes a file",
     )
-
-
-def _column(store: Store, overlay: str) -> Array:
-    opened = Store(store.path, [overlay])
-    schema = opened.overlays[overlay].schema
-    wide = [name for name, column in schema.items() if column.width and column.per == "record"]
-    if len(wide) != 1:
-        raise UsageError(
-            f"the overlay {overlay!r} has {len(wide)} columns of vectors",
-            where=str(store.path),
-            hint="an overlay with one column that holds a vector a record, as of `tokmill embed`",
-        )
-    return opened.column(wide[0])
 
 
 def baselines_of(
