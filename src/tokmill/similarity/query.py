@@ -163,8 +163,8 @@ def nearest_rows(matrix: Any, record: int, most: int, *, unit: bool) -> tuple[Ar
     `matrix`: one, or two side by side. A score is a product, as a share of that of the row with
     itself: 1 for an equal one. Nothing is near to a row of zeros.
     """
-    first, beside = matrix if isinstance(matrix, tuple) else (matrix, None)
-    rows = Rows(first, unit=unit, beside=beside)
+    first, more = matrix if isinstance(matrix, tuple) else (matrix, None)
+    rows = Rows(first, unit=unit, more=more)
     everything = np.arange(len(rows))
     ((_, block),) = products(rows, np.asarray([record]), rows, everything)
     own = float(block[0, record])

@@ -13,40 +13,39 @@ from tokmill.terminal.output import print_table, say
 SAME = "same code on both sides"
 
 
-def print_evaluation(found: Evaluation, metric: str, pool: int | None) -> None:
+def print_evaluation(evaluation: Evaluation, metric: str, pool: int | None) -> None:
     """Print what was left out, a table of all rows at one pool, and the tables of the first row.
 
     Args:
-        found: what to print.
+        evaluation: what to print.
         metric: of the tables that show one.
         pool: size of the pools of the tables that show one; None: the largest up to `SHOWN`.
     """
-    at = _pool_of(found, pool)
-    print(
-        f"{found.where}: {human_count(found.functions, 'function')}, {found.compared:,} to compare"
-    )
-    for why, count in found.left_out.items():
+    at = _pool_of(evaluation, pool)
+    count = human_count(evaluation.functions, "function")
+    print(f"{evaluation.where}: {count}, {evaluation.compared:,} to compare")
+    for why, count in evaluation.left_out.items():
         print(f"left out: {count:,} {why}")
     print()
-    _print_counts(found.rows)
-    if at is not None and len(found.rows) > 1:
-        for kind in dict.fromkeys(_kind(row) for row in found.rows):
+    _print_counts(evaluation.rows)
+    if at is not None and len(evaluation.rows) > 1:
+        for kind in dict.fromkeys(_kind(row) for row in evaluation.rows):
             print()
-            _print_summary([row for row in found.rows if _kind(row) == kind], kind, metric, at)
+            _print_summary([row for row in evaluation.rows if _kind(row) == kind], kind, metric, at)
     print()
-    _print_row(found.rows[0], metric)
-    if at is not None and any(one.pool == at and one.queries for one in found.rows[0].results):
+    _print_row(evaluation.rows[0], metric)
+    if at is not None and any(one.pool == at and one.queries for one in evaluation.rows[0].results):
         print()
-        _print_pool(found.rows[0], at)
-    _say_remarks(found, at)
+        _print_pool(evaluation.rows[0], at)
+    _say_remarks(evaluation, at)
 
 
-def _pool_of(found: Evaluation, pool: int | None) -> int | None:
+def _pool_of(evaluation: Evaluation, pool: int | None) -> int | None:
     """Return the pool that tables of one pool show: the one asked for, or one that all rows have.
 
     None where no row has one.
     """
-    each = [{one.pool for one in row.results if one.queries} for row in found.rows]
+    each = [{one.pool for one in row.results if one.queries} for row in evaluation.rows]
     there = set.union(*each)
     if pool is not None:
         return pool if pool in there else None
@@ -133,41 +132,41 @@ def _print_pool(row: Row, pool: int) -> None:
         print("95 %: of means over functions that are drawn again")
 
 
-def _say_remarks(found: Evaluation, pool: int | None) -> None:
-    too_large = dict.fromkeys(tuple(row.too_large) for row in found.rows if row.too_large)
+def _say_remarks(evaluation: Evaluation, pool: int | None) -> None:
+    too_large = dict.fromkeys(tuple(row.too_large) for row in evaluation.rows if row.too_large)
     for sizes in too_large:
-        rows = [row for row in found.rows if tuple(row.too_large) == sizes]
+        rows = [row for row in evaluation.rows if tuple(row.too_large) == sizes]
         most = max(one.pairs for row in rows for one in row.settings)
         named = f"{rows[0].row} to {rows[-1].row}" if len(rows) > 2 else ", ".join(
             row.row for row in rows
         )  # fmt: skip
-        said = ", ".join(f"{size:,}" for size in sizes)
-        say(f"note: no pools of {said} for {named}: {human_count(most, 'pair')} at most")
-    for row in found.rows:
+        text = ", ".join(f"{size:,}" for size in sizes)
+        say(f"note: no pools of {text} for {named}: {human_count(most, 'pair')} at most")
+    for row in evaluation.rows:
         for one in row.compared:
             if one.pool == pool:
                 say(f"{row.row}, pool of {pool:,}: {_verdict(one)}")
-    for method in found.methods:
+    for method in evaluation.methods:
         if method.zeros:
             some = human_count(method.zeros, "function")
             say(
-                f"note: {method.name}: {some} of {found.functions:,} with a vector of zeros, which "
-                "has the score 0 with every other"
+                f"note: {method.name}: {some} of {evaluation.functions:,} with a vector of zeros, "
+                "which has the score 0 with every other"
             )
 
 
 def _verdict(one: Compared) -> str:
     """Return whether a method is better than the best baseline, in words."""
     ends = one.difference.ends
-    said = f"recall@1 {one.difference.mean:+.3f}"
+    text = f"recall@1 {one.difference.mean:+.3f}"
     if ends is None:
-        return f"{one.method} against {one.baseline}, the best baseline: {said}"
-    said += f" (95 %: {ends[0]:+.3f} to {ends[1]:+.3f})"
+        return f"{one.method} against {one.baseline}, the best baseline: {text}"
+    text += f" (95 %: {ends[0]:+.3f} to {ends[1]:+.3f})"
     if ends[0] > 0:
-        return f"{one.method} is better than {one.baseline}, the best baseline: {said}"
+        return f"{one.method} is better than {one.baseline}, the best baseline: {text}"
     if ends[1] < 0:
-        return f"{one.method} is worse than {one.baseline}, the best baseline: {said}"
-    return f"{one.method} is not shown to be better than {one.baseline}, the best baseline: {said}"
+        return f"{one.method} is worse than {one.baseline}, the best baseline: {text}"
+    return f"{one.method} is not shown to be better than {one.baseline}, the best baseline: {text}"
 
 
 def _cells(value: Value) -> list[str]:

@@ -100,10 +100,10 @@ def sum_of(kind: str, functions: Any, vectors: Array) -> Any:
 
 def rows_of(functions: Functions, matrix: Any) -> Rows:
     """Return the rows of functions, of a matrix of records or of two side by side."""
-    first, beside = matrix if isinstance(matrix, tuple) else (matrix, None)
-    if beside is not None:
-        beside = of_functions(functions, beside, unit=False)
-    return Rows(of_functions(functions, first, unit=False), unit=False, beside=beside)
+    first, more = matrix if isinstance(matrix, tuple) else (matrix, None)
+    if more is not None:
+        more = of_functions(functions, more, unit=False)
+    return Rows(of_functions(functions, first, unit=False), unit=False, more=more)
 
 
 def built_of(store: Store) -> list[Path]:

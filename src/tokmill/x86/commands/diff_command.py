@@ -99,34 +99,34 @@ def _programs(
         from tokmill.x86.commands.diff_vectors import vectors_of
 
         vectors = vectors_of(graphs, run, quiet=quiet)
-    found = diff_graphs(*graphs, names=names, vectors=vectors)
+    result = diff_graphs(*graphs, names=names, vectors=vectors)
     digests = sha256_file(old), sha256_file(new)
     out, html = outs
     if out is not None:
         make_folder(out.parent)
-        write_diff(out, diff_file(*graphs, found, digests))
+        write_diff(out, diff_file(*graphs, result, digests))
     if html is not None:
         from tokmill.x86.diff.output.diff_page import diff_page
 
-        diff_page(*graphs, found, html, called=called)
-    counts = counts_of(*graphs, found)
+        diff_page(*graphs, result, html, called=called)
+    counts = counts_of(*graphs, result)
     if json:
-        most = changed_most(*graphs, found, MOST_LISTED)
+        most = changed_most(*graphs, result, MOST_LISTED)
         print_json(
             {
-                "same": found.same,
+                "same": result.same,
                 "same_bytes": digests[0] == digests[1],
                 "counts": counts,
                 "changed_most": [msgspec.to_builtins(change) for change in most],
-                "other": msgspec.to_builtins(found.other),
-                "left_out": found.left_out,
+                "other": msgspec.to_builtins(result.other),
+                "left_out": result.left_out,
             }
         )
     else:
-        print_programs(graphs, called, found, counts, digests[0] == digests[1])
+        print_programs(graphs, called, result, counts, digests[0] == digests[1])
         for path in filter(None, outs):
             print(f"{path}: written")
-    return DIFFER if found.other.any or not found.same else SAME
+    return DIFFER if result.other.any or not result.same else SAME
 
 
 def _told_apart(names: tuple[str, str], paths: tuple[Path, Path]) -> tuple[str, str]:
