@@ -22,8 +22,8 @@ def print_evaluation(evaluation: Evaluation, metric: str, pool: int | None) -> N
         pool: size of the pools of the tables that show one; None: the largest up to `SHOWN`.
     """
     at = _pool_of(evaluation, pool)
-    count = human_count(evaluation.functions, "function")
-    print(f"{evaluation.where}: {count}, {evaluation.compared:,} to compare")
+    functions = human_count(evaluation.functions, "function")
+    print(f"{evaluation.where}: {functions}, {evaluation.compared:,} to compare")
     for why, count in evaluation.left_out.items():
         print(f"left out: {count:,} {why}")
     print()
