@@ -43,14 +43,14 @@ from tokmill.similarity.functions import functions_of, of_functions
 from tokmill.similarity.pool_measures import CHANCE, Method, Value
 from tokmill.similarity.vector_rows import Rows
 from tokmill.store.store import Store
+from tokmill.x86.features.baselines import parts_of
 from tokmill.x86.features.learned_sums import code_parts, vector_parts
 from tokmill.x86.features.store_functions import store_functions
-from tokmill.x86.features.sums import parts_of
 
 LEAST = 80
 """Tokens of a function that is learned from."""
 RECIPE = Path(__file__).resolve().parents[1] / "recipes/x86/similarity-bag.toml"
-BASELINES = ("code-sum", "code-around", "constants", "facts", "sum", "ranker")
+BASELINES = ("code-around", "facts", "ranker")
 ROWS = "O0-O3,O2-O3"
 POOLS, MORE_POOLS = (100, 1000), (1000, 10_000)
 QUERIES, NEGATIVES = 500, 150
@@ -70,7 +70,7 @@ def of_projects(names: Sequence[str]) -> str:
 
 def halves(folder: Path) -> tuple[list[str], list[str]]:
     """Return the training projects that there are: to learn from, and to learn weights from."""
-    known = functions_of(Store(folder / "train"), code=False).names["project"].names
+    known = functions_of(Store(folder / "train")).names["project"].names
     names = [name for name in splits()["train"] if name in known]
     return names[::2], names[1::2]
 

@@ -19,8 +19,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from tokmill.store.store import Store
+from tokmill.x86.features.baselines import parts_of
 from tokmill.x86.features.store_functions import store_functions
-from tokmill.x86.features.sums import parts_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NEGATIVES = 500
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
     text = "\n".join([
         HEAD, "", f"# {len(values):,} pairs of {chosen.store.name}, {store.fingerprint[:16]}.",
         "WEIGHTS = {", *lines, "}",
-        '"""Part of `tokmill.x86.features.sums.parts_of` → its weight."""', "",
+        '"""Part of `tokmill.x86.features.baselines.parts_of` → its weight."""', "",
     ])  # fmt: skip
     print(text, end="")
     if chosen.out:

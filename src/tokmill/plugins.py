@@ -237,41 +237,22 @@ RULES: dict[str, Part] = {
 }
 
 BASELINES: dict[str, Part] = {
-    # untrained vectors of functions of programs (`tokmill.x86.features.baselines.baselines`)
-    "random": Part("tokmill.x86.features.baselines:random_vectors", "x86", "chance"),
+    # vectors of functions of programs that no model made (`tokmill.x86.features.baselines`)
     "opcodes": Part(
         "tokmill.x86.features.baselines:opcodes", "x86", "code alone: histogram of mnemonics"
     ),
-    "templates": Part(
-        "tokmill.x86.features.baselines:templates",
-        "x86",
-        "code alone: TF-IDF of instructions without numbers",
-    ),
-    "code-sum": Part(
-        "tokmill.x86.features.sums:code_sum",
-        "x86",
-        "code alone: the two above, pairs of instructions and counts, as a sum of cosines",
-    ),
     "code-around": Part(
-        "tokmill.x86.features.sums:code_around",
+        "tokmill.x86.features.baselines:code_around",
         "x86",
-        "code alone: code-sum and templates of callees and callers",
+        "code alone: seven cosines, of a function, its callees and its callers",
     ),
-    "constants": Part("tokmill.x86.features.baselines:constants", "x86", "TF-IDF of constants"),
-    "strings": Part("tokmill.x86.features.baselines:strings", "x86", "TF-IDF of strings"),
-    "imports": Part("tokmill.x86.features.baselines:imports", "x86", "TF-IDF of called imports"),
     "facts": Part(
         "tokmill.x86.features.baselines:facts",
         "x86",
         "TF-IDF of constants, strings, imports, less of callees",
     ),
-    "sum": Part(
-        "tokmill.x86.features.sums:sum_of_cosines",
-        "x86",
-        "untrained sum of six cosines, of code and facts",
-    ),
     "ranker": Part(
-        "tokmill.x86.features.sums:ranker",
+        "tokmill.x86.features.baselines:ranker",
         "x86",
         "twelve cosines, their weights learned from pairs",
     ),

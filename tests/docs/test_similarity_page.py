@@ -14,21 +14,9 @@ import pytest
 from leveled_programs import LAYOUT, SECOND, leveled
 from tokmill.cli import main
 from tokmill.store.store import Store
-from x86_programs import C_SOURCE, compiler, compiles, run
+from x86_programs import C_SOURCE, compiles
 
 KEYS = ("project", "function", "compiler", "level", "program")
-UNKNOWN = """
-unsigned hash(const char *text, int n) {
-    unsigned h = 2166136261u;
-    for (int i = 0; i < n; i++) {
-        h ^= (unsigned char)text[i];
-        h *= 16777619u;
-        if (h & 1)
-            h ^= h >> 7;
-    }
-    return h;
-}
-"""
 SMALL = (
     "model.dim=16", "model.buckets=64", "run.steps=2", "run.eval_every=2", "run.checkpoint_every=2",
     "task.length=64", "data.batch=4",
@@ -56,7 +44,7 @@ def test_the_commands_run(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     queries, evaluation = commands(repository / "docs/similarity.md")
-    assert len(queries) >= 8 and len(evaluation) >= 6
+    assert len(queries) >= 6 and len(evaluation) >= 6
     judged = tmp_path / "judged"
     judged.mkdir()
     monkeypatch.chdir(judged)
@@ -93,14 +81,7 @@ def test_the_commands_run(
     monkeypatch.chdir(asked)
     compiles(place, "minigzip", C_SOURCE.replace("dispatch", "inflate"), "-O2")
     compiles(place, "tool", SECOND, "-O2")
-    (asked / "unknown.c").write_text(UNKNOWN)
-    run(
-        compiler("gcc"), "-O1", "-nostdlib", "-static", "-no-pie", "-Wl,-Ttext=0x401230", "-e",
-        "hash", "-o", str(asked / "unknown.elf"), str(asked / "unknown.c"),
-    )  # fmt: skip
     shutil.copytree(judged / "RUN", asked / "RUN")
     for command in queries:
         does(command)
-    out = capsys.readouterr().out
-    # What the unknown program is asked for is found in another one, and why.
-    assert "hash" in out and "0x1000193" in out
+    assert "inflate at 0x" in capsys.readouterr().out

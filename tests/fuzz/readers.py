@@ -536,8 +536,7 @@ READERS: dict[str, Reader] = {
     "debug info": Reader(make_debug_info, read_debug, share=0.3),
     # functions that are alike
     "similarity keys": Reader(make_keys, read_scored, share=0.2),
-    "similarity index dense": Reader(make_near("dense"), read_near, share=0.2),
-    "similarity index sparse": Reader(make_near("sparse"), read_near, share=0.2),
+    "similarity index": Reader(make_near, read_near, share=0.2),
     # looking
     "inspect": Reader(make_everything, read_everything),
     # runs

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-from reader import Make
 
 from making import token_store
 from tokmill.similarity.evaluation import Choice, evaluate
@@ -39,23 +37,16 @@ def read_scored(folder: Path) -> Any:
     return evaluate(functions, [Method("v", Rows(matrix), False)], choice)
 
 
-def make_near(kind: str) -> Make:
-    def make(folder: Path) -> Iterable[Path]:
-        store = token_store(folder / "s", [[[1]] * RECORDS])
-        matrix = np.random.default_rng(0).normal(size=(RECORDS, 6)).astype(np.float32)
-        matrix[np.abs(matrix) < 1] = 0
-        rows = scipy.sparse.csr_array(matrix) if kind == "sparse" else matrix
-        keys = (np.arange(6, dtype=np.uint64), np.ones(6, np.float32)) if kind == "sparse" else None
-        bounds = {"all": 6} if kind == "sparse" else {}
-        write_index(folder / "ix", store, rows, of="v", bounds=bounds, keys=keys)
-        return [folder / "ix"]
-
-    return make
+def make_near(folder: Path) -> Iterable[Path]:
+    store = token_store(folder / "s", [[[1]] * RECORDS])
+    matrix = np.random.default_rng(0).normal(size=(RECORDS, 6)).astype(np.float32)
+    write_index(folder / "ix", store, matrix, of="v")
+    return [folder / "ix"]
 
 
 def read_near(folder: Path) -> Any:
     index = Index(folder / "ix")
-    found = [index.nearest(row, 5, exact=exact) for row in range(0, RECORDS, 9) for exact in (0, 1)]
-    for rows, scores, _ in found:
+    found = [index.nearest(index.vectors[row], 5) for row in range(0, RECORDS, 9)]
+    for rows, scores in found:
         assert ((rows >= 0) & (rows < RECORDS)).all() and np.isfinite(scores).all()
-    return [(rows.tolist(), scores.tolist(), shares) for rows, scores, shares in found]
+    return [(rows.tolist(), scores.tolist()) for rows, scores in found]

@@ -22,7 +22,6 @@ def functions(*ones: One) -> Functions:
     return Functions(
         "here",
         names,
-        np.full(len(ones), 50),
         np.asarray([one.get("blocks", 9) for one in ones], np.int64),
         np.asarray([one.get("code", 1000 + i) for i, one in enumerate(ones)], np.uint64),
         np.asarray([one.get("named", True) for one in ones], bool),

@@ -27,12 +27,10 @@ NOT_TEXT = "not text: "
 NO_SUFFIX = "no suffix"
 NOT_CHOSEN = "file that --glob does not name"
 NO_PROGRAM = "file that is no program"
-DEBUG_ALONE = "file of debug information alone"
 PACKED = tuple(MAGIC)
 PLURALS = {
     NOT_CHOSEN: "files that --glob does not name",
     NO_PROGRAM: "files that are no program",
-    DEBUG_ALONE: "files of debug information alone",
     "another name of a file": "other names of a file",
     "file that is named twice": "files that are named twice",
     "link to a folder": "links to folders",

@@ -28,7 +28,7 @@ class Compares(msgspec.Struct, frozen=True):
     name: str
     baseline: bool
     zeros: int
-    """Functions whose vector is 0, which is as like to any as to any other."""
+    """Functions whose vector is 0, which has the score 0 with every other."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -44,7 +44,6 @@ class Evaluation(msgspec.Struct, frozen=True):
     """Functions that may be in a pair."""
     left_out: dict[str, int]
     min_blocks: int
-    seed: int
     resamples: int
     methods: list[Compares]
     rows: list[Row]
@@ -62,7 +61,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     more_negatives: bool = False
     """Whether functions whose compiler or level is not known are negatives too."""
     min_blocks: int = MIN_BLOCKS
-    seed: int = 0
     resamples: int = RESAMPLES
 
 
@@ -82,7 +80,7 @@ def evaluate(
     kept = keep(functions, choice.min_blocks)
     with Progress("similarity", 0, unit="comparisons", quiet=quiet) as bar:
         rows = [
-            report(functions, one, methods, seed=choice.seed, resamples=choice.resamples)
+            report(functions, one, methods, resamples=choice.resamples)
             for one in _measured(functions, kept, methods, choice, bar)
         ]
     if not any(row.queries for row in rows):
@@ -100,14 +98,13 @@ def evaluate(
         )
     return Evaluation(
         format="tokmill.similarity",
-        version=1,
+        version=2,
         where=functions.where,
         fingerprint=fingerprint,
         functions=len(functions),
         compared=len(kept.rows),
         left_out=kept.left_out,
         min_blocks=choice.min_blocks,
-        seed=choice.seed,
         resamples=choice.resamples,
         methods=[
             Compares(one.name, one.baseline, one.rows.zeros if one.rows else 0) for one in methods

@@ -1,4 +1,4 @@
-"""The functions that are compared: what each is called, how it was compiled, how large it is."""
+"""The functions that are compared: names, how they were compiled, how many blocks they have."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ class Functions:
     where: str
     names: dict[str, Coded]
     """A column for each of `NAMES`."""
-    size: Array
-    """(n,) i8, instructions; tokens of stores that do not know instructions; -1: unknown."""
     blocks: Array
     """(n,) i8, basic blocks; -1: unknown."""
     code: Array | None
@@ -55,7 +53,7 @@ class Functions:
     """(records,) i8, the function of each record; None: record i is function i."""
 
     def __len__(self) -> int:
-        return len(self.size)
+        return len(self.blocks)
 
     def text(self, column: str, row: int) -> str:
         one = self.names[column]
@@ -111,22 +109,19 @@ def functions_of(store: Store) -> Functions:
             hint="`tokmill build x86` makes stores of functions with all that is needed",
         )  # fmt: skip
     coders = {name: Coder() for name in NAMES}
-    sizes, blocks = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    blocks = [np.zeros(0, np.int64)]
     for number, entry in enumerate(store.shards):
         shard = store.shard(number)
         for name, coder in coders.items():
             found, place = shard.text(name, 0, entry.records).distinct()
             words = [one.decode("utf-8", "surrogatepass") for one in found]
             coder.add(spelled(name, words), place)
-        size, block = _sizes(shard)
-        sizes.append(size)
-        blocks.append(block)
+        blocks.append(_blocks(shard))
     names = {name: coder.coded() for name, coder in coders.items()}
     record = _of_records(store, names)
     count = int(record.max()) + 1 if len(record) else 0
     first = np.zeros(count, np.int64)
     first[record[::-1]] = np.arange(len(record))[::-1]
-    size, block = np.concatenate(sizes), np.concatenate(blocks)
     digests = np.zeros(count, np.uint64)
     order = np.arange(len(record)) - first[record]
     part = mix(store_digests(store)["a"] + mix(order.astype(np.uint64)))
@@ -134,26 +129,25 @@ def functions_of(store: Store) -> Functions:
     return Functions(
         where=str(store.path),
         names={name: coded.take(first) for name, coded in names.items()},
-        size=_sums(size, record, count),
-        blocks=_sums(block, record, count),
+        blocks=_sums(np.concatenate(blocks), record, count),
         code=digests,
         named=_named(store, names["function"])[first],
         record=None if count == len(record) else record,
     )
 
 
-def _sizes(shard: Any) -> tuple[Array, Array]:
-    """Return instructions (else tokens) and blocks (else -1) of each record of a shard."""
+def _blocks(shard: Any) -> Array:
+    """Return the basic blocks of each record of a shard; -1 where they are not known."""
     if "phrase" in shard:
         ends = shard["phrase_offsets"].astype(np.int64)
         begins = np.concatenate([[0], np.cumsum(shard["phrase"] >= PHRASE_BIT)])
-        return np.diff(ends), begins[ends[1:]] - begins[ends[:-1]]
-    ends = shard["offsets"].astype(np.int64)
-    if "border" not in shard:
-        return np.diff(ends), np.full(len(ends) - 1, -1, np.int64)
-    border = shard["border"]
-    counts = [np.concatenate([[0], np.cumsum(border & bit > 0)]) for bit in (1, 2)]
-    return counts[0][ends[1:]] - counts[0][ends[:-1]], counts[1][ends[1:]] - counts[1][ends[:-1]]
+    else:
+        ends = shard["offsets"].astype(np.int64)
+        if "border" not in shard:
+            return np.full(len(ends) - 1, -1, np.int64)
+        begins = np.concatenate([[0], np.cumsum(shard["border"] & 2 > 0)])
+    found: Array = begins[ends[1:]] - begins[ends[:-1]]
+    return found
 
 
 def _sums(values: Array, record: Array, count: int) -> Array:

@@ -1,7 +1,7 @@
-"""An index on disk: a file with the arrays of a dense or a sparse index, and what they are of.
+"""An index on disk: the vectors of a store's records, mapped; a query is compared with all of them.
 
-It is a safetensors file, whose metadata hold the facts, and is mapped. One rename puts it in its
-place, so a reader sees the old index or the new one.
+It is a safetensors file, whose metadata hold the facts. One rename puts it in its place, so a
+reader sees the old index or the new one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,36 +19,31 @@ import numpy as np
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import make_folder, path_from_text, path_to_text, reading, write_file
 from tokmill.base.headers import loads_json, tensor_header
-from tokmill.similarity import dense_index, sparse_index
-from tokmill.similarity.dense_index import DenseIndex, damaged, dense_arrays
-from tokmill.similarity.sparse_index import SparseIndex, sparse_arrays
-from tokmill.similarity.vector_rows import is_sparse
+from tokmill.similarity.vector_rows import Rows
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
 FORMAT = "tokmill.similarity-index"
-VERSION = 3
-ARRAYS = {"dense": dense_index.ARRAYS, "sparse": sparse_index.ARRAYS}
-TYPES = {"<f2": "F16", "<f4": "F32", "<u4": "U32", "<i8": "I64", "<u8": "U64"}
-"""Dtype of an array → its name in safetensors."""
+VERSION = 4
+ARRAY, DTYPE, TYPE = "vector", "<f4", "F32"
+"""Name, dtype, and dtype in safetensors of the array."""
+BLOCK = 1 << 15
+"""Rows at a time."""
+DIGITS = 9
+"""Tolerance of a cosine: products of equal rows differ in their last bits."""
 
 
 class IndexFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an index says of itself."""
 
     version: int
-    kind: Literal["dense", "sparse"]
     of: str
-    """What the vectors are: the name of a baseline, or of a run."""
+    """What the vectors are: the name of a run or a file."""
     store: str
     """The store's folder, relative to that of the index."""
     fingerprint: str
     """Fingerprint of the store."""
     records: int
-    bounds: dict[str, int]
-    """Kind of sparse vectors → its last column + 1."""
-    graphs: list[str]
-    """Files and folders of the graphs of the store's programs."""
 
 
 class Index:
@@ -57,7 +52,7 @@ class Index:
     def __init__(self, path: Path | str) -> None:
         """Open an index; raises `TokmillError` if it is damaged, or its store has changed."""
         self.path = Path(path)
-        self.facts, arrays = read_index(self.path)
+        self.facts, self.vectors = read_index(self.path)
         self.store = Store(self.path.parent / path_from_text(self.facts.store))
         if self.store.fingerprint != self.facts.fingerprint:
             raise TokmillError(
@@ -67,38 +62,38 @@ class Index:
                 hint=f"make it again: tokmill similarity index … {self.store.path} -o {self.path} "
                 "--fresh",
             )
-        self.rows: DenseIndex | SparseIndex
-        if self.facts.kind == "dense":
-            self.rows = DenseIndex(arrays, str(self.path))
-        else:
-            self.rows = SparseIndex(arrays, str(self.path))
-        if not len(self.rows) == self.facts.records == len(self.store):
-            raise damaged(str(self.path))
-        if isinstance(self.rows, SparseIndex):
-            ends = [0, *self.facts.bounds.values(), len(self.rows.column_begin) - 1]
-            if ends != sorted(ends) or ("key" in arrays and ends[-2] != ends[-1]):
-                raise damaged(str(self.path))
+        if not len(self.vectors) == self.facts.records == len(self.store):
+            raise _damaged(self.path)
 
-    def nearest(
-        self,
-        asked: int | tuple[Array, Array],
-        most: int,
-        *,
-        exact: bool = False,
-    ) -> tuple[Array, Array, list[list[float]]]:
-        """Return the records nearest to one, their scores, and the share of each kind, if known.
+    def nearest(self, query: Array, most: int) -> tuple[Array, Array]:
+        """Return the rows nearest to a vector and their cosines, at most `most`, the nearest first.
 
-        `asked`: a record, which is among those that are found; of a sparse index also a row of
-        other programs, as (columns, values). `exact`: a sparse index scores every row.
+        Rows that tie come in their order. Zeros are near to nothing.
         """
-        if isinstance(self.rows, DenseIndex):
-            assert isinstance(asked, int)
-            rows, scores = self.rows.nearest(self.rows.vectors[asked], most)
-            return rows, scores, [[] for _ in rows]
-        query = asked if isinstance(asked, tuple) else self.rows.entries(asked)
-        rows, scores = self.rows.nearest(query, most, exact=exact)
-        shares = [self.rows.shares(int(row), query, self.facts.bounds) for row in rows]
-        return rows, scores, shares
+        query = query.astype(np.float64)
+        length = float(np.sqrt(query @ query))
+        if not length:
+            return np.zeros(0, np.int64), np.zeros(0)
+        query = query / length
+        row, score = np.zeros(0, np.int64), np.zeros(0)
+        for start in range(0, len(self.vectors), BLOCK):
+            block = self.vectors[start : start + BLOCK].astype(np.float64)
+            cosines = (block @ query).round(DIGITS)
+            if not np.isfinite(cosines).all():
+                raise _damaged(self.path)
+            row = np.concatenate([row, np.arange(start, start + len(block))])
+            row, score = best_of(row, np.concatenate([score, cosines]), most)
+        return row, score
+
+
+def best_of(row: Array, score: Array, most: int) -> tuple[Array, Array]:
+    """Return the rows with the largest scores, the largest first; of equal ones the lower row."""
+    if len(row) > most:
+        least = np.partition(score, len(row) - most)[len(row) - most]
+        kept = score >= least
+        row, score = row[kept], score[kept]
+    order = np.lexsort((row, -score))[:most]
+    return row[order], score[order]
 
 
 def is_index(path: Path) -> bool:
@@ -111,8 +106,8 @@ def is_index(path: Path) -> bool:
             return False
 
 
-def read_index(path: Path) -> tuple[IndexFacts, dict[str, Array]]:
-    """Return what an index says of itself, and its arrays, mapped.
+def read_index(path: Path) -> tuple[IndexFacts, Array]:
+    """Return what an index says of itself, and its vectors (n, d) f4 of length 1 or 0, mapped.
 
     Raises `TokmillError` if the file is none, is of another version, or is damaged.
     """
@@ -126,33 +121,17 @@ def read_index(path: Path) -> tuple[IndexFacts, dict[str, Array]]:
         header = tensor_header(whole, size)
         facts: IndexFacts = loads_json(header.metadata["facts"], IndexFacts)
     except (ValueError, KeyError) as error:
-        raise TokmillError(
-            f"the index is damaged: {error}",
-            where=str(path),
-            hint="make it again: tokmill similarity index … --fresh",
-        ) from None
+        raise _damaged(path, str(error)) from None
     if facts.version != VERSION:
-        raise TokmillError(
-            f"the index has the version {facts.version}",
-            where=str(path),
-            hint=f"this program reads version {VERSION}: make it again with --fresh",
-        )
+        raise _damaged(path, f"it has the version {facts.version}, and {VERSION} is read")
+    entry = header.tensors.get(ARRAY)
     begin = 8 + header.length
-    wanted = ARRAYS[facts.kind]
-    if header.tensors.keys() != wanted.keys():
-        wanted = wanted | sparse_index.KEYED
-    ends = [entry.data_offsets[1] for entry in header.tensors.values()]
-    if header.tensors.keys() != wanted.keys() or begin + max(ends, default=0) != size:
-        raise damaged(str(path))
-    arrays = {}
-    for name, entry in header.tensors.items():
-        if entry.dtype != TYPES[wanted[name]]:
-            raise damaged(str(path))
-        first, last = entry.data_offsets
-        dtype = np.dtype(wanted[name])
-        flat = np.frombuffer(whole, dtype, (last - first) // dtype.itemsize, begin + first)
-        arrays[name] = flat.reshape(entry.shape)
-    return facts, arrays
+    if entry is None or len(header.tensors) > 1 or entry.dtype != TYPE or len(entry.shape) != 2:
+        raise _damaged(path)
+    first, last = entry.data_offsets
+    if first or begin + last != size:
+        raise _damaged(path)
+    return facts, np.frombuffer(whole, DTYPE, last // 4, begin).reshape(entry.shape)
 
 
 def check_place(path: Path, *, fresh: bool) -> None:
@@ -170,64 +149,49 @@ def check_place(path: Path, *, fresh: bool) -> None:
 
 
 def write_index(
-    path: Path,
-    store: Store,
-    matrix: Any,
-    *,
-    of: str,
-    bounds: Mapping[str, int] | None = None,
-    keys: tuple[Array, Array] | None = None,
-    graphs: list[Path] | None = None,
-    fresh: bool = False,
+    path: Path, store: Store, matrix: Array, *, of: str, fresh: bool = False
 ) -> IndexFacts:
     """Write an index of a store's records, atomically; equal vectors give equal bytes.
 
     Args:
         path: the file.
         store: whose records the rows are of.
-        matrix: a row a record, dense or CSR, finite.
+        matrix: (records, d), a row a record, finite.
         of: what the vectors are.
-        bounds: of a CSR matrix: kind → its last column + 1, ascending.
-        keys: of a CSR matrix: a key (u8) and a weight (f4) a column, for rows of other programs.
-        graphs: of the store's programs.
         fresh: replace an index that stands there.
     """
     check_place(path, fresh=fresh)
-    kind: Literal["dense", "sparse"] = "sparse" if is_sparse(matrix) else "dense"
-    arrays = sparse_arrays(matrix) if kind == "sparse" else dense_arrays(matrix)
-    if keys is not None:
-        arrays |= dict(zip(sparse_index.KEYED, keys, strict=True))
     make_folder(path.absolute().parent)
     facts = IndexFacts(
         version=VERSION,
-        kind=kind,
         of=of,
         store=path_to_text(os.path.relpath(store.path.resolve(), path.resolve().parent)),
         fingerprint=store.fingerprint,
         records=len(store),
-        bounds=dict(bounds or {}),
-        graphs=[path_to_text(os.path.abspath(one)) for one in graphs or []],
     )
-    dtypes = ARRAYS[kind] | sparse_index.KEYED
-    values = {name: np.ascontiguousarray(array, dtypes[name]) for name, array in arrays.items()}
-    write_file(path, _chunks(facts, values))
+    write_file(path, _chunks(facts, matrix))
     return facts
 
 
-def _chunks(facts: IndexFacts, arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """Yield the header and the arrays, those of the widest values first: all are aligned."""
-    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
-    said = {"format": FORMAT, "facts": msgspec.json.encode(facts).decode()}
-    header: dict[str, Any] = {"__metadata__": said}
-    place = 0
-    for name in order:
-        array = arrays[name]
-        offsets = [place, place := place + array.nbytes]
-        kind = TYPES[array.dtype.str]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": offsets}
+def _chunks(facts: IndexFacts, matrix: Array) -> Iterator[bytes | memoryview]:
+    """Yield the header, and the rows with length 1."""
+    bytes_in_all = matrix.shape[0] * matrix.shape[1] * np.dtype(DTYPE).itemsize
+    header = {
+        "__metadata__": {"format": FORMAT, "facts": msgspec.json.encode(facts).decode()},
+        ARRAY: {"dtype": TYPE, "shape": matrix.shape, "data_offsets": [0, bytes_in_all]},
+    }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % 64)
     yield len(text).to_bytes(8, "little") + text
-    for name in order:
-        if arrays[name].size:
-            yield arrays[name].reshape(-1).view(np.uint8).data
+    unit = Rows(matrix)
+    for start in range(0, len(matrix), BLOCK):
+        rows = np.arange(start, min(start + BLOCK, len(matrix)))
+        yield unit.take(rows).astype(DTYPE).tobytes()
+
+
+def _damaged(path: Path, why: str = "its array does not fit") -> TokmillError:
+    return TokmillError(
+        f"the index is damaged: {why}",
+        where=str(path),
+        hint="make it again: tokmill similarity index … --fresh",
+    )

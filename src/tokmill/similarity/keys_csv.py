@@ -15,9 +15,8 @@ from tokmill.store.checks.hashes import first_of_equals
 from tokmill.store.schema import Array
 
 NEEDED = ("project", "function", "compiler", "level")
-NUMBERS = ("size", "blocks")
-CODE = "code"
-COLUMNS = (*NAMES, *NUMBERS, CODE)
+BLOCKS, CODE = "blocks", "code"
+COLUMNS = (*NAMES, BLOCKS, CODE)
 BATCH = 1 << 14
 
 
@@ -25,12 +24,12 @@ def read_keys(path: Path) -> tuple[Functions, list[str]]:
     """Return the functions of a CSV file, and the columns of it that are not read.
 
     The first line names the columns: `NEEDED`, and where they are known `program`, `version`,
-    `size` (instructions), `blocks`, and `code` (any text that is equal for equal code). Function i
+    `blocks`, and `code` (any text that is equal for equal code). Function i
     is the one of vector i. Raises `TokmillError` with the line for what is missing or no number,
     and for a function that stands twice.
     """
     coders = {name: Coder() for name in (*NAMES, CODE)}
-    numbers: dict[str, list[Array]] = {name: [] for name in NUMBERS}
+    blocks: list[Array] = []
     lines: list[Array] = []
     with machine_errors("read", path):
         if not path.is_file():
@@ -47,9 +46,7 @@ def read_keys(path: Path) -> tuple[Functions, list[str]]:
                     at = place.get(name)
                     cells = ["" if at is None else row[at] for _, row in batch]
                     coder.add(spelled(name, cells), np.arange(len(cells)))
-                for name, parts in numbers.items():
-                    at = place.get(name)
-                    parts.append(_numbers(path, batch, name, at))
+                blocks.append(_numbers(path, batch, place.get(BLOCKS)))
     if not lines:
         raise TokmillError(
             "the file has no functions",
@@ -61,8 +58,7 @@ def read_keys(path: Path) -> tuple[Functions, list[str]]:
     functions = Functions(
         where=str(path),
         names=names,
-        size=np.concatenate(numbers["size"]),
-        blocks=np.concatenate(numbers["blocks"]),
+        blocks=np.concatenate(blocks),
         code=_code(coders[CODE].coded()) if CODE in place else None,
         named=np.ones(len(names["function"].codes), bool),
         record=None,
@@ -139,8 +135,8 @@ def _check(
                 )
 
 
-def _numbers(path: Path, batch: list[tuple[int, list[str]]], name: str, at: int | None) -> Array:
-    """Return the numbers of a column; -1 where the cell is empty or there is no column."""
+def _numbers(path: Path, batch: list[tuple[int, list[str]]], at: int | None) -> Array:
+    """Return the numbers of blocks; -1 where the cell is empty or there is no column."""
     if at is None:
         return np.full(len(batch), -1, np.int64)
     found = np.empty(len(batch), np.int64)
@@ -148,7 +144,7 @@ def _numbers(path: Path, batch: list[tuple[int, list[str]]], name: str, at: int 
         cell = row[at].strip()
         if cell and not (cell.isascii() and cell.isdecimal() and len(cell) <= 18):
             raise TokmillError(
-                f"the {name} is {cell[:40]!r}",
+                f"the number of blocks is {cell[:40]!r}",
                 where=f"{path}:{line}",
                 hint="a whole number from 0 on, or nothing",
             )

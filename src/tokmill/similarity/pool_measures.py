@@ -1,4 +1,4 @@
-"""Ranks of matches: what they are worth in pools of each size, with intervals and strata."""
+"""Ranks of matches: what they are worth in pools of each size, with intervals."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from tokmill.store.schema import Array
 POOLS = (2, 10, 32, 100, 128, 512, 1000, 8192, 10_000)
 SHOWN = 1000
 """Pool at which methods are compared, or the largest one below that there is."""
-STRATA = (0, 30, 100, 300, 1000)
-"""Least instructions of each stratum; a query's size decides."""
 CHANCE = "random"
 
 
@@ -59,16 +57,6 @@ class Result(msgspec.Struct, frozen=True):
     values: dict[str, Value]
 
 
-class Part(msgspec.Struct, frozen=True):
-    """Means of a part of the queries: a stratum by size, or a project."""
-
-    part: str
-    method: str
-    pool: int
-    queries: int
-    values: dict[str, float]
-
-
 class Compared(msgspec.Struct, frozen=True):
     """The method that was given beside the best baseline, by recall@1."""
 
@@ -102,8 +90,6 @@ class Row(msgspec.Struct, frozen=True):
     results: list[Result]
     too_large: list[int]
     """Pools for which no setting has enough pairs."""
-    by_size: list[Part]
-    by_project: list[Part]
     compared: list[Compared]
 
 
@@ -186,12 +172,10 @@ def report(
     found: Measured,
     methods: Sequence[Method],
     *,
-    seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Row:
-    """Return the means of a row with their intervals, by size and project, and the comparison."""
-    project = functions.names["project"]
-    of_project = project.codes[found.query]
+    """Return the means of a row with their intervals, and the comparison with baselines."""
+    of_project = functions.names["project"].codes[found.query]
     source = [functions.names[name].codes[found.query] for name in ("project", "function")]
     of_function = numbers_of(source)
     names = [method.name for method in methods]
@@ -202,7 +186,7 @@ def report(
     counts = found.counted.sum(0)
     means = flat.sum(0) / np.maximum(counts, 1)[of]
     drawn = [
-        bootstrap(flat, found.counted, of, unit, seed=seed, resamples=resamples)
+        bootstrap(flat, found.counted, of, unit, resamples=resamples)
         if resamples and len(flat)
         else None
         for unit in (of_function, of_project)
@@ -241,8 +225,6 @@ def report(
         settings=found.settings,
         results=results,
         too_large=found.too_large,
-        by_size=_parts(found, methods, *_by_size(functions.size[found.query])),
-        by_project=_parts(found, methods, of_project, project.names),
         compared=[
             Compared(
                 method.name,
@@ -267,31 +249,3 @@ def _best_baselines(
         max(baselines, key=lambda i: float(means[column(i, pool)]), default=None)
         for pool in range(pools)
     ]
-
-
-def _by_size(size: Array) -> tuple[Array, list[str]]:
-    """Return the stratum of each query, and the names of strata."""
-    ends = [*STRATA[1:], None]
-    names = [
-        f"{low}-{high - 1} instructions" if high else f"{low} instructions and more"
-        for low, high in zip(STRATA, ends, strict=True)
-    ]
-    stratum = np.searchsorted(np.asarray(STRATA), size, side="right") - 1
-    return np.where(size < 0, len(names), stratum), [*names, "size not known"]
-
-
-def _parts(
-    found: Measured, methods: Sequence[Method], part: Array, names: Sequence[str]
-) -> list[Part]:
-    parts = []
-    for number in np.unique(part).tolist():
-        here = part == number
-        counts = found.counted[here].sum(0)
-        for method in methods:
-            sums = found.values[method.name][here].sum(0)
-            for place, pool in enumerate(found.pools):
-                if counts[place]:
-                    values = (sums[place] / counts[place]).tolist()
-                    means = dict(zip(METRICS, values, strict=True))
-                    parts.append(Part(names[number], method.name, pool, int(counts[place]), means))
-    return parts

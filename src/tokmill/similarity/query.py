@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from tokmill.base.errors import UsageError
-from tokmill.similarity.dense_index import best_of
 from tokmill.similarity.functions import NAMES
+from tokmill.similarity.index import best_of
 from tokmill.similarity.vector_rows import Rows, products
 from tokmill.store.schema import Array
 from tokmill.store.shards.strings import Strings
@@ -34,8 +33,7 @@ class Named(msgspec.Struct, frozen=True):
     function: str
     address: int
 
-    def said(self) -> str:
-        """Return what tells it from others, in words."""
+    def __str__(self) -> str:
         keys = [self.project, self.version, self.compiler, self.level]
         known = [key for key in keys if key not in ("", "unknown")]
         return f"{self.function} at {self.address:#x} in {self.program}" + (
@@ -48,10 +46,6 @@ class Hit(msgspec.Struct, frozen=True):
 
     score: float
     function: Named
-    shares: dict[str, float]
-    """Kind → its part of the score, where it is known."""
-    shared: list[str] = []
-    """Names of what both have, where it was asked for."""
 
 
 def named(store: Store, record: int) -> Named:
@@ -113,31 +107,16 @@ def find_function(
         raise UsageError(
             f"no function has {asked}",
             where=str(store.path),
-            hint=_programs_named(store, program)
-            or "`tokmill inspect STORE --where 'function ~ PART'` finds names",
+            hint="`tokmill inspect STORE --where 'function ~ PART'` finds names; what --layout "
+            "read of a path is in --compiler and --level, not in --program",
         )
-    listed = "\n".join(f"  {one.said()}" for one in found)
+    listed = "\n".join(f"  {one}" for one in found)
     more = f"\n  … {count - len(found):,} more" if count > len(found) else ""
     raise UsageError(
         f"{count:,} functions have {asked}:\n{listed}{more}",
         where=str(store.path),
         hint="say which by --program (the end of its path will do), --compiler, --level, --address",
     )
-
-
-def _programs_named(store: Store, program: str) -> str:
-    """Return a hint if programs have another path with the same file name; else nothing."""
-    last, names = program.rpartition("/")[2], set()
-    for number in range(len(store.shards) if last != program else 0):
-        shard = store.shard(number)
-        strings = shard.text("program", 0, len(shard))
-        distinct, place = strings.distinct()
-        used = np.unique(place[_ends_with(strings, last)]).tolist()
-        names |= {distinct[one].decode("utf-8", "replace") for one in used}
-    if not names:
-        return ""
-    listed = ", ".join(sorted(names)[:LISTED])
-    return f"--program {listed}: what --layout read of a path is in --compiler and --level"
 
 
 def _check_columns(store: Store) -> None:
@@ -184,8 +163,8 @@ def nearest_rows(matrix: Any, record: int, most: int, *, unit: bool) -> tuple[Ar
     `matrix`: one, or two side by side. A score is a product, as a share of that of the row with
     itself: 1 for an equal one. Nothing is near to a row of zeros.
     """
-    first, beside = matrix if isinstance(matrix, tuple) else (matrix, None)
-    rows = Rows(first, unit=unit, beside=beside)
+    first, more = matrix if isinstance(matrix, tuple) else (matrix, None)
+    rows = Rows(first, unit=unit, more=more)
     everything = np.arange(len(rows))
     ((_, block),) = products(rows, np.asarray([record]), rows, everything)
     own = float(block[0, record])
@@ -201,24 +180,20 @@ def hits_of(
     scores: Array,
     most: int,
     *,
-    shares: Sequence[Sequence[float]] = (),
-    kinds: Sequence[str] = (),
     others: bool = False,
 ) -> list[Hit]:
     """Return the functions of rows that are near, each once, without the one asked for.
 
-    `shares`: of each row the part of the score of each of `kinds`. `others`: leave out functions of
-    the same program.
+    `others`: leave out functions of the same program.
     """
     found: list[Hit] = []
     seen = {_place(asked)}
-    for number, (row, score) in enumerate(zip(rows.tolist(), scores.tolist(), strict=True)):
+    for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
         one = named(store, row)
         if _place(one) in seen or (others and _place(one)[:-1] == _place(asked)[:-1]):
             continue
         seen.add(_place(one))
-        parts = dict(zip(kinds, shares[number], strict=True)) if shares and kinds else {}
-        found.append(Hit(round(score, 6), one, {k: round(v, 6) for k, v in parts.items() if v}))
+        found.append(Hit(round(score, 6), one))
         if len(found) == most:
             break
     return found

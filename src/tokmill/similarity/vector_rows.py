@@ -36,10 +36,10 @@ class Rows:
     are: their products may be sums of several cosines.
     """
 
-    def __init__(self, matrix: Any, *, unit: bool = True, beside: Any = None) -> None:
+    def __init__(self, matrix: Any, *, unit: bool = True, more: Any = None) -> None:
         """Take a dense (n, d) or CSR matrix of finite numbers.
 
-        `beside`: more columns of the same rows, sparse or dense, where rows stay as they are.
+        `more`: more columns of the same rows, sparse or dense, where rows stay as they are.
         """
         self.unit = unit
         self.sparse = is_sparse(matrix)
@@ -61,9 +61,9 @@ class Rows:
                 part = part / np.where(scale > 0, scale, 1)[:, None]
                 self.lengths[start : start + height] = scale * np.sqrt((part**2).sum(1))
         self.parts: list[Rows] = [self]
-        if beside is not None:
+        if more is not None:
             assert not unit
-            self.parts.append(Rows(beside, unit=False))
+            self.parts.append(Rows(more, unit=False))
             self.lengths = np.hypot(self.lengths, self.parts[1].lengths)
 
     def __len__(self) -> int:

@@ -20,11 +20,9 @@ CHANCE = Method("random", None, True)
 
 
 def many(count: int = 40, levels: tuple[str, ...] = ("O0", "O3"), **more: Any) -> Functions:
-    made = functions(*(
+    return functions(*(
         f(f"f{i}", level, project=f"p{i % 4}", **more) for level in levels for i in range(count)
     ))  # fmt: skip
-    made.size = np.asarray([10 + 40 * (i % count) for i in range(len(made))], np.int64)
-    return made
 
 
 def method(name: str, matrix: Any, baseline: bool = False) -> Method:
@@ -99,26 +97,12 @@ def test_order_of_functions_changes_nothing() -> None:
     mixed = Functions(
         "here",
         {name: one.take(order) for name, one in made.names.items()},
-        made.size[order], made.blocks[order], None, made.named[order], None,
+        made.blocks[order], None, made.named[order], None,
     )  # fmt: skip
     made.code = None
     one = run(made, method("v", vectors), pools=(7,))
     other = run(mixed, method("v", vectors[order]), pools=(7,))
     assert msgspec.json.encode(one) == msgspec.json.encode(other)
-
-
-def test_strata_and_projects_add_up() -> None:
-    made = many()
-    vectors = np.random.default_rng(2).normal(size=(80, 3))
-    (row,) = run(made, method("v", vectors), pools=(10,)).rows
-    for parts in (row.by_size, row.by_project):
-        here = [part for part in parts if part.method == "v"]
-        assert len(here) > 2 and sum(part.queries for part in here) == 40
-        mean = sum(part.queries * part.values["mrr"] for part in here) / 40
-        assert mean == pytest.approx(by(row, "v", 10, "mrr"))
-    assert [p.part for p in row.by_size if p.method == "v"][:2] == [
-        "0-29 instructions", "30-99 instructions",
-    ]  # fmt: skip
 
 
 def test_compilers_of_one_row_share_no_pool() -> None:
@@ -139,11 +123,12 @@ def test_functions_of_other_projects_are_negatives_alone() -> None:
     (some,) = run(made, method("v", vectors), pools=(10, 40), projects=("p1", "p3")).rows
     assert some.queries == some.settings[0].queries == 20 and some.projects == 2
     assert whole.settings[0].pairs == some.settings[0].pairs == 40 and some.too_large == []
-    # A query has the same negatives as before, so the same value.
-    parts = {(p.part, p.pool): p.values for p in whole.by_project if p.method == "v"}
-    assert {(p.part, p.pool): p.values for p in some.by_project if p.method == "v"} == {
-        key: values for key, values in parts.items() if key[0] in ("p1", "p3")
-    }
+    # A query has the same negatives as before, so projects add up to the whole.
+    names = made.names["project"].names
+    each = [run(made, method("v", vectors), pools=(10, 40), projects=(n,)).rows[0] for n in names]
+    for pool in (10, 40):
+        mean = sum(one.queries * by(one, "v", pool, "mrr") for one in each) / 40
+        assert mean == pytest.approx(by(whole, "v", pool, "mrr"))
     with pytest.raises(UsageError, match="there is no project 'p9'"):
         run(made, projects=("p9",))
 

@@ -37,7 +37,6 @@ def test_columns_and_sizes_are_those_of_the_records(store: Store) -> None:
         border = record["border"]
         for name, coded in made.names.items():
             assert coded.names[coded.codes[row]] == record[name]
-        assert made.size[row] == np.count_nonzero(border)
         assert made.blocks[row] == np.count_nonzero(border & 2)
         assert made.named[row] == (record["function"] != f"sub_{record['address']:x}")
     assert not made.named.all() or all(name[:4] != "sub_" for name in made.names["function"].names)
@@ -61,7 +60,7 @@ def test_parts_of_a_function_are_one(folder: Path, store: Store, tmp_path: Path)
     assert len(cut) > len(store)
     whole, made = functions_of(store), functions_of(cut)
     assert key(made) == key(whole)
-    assert made.size.tolist() == whole.size.tolist()
+    assert made.blocks.tolist() == whole.blocks.tolist()
     # Equal functions are equal in parts too.
     groups = [np.unique(one.code, return_inverse=True)[1] for one in (whole, made)]
     for a in range(0, len(whole), 5):

@@ -1,4 +1,4 @@
-"""Indexes: the nearest rows as the slow way finds them, damage, stale stores, a build cut short."""
+"""Indexes: the nearest rows as the slow way finds them, damage, stale stores, a full disk."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from making import token_store
 from tokmill.base.errors import MachineError, TokmillError, UsageError
-from tokmill.similarity import dense_index, sparse_index
-from tokmill.similarity.dense_index import DenseIndex, dense_arrays
-from tokmill.similarity.index import ARRAYS, Index, write_index
-from tokmill.similarity.sparse_index import SparseIndex, sparse_arrays
+from tokmill.similarity import index as module
+from tokmill.similarity.index import Index, write_index
 from tokmill.store.store import Store
 
 
@@ -29,27 +26,23 @@ def clustered(count: int, width: int = 24, groups: int = 40) -> np.ndarray:
     return (centres[random.integers(0, groups, count)] + near).astype(np.float32)
 
 
-def sparse_rows(count: int, width: int = 300) -> Any:
-    """Rows of few columns each, some columns frequent, with rows of nothing."""
-    random = np.random.default_rng(1)
-    dense = np.zeros((count, width), np.float32)
-    for row in range(0, count, 1):
-        chosen = (width * random.random(random.integers(0, 12)) ** 3).astype(int)
-        dense[row, chosen] = random.random(len(chosen)) + 0.1
-    return scipy.sparse.csr_array(dense)
-
-
 def slow(matrix: np.ndarray, query: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(matrix, axis=1)
     return (matrix @ query) / np.where(lengths > 0, lengths, 1) / max(np.linalg.norm(query), 1e-30)
 
 
-def test_dense_finds_what_the_slow_way_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def index_of(folder: Path, matrix: np.ndarray) -> Index:
+    store = token_store(folder / "rows", [[[1]] * len(matrix)])
+    write_index(folder / "index", store, matrix, of="v")
+    return Index(folder / "index")
+
+
+def test_it_finds_what_the_slow_way_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = clustered(3000)
     matrix[17] = 0
-    monkeypatch.setattr(dense_index, "BLOCK", 700)
-    index = DenseIndex(dense_arrays(matrix), "here")
-    assert len(index) == 3000
+    monkeypatch.setattr(module, "BLOCK", 700)
+    index = index_of(tmp_path, matrix)
+    assert len(index.vectors) == 3000
     for row in (0, 99, 2999):
         rows, scores = index.nearest(matrix[row], 20)
         exact = slow(matrix, matrix[row])
@@ -63,56 +56,16 @@ def test_dense_finds_what_the_slow_way_finds(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("count", [1, 2, 255, 257])
-def test_few_rows(count: int) -> None:
+def test_few_rows(tmp_path: Path, count: int) -> None:
     matrix = clustered(count)
-    index = DenseIndex(dense_arrays(matrix), "here")
-    rows, _ = index.nearest(matrix[0], 1000)
+    rows, _ = index_of(tmp_path, matrix).nearest(matrix[0], 1000)
     assert sorted(rows.tolist()) == list(range(count))
 
 
-def test_equal_rows_come_in_their_order() -> None:
+def test_equal_rows_come_in_their_order(tmp_path: Path) -> None:
     matrix = np.ones((700, 3), np.float32)
-    rows, scores = DenseIndex(dense_arrays(matrix), "here").nearest(matrix[0], 9)
+    rows, scores = index_of(tmp_path, matrix).nearest(matrix[0], 9)
     assert rows.tolist() == list(range(9)) and scores == pytest.approx(1)
-    sparse = SparseIndex(sparse_arrays(scipy.sparse.csr_array(matrix)), "here")
-    rows, _ = sparse.nearest(sparse.entries(0), 9)
-    assert rows.tolist() == list(range(9))
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_sparse_finds_what_the_slow_way_finds(exact: bool) -> None:
-    matrix = sparse_rows(800)
-    dense = matrix.toarray()
-    index = SparseIndex(sparse_arrays(matrix), "here")
-    for row in range(0, 800, 13):
-        rows, scores = index.nearest(index.entries(row), 10, exact=exact)
-        products = dense @ dense[row]
-        best = np.lexsort((np.arange(800), -products))[:10]
-        wanted = best[products[best] > 0]
-        assert scores[: len(wanted)] == pytest.approx(products[wanted], rel=1e-5)
-        # Of rows that nearly tie, rounding may choose another one.
-        assert len(np.intersect1d(rows[: len(wanted)], wanted)) >= 0.8 * len(wanted)
-
-
-def test_sparse_follows_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Column 0 is everywhere; with little to follow, the rare column leads to the right row."""
-    dense = np.zeros((500, 3), np.float32)
-    dense[:, 0] = 0.3
-    dense[[4, 9], 1] = 0.9
-    monkeypatch.setattr(sparse_index, "FOLLOWED", 10)
-    index = SparseIndex(sparse_arrays(scipy.sparse.csr_array(dense)), "here")
-    rows, scores = index.nearest(index.entries(4), 5)
-    assert rows.tolist() == [4, 9] and scores == pytest.approx(0.9)
-    # Where there is nothing rare, the frequent one is followed.
-    assert len(index.nearest(index.entries(7), 5)[0]) == 5
-    shares = index.shares(9, index.entries(4), {"frequent": 1, "rare": 3})
-    assert shares == pytest.approx([0.09, 0.81])
-
-
-def test_a_row_of_nothing_is_like_nothing() -> None:
-    matrix = scipy.sparse.csr_array(np.asarray([[0, 0], [1, 0]], np.float32))
-    index = SparseIndex(sparse_arrays(matrix), "here")
-    assert [len(part) for part in index.nearest(index.entries(0), 5)] == [0, 0]
 
 
 @pytest.fixture
@@ -120,44 +73,35 @@ def store(tmp_path: Path) -> Store:
     return token_store(tmp_path / "s", [[[1]] * 30, [[2, 3]] * 10])
 
 
-def make(store: Store, path: Path, kind: str, **more: Any) -> None:
-    matrix = clustered(40) if kind == "dense" else sparse_rows(40)
-    write_index(path, store, matrix, of="v", bounds={} if kind == "dense" else {"all": 300}, **more)
+def make(store: Store, path: Path, **more: Any) -> None:
+    write_index(path, store, clustered(40), of="v", **more)
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_written_and_read(store: Store, tmp_path: Path, kind: str) -> None:
-    make(store, tmp_path / "ix", kind)
+def test_written_and_read(store: Store, tmp_path: Path) -> None:
+    make(store, tmp_path / "ix")
     index = Index(tmp_path / "ix")
-    rows, scores, shares = index.nearest(3, 5)
-    assert rows[0] == 3 and scores[0] == pytest.approx(scores.max()) and len(shares) == len(rows)
-    if kind == "sparse":
-        assert [sum(one) for one in shares] == pytest.approx(scores.tolist(), rel=1e-5)
+    rows, scores = index.nearest(index.vectors[3], 5)
+    assert rows[0] == 3 and scores[0] == pytest.approx(scores.max())
     before = (tmp_path / "ix").read_bytes()
     with pytest.raises(TokmillError, match="there is an index already"):
-        make(store, tmp_path / "ix", kind)
-    make(store, tmp_path / "ix", kind, fresh=True)
+        make(store, tmp_path / "ix")
+    make(store, tmp_path / "ix", fresh=True)
     assert (tmp_path / "ix").read_bytes() == before, "equal vectors make equal bytes"
-    # Any reader of safetensors sees the arrays.
+    # Any reader of safetensors sees the vectors.
     arrays = load_file(tmp_path / "ix")
-    assert {name: array.dtype for name, array in arrays.items()} == {
-        name: np.dtype(dtype) for name, dtype in ARRAYS[kind].items()
-    }
-    other = "sparse" if kind == "dense" else "dense"
-    make(store, tmp_path / "ix", other, fresh=True)
-    assert Index(tmp_path / "ix").facts.kind == other
+    assert list(arrays) == ["vector"] and (arrays["vector"] == index.vectors).all()
 
 
 def test_a_moved_pair_is_found(store: Store, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     store.path.rename(tmp_path / "a/s")
-    make(Store(tmp_path / "a/s"), tmp_path / "a/ix", "dense")
+    make(Store(tmp_path / "a/s"), tmp_path / "a/ix")
     (tmp_path / "a").rename(tmp_path / "b")
     assert len(Index(tmp_path / "b/ix").store) == 40
 
 
 def test_a_stale_index_is_refused(store: Store, tmp_path: Path) -> None:
-    make(store, tmp_path / "ix", "dense")
+    make(store, tmp_path / "ix")
     token_store(tmp_path / "other", [[[1]] * 40])
     shutil.rmtree(store.path)
     (tmp_path / "other").rename(store.path)
@@ -169,8 +113,8 @@ def test_an_index_that_was_cut_short_changes_nothing(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a full disk nothing is in the way, and nothing of it stays."""
-    make(store, tmp_path / "ix", "dense")
-    rows = Index(tmp_path / "ix").nearest(1, 5)[0].tolist()
+    make(store, tmp_path / "ix")
+    before_vectors = Index(tmp_path / "ix").vectors.copy()
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -179,71 +123,51 @@ def test_an_index_that_was_cut_short_changes_nothing(
     monkeypatch.setattr("tokmill.base.files.os.rename", full)
     for place, fresh in ((tmp_path / "ix", True), (tmp_path / "new", False)):
         with pytest.raises(MachineError, match="No space left"):
-            make(store, place, "sparse", fresh=fresh)
+            make(store, place, fresh=fresh)
     monkeypatch.undo()
     assert sorted(tmp_path.iterdir()) == before
-    assert Index(tmp_path / "ix").nearest(1, 5)[0].tolist() == rows
+    assert (Index(tmp_path / "ix").vectors == before_vectors).all()
 
 
 def test_places_where_none_can_be_made(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("the user's")
     for place, what in ((tmp_path / "file", "is no index"), (store.path, "this is a folder")):
         with pytest.raises(UsageError, match=what):
-            make(store, place, "dense", fresh=True)
+            make(store, place, fresh=True)
     assert (tmp_path / "file").read_text() == "the user's"
     for place, what in ((tmp_path / "no", "there is no such index"), (store.path, "is no index")):
         with pytest.raises(TokmillError, match=what):
             Index(place)
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_damage_is_refused(store: Store, tmp_path: Path, kind: str) -> None:
-    """What a file says is not believed: each array too short, too long, of another type, wild."""
+def test_damage_is_refused(store: Store, tmp_path: Path) -> None:
+    """What a file says is not believed: an array of another size or type, not finite."""
     path = tmp_path / "ix"
-    make(store, path, kind)
-    good, arrays = path.read_bytes(), load_file(path)
-    facts = metadata(path)
-    for name, values in arrays.items():
-        wild = np.full_like(values, np.iinfo(values.dtype).max) if values.dtype.kind in "iu" else (
-            np.full_like(values, np.nan)
-        )  # fmt: skip
-        for bad in (values[:-1], np.concatenate([values, values]), values.astype("f8"), wild):
-            save_file({**arrays, name: np.ascontiguousarray(bad)}, path, facts)
-            refused_or_found(path, kind, name)
-        save_file({key: value for key, value in arrays.items() if key != name}, path, facts)
-        with pytest.raises(TokmillError, match="no index|damaged"):
+    make(store, path)
+    good, values = path.read_bytes(), load_file(path)["vector"]
+    with safe_open(path, "numpy") as file:
+        facts = file.metadata()
+    for name, bad in (
+        ("vector", values[:-1]), ("vector", np.concatenate([values, values])),
+        ("vector", values.astype("f8")), ("vector", values.reshape(-1)), ("other", values),
+    ):  # fmt: skip
+        save_file({name: np.ascontiguousarray(bad)}, path, facts)
+        with pytest.raises(TokmillError, match="damaged"):
             Index(path)
+    save_file({"vector": np.full_like(values, np.nan)}, path, facts)
+    with pytest.raises(TokmillError, match="damaged"):
+        Index(path).nearest(values[0], 5)
     for data in (b"", good[:50], good[:400], good[: len(good) - 3], b"\xff" + good, good + b"x"):
         path.write_bytes(data)
         with pytest.raises(TokmillError, match="no index|damaged"):
             Index(path)
-    path.write_bytes(good)
-    Index(path)
-
-
-def metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, "numpy") as file:
-        found: dict[str, str] = file.metadata()
-    return found
-
-
-def refused_or_found(path: Path, kind: str, name: str) -> None:
-    try:
-        index = Index(path)
-        for row in range(0, 40, 3):
-            rows, scores, _ = index.nearest(row, 5)
-            assert ((rows >= 0) & (rows < 40)).all() and np.isfinite(scores).all()
-    except TokmillError as error:
-        assert "damaged" in str(error) or "no index" in str(error)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
         ("version", 9, "the version 9"),
-        ("kind", "best", "damaged"),
-        ("kind", "sparse", "damaged"),
-        ("records", 41, "do not fit"),
+        ("records", 41, "does not fit"),
         ("store", "../nowhere", "there is no such store"),
         ("more", 1, "damaged"),
     ],
@@ -251,7 +175,7 @@ def refused_or_found(path: Path, kind: str, name: str) -> None:
 def test_what_the_facts_say_is_not_believed(
     store: Store, tmp_path: Path, key: str, value: Any, what: str
 ) -> None:
-    make(store, tmp_path / "ix", "dense")
+    make(store, tmp_path / "ix")
     raw = (tmp_path / "ix").read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])

@@ -77,7 +77,7 @@ def test_columns_beside_count_as_if_they_were_one_matrix() -> None:
     first[[4, 5]], second[[5, 6]] = 0, 0
     query, target = np.arange(20), np.arange(20, 40)
     whole = Rows(np.concatenate([first, second], axis=1), unit=False)
-    both = Rows(scipy.sparse.csr_array(first), unit=False, beside=second)
+    both = Rows(scipy.sparse.csr_array(first), unit=False, more=second)
     assert both.zeros == whole.zeros == 1 and np.allclose(both.lengths, whole.lengths)
     for one, other in zip(ranks(both, query, target), ranks(whole, query, target), strict=True):
         assert (one == other).all()

@@ -16,7 +16,7 @@ from tokmill.x86.diff.output.diff_json import diff_file
 from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.diff.result import Diff, Reason
 from tokmill.x86.diff.same_names import same_names
-from tokmill.x86.diff.support import FADE, REACH, beside
+from tokmill.x86.diff.support import FADE, REACH, adjacent
 from tokmill.x86.graph import Graph
 from tokmill.x86.lift.cfg import lift
 from x86_graphs import Block, graph_of
@@ -293,5 +293,5 @@ def test_pairs_beside_are_those_that_are_looked_up() -> None:
             )
             for i, j in zip(pairs.i.tolist(), pairs.j.tolist(), strict=True)
         ]
-        found = beside(pairs, known, value, step_a, step_b)
+        found = adjacent(pairs, known, value, step_a, step_b)
         assert np.allclose(found, wanted, atol=1e-6) and found.max() > 0

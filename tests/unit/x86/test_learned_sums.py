@@ -8,9 +8,9 @@ import pytest
 from making import quick_build
 from tokmill.store.store import Store
 from tokmill.x86.features import learned_weights
+from tokmill.x86.features.baselines import parts_of
 from tokmill.x86.features.learned_sums import code_parts, vector_parts, with_code, with_facts
 from tokmill.x86.features.store_functions import StoreFunctions, store_functions
-from tokmill.x86.features.sums import parts_of
 from tokmill.x86.graphs.lifting import lift_files
 from x86_programs import C_SOURCE, compiles
 

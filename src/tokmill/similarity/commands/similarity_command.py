@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tokmill.base.errors import UsageError, nearest
 from tokmill.similarity.bootstrap import RESAMPLES
-from tokmill.similarity.commands.similarity_query import Alone, index, query
+from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, query
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
 from tokmill.similarity.expectation import METRICS
 from tokmill.similarity.pairing import MIN_BLOCKS
@@ -53,7 +53,6 @@ MoreNegatives = Annotated[
 MinBlocks = Annotated[
     int, typer.Option(min=0, metavar="N", help="Leave out functions of fewer basic blocks.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
 Resamples = Annotated[
     int, typer.Option(min=0, metavar="N", help="Resamples of the intervals; 0: no intervals.")
 ]
@@ -69,17 +68,14 @@ PoolShown = Annotated[
         show_default="up to 1000",
     ),
 ]
-Full = Annotated[bool, typer.Option("--full", help="Print the tables of every row.")]
-BySize = Annotated[bool, typer.Option("--by-size", help="Also a table by size of the function.")]
-ByProject = Annotated[bool, typer.Option("--by-project", help="Also a table by project.")]
 
 
 def evaluate(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="[RUN|OVERLAY|F.npy]… STORE",
-            help="Runs, overlays or files of vectors, and the store of the functions at last. "
+            metavar="[RUN|F.npy]… STORE",
+            help="Runs or files of vectors, and the store of the functions at last. "
             "The store alone: baselines alone.",
             show_default=False,
         ),
@@ -87,14 +83,7 @@ def evaluate(
     pools: Pools = "",
     pairs: Pairs = "",
     projects: Projects = "",
-    graphs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="DIR",
-            help="Graphs of the programs, for the baselines. May be repeated.",
-            show_default="those that the store was built of",
-        ),
-    ] = None,
+    graphs: Graphs = None,
     baseline: Annotated[
         list[str] | None,
         typer.Option(
@@ -106,19 +95,16 @@ def evaluate(
     alone: Alone = False,
     more_negatives: MoreNegatives = False,
     min_blocks: MinBlocks = MIN_BLOCKS,
-    seed: Seed = 0,
     resamples: Resamples = RESAMPLES,
     metric: MetricName = METRICS[0],
     pool: PoolShown = None,
-    full: Full = False,
-    by_size: BySize = False,
-    by_project: ByProject = False,
     at: At = "last",
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
+    from tokmill.similarity.commands.similarity_tables import print_evaluation
     from tokmill.similarity.evaluation import Choice
     from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.functions import functions_of, of_functions
@@ -129,7 +115,7 @@ def evaluate(
     _check_metric(metric)
     choice = Choice(
         pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
-        min_blocks=min_blocks, seed=seed, resamples=resamples, more_negatives=more_negatives,
+        min_blocks=min_blocks, resamples=resamples, more_negatives=more_negatives,
     )  # fmt: skip
     *given, place = paths
     store = Store(place)
@@ -151,7 +137,7 @@ def evaluate(
     if as_json:
         print_json(found)
     else:
-        _print(found, metric, pool, full, by_size, by_project)
+        print_evaluation(found, metric, pool)
 
 
 def score(
@@ -161,7 +147,7 @@ def score(
         typer.Argument(
             metavar="KEYS.csv",
             help="A line a vector: project, function, compiler, level; where known also program, "
-            "version, size, blocks, code.",
+            "version, blocks, code.",
         ),
     ],
     pools: Pools = "",
@@ -169,17 +155,14 @@ def score(
     projects: Projects = "",
     more_negatives: MoreNegatives = False,
     min_blocks: MinBlocks = MIN_BLOCKS,
-    seed: Seed = 0,
     resamples: Resamples = RESAMPLES,
     metric: MetricName = METRICS[0],
     pool: PoolShown = None,
-    full: Full = False,
-    by_size: BySize = False,
-    by_project: ByProject = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate vectors of any program, from a numpy file and a table of what they are of."""
+    from tokmill.similarity.commands.similarity_tables import print_evaluation
     from tokmill.similarity.evaluation import Choice
     from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.keys_csv import read_keys
@@ -189,7 +172,7 @@ def score(
     _check_metric(metric)
     choice = Choice(
         pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
-        min_blocks=min_blocks, seed=seed, resamples=resamples, more_negatives=more_negatives,
+        min_blocks=min_blocks, resamples=resamples, more_negatives=more_negatives,
     )  # fmt: skip
     functions, unread = read_keys(keys)
     matrix = read_vectors(vectors, len(functions))
@@ -202,16 +185,7 @@ def score(
     if as_json:
         print_json(found)
     else:
-        _print(found, metric, pool, full, by_size, by_project)
-
-
-def _print(
-    found: Any, metric: str, pool: int | None, full: bool, by_size: bool, by_project: bool
-) -> None:
-    from tokmill.similarity.commands.similarity_tables import print_evaluation
-
-    by = [*(["size"] if by_size else []), *(["project"] if by_project else [])]
-    print_evaluation(found, metric, pool, full=full, by=by)
+        print_evaluation(found, metric, pool)
 
 
 def _check_metric(metric: str) -> None:

@@ -7,54 +7,45 @@ from collections.abc import Sequence
 from tokmill.base.progress import human_count
 from tokmill.similarity.evaluation import Evaluation
 from tokmill.similarity.expectation import METRICS
-from tokmill.similarity.pool_measures import SHOWN, Compared, Part, Row, Value
+from tokmill.similarity.pool_measures import SHOWN, Compared, Row, Value
 from tokmill.terminal.output import print_table, say
 
 SAME = "same code on both sides"
 
 
-def print_evaluation(
-    found: Evaluation, metric: str, pool: int | None, *, full: bool, by: Sequence[str] = ()
-) -> None:
+def print_evaluation(evaluation: Evaluation, metric: str, pool: int | None) -> None:
     """Print what was left out, a table of all rows at one pool, and the tables of the first row.
 
     Args:
-        found: what to print.
+        evaluation: what to print.
         metric: of the tables that show one.
         pool: size of the pools of the tables that show one; None: the largest up to `SHOWN`.
-        full: whether to print the tables of every row.
-        by: "size", "project" or both, for a table of each.
     """
-    at = _pool_of(found, pool)
-    print(
-        f"{found.where}: {human_count(found.functions, 'function')}, {found.compared:,} to compare"
-    )
-    for why, count in found.left_out.items():
+    at = _pool_of(evaluation, pool)
+    functions = human_count(evaluation.functions, "function")
+    print(f"{evaluation.where}: {functions}, {evaluation.compared:,} to compare")
+    for why, count in evaluation.left_out.items():
         print(f"left out: {count:,} {why}")
     print()
-    _print_counts(found.rows)
-    if at is not None and len(found.rows) > 1:
-        for kind in dict.fromkeys(_kind(row) for row in found.rows):
+    _print_counts(evaluation.rows)
+    if at is not None and len(evaluation.rows) > 1:
+        for kind in dict.fromkeys(_kind(row) for row in evaluation.rows):
             print()
-            _print_summary([row for row in found.rows if _kind(row) == kind], kind, metric, at)
-    for row in found.rows if full else found.rows[:1]:
+            _print_summary([row for row in evaluation.rows if _kind(row) == kind], kind, metric, at)
+    print()
+    _print_row(evaluation.rows[0], metric)
+    if at is not None and any(one.pool == at and one.queries for one in evaluation.rows[0].results):
         print()
-        _print_row(row, metric, settings=full)
-        if at is not None and any(one.pool == at and one.queries for one in row.results):
-            print()
-            _print_pool(row, at)
-            for part in by:
-                print()
-                _print_parts(row.by_size if part == "size" else row.by_project, part, metric, at)
-    _say_remarks(found, at)
+        _print_pool(evaluation.rows[0], at)
+    _say_remarks(evaluation, at)
 
 
-def _pool_of(found: Evaluation, pool: int | None) -> int | None:
+def _pool_of(evaluation: Evaluation, pool: int | None) -> int | None:
     """Return the pool that tables of one pool show: the one asked for, or one that all rows have.
 
     None where no row has one.
     """
-    each = [{one.pool for one in row.results if one.queries} for row in found.rows]
+    each = [{one.pool for one in row.results if one.queries} for row in evaluation.rows]
     there = set.union(*each)
     if pool is not None:
         return pool if pool in there else None
@@ -112,14 +103,7 @@ def _print_summary(rows: Sequence[Row], kind: str, metric: str, pool: int) -> No
     )
 
 
-def _print_row(row: Row, metric: str, *, settings: bool) -> None:
-    if settings:
-        for setting in row.settings:
-            said = [f"{count:,} {why}" for why, count in setting.left_out.items()]
-            print(
-                f"{row.row}: {setting.setting}: {human_count(setting.pairs, 'pair')}"
-                + (f"; left out: {', '.join(said)}" if said else "")
-            )
+def _print_row(row: Row, metric: str) -> None:
     pools = list(dict.fromkeys(one.pool for one in row.results))
     methods = list(dict.fromkeys(one.method for one in row.results))
     cells = {
@@ -148,59 +132,41 @@ def _print_pool(row: Row, pool: int) -> None:
         print("95 %: of means over functions that are drawn again")
 
 
-def _print_parts(parts: Sequence[Part], kind: str, metric: str, pool: int) -> None:
-    here = [one for one in parts if one.pool == pool]
-    methods = list(dict.fromkeys(one.method for one in here))
-    names = list(dict.fromkeys(one.part for one in here))
-    cells = {(one.part, one.method): one for one in here}
-    print_table(
-        [f"{metric}, {kind}", "queries", *methods],
-        [
-            [
-                name,
-                cells[name, methods[0]].queries,
-                *(_short(cells[name, method].values[metric]) for method in methods),
-            ]
-            for name in names
-        ],
-    )
-
-
-def _say_remarks(found: Evaluation, pool: int | None) -> None:
-    too_large = dict.fromkeys(tuple(row.too_large) for row in found.rows if row.too_large)
+def _say_remarks(evaluation: Evaluation, pool: int | None) -> None:
+    too_large = dict.fromkeys(tuple(row.too_large) for row in evaluation.rows if row.too_large)
     for sizes in too_large:
-        rows = [row for row in found.rows if tuple(row.too_large) == sizes]
+        rows = [row for row in evaluation.rows if tuple(row.too_large) == sizes]
         most = max(one.pairs for row in rows for one in row.settings)
         named = f"{rows[0].row} to {rows[-1].row}" if len(rows) > 2 else ", ".join(
             row.row for row in rows
         )  # fmt: skip
-        said = ", ".join(f"{size:,}" for size in sizes)
-        say(f"note: no pools of {said} for {named}: {human_count(most, 'pair')} at most")
-    for row in found.rows:
+        text = ", ".join(f"{size:,}" for size in sizes)
+        say(f"note: no pools of {text} for {named}: {human_count(most, 'pair')} at most")
+    for row in evaluation.rows:
         for one in row.compared:
             if one.pool == pool:
                 say(f"{row.row}, pool of {pool:,}: {_verdict(one)}")
-    for method in found.methods:
+    for method in evaluation.methods:
         if method.zeros:
             some = human_count(method.zeros, "function")
             say(
-                f"note: {method.name}: {some} of {found.functions:,} with a vector of zeros, as "
-                "like to any as to any other"
+                f"note: {method.name}: {some} of {evaluation.functions:,} with a vector of zeros, "
+                "which has the score 0 with every other"
             )
 
 
 def _verdict(one: Compared) -> str:
     """Return whether a method is better than the best baseline, in words."""
     ends = one.difference.ends
-    said = f"recall@1 {one.difference.mean:+.3f}"
+    text = f"recall@1 {one.difference.mean:+.3f}"
     if ends is None:
-        return f"{one.method} against {one.baseline}, the best baseline: {said}"
-    said += f" (95 %: {ends[0]:+.3f} to {ends[1]:+.3f})"
+        return f"{one.method} against {one.baseline}, the best baseline: {text}"
+    text += f" (95 %: {ends[0]:+.3f} to {ends[1]:+.3f})"
     if ends[0] > 0:
-        return f"{one.method} is better than {one.baseline}, the best baseline: {said}"
+        return f"{one.method} is better than {one.baseline}, the best baseline: {text}"
     if ends[1] < 0:
-        return f"{one.method} is worse than {one.baseline}, the best baseline: {said}"
-    return f"{one.method} is not shown to be better than {one.baseline}, the best baseline: {said}"
+        return f"{one.method} is worse than {one.baseline}, the best baseline: {text}"
+    return f"{one.method} is not shown to be better than {one.baseline}, the best baseline: {text}"
 
 
 def _cells(value: Value) -> list[str]:

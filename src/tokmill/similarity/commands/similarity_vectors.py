@@ -1,4 +1,4 @@
-"""The vectors of a store's records: of runs, overlays and files, and of untrained baselines."""
+"""The vectors of a store's records: of runs and files, and of baselines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tokmill.similarity.functions import Functions, of_functions
 from tokmill.similarity.pool_measures import CHANCE, Method
 from tokmill.similarity.vector_rows import Rows
 from tokmill.store.manifest import read_plan
-from tokmill.store.overlay import FOLDER, NAME, overlay_names
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.terminal.output import say
@@ -27,10 +26,10 @@ MOST_PLANS = 1000
 def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -> tuple[str, Array]:
     """Return a name, and a vector a record (records, d).
 
-    `path`: an .npy file; the folder of a run, whose vectors become an overlay; the name or folder
-    of an overlay. Raises `UsageError` for anything else.
+    `path`: an .npy file, or the folder of a run, whose vectors become an overlay. Raises
+    `UsageError` for anything else.
     """
-    from tokmill.similarity.vector_rows import check_matrix, read_vectors
+    from tokmill.similarity.vector_rows import read_vectors
 
     if path.suffix == ".npy":
         return path.stem, read_vectors(path, len(store))
@@ -38,33 +37,12 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
         from tokmill.inference.embed import embed
 
         made = embed(path, store.path, at=at, device=device, quiet=quiet)
-        return path.resolve().name, _column(store, made.overlay)
-    known = overlay_names(store.path)
-    name = path.name
-    in_store = path.parent.name == FOLDER and path.parent.parent.resolve() == store.path.resolve()
-    if (str(path) == name or in_store) and NAME.fullmatch(name) and name in known:
-        matrix = _column(store, name)
-        check_matrix(matrix, len(store), f"{store.path}: overlay {name}")
-        return name, matrix
+        return path.resolve().name, Store(store.path, [made.overlay]).column("embedding")
     raise UsageError(
-        "this is no run, no overlay of the store and no .npy file",
+        "this is no run and no .npy file",
         where=str(path),
-        hint=nearest(name, known)
-        or "`tokmill train` makes a run, `tokmill embed RUN STORE` an overlay",
+        hint="`tokmill train` makes a run; `tokmill embed RUN STORE --npy FILE` writes a file",
     )
-
-
-def _column(store: Store, overlay: str) -> Array:
-    opened = Store(store.path, [overlay])
-    schema = opened.overlays[overlay].schema
-    wide = [name for name, column in schema.items() if column.width and column.per == "record"]
-    if len(wide) != 1:
-        raise UsageError(
-            f"the overlay {overlay!r} has {len(wide)} columns of vectors",
-            where=str(store.path),
-            hint="an overlay with one column that holds a vector a record, as of `tokmill embed`",
-        )
-    return opened.column(wide[0])
 
 
 def baselines_of(
@@ -81,13 +59,12 @@ def baselines_of(
     `vectors`: name → a vector a record, of which sums are wanted.
     """
     chance = Method(CHANCE, None, True)
-    known = [name for name in plugins.BASELINES if name != CHANCE]
     for name in names or ():
-        if name not in (*known, CHANCE):
+        if name not in (*plugins.BASELINES, CHANCE):
             raise UsageError(
-                f"no baseline is called {name!r}", hint=nearest(name, [*known, CHANCE])
+                f"no baseline is called {name!r}", hint=nearest(name, [*plugins.BASELINES, CHANCE])
             )
-    wanted = [name for name in (known if names is None else names) if name != CHANCE]
+    wanted = [name for name in (plugins.BASELINES if names is None else names) if name != CHANCE]
     if not wanted and not vectors:
         return [chance]
     if not graphs and (graphs := built_of(store)) == []:
@@ -97,20 +74,20 @@ def baselines_of(
                 "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
             )
         return [chance]
-    from tokmill.x86.features import store_functions as features
+    from tokmill.x86.features.baselines import baselines
+    from tokmill.x86.features.store_functions import store_functions
 
-    known_of = features.store_functions(store, graphs)
-    from tokmill.x86.features import baselines as module
-
-    found: dict[str, Any] = module.baselines(store, graphs, wanted, functions=known_of)
+    features = store_functions(store, graphs)
+    matrices = baselines(store, graphs, wanted, functions=features)
+    sums = {
+        f"{name} + {kind}": sum_of(kind, features, matrix)
+        for name, matrix in (vectors or {}).items()
+        for kind in SUMS
+    }
     return [
-        *(
-            Method(f"{name} + {kind}", rows_of(functions, sum_of(kind, known_of, matrix)), False)
-            for name, matrix in (vectors or {}).items()
-            for kind in SUMS
-        ),
+        *(Method(name, rows_of(functions, matrix), False) for name, matrix in sums.items()),
         chance,
-        *(Method(name, rows_of(functions, matrix), True) for name, matrix in found.items()),
+        *(Method(name, rows_of(functions, matrix), True) for name, matrix in matrices.items()),
     ]
 
 
@@ -123,10 +100,10 @@ def sum_of(kind: str, functions: Any, vectors: Array) -> Any:
 
 def rows_of(functions: Functions, matrix: Any) -> Rows:
     """Return the rows of functions, of a matrix of records or of two side by side."""
-    first, beside = matrix if isinstance(matrix, tuple) else (matrix, None)
-    if beside is not None:
-        beside = of_functions(functions, beside, unit=False)
-    return Rows(of_functions(functions, first, unit=False), unit=False, beside=beside)
+    first, more = matrix if isinstance(matrix, tuple) else (matrix, None)
+    if more is not None:
+        more = of_functions(functions, more, unit=False)
+    return Rows(of_functions(functions, first, unit=False), unit=False, more=more)
 
 
 def built_of(store: Store) -> list[Path]:

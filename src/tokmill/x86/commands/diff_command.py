@@ -1,47 +1,38 @@
-"""`tokmill diff`: two programs, or two folders of them."""
+"""`tokmill diff`: what changed between two programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import make_folder, path_from_text, sha256_file, write_file
-from tokmill.base.progress import human_count
-from tokmill.builds.scan import FolderOptions
-from tokmill.terminal.options import At, Json, Quiet
+from tokmill.base.files import make_folder, sha256_file
+from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json
-from tokmill.x86.commands.program_options import (
-    MOST_LISTED,
-    Glob,
-    Suffix,
-    Workers,
-    choice,
-    processes,
-)
+from tokmill.x86.commands.program_options import MOST_LISTED
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.graph_inputs import find_inputs, graphs_in
 
-BINDIFF = ".BinDiff"
 SAME, DIFFER = 0, 1
 """Exit codes, as of `diff`; what is refused is 2, as there is no answer then."""
-KNOWN = "a program (ELF or PE for x86), a graph file of `tokmill cfg`, or two folders of them"
 
 
 def diff(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help=f"{KNOWN}.", show_default=False)],
+    old: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OLD",
+            help="A program (ELF or PE for x86), or a graph file of `tokmill cfg`.",
+            show_default=False,
+        ),
+    ],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, of the new version.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="diff.json",
-            help="Write all matches as JSON, or to a name that ends in .BinDiff as BinDiff's "
-            "database, with both programs as .BinExport beside it.",
-        ),
+        typer.Option("-o", "--out", metavar="diff.json", help="Write all matches as JSON."),
     ] = None,
     html: Annotated[
         Path | None,
@@ -56,30 +47,10 @@ def diff(
             help="Whether functions of the same symbol name are taken for the same.",
         ),
     ] = True,
-    truth: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(
-            "--truth",
-            metavar="OLD.debug NEW.debug",
-            help="Judge the matches by the debug information of both programs before `strip`.",
-        ),
-    ] = None,
-    source: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(
-            metavar="OLD_DIR NEW_DIR",
-            help="Of --truth: the source of both, where it is not the same.",
-        ),
-    ] = None,
     run: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Compare vectors by the model of this run, too."),
     ] = None,
-    at: At = "last",
-    device: Annotated[str, typer.Option(help="Of the run: cpu, cuda or auto.")] = "auto",
-    workers: Workers = None,
-    suffix: Suffix = None,
-    glob: Glob = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -89,31 +60,18 @@ def diff(
     2 and above: the inputs cannot be compared.
     """
     try:
-        if source is not None and truth is None:
-            raise UsageError("--source is of --truth", hint="name the debug information, too")
-        if old.is_dir() and new.is_dir():
-            named = {"--run": run, "--html": html, "--truth": truth}
-            if option := next((name for name, value in named.items() if value), ""):
-                raise UsageError(
-                    f"{option} is for two programs, not for two folders",
-                    hint=f"leave {option} out, or name one program of each folder",
-                )
-            if out is not None and out.suffix.lower() == BINDIFF.lower():
-                raise UsageError(
-                    "BinDiff's database holds two programs, not two folders",
-                    where=str(out),
-                    hint="name a .json file, or one program of each folder",
-                )
-            return _folders(old, new, out, names, workers, choice(suffix, glob), quiet, json)
-        if old.is_dir() or new.is_dir():
+        if out is not None and out.suffix.lower() == ".bindiff":
             raise UsageError(
-                "one is a folder and the other is not",
-                where=str(old if old.is_dir() else new),
-                hint="compare two programs, or two folders",
+                "diff writes JSON",
+                where=str(out),
+                hint="for BinDiff, `tokmill cfg PROGRAM -o NAME.BinExport` of both programs",
             )
-        check_outputs({"--out": out, "--html": html}, (old, new, *(truth or ())))
-        judges = (truth, source) if truth else None
-        return _programs(old, new, (out, html), names, (run, at, device, quiet), judges, json)
+        if folder := next((path for path in (old, new) if path.is_dir()), None):
+            raise UsageError(
+                "this is a folder", where=str(folder), hint="name two programs, or two graph files"
+            )
+        check_outputs({"--out": out, "--html": html}, (old, new))
+        return _programs(old, new, (out, html), names, run, quiet, json)
     except TokmillError as error:
         if error.exit_code != DIFFER:
             raise
@@ -125,8 +83,8 @@ def _programs(
     new: Path,
     outs: tuple[Path | None, Path | None],
     names: bool,
-    model: tuple[Path | None, str, str, bool],
-    judges: tuple[tuple[Path, Path], tuple[Path, Path] | None] | None,
+    run: Path | None,
+    quiet: bool,
     json: bool,
 ) -> int:
     from tokmill.x86.commands.diff_tables import print_programs
@@ -137,54 +95,38 @@ def _programs(
     graphs = _read(old), _read(new)
     called = _told_apart((graphs[0].program, graphs[1].program), (old, new))
     vectors = None
-    if model[0] is not None:
+    if run is not None:
         from tokmill.x86.commands.diff_vectors import vectors_of
 
-        vectors = vectors_of(graphs, model[0], at=model[1], device=model[2], quiet=model[3])
-    found = diff_graphs(*graphs, names=names, vectors=vectors)
+        vectors = vectors_of(graphs, run, quiet=quiet)
+    result = diff_graphs(*graphs, names=names, vectors=vectors)
     digests = sha256_file(old), sha256_file(new)
     out, html = outs
     if out is not None:
         make_folder(out.parent)
-    written = [path for path in outs if path is not None]
-    if out is not None and out.suffix.lower() == BINDIFF.lower():
-        from tokmill.x86.diff.output.bindiff_database import write_bindiff
-
-        written += write_bindiff(out, *graphs, found, digests)
-    elif out is not None:
-        write_diff(out, diff_file(*graphs, found, digests))
+        write_diff(out, diff_file(*graphs, result, digests))
     if html is not None:
         from tokmill.x86.diff.output.diff_page import diff_page
 
-        diff_page(*graphs, found, html, called=called)
-    counts = counts_of(*graphs, found)
-    judged = None
-    if judges is not None:
-        from tokmill.x86.commands.diff_truth import judge
-
-        judged = judge(*graphs, found, *judges, names)
+        diff_page(*graphs, result, html, called=called)
+    counts = counts_of(*graphs, result)
     if json:
-        most = changed_most(*graphs, found, MOST_LISTED)
+        most = changed_most(*graphs, result, MOST_LISTED)
         print_json(
             {
-                "same": found.same,
+                "same": result.same,
                 "same_bytes": digests[0] == digests[1],
                 "counts": counts,
                 "changed_most": [msgspec.to_builtins(change) for change in most],
-                "other": msgspec.to_builtins(found.other),
-                "left_out": found.left_out,
-                **({"truth": judged} if judged else {}),
+                "other": msgspec.to_builtins(result.other),
+                "left_out": result.left_out,
             }
         )
     else:
-        print_programs(graphs, called, found, counts, digests[0] == digests[1])
-        if judged is not None:
-            from tokmill.x86.commands.diff_truth import print_truth
-
-            print_truth(judged)
-        for path in written:
+        print_programs(graphs, called, result, counts, digests[0] == digests[1])
+        for path in filter(None, outs):
             print(f"{path}: written")
-    return DIFFER if found.other.any or not found.same else SAME
+    return DIFFER if result.other.any or not result.same else SAME
 
 
 def _told_apart(names: tuple[str, str], paths: tuple[Path, Path]) -> tuple[str, str]:
@@ -196,52 +138,14 @@ def _told_apart(names: tuple[str, str], paths: tuple[Path, Path]) -> tuple[str, 
     return str(Path(*parts[0][-end:])), str(Path(*parts[1][-end:]))
 
 
-def _read(path: Path) -> Any:
-    from tokmill.x86.diff.folders import one_graph
-    from tokmill.x86.graphs.graph_inputs import find_inputs
-
-    return one_graph(find_inputs([str(path)]).files[0])
-
-
-def _folders(
-    old: Path,
-    new: Path,
-    out: Path | None,
-    names: bool,
-    workers: int | None,
-    options: FolderOptions,
-    quiet: bool,
-    json: bool,
-) -> int:
-    from tokmill.x86.commands.diff_tables import print_folders
-    from tokmill.x86.diff.folders import diff_folders
-
-    found = diff_folders(
-        old, new, names=names, workers=processes(workers), choice=options, quiet=quiet
-    )
-    if not found.matched and not found.deleted and not found.inserted:
-        raise UsageError("there are no programs", where=f"{old}, {new}", hint=KNOWN)
-    if out is not None:
-        check_outputs({"--out": out}, _programs_of(found))
-        make_folder(out.parent)
-        write_file(out, msgspec.json.encode(found) + b"\n")
-    if json:
-        print_json(found)
-    else:
-        print_folders(found)
-        if out is not None:
-            print(f"{out}: written")
-    if refused := [pair for pair in found.matched if pair.refused]:
-        raise UsageError(
-            f"{human_count(len(refused), 'program')} could not be compared",
-            where=refused[0].a,
-            hint=f"the first: {refused[0].refused}; --glob leaves files out",
+def _read(path: Path) -> Graph:
+    """Return the graph of a program or of a graph file; raises `TokmillError` for several."""
+    graphs = graphs_in(find_inputs([str(path)]).files[0], facts=True)
+    graph = next(graphs, None)
+    if graph is None or next(graphs, None) is not None:
+        raise TokmillError(
+            "it holds no program" if graph is None else "it holds several programs",
+            where=str(path),
+            hint="`tokmill cfg` writes a graph file of each, which can be compared",
         )
-    return SAME if found.same else DIFFER
-
-
-def _programs_of(found: Any) -> Iterator[Path]:
-    """Yield the files that were compared or have no partner in the other folder."""
-    for folder, side, alone in ((found.a, "a", found.deleted), (found.b, "b", found.inserted)):
-        for name in [*(getattr(pair, side) for pair in found.matched), *alone]:
-            yield Path(folder, path_from_text(name))
+    return graph

@@ -1,12 +1,11 @@
-"""What `tokmill diff` says of two programs, and of two folders."""
+"""What `tokmill diff` prints."""
 
 from __future__ import annotations
 
 from tokmill.base.errors import plain
 from tokmill.base.progress import human_count, human_share
 from tokmill.terminal.output import print_table
-from tokmill.x86.commands.program_options import MOST_LISTED, left_out_line
-from tokmill.x86.diff.folders import FolderDiff
+from tokmill.x86.commands.program_options import MOST_LISTED
 from tokmill.x86.diff.output.summary import ARROW, Changed, Counts, changed_most, shown_name
 from tokmill.x86.diff.program_diff import NOT_FOLLOWED
 from tokmill.x86.diff.result import Diff, ProgramChanges
@@ -104,14 +103,14 @@ def _print_other(found: ProgramChanges) -> None:
 def _in_words(counts: Counts) -> str:
     parts = (
         (counts.references_only, "only in what they refer to"),
-        (counts.nothing_alike, "in all that they do"),
+        (counts.nothing_equal, "without an equal block"),
     )
-    said = "; ".join(f"{count:,} {how}" for count, how in parts if count)
-    unlike = f" ({said})" if said else ""
+    parts_in_words = "; ".join(f"{count:,} {how}" for count, how in parts if count)
+    details = f" ({parts_in_words})" if parts_in_words else ""
     return (
-        f"{counts.same:,} the same, {counts.changed:,} changed{unlike}, "
+        f"{counts.same:,} the same, {counts.changed:,} changed{details}, "
         f"{counts.deleted:,} deleted, {counts.inserted:,} inserted; "
-        f"{human_share(counts.similarity)} of the instructions alike"
+        f"similarity {human_share(counts.similarity)}"
     )
 
 
@@ -136,40 +135,3 @@ def _short(name: str) -> str:
     return ARROW.join(
         part if len(part) <= LONGEST_NAME else f"{part[: LONGEST_NAME - 1]}…" for part in parts
     )
-
-
-def print_folders(found: FolderDiff) -> None:
-    """Print what became of the programs of two folders, what changed most first."""
-    same = [pair for pair in found.matched if pair.same_bytes]
-    compared = [pair for pair in found.matched if pair.counts is not None]
-    print(
-        f"{human_count(len(found.matched), 'program')} in both ({len(same):,} the same bytes), "
-        f"{len(found.deleted):,} deleted, {len(found.inserted):,} inserted"
-    )
-    for pair in found.matched:
-        if pair.refused:
-            print(f"{_line(pair.a)}: refused, {pair.refused}")
-    rows: list[list[object]] = []
-    for pair in compared:
-        counts = pair.counts
-        assert counts is not None
-        name = _line(pair.a if pair.a == pair.b else f"{pair.a} → {pair.b}")
-        numbers = [
-            counts.same, counts.changed, counts.references_only, counts.deleted, counts.inserted
-        ]  # fmt: skip
-        rows.append(
-            [name, counts.similarity, *numbers, ", ".join(_short(x.name) for x in pair.changed[:3])]
-        )
-    if rows:
-        print()
-        headers = [
-            "program", "similarity", "same", "changed", "only in references", "deleted", "inserted",
-            "most",
-        ]  # fmt: skip
-        print_table(headers, rows)
-    for title, programs in (("deleted", found.deleted), ("inserted", found.inserted)):
-        if programs:
-            more = f", {len(programs) - MOST_LISTED:,} more" if len(programs) > MOST_LISTED else ""
-            print(f"\n{title}: {', '.join(programs[:MOST_LISTED])}{more}")
-    for line in left_out_line(found.left_out):
-        print(line)

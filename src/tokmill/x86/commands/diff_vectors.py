@@ -18,30 +18,22 @@ from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists
 
 
-def vectors_of(
-    graphs: tuple[Graph, Graph], run: Path, *, at: str, device: str, quiet: bool
-) -> tuple[Array, Array]:
+def vectors_of(graphs: tuple[Graph, Graph], run: Path, *, quiet: bool) -> tuple[Array, Array]:
     """Return a vector a function, (F, d) f4, less the mean of all and of length 1; else 0.
 
     Raises `UsageError` for a run that does not read the code of programs.
     """
-    a, b = (function_vectors(graph, run, at=at, device=device, quiet=quiet) for graph in graphs)
-    return comparable(a, b)
-
-
-def comparable(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return vectors of two programs, (F, d) f4, less the mean of all and of length 1; else 0."""
-    both = np.concatenate([a, b])
+    both = np.concatenate([_function_vectors(graph, run, quiet) for graph in graphs])
     there = (both != 0).any(1)
-    # What all functions share says nothing about which are alike.
+    # What all functions share says nothing about which are similar.
     both[there] -= both[there].mean(0)
     lengths = np.linalg.norm(both, axis=1, keepdims=True)
     np.divide(both, lengths, out=both, where=lengths > 0)
-    return both[: len(a)], both[len(a) :]
+    first = len(graphs[0].function_address)
+    return both[:first], both[first:]
 
 
-def function_vectors(graph: Graph, run: Path, *, at: str, device: str, quiet: bool) -> Array:
-    """Return a vector a function, (F, d) f4, by the model of a run; raises as `vectors_of`."""
+def _function_vectors(graph: Graph, run: Path, quiet: bool) -> Array:
     vocab = run / "vocab"
     rules = _rules(vocab)
     with tempfile.TemporaryDirectory(prefix="tokmill-diff-") as name:
@@ -57,7 +49,7 @@ def function_vectors(graph: Graph, run: Path, *, at: str, device: str, quiet: bo
         )
         from tokmill.inference.embed import embed
 
-        made = embed(run, store.path, at=at, device=device, quiet=quiet)
+        made = embed(run, store.path, quiet=quiet)
         return _by_function(graph, Store(store.path, [made.overlay]), made.width)
 
 

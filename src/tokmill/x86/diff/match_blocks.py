@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.diff.result import Reason
-from tokmill.x86.features.bags import Bag, matrices, normalized, tf_idf
-from tokmill.x86.features.block_features import facts_of_blocks, forms_of_blocks
+from tokmill.x86.features.bags import Bag, bag, hash_texts, matrices, normalized, tf_idf
 from tokmill.x86.features.cosines import row_products
-from tokmill.x86.features.function_features import find
+from tokmill.x86.features.function_features import find, import_names
 from tokmill.x86.features.instruction_features import Instructions
 from tokmill.x86.graph import Graph
 from tokmill.x86.walks import flow_of
@@ -32,6 +32,7 @@ WEIGHTS = {
 }  # fmt: skip
 FLOW = 6.4
 """Weight of how well the blocks before are matched, and of how well those after are."""
+_CONSTANT, _IMPORT, _MORE = np.uint64(1), np.uint64(2), np.uint64(3)
 LEAST = 3.5
 """Two blocks are matched from this sum of evidence on. It and the weights are the best for the
 lines of mawk, xz-utils and bc (gcc -O0, -O2, -O3, clang -O2), which no evaluation uses."""
@@ -151,12 +152,8 @@ class _Blocks:
 
     def __init__(self, a: Side, b: Side) -> None:
         self.a, self.b = a, b
-        self.forms = _cosine_matrices(
-            [forms_of_blocks(side.graph, side.instructions) for side in (a, b)]
-        )
-        self.facts = _cosine_matrices(
-            [facts_of_blocks(side.graph, side.callees) for side in (a, b)]
-        )
+        self.forms = _cosine_matrices([_forms(side.graph, side.instructions) for side in (a, b)])
+        self.facts = _cosine_matrices([_facts(side.graph, side.callees) for side in (a, b)])
         self.has = [np.diff(one.indptr) > 0 for one in self.facts]
         self.size = [np.log1p(np.diff(side.graph.block_instructions)) for side in (a, b)]
         self.place = [_place(side.graph) for side in (a, b)]
@@ -291,6 +288,32 @@ def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Arra
 def _sizes(side: Side) -> Array:
     sizes: Array = np.diff(side.graph.function_blocks)
     return sizes
+
+
+def _forms(graph: Graph, instructions: Instructions) -> Bag:
+    blocks = len(graph.block_address)
+    owner = np.repeat(np.arange(blocks), np.diff(graph.block_instructions))
+    return bag(blocks, owner, instructions.form)
+
+
+def _facts(graph: Graph, more: tuple[Array, Array]) -> Bag:
+    """Return constants, strings and imports of each block, and `more` (block, u8 of what)."""
+    blocks = np.arange(len(graph.block_address))
+    caller = np.repeat(blocks, np.diff(graph.block_edges))
+    slot, known = find(graph.import_address, graph.edge_target)
+    rows = (
+        np.repeat(blocks, np.diff(graph.block_constants)),
+        np.repeat(blocks, np.diff(graph.block_strings)),
+        caller[known],
+        more[0],
+    )
+    keys = (
+        mix(mix(graph.constant.astype(np.uint64)) + _CONSTANT),
+        hash_texts(graph.strings)[graph.string],
+        mix(hash_texts(import_names(graph))[slot[known]] + _IMPORT),
+        mix(mix(more[1]) + _MORE),
+    )
+    return bag(len(blocks), np.concatenate(rows), np.concatenate(keys))
 
 
 def _cosine_matrices(bags: list[Bag]) -> list[Any]:

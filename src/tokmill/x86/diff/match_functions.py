@@ -37,7 +37,7 @@ STRONG = 0.5
 """Probability from which the neighbours of a pair become candidates."""
 MOST_NEIGHBOURS = 16
 """Callees (or callers) of functions with more of them do not become candidates."""
-BESIDE = (-2, -1, 1, 2)
+NEXT = (-2, -1, 1, 2)
 SURE = 30.0
 """Logit of pairs that are given."""
 REASONS = {
@@ -90,7 +90,6 @@ def match_functions(
     tables: tuple[Tables, Tables],
     given: Given,
     vectors: tuple[Array, Array] | None = None,
-    vector_weight: float = VECTORS,
 ) -> Matched:
     """Return which functions of two programs are the same.
 
@@ -102,12 +101,11 @@ def match_functions(
         tables: of pointers, of each program.
         given: pairs that are known already, as by names.
         vectors: of a trained model, (F, d) f4 of each program, rows of length 1 or 0.
-        vector_weight: of their product, beside the weights of all other evidence.
     """
     if not len(a.shape) or not len(b.shape):
         none = np.zeros(0, np.int64)
         return Matched(none, none, none.astype(np.float32), none.astype(np.uint8))
-    return _Matcher(a, b, weighted, hashes, tables, given, vectors, vector_weight).run()
+    return _Matcher(a, b, weighted, hashes, tables, given, vectors).run()
 
 
 class _Matcher:
@@ -122,7 +120,6 @@ class _Matcher:
         tables: tuple[Tables, Tables],
         given: Given,
         vectors: tuple[Array, Array] | None,
-        vector_weight: float,
     ) -> None:
         self.a, self.b, self.hashes, self.given, self.vectors = a, b, hashes, given, vectors
         self.weighted = weighted
@@ -131,7 +128,7 @@ class _Matcher:
         """Functions that are in no given pair: only these are compared."""
         self.free[0][given.i] = self.free[1][given.j] = False
         self.neighbours = Neighbours(a.calls, b.calls)
-        more = {"code": CODE, "vectors": vector_weight}
+        more = {"code": CODE, "vectors": VECTORS}
         first, later = ({**table, **more} for table in (FIRST, LATER))
         names = (*STATIC, "code", "vectors")
         self.first = np.asarray([first[name] for name in names], np.float32)
@@ -165,7 +162,7 @@ class _Matcher:
         return Matched(pairs.i[chosen], pairs.j[chosen], probability[chosen], reason)
 
     def candidates(self) -> list[tuple[Array, Array]]:
-        """Return pairs that are alike, of functions that are in no given pair."""
+        """Return pairs that are similar, of functions that are in no given pair."""
         free = [np.flatnonzero(one) for one in self.free]
         a, b = (side.of for side in self.weighted)
         kinds = (
@@ -219,7 +216,7 @@ class _Matcher:
         strong = probability > STRONG
         i, j = pairs.i[strong], pairs.j[strong]
         found = [(pairs.i, pairs.j)]
-        for step in BESIDE:
+        for step in NEXT:
             inside = (i + step >= 0) & (i + step < pairs.rows)
             inside &= (j + step >= 0) & (j + step < pairs.columns)
             found.append((i[inside] + step, j[inside] + step))

@@ -24,7 +24,7 @@ FADE = 0.7
 WEAK = 0.1
 """Pairs of functions with a lower probability say nothing about the tables that they use."""
 STRONG = 0.2
-"""Likeness of tables from which functions at the same places are candidates."""
+"""Similarity of tables from which functions at the same places are candidates."""
 RESIZED = 0.25
 """Factor of places in tables that have different numbers of functions."""
 
@@ -56,7 +56,7 @@ class Places:
         other = self.order[1][self.bounds[1][j[pair]] + second]
         return pair, one, other
 
-    def alike(self, pairs: Pairs, probability: Array) -> Any:
+    def similarity(self, pairs: Pairs, probability: Array) -> Any:
         """Return how far the users of two tables are matched: (tables of A, tables of B) CSR."""
         sparse = plugins.require("scipy.sparse")
         shape = (pairs.rows, pairs.columns)
@@ -88,7 +88,7 @@ class Places:
             np.maximum.at(found[:, column], pair, value)
         same = a.offset[one] == b.offset[other]
         pair, one, other = pair[same], one[same], other[same]
-        table = self.alike(pairs, probability)
+        table = self.similarity(pairs, probability)
         table.sort_indices()
         row = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
         key = row * table.shape[1] + table.indices
@@ -100,7 +100,7 @@ class Places:
     def candidates(self, pairs: Pairs, probability: Array) -> tuple[Array, Array]:
         """Return the pairs of functions at the same places of tables whose users are matched."""
         a, b = self.sides
-        table = self.alike(pairs, probability).tocoo()
+        table = self.similarity(pairs, probability).tocoo()
         kept = table.data > STRONG
         one, other = table.row[kept], table.col[kept]
         starts_a, starts_b = (

@@ -10,7 +10,6 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.content.operand_references import Compared, Operands
 from tokmill.x86.diff.content.other_references import compare
 from tokmill.x86.diff.evidence import weigh
-from tokmill.x86.diff.evidence_weights import VECTORS
 from tokmill.x86.diff.match_blocks import BlockMatches, Side, match_blocks
 from tokmill.x86.diff.match_functions import Given, Matched, match_functions
 from tokmill.x86.diff.result import Diff, Reason, unmatched
@@ -36,7 +35,6 @@ def diff_graphs(
     *,
     names: bool = True,
     vectors: tuple[Array, Array] | None = None,
-    vector_weight: float = VECTORS,
 ) -> Diff:
     """Return the matches of functions and blocks of two programs.
 
@@ -46,7 +44,6 @@ def diff_graphs(
         names: functions with the same symbol name are the same. Without it, nothing is used that
             `strip` removes.
         vectors: of a trained model, (F, d) f4 of each program, in rows of length 1 or 0.
-        vector_weight: how much their product counts beside all other evidence.
     """
     features = functions_of(a), functions_of(b)
     contents = content_of(a, features[0]), content_of(b, features[1])
@@ -59,7 +56,7 @@ def diff_graphs(
     # Of large programs the bags are hundreds of megabytes, and nothing reads them from here on;
     # nor, after the functions, the matrices.
     features = replace(features[0], bags={}), replace(features[1], bags={})
-    found = match_functions(*features, weighted, alone, tables, given, vectors, vector_weight)
+    found = match_functions(*features, weighted, alone, tables, given, vectors)
     del weighted
     unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
     found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE
@@ -111,8 +108,8 @@ def _with_blocks(
         sides.append(Side(graph, functions.instructions, hashes, callees))
         shapes.append(function_hashes(content.shape, content.within, graph.function_blocks))
         operands.append(Operands(graph, functions.instructions, content.leaving))
-    alike = shapes[0][found.i] == shapes[1][found.j]
-    blocks = match_blocks(sides[0], sides[1], found.i, found.j, alike)
+    same_code = shapes[0][found.i] == shapes[1][found.j]
+    blocks = match_blocks(sides[0], sides[1], found.i, found.j, same_code)
     same_shape = contents[0].shape[blocks.a] == contents[1].shape[blocks.b]
     compared = Compared(operands[0], operands[1], names)
     count = [len(one.block_address) for one in graphs]
@@ -120,12 +117,12 @@ def _with_blocks(
     changes, others = compare(compared, alone, blocks, np.flatnonzero(same_shape))
     other = np.zeros(len(blocks.a), bool)
     other[changes.block] = True
-    unlike = np.minimum(blocks.similarity, MOST_OF_CHANGED_BLOCK)
-    blocks.similarity = np.where(same_shape & ~other, np.float32(1), unlike)
+    below = np.minimum(blocks.similarity, MOST_OF_CHANGED_BLOCK)
+    blocks.similarity = np.where(same_shape & ~other, np.float32(1), below)
     differs = np.zeros(len(found.i), bool)
     differs[blocks.match[other]] = True
-    diff = _columns(graphs, found, alike & ~differs, blocks)
-    diff.references_only, diff.references = alike & differs, changes
+    diff = _columns(graphs, found, same_code & ~differs, blocks)
+    diff.references_only, diff.references = same_code & differs, changes
     diff.other = others
     if compared.unverified:
         diff.left_out[UNVERIFIED] = compared.unverified

@@ -27,9 +27,9 @@ class Reason(enum.IntEnum):
     CONSTANTS = 3
     IMPORTS = 4
     CALLS = 5
-    """The functions that they call, and that call them, are matched or alike."""
+    """The functions that they call, and that call them, are matched or similar."""
     LAYOUT = 6
-    """The functions before and after them are matched or alike."""
+    """The functions before and after them are matched or similar."""
     INSTRUCTIONS = 7
     STRUCTURE = 8
     """Counts of blocks, edges, loops and calls."""
@@ -107,9 +107,9 @@ class Diff:
     function_b: Array
     """(M,) i8, their partners in B."""
     similarity: Array
-    """(M,) f4 from 0 to 1: how much of the two is alike. 1 only if nothing changed: the same
-    instructions, numbers and control flow in the same order, and operands that refer to the
-    same."""
+    """(M,) f4 from 0 to 1: share of the instructions that are equal or similar. 1 only if nothing
+    changed: the same instructions, numbers and control flow in the same order, and operands that
+    refer to the same."""
     confidence: Array
     """(M,) f4 from 0 to 1: how sure the match is."""
     reason: Array

@@ -56,9 +56,11 @@ class Neighbours:
             for one, other in (self.callees, self.callers, self.twice)
         ]
         known, value = pairs.key[kept], probability[kept]
-        before = beside(pairs, known, value, -1, -1)
-        behind = beside(pairs, known, value, 1, 1)
-        turned = np.maximum(beside(pairs, known, value, -1, 1), beside(pairs, known, value, 1, -1))
+        before = adjacent(pairs, known, value, -1, -1)
+        behind = adjacent(pairs, known, value, 1, 1)
+        turned = np.maximum(
+            adjacent(pairs, known, value, -1, 1), adjacent(pairs, known, value, 1, -1)
+        )
         anchors = anchored(pairs, probability)
         return np.column_stack([*columns, before, behind, turned, *anchors]).astype(np.float32)
 
@@ -86,7 +88,7 @@ def anchored(pairs: Pairs, probability: Array) -> tuple[Array, Array]:
     return found[0], found[1]
 
 
-def beside(pairs: Pairs, known: Array, value: Array, step_a: int, step_b: int) -> Array:
+def adjacent(pairs: Pairs, known: Array, value: Array, step_a: int, step_b: int) -> Array:
     """Return the best of the pairs next to each pair, in one direction of each program: (n,) f4."""
     best = np.zeros(len(pairs), np.float32)
     i, j = np.divmod(known, max(pairs.columns, 1))

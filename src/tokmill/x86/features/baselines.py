@@ -1,14 +1,14 @@
-"""Untrained vectors of functions: what a trained model has to beat.
+"""Vectors of functions that no model made: what a trained model has to beat.
 
-Each is a function of the features of a store's functions that returns one row a record (a line in
-`plugins.BASELINES`). The similarity of two records is the product of their rows. Rows have length 1
-or, where a function has nothing of the kind, 0; those of sums (`tokmill.x86.features.sums`) are
-several such rows side by side, so that a product is a sum of cosines.
+Each is a function of the features of a store's functions that returns a row for each record (a
+line in `plugins.BASELINES`). The similarity of two records is the product of their rows. Rows have
+length 1 or, where a function has nothing of the kind, 0. Those of sums are the rows of several
+parts, side by side, so that a product is a weighted sum of cosines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,13 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
-from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.x86.features.store_functions import CODES, StoreFunctions, store_functions
 
-WIDTH = 64
-"""Numbers of a random vector."""
 FACTS = ("constants", "strings", "imports")
 CALLEES = 0.3
-"""Weight of what callees have, beside what a function has itself."""
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""Weight of what callees have, relative to what a function has itself."""
 
 
 def baselines(
@@ -57,18 +53,8 @@ def baselines(
             raise UsageError(
                 f"no baseline is called {name!r}", hint=nearest(name, plugins.BASELINES)
             )
-    found = store_functions(store, graphs, layout) if functions is None else functions
-    return {name: plugins.load(plugins.BASELINES, name)(found) for name in names}
-
-
-def random_vectors(functions: StoreFunctions) -> Array:
-    """Return a vector a record that knows nothing of it, by its number: (R, 64) f4."""
-    number = np.arange(len(functions), dtype=np.uint64)[:, None]
-    hashed = mix(mix(number) + np.arange(WIDTH, dtype=np.uint64)[None] * _GOLDEN)
-    # Uniform in a cube, not on a sphere: near enough in 64 dimensions.
-    values = (hashed >> np.uint64(11)).astype(np.float64) / 2.0**52 - 1
-    found: Array = values / np.linalg.norm(values, axis=1, keepdims=True)
-    return found.astype(np.float32)
+    features = store_functions(store, graphs, layout) if functions is None else functions
+    return {name: plugins.load(plugins.BASELINES, name)(features) for name in names}
 
 
 def opcodes(functions: StoreFunctions) -> Any:
@@ -76,45 +62,96 @@ def opcodes(functions: StoreFunctions) -> Any:
     return functions.rows(functions.counts("mnemonics"))
 
 
-def templates(functions: StoreFunctions) -> Any:
-    """Return the TF-IDF of instructions without their numbers."""
-    return functions.rows(functions.weighed(CODES))
-
-
-def form_pairs(functions: StoreFunctions) -> Any:
-    """Return the TF-IDF of pairs of instructions without registers and numbers."""
-    return functions.rows(functions.weighed("form pairs"))
-
-
-def constants(functions: StoreFunctions) -> Any:
-    """Return the TF-IDF of constants."""
-    return functions.rows(functions.weighed("constants"))
-
-
-def strings(functions: StoreFunctions) -> Any:
-    """Return the TF-IDF of strings."""
-    return functions.rows(functions.weighed("strings"))
-
-
-def imports(functions: StoreFunctions) -> Any:
-    """Return the TF-IDF of called imports."""
-    return functions.rows(functions.weighed("imports"))
-
-
-def callees(functions: StoreFunctions) -> Any:
-    """Return the TF-IDF of constants, strings and imports of the functions that are called."""
-    return functions.rows(_facts(functions, own=0.0))
-
-
 def facts(functions: StoreFunctions) -> Any:
-    """Return the TF-IDF of constants, strings and imports, and a third of what callees have."""
+    """Return the TF-IDF of constants, strings and imports, and 0.3 of those of callees."""
     return functions.rows(_facts(functions))
+
+
+def code_around(functions: StoreFunctions) -> Any:
+    """Return the sum of cosines of code alone, and of the templates of callees and callers."""
+    parts = {
+        "templates": functions.rows(functions.weighed(CODES)),
+        "form pairs": functions.rows(functions.weighed("form pairs")),
+        "opcodes": opcodes(functions),
+        "shape": shape_rows(functions),
+        **neighbours(functions, (CODES,)),
+    }
+    return side_by_side(parts, dict.fromkeys(parts, 1.0))
+
+
+def ranker(functions: StoreFunctions) -> Any:
+    """Return the twelve parts of the ranker side by side, by weights learned from pairs."""
+    weights = plugins.require("tokmill.x86.features.ranker_weights").WEIGHTS
+    return side_by_side(parts_of(functions), weights)
+
+
+def parts_of(functions: StoreFunctions) -> dict[str, Any]:
+    """Return the twelve parts of the ranker, by name."""
+    return {
+        **ranker_code(functions),
+        **{kind: functions.rows(functions.weighed(kind)) for kind in FACTS},
+        "facts": facts(functions),
+        "callees": functions.rows(_facts(functions, own=0.0)),
+        **neighbours(functions),
+    }
+
+
+def ranker_code(functions: StoreFunctions) -> dict[str, Any]:
+    """Return the parts of the ranker that know code alone, by name."""
+    return {
+        "templates": functions.rows(functions.weighed(CODES)),
+        "forms": functions.rows(functions.weighed("forms")),
+        "form pairs": functions.rows(functions.weighed("form pairs")),
+        "shape": shape_rows(functions),
+    }
+
+
+def side_by_side(parts: Mapping[str, Any], weights: Mapping[str, float]) -> Any:
+    """Return rows whose products are the weighted sums of the products of parts (CSR or dense)."""
+    sparse = plugins.require("scipy.sparse")
+    scaled = [
+        sparse.csr_array(parts[name]) * np.float32(weight**0.5)
+        for name, weight in weights.items()
+        if weight > 0
+    ]
+    return sparse.hstack(scaled, format="csr", dtype=np.float32)
+
+
+def neighbours(functions: StoreFunctions, kinds: Sequence[str] = FACTS) -> dict[str, Any]:
+    """Return the rows of facts, or other kinds, of a function and of those near it in calls.
+
+    `deep`: with 0.3 of what callees have and 0.09 of what their callees have; `around`: with 0.3 of
+    what callees and callers have; `callers`: of callers alone. All are TF-IDF.
+    """
+    sparse = plugins.require("scipy.sparse")
+    own = sparse.hstack([functions.weighed(kind) for kind in kinds], format="csr")
+    called = functions.calls @ own
+    calling = functions.calls.T.tocsr() @ own
+    further = functions.calls @ called
+    return {
+        "deep": functions.rows(own + called * CALLEES + further * CALLEES**2),
+        "around": functions.rows(own + (called + calling) * CALLEES),
+        "callers": functions.rows(calling),
+    }
+
+
+def shape_rows(functions: StoreFunctions) -> Array:
+    """Return counts of blocks, loops and calls so that products fall with their distance.
+
+    Of each ln(1 + count) x the cosine and the sine of x and 2x stand there, so the product of two
+    rows is the mean of cos(x - y) and cos(2x - 2y): (R, 28) f4.
+    """
+    values = functions.shape[functions.record] * np.float32(np.pi / 8)
+    turned = np.concatenate([values, 2 * values], axis=1)
+    both = np.concatenate([np.cos(turned), np.sin(turned)], axis=1)
+    rows: Array = (both / np.sqrt(turned.shape[1])).astype(np.float32)
+    return rows
 
 
 def _facts(functions: StoreFunctions, own: float = 1.0) -> Any:
     sparse = plugins.require("scipy.sparse")
-    found = sparse.hstack([functions.weighed(kind) for kind in FACTS], format="csr") * own
-    around = sparse.hstack([functions.around(kind) for kind in FACTS], format="csr")
-    found = found + around * CALLEES
-    found.eliminate_zeros()
-    return found
+    rows = sparse.hstack([functions.weighed(kind) for kind in FACTS], format="csr") * own
+    called = sparse.hstack([functions.around(kind) for kind in FACTS], format="csr")
+    rows = rows + called * CALLEES
+    rows.eliminate_zeros()
+    return rows

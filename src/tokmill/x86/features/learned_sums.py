@@ -3,7 +3,7 @@
 A model gives a function a vector of its code. What it calls, and what calls it, have vectors too,
 and a compiler that inlines moves code from one to another: so these count, each by a weight that
 was learned from pairs of training projects (`learned_weights.py`). Products of rows are the sums,
-as of `tokmill.x86.features.sums`.
+as of `tokmill.x86.features.baselines`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.features.baselines import CALLEES, opcodes
+from tokmill.x86.features.baselines import (
+    CALLEES,
+    opcodes,
+    parts_of,
+    ranker_code,
+    side_by_side,
+)
 from tokmill.x86.features.store_functions import StoreFunctions
-from tokmill.x86.features.sums import parts_of, ranker_code, side_by_side
 
 
 class SumRows(NamedTuple):
@@ -48,8 +53,8 @@ def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
     """Return the rows of vectors of functions and of those near them, by name: (R, d) f4 each.
 
     `vectors` itself; `callees` and `callers`: the sums of these; `deep` and `around` as of
-    `tokmill.x86.features.sums.neighbours`. Rows have length 1, or 0 where there is nothing. Records
-    of one function share its vector, the mean of theirs; a function in no record has none.
+    `tokmill.x86.features.baselines.neighbours`. Rows have length 1, or 0 where there is nothing.
+    Records of one function share its vector, the mean of theirs; a function in no record has none.
     """
     sparse = plugins.require("scipy.sparse")
     record, count = functions.record, len(functions.record)

@@ -15,4 +15,4 @@ WEIGHTS = {
     "around": 4.25,
     "callers": 7.76,
 }
-"""Part of `tokmill.x86.features.sums.parts_of` → its weight."""
+"""Part of `tokmill.x86.features.baselines.parts_of` → its weight."""

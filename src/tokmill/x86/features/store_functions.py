@@ -63,12 +63,11 @@ class StoreFunctions:
             self._weighed[kind] = tf_idf([self.counts(kind)])[0]
         return self._weighed[kind]
 
-    def around(self, kind: str, callers: bool = False) -> Any:
-        """Return the sum of the TF-IDF of what each function calls, or of what calls it."""
-        name = f"{kind} of {'callers' if callers else 'callees'}"
+    def around(self, kind: str) -> Any:
+        """Return the sum of the TF-IDF of what each function calls."""
+        name = f"{kind} of callees"
         if name not in self._weighed:
-            calls = self.calls.T.tocsr() if callers else self.calls
-            self._weighed[name] = calls @ self.weighed(kind)
+            self._weighed[name] = self.calls @ self.weighed(kind)
         return self._weighed[name]
 
     def rows(self, matrix: Any) -> Any:
@@ -80,7 +79,6 @@ def store_functions(
     store: Store,
     graphs: Sequence[Path | str],
     layout: str | None = None,
-    kinds: Sequence[str] = KINDS,
 ) -> StoreFunctions:
     """Return the features of the functions of a store.
 
@@ -88,7 +86,6 @@ def store_functions(
         store: a store of `tokmill build x86`, or selected from such stores.
         graphs: graph files, or folders of them, that the store was built of; others are not read.
         layout: the layout that the store was built with; None: the one in its plan.
-        kinds: of bags that are wanted; the others take most of the memory.
 
     Raises:
         TokmillError: the store has other columns, a record belongs to none of the graphs, or a
@@ -107,7 +104,7 @@ def store_functions(
         rows = order[bounds[number] : bounds[number + 1]]
         place, there = find(graph.function_address, address[rows])
         record[rows[there]] = place[there] + first
-        parts.append(_part(graph, first, kinds))
+        parts.append(_part(graph, first))
         first += len(graph.function_address)
     lost = int((record < 0).sum())
     if lost:
@@ -198,12 +195,12 @@ class _Part:
     calls: Any
 
 
-def _part(graph: Graph, first: int, kinds: Sequence[str]) -> _Part:
+def _part(graph: Graph, first: int) -> _Part:
     made = functions_of(graph)
     owner = np.repeat(owner_of_blocks(graph), np.diff(graph.block_instructions))
     codes = bag(len(graph.function_address), owner, made.instructions.code)
     bags = {CODES: codes, **made.bags}
-    return _Part(first, {kind: bags[kind] for kind in kinds}, made.shape, made.calls)
+    return _Part(first, bags, made.shape, made.calls)
 
 
 def _joined(record: Array, parts: Sequence[_Part], size: int) -> StoreFunctions:
@@ -215,7 +212,7 @@ def _joined(record: Array, parts: Sequence[_Part], size: int) -> StoreFunctions:
             _end_to_end([part.bags[kind].key for part in parts], np.uint64),
             _end_to_end([part.bags[kind].count for part in parts], np.float32),
         )
-        for kind in (parts[0].bags if parts else KINDS)
+        for kind in KINDS
     }
     shape = np.concatenate([np.zeros((0, 7), np.float32), *(part.shape for part in parts)])
     calls = sparse.csr_array((size, size), dtype=np.float32)

@@ -19,13 +19,13 @@ from tokmill.x86.features.function_features import find
 from tokmill.x86.graph import PLACES, Graph
 from tokmill.x86.image.ranges import distinct
 
-BESIDE = 3
+NEAR = 3
 """Words before and after a pointer in which strings describe it."""
 FURTHEST = 1 << 16
 """Words from the beginning of a table to its last pointer."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_STEPS = np.arange(2 * BESIDE + 1, dtype=np.uint64) * _GOLDEN
-"""Added to the hash of a string, by its distance in words plus `BESIDE`."""
+_STEPS = np.arange(2 * NEAR + 1, dtype=np.uint64) * _GOLDEN
+"""Added to the hash of a string, by its distance in words plus `NEAR`."""
 
 
 @dataclass(slots=True)
@@ -109,14 +109,14 @@ def _labels(graph: Graph, function: Array, slot: Array, begin: Array, word: np.u
     hashes = np.zeros(len(text), np.uint64)
     hashes[text] = hash_texts([text for text in graph.pointer_text if text])
     rows, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
-    for step in (*range(-BESIDE, 0), *range(1, BESIDE + 1)):
-        beside = slot + np.uint64(step * int(word) % (1 << 64))
-        row, there = find(graph.pointer_address, beside)
+    for step in (*range(-NEAR, 0), *range(1, NEAR + 1)):
+        place = slot + np.uint64(step * int(word) % (1 << 64))
+        row, there = find(graph.pointer_address, place)
         # Before the beginning there is another table.
-        mine = np.flatnonzero(there & (beside >= begin))
+        mine = np.flatnonzero(there & (place >= begin))
         mine = mine[text[row[mine]]]
         rows.append(function[mine])
-        keys.append(mix(hashes[row[mine]] + _STEPS[step + BESIDE]))
+        keys.append(mix(hashes[row[mine]] + _STEPS[step + NEAR]))
     # A virtual table begins with a pointer to an object whose second word points to the name of
     # the type (Itanium C++ ABI, 2.5.2 and 2.9.5).
     name, named = find(graph.pointer_address, graph.pointer_target + word)

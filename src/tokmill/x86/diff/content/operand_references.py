@@ -203,8 +203,8 @@ class Compared:
         found = np.zeros(len(kind), bool)
         rows = np.flatnonzero((kind == other) & ((kind == DATA) | (kind == UNKNOWN)))
         width = a.width[pairs.a[rows]]
-        alike = width == b.width[pairs.b[rows]]
-        rows, width = rows[alike], width[alike]
+        same_width = width == b.width[pairs.b[rows]]
+        rows, width = rows[same_width], width[same_width]
         addresses = a.address[pairs.a[rows]], b.address[pairs.b[rows]]
         ranked = [numbered(one) for one in addresses]
         different = max(len(ranked[1][0]), 1)

@@ -66,7 +66,7 @@ def compare_slots(
     most[where[order][::-1]] = order[::-1]
     stays = keys[2] == most[of]
     odd = clash[of] & ~(stays & sized)
-    # If all moved alike, the sizes alone differ, or none is known to be the one.
+    # If all moved by the same distance, the sizes alone differ, or none is known to be the one.
     silent = clash.copy()
     silent[of[odd]] = False
     same[local] = ~(odd | silent[of])

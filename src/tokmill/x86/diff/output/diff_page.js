@@ -140,7 +140,7 @@
     back.onclick = close;
     const facts = [about(row)];
     if (row[KIND] <= SAME) {
-      facts.unshift(`${share(row[SIMILARITY])} alike, confidence ${share(row[CONFIDENCE])}, `
+      facts.unshift(`${share(row[SIMILARITY])} similarity, confidence ${share(row[CONFIDENCE])}, `
         + `matched by ${row[REASON]}`);
     } else facts.unshift(row[KIND] === DELETED ? "in A alone" : "in B alone");
     if (row[KIND] === REFERENCES) facts.push("the same but for what it refers to");

@@ -27,12 +27,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Those with a partner that is not the same."""
     references_only: int
     """Of those that changed: the same instructions, but operands that refer to something else."""
-    nothing_alike: int
+    nothing_equal: int
     """Changed functions without an equal block, as where one was written anew."""
     deleted: int
     inserted: int
     similarity: float
-    """Share of the instructions of both programs that are alike; 1 only if nothing differs."""
+    """Mean similarity of functions, weighted by their instructions; 1 only if nothing differs."""
     reasons: dict[str, int]
     """Reason of a match → number of matches."""
 
@@ -66,17 +66,17 @@ def counts_of(a: Graph, b: Graph, diff: Diff) -> Counts:
     size_a, size_b = instructions(a), instructions(b)
     both = size_a[diff.function_a] + size_b[diff.function_b]
     total = int(size_a.sum() + size_b.sum())
-    alike = float((both * diff.similarity.astype(np.float64)).sum())
+    similar = float((both * diff.similarity.astype(np.float64)).sum())
     reasons = np.bincount(diff.reason, minlength=len(REASONS)).tolist()
     named = sorted(zip(reasons, REASONS, strict=True), reverse=True)
     return Counts(
         same=len(diff.function_a) - changed,
         changed=changed,
         references_only=int(diff.references_only.sum()),
-        nothing_alike=int((diff.changed & (diff.similarity == 0)).sum()),
+        nothing_equal=int((diff.changed & (diff.similarity == 0)).sum()),
         deleted=len(diff.deleted),
         inserted=len(diff.inserted),
-        similarity=1.0 if diff.same or not total else min(round(alike / total, 4), NOT_SAME),
+        similarity=1.0 if diff.same or not total else min(round(similar / total, 4), NOT_SAME),
         reasons={name: count for count, name in named if count},
     )
 
@@ -84,12 +84,12 @@ def counts_of(a: Graph, b: Graph, diff: Diff) -> Counts:
 def changed_most(a: Graph, b: Graph, diff: Diff, most: int) -> list[Changed]:
     """Return the changed matches, at most so many: first those with other instructions.
 
-    Of these first the ones with the most instructions that are not alike.
+    Of these first the ones with the most instructions that are not similar.
     """
     size_a, size_b = instructions(a), instructions(b)
-    unlike = (size_a[diff.function_a] + size_b[diff.function_b]) * (1 - diff.similarity)
+    dissimilar = (size_a[diff.function_a] + size_b[diff.function_b]) * (1 - diff.similarity)
     chosen = np.flatnonzero(diff.changed)
-    chosen = chosen[np.lexsort((-unlike[chosen], diff.references_only[chosen]))][:most]
+    chosen = chosen[np.lexsort((-dissimilar[chosen], diff.references_only[chosen]))][:most]
     sizes = size_a[diff.function_a].tolist(), size_b[diff.function_b].tolist()
     return [
         _changed(a, b, diff, match, (sizes[0][match], sizes[1][match])) for match in chosen.tolist()
