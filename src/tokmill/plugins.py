@@ -72,9 +72,8 @@ SOURCES: dict[str, Part] = {
         "tokmill.inference.embed:EmbedSource", "train", "a store and a run: a vector per record"
     ),
     "npz": Part("tokmill.formats.windows.npz:NpzSource", "", "npz files of padded windows"),
-    "bin": Part("tokmill.formats.bin:BinSource", "", "headerless and llm.c token files"),
+    "bin": Part("tokmill.formats.bin:BinSource", "", "headerless token files"),
     "megatron": Part("tokmill.formats.megatron:MegatronSource", "", "Megatron .bin/.idx pairs"),
-    "datatrove": Part("tokmill.formats.datatrove:DatatroveSource", "", "datatrove .ds files"),
     "parquet-tokens": Part(
         "tokmill.formats.parquet_tokens:ParquetTokensSource",
         "parquet",
@@ -93,10 +92,8 @@ SOURCES: dict[str, Part] = {
 
 EXPORTS: dict[str, Part] = {
     "bin": Part("tokmill.formats.bin:BinExport", "", "headerless uint16 or uint32 token file"),
-    "llmc": Part("tokmill.formats.bin:LlmcExport", "", "llm.c shards with their 1 KiB header"),
     "npz": Part("tokmill.formats.windows.npz:NpzExport", "", "padded windows with attention masks"),
     "megatron": Part("tokmill.formats.megatron:MegatronExport", "", "Megatron .bin/.idx pair"),
-    "datatrove": Part("tokmill.formats.datatrove:DatatroveExport", "", "datatrove .ds files"),
     "parquet": Part(
         "tokmill.formats.parquet_tokens:ParquetExport", "parquet", "one row per record"
     ),

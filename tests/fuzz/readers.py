@@ -382,11 +382,7 @@ def make_everything(folder: Path) -> Iterable[Path]:
     made += [*make_graph(".cfg.parquet")(folder), *make_graph(".cfg.jsonl")(folder)]
     made += [*tokenizer_file("tokenizer.json")(folder), *tokenizer_file("gpt2.tiktoken")(folder)]
     made += [*make_recipe(folder), *tokenizer_file("vocab.json")(folder)]
-    head = np.zeros(256, "<i4")
-    head[:3] = 20240520, 1, 50
-    (folder / "llmc.bin").write_bytes(head.tobytes() + bytes(100))
     export("megatron", folder, "m")
-    export("datatrove", folder, "d.ds")
     store = ids_store(folder / "s").path
     for path in (*store.glob("shards/*"), store / "plan.json", store / "manifest.json"):
         shutil.copy(path, folder / path.name)
@@ -477,23 +473,15 @@ READERS: dict[str, Reader] = {
     "overlay npz": Reader(make_overlay("npz"), read_overlay("npz"), source="overlay"),
     "npz": of_source("npz", exported("npz", "d", ["d/tokenized_data_part001.npz"], **NPZ), "d"),
     "bin": of_source("bin", exported("bin", "a.bin", ["a.bin"]), "a.bin", separator_id=0),
-    "llmc": of_source(
-        "bin", exported("llmc", "d", ["d/tokens_train_000000.bin"]), "d", separator_id=0
-    ),
     "megatron": of_source("megatron", exported("megatron", "m", ["m.idx", "m.bin"]), "m"),
-    "datatrove": of_source(
-        "datatrove", exported("datatrove", "a.ds", ["a.ds.index", "a.ds.metadata", "a.ds"]), "a.ds"
-    ),
     "parquet-tokens": of_source(
         "parquet-tokens", exported("parquet", "a.parquet", ["a.parquet"]), "a.parquet",
         keep=["name", "level"],
     ),
     # exports
     "export bin": of_export("bin", "a.bin"),
-    "export llmc": of_export("llmc", "d", shard_tokens=40),
     "export npz": of_export("npz", "d", **NPZ),
     "export megatron": of_export("megatron", "m"),
-    "export datatrove": of_export("datatrove", "a.ds"),
     "export parquet": of_export("parquet", "a.parquet"),
     "export corpus": of_export("corpus", "d"),
     "export triplets": of_export("triplets", "d"),

@@ -109,7 +109,7 @@ def raw(arrays: Iterable[Array]) -> Iterator[memoryview]:
 
 
 def wide_dtype(store: Store, name: str) -> np.dtype[Any]:
-    """Return uint16, or uint32 above 65,536 ids (nanoGPT, CS336, llm.c, datatrove)."""
+    """Return uint16, or uint32 above 65,536 ids (nanoGPT, CS336)."""
     return np.dtype("<u2" if id_count(store, name) <= 1 << 16 else "<u4")
 
 

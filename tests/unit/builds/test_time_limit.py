@@ -249,7 +249,6 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "tsv": sentences,
     "bin": exported("bin", "out/x.bin", record_tokens=31, dtype="u2"),
     "megatron": exported("megatron", "out/set"),
-    "datatrove": exported("datatrove", "out"),
     "npz": exported("npz", "out", export={"max_length": 31, "stride": 31, "pad_id": 7}),
     "parquet-tokens": token_rows,
     "token-dicts": dicts,

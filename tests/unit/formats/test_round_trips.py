@@ -19,7 +19,6 @@ from tokmill.store.schema import Column
 WITH_BORDERS = {
     # export: (source, output, input, options of the source)
     "megatron": ("megatron", "out/set", "out/set", {}),
-    "datatrove": ("datatrove", "out", "out", {}),
     "parquet": ("parquet-tokens", "out/t.parquet", "out/t.parquet", {}),
     "bin": ("bin", "out/t.bin", "out/t.bin", {"separator_id": EOT, "dtype": "u2"}),
     "npz": ("npz", "out", "out", {}),
@@ -63,7 +62,7 @@ def test_a_round_trip_keeps_ids_and_borders(kind, shards):
         assert written["bytes"] == sum(Path(f).stat().st_size for f in written["files"])
 
 
-@pytest.mark.parametrize("kind", ["megatron", "datatrove", "parquet"])
+@pytest.mark.parametrize("kind", ["megatron", "parquet"])
 def test_empty_records_survive_where_the_format_has_borders(kind, tmp_path):
     source, out, inputs, options = WITH_BORDERS[kind]
     store = token_store(tmp_path / "store", [[[], [1, 2], []], [[], [3]], [[]]])
@@ -92,7 +91,7 @@ def test_a_tokenizer_gives_the_store_its_vocabulary(kind, tmp_path):
     assert narrow.schema["token"] == Column("u1")
 
 
-@pytest.mark.parametrize("kind", [*WITH_BORDERS, "llmc"])
+@pytest.mark.parametrize("kind", WITH_BORDERS)
 def test_equal_stores_give_equal_bytes_and_blocks_do_not_matter(kind, tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     rows = [random.integers(0, 300, n).tolist() for n in random.integers(0, 40, 30)]
@@ -109,7 +108,7 @@ def test_equal_stores_give_equal_bytes_and_blocks_do_not_matter(kind, tmp_path, 
     assert files[0] == files[1] == files[2]
 
 
-@pytest.mark.parametrize("kind", [*WITH_BORDERS, "llmc"])
+@pytest.mark.parametrize("kind", WITH_BORDERS)
 def test_another_column_can_be_exported(kind, tmp_path):
     schema = {"asm": Column("u2", phrase=True), "side": Column("u1"), "score": Column("f4")}
     table = {"asm": [[3, 4, 5], [6], [7, 8]]}
@@ -122,8 +121,8 @@ def test_another_column_can_be_exported(kind, tmp_path):
     expected = [3, 4, 5, 6, 7, 8, 7, 8, 3, 4, 5]
     options = {**EXPORT_OPTIONS.get(kind, {}), "column": "asm"}
     written = write(kind, store, tmp_path / "out", **options)
-    source = "parquet-tokens" if kind == "parquet" else "bin" if kind == "llmc" else kind
-    first = written["files"][0] if kind in ("bin", "parquet", "llmc") else tmp_path / "out"
+    source = "parquet-tokens" if kind == "parquet" else kind
+    first = written["files"][0] if kind in ("bin", "parquet") else tmp_path / "out"
     again = quick_build(source, first, tmp_path / "again")
     assert [i for record in ids_of(again) for i in record] == expected
     with pytest.raises(UsageError, match="no column 'token'"):

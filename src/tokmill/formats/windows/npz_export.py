@@ -131,8 +131,6 @@ class NpzExport:
                 inputs=len(inputs),
                 ratio=written / size,
             )
-            if export.changed:
-                export.before.pop(STATS, None)
             files.append(export.put(folder / STATS, encode(stats)))
         more = {"inputs_without_tokens": len(inputs) - len(parts)} if config.per_input else {}
         return exports.summary(files, tokens, windows=len(windows), **more, statistics=stats)
