@@ -64,7 +64,6 @@ from small_files import (
     make_messages,
     make_module,
     make_prompts,
-    make_tekken,
     make_templates,
     make_text_lists,
     make_traces,
@@ -380,7 +379,7 @@ def make_everything(folder: Path) -> Iterable[Path]:
     (folder / "a.bin").write_bytes(np.arange(900, dtype="<u2").tobytes())
     made += [*compressed("gz")(folder), *compressed("zst")(folder)]
     made += [*make_graph(".cfg.parquet")(folder), *make_graph(".cfg.jsonl")(folder)]
-    made += [*tokenizer_file("tokenizer.json")(folder), *tokenizer_file("gpt2.tiktoken")(folder)]
+    made += [*tokenizer_file("tokenizer.json")(folder)]
     made += [*make_recipe(folder), *tokenizer_file("vocab.json")(folder)]
     export("megatron", folder, "m")
     store = ids_store(folder / "s").path
@@ -511,7 +510,6 @@ READERS: dict[str, Reader] = {
     "tokenizer.json": Reader(tokenizer_file("tokenizer.json"), read_tokenizer("tokenizer.json")),
     "vocab.json": Reader(tokenizer_file("vocab.json"), read_tokenizer("vocab.json")),
     "vocab.txt": Reader(make_vocab_txt, read_tokenizer("vocab.txt")),
-    "tiktoken": Reader(tokenizer_file("gpt2.tiktoken"), read_tokenizer("gpt2.tiktoken")),
     "sentencepiece": Reader(make_sentencepiece, read_tokenizer("a.model")),
     "vocabularies": Reader(make_vocabularies, read_vocabularies),
     "vocabulary counts": Reader(make_count_pickle, read_lists),
@@ -519,7 +517,6 @@ READERS: dict[str, Reader] = {
     "settings": Reader(file_of("s.json", SETTINGS), read_settings),
     "settings of deepspeed": Reader(file_of("s.json", OF_DEEPSPEED), read_settings, share=0.5),
     "recipe of a training": Reader(file_of("r.toml", TRAINING), read_training_recipe, share=0.5),
-    "tekken": Reader(make_tekken, read_tokenizer("tekken.json")),
     "chat templates": Reader(make_templates, read_templates, share=0.2),
     "prompts": Reader(make_prompts, read_prompts),
     "messages": Reader(make_messages, read_asked, share=0.05),

@@ -30,15 +30,6 @@ def tokenizer_file(name: str) -> Make:
             (folder / name).write_bytes(TOKENIZER.read_bytes())
             return [folder / name]
         tokenizer = Tokenizer.from_file(TOKENIZER)
-        if name == "gpt2.tiktoken":
-            import base64
-
-            plain = {
-                n: t for n, t in tokenizer.vocab.items() if t not in (b"<|endoftext|>", b"<|pad|>")
-            }
-            lines = [base64.b64encode(t) + b" %d" % n for n, t in enumerate(plain.values())]
-            (folder / name).write_bytes(b"\n".join(lines))
-            return [folder / name]
         from tokmill.text.tokenizers.tokenizer_json import alias
 
         vocab = {alias(token): number for number, token in tokenizer.vocab.items()}

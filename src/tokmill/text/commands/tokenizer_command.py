@@ -34,13 +34,8 @@ Tok = Annotated[
     typer.Option(
         "--tokenizer",
         "-t",
-        help="tokenizer.json or its folder, vocab.json beside merges.txt, "
-        ".tiktoken, .model, tekken.json, vocab.txt.",
+        help="tokenizer.json or its folder, vocab.json beside merges.txt, .model, vocab.txt.",
     ),
-]
-Pattern = Annotated[
-    str | None,
-    typer.Option(help="How a .tiktoken file cuts words: gpt2, cl100k, o200k or a pattern."),
 ]
 
 
@@ -153,13 +148,12 @@ def encode(
         str, typer.Option(help="Special tokens in the text: plain (text) or special (the token).")
     ] = "plain",
     tokens: Annotated[bool, typer.Option(help="Print a token per line: id and its bytes.")] = False,
-    pattern: Pattern = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the ids of a text: one line, separated by spaces. The text is read as a stream."""
     from tokmill.text.tokenizers.tokenizer import Tokenizer
 
-    loaded = Tokenizer.from_file(tokenizer, pattern=pattern)
+    loaded = Tokenizer.from_file(tokenizer)
     mode: Any = specials
     with _open_text(file, text) as chunks:
         ids = loaded.encode_iterable(chunks, mode)
@@ -183,12 +177,11 @@ def decode(
         list[str] | None, typer.Argument(help="Ids; none reads them from stdin.")
     ] = None,
     out: Annotated[str | None, typer.Option("-o", "--out", help="Write the exact bytes.")] = None,
-    pattern: Pattern = None,
 ) -> None:
     """Print the text of ids; invalid UTF-8 becomes U+FFFD (with -o the bytes stay)."""
     from tokmill.text.tokenizers.tokenizer import Tokenizer
 
-    loaded = Tokenizer.from_file(tokenizer, pattern=pattern)
+    loaded = Tokenizer.from_file(tokenizer)
     words = ids or sys.stdin.read().replace(",", " ").strip("[] \n").split()
     try:
         numbers = [int(word) for word in words]
