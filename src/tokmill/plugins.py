@@ -74,11 +74,6 @@ SOURCES: dict[str, Part] = {
     "npz": Part("tokmill.formats.windows.npz:NpzSource", "", "npz files of padded windows"),
     "bin": Part("tokmill.formats.bin:BinSource", "", "headerless token files"),
     "megatron": Part("tokmill.formats.megatron:MegatronSource", "", "Megatron .bin/.idx pairs"),
-    "parquet-tokens": Part(
-        "tokmill.formats.parquet_tokens:ParquetTokensSource",
-        "parquet",
-        "Parquet and Arrow files of token ids",
-    ),
     "token-dicts": Part(
         "tokmill.formats.pickles.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
     ),
@@ -94,9 +89,6 @@ EXPORTS: dict[str, Part] = {
     "bin": Part("tokmill.formats.bin:BinExport", "", "headerless uint16 or uint32 token file"),
     "npz": Part("tokmill.formats.windows.npz:NpzExport", "", "padded windows with attention masks"),
     "megatron": Part("tokmill.formats.megatron:MegatronExport", "", "Megatron .bin/.idx pair"),
-    "parquet": Part(
-        "tokmill.formats.parquet_tokens:ParquetExport", "parquet", "one row per record"
-    ),
     "corpus": Part(
         "tokmill.formats.pickles.corpus_export:CorpusExport", "", "walks as text, with vocab.txt"
     ),
@@ -333,8 +325,7 @@ TRACKERS: dict[str, Part] = {
 EXTRA_PACKAGES: dict[str, str] = {
     "gigatoken": "text",
     "tokenizers": "text",
-    "sentencepiece": "text",
-    "google": "text",
+    "google": "x86",
     "zstandard": "text",
     "psutil": "text",
     "pyarrow": "parquet",

@@ -26,7 +26,6 @@ EXPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "npz": ("out", {"max_length": 8, "stride": 8, "pad_id": 0, "windows_per_file": 12}),
     "npz per input": ("out", {"max_length": 8, "stride": 8, "pad_id": 0, "per_input": True}),
     "megatron": ("out", {}),
-    "parquet": ("out.parquet", {}),
     "token-dicts": ("out", {"sequences_per_file": 3}),
     "corpus": ("out", {}),
     "triplets": ("out", {"cpi": True}),
@@ -86,7 +85,7 @@ def test_an_export_that_is_killed_anywhere_is_completed(
     """Killed in the middle of its first, second, … file: the same export ends equal."""
     write(kind, stores[kind], tmp_path / "whole")
     wanted = files(tmp_path / "whole")
-    assert len(wanted) > (0 if kind in ("bin", "parquet", "triplets") else 1)
+    assert len(wanted) > (0 if kind in ("bin", "triplets") else 1)
     for number in range(1, 2 * len(wanted) + 4):
         folder = tmp_path / f"killed-{number}"
         if killed_at(number, kind, stores[kind], folder):
@@ -199,23 +198,19 @@ def test_the_command_checks_an_export(
         return int(str(ended.value.code)), said.out + said.err
 
     write("bin", stores["bin"], tmp_path)
-    write("parquet", stores["parquet"], tmp_path)
+    write("megatron", stores["megatron"], tmp_path)
     assert run("store", "validate", tmp_path)[0] == 0
-    assert "2 files" in run("store", "validate", tmp_path)[1]
+    assert "3 files" in run("store", "validate", tmp_path)[1]
     assert "1 file" in run("store", "validate", tmp_path / "out.bin")[1]
     (tmp_path / "out.bin").write_bytes(b"")
     code, said = run("store", "validate", tmp_path)
     assert code == 1 and "out.bin: 0 bytes instead of" in said and "store export" in said
-    assert run("store", "validate", tmp_path / "out.parquet")[0] == 0
+    assert run("store", "validate", tmp_path / "out.idx")[0] == 0
 
 
 def test_readers_of_the_formats_do_not_see_the_note(
     stores: dict[str, Store], tmp_path: Path
 ) -> None:
-    import pyarrow.dataset
-
-    write("parquet", stores["parquet"], tmp_path)
-    assert pyarrow.dataset.dataset(tmp_path, format="parquet").count_rows() == 60
     write("npz", stores["npz"], tmp_path)
     built = quick_build("npz", tmp_path / "out", tmp_path / "built")
     assert built.records > 0
@@ -224,7 +219,6 @@ def test_readers_of_the_formats_do_not_see_the_note(
 FOREIGN = {
     # kind: (where to, a file that may be anybody's)
     "bin": ("f", "f/tokens.bin"),
-    "parquet": ("f", "f/tokens.parquet"),
     "megatron": ("f/x.bin", "f/x.idx"),
     "token-dicts": ("f", "f/tokens.pkl"),
     "triplets": ("f", "f/triplets.pkl"),
@@ -253,7 +247,7 @@ def test_files_whose_names_tokmill_chose_replace_none_of_others(
     # Its own it replaces, after a kill and with another store's content too.
     exporter.write(stores[kind], tmp_path / out)
     exporter.write(stores[kind], tmp_path / out)
-    if kind in ("bin", "parquet", "megatron"):
+    if kind in ("bin", "megatron"):
         rows = [rec(range(3), name="n")]
         schema = {"token": Column("u2"), "name": Column("utf8", per="record")}
         other = write_store(tmp_path / "other", schema, [rows])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,18 +38,6 @@ def tokenizer_file(name: str) -> Make:
         return [folder / "vocab.json", folder / "merges.txt"]
 
     return make
-
-
-def make_sentencepiece(folder: Path) -> Iterable[Path]:
-    import sentencepiece
-
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=data, vocab_size=290, byte_fallback=True,
-        model_type="bpe", normalization_rule_name="identity", minloglevel=9, hard_vocab_limit=False,
-    )  # fmt: skip
-    (folder / "a.model").write_bytes(data.getvalue())
-    return [folder / "a.model"]
 
 
 def read_tokenizer(name: str) -> Read:

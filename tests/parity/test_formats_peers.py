@@ -152,10 +152,3 @@ def test_the_seeds_loader_reads_npz_folders(tmp_path):
             for ids, mask in zip(data["input_ids"], data["attention_mask"], strict=True):
                 found += ids[mask == 1].tolist()
     assert found == [i for document in documents for i in document]
-
-
-def test_pyarrow_reads_parquet(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
-    documents = rows(300)
-    write("parquet", token_store(tmp_path / "s", [documents]), tmp_path / "t.parquet")
-    assert parquet.read_table(tmp_path / "t.parquet").column("input_ids").to_pylist() == documents

@@ -1,20 +1,17 @@
-"""Ids equal those of Hugging Face `tokenizers` and SentencePiece on adversarial text."""
+"""Ids equal those of Hugging Face `tokenizers` on adversarial text."""
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from reference_encoder import reference_ids
-from tokmill.base.errors import TokmillError
 from tokmill.text.encoding.encoders import make_encoder
 from tokmill.text.encoding.guards import newer_characters
 from tokmill.text.learning.train_tokenizer import train_tokenizer
-from tokmill.text.tokenizers.tokenizer import Tokenizer
 from unicode_classes import runs
 
 pytest.importorskip("tokenizers", reason="needs the extra text")
@@ -111,92 +108,3 @@ def test_gigatoken_differs_only_in_the_newer_characters() -> None:
         for number in points:
             whole = f"{around}{chr(number)}{around}".encode()
             assert (whole in words) == (kind[number] == value), hex(number)
-
-
-SENTENCEPIECE = [
-    {"remove_extra_whitespaces": False},
-    {"remove_extra_whitespaces": True},
-    {"remove_extra_whitespaces": False, "add_dummy_prefix": False},
-    {
-        "remove_extra_whitespaces": False,
-        "add_dummy_prefix": False,
-        "user_defined_symbols": ["<tool>", "ab"],
-    },
-    # Gemma's kind: runs of spaces, newlines; symbols around a space; one of raw spaces, never used.
-    *(
-        {
-            "remove_extra_whitespaces": False,
-            "add_dummy_prefix": False,
-            "user_defined_symbols": symbols,
-        }
-        for symbols in (
-            ["\u2581\u2581", "\u2581\u2581\u2581", "\n", "\n\n", "\t", "<b>"],
-            ["the\u2581", "\u2581<b>", "e\u2581a", "   ", "<b>\u2581<b>"],
-        )
-    ),
-    {
-        "remove_extra_whitespaces": True,
-        "add_dummy_prefix": False,
-        "user_defined_symbols": ["<b>", "\u2581<b>", "e\u2581a", "\n"],
-    },
-]
-
-
-def train_sentencepiece(corpus: Any, folder: Path, **options: Any) -> tuple[Any, Path]:
-    sentencepiece = pytest.importorskip("sentencepiece", reason="needs sentencepiece")
-    lines = [line for text in corpus.texts[:200] for line in text.splitlines() if line.strip()]
-    settings = {
-        "model_type": "bpe",
-        "vocab_size": 900,
-        "byte_fallback": True,
-        "character_coverage": 0.999,
-        "normalization_rule_name": "identity",
-        "minloglevel": 2,
-    }
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_prefix=str(folder / "m"), **{**settings, **options}
-    )
-    path = folder / "m.model"
-    return sentencepiece.SentencePieceProcessor(model_file=str(path)), path
-
-
-@pytest.mark.parametrize("options", SENTENCEPIECE)
-def test_sentencepiece(corpus: Any, tmp_path: Path, options: dict[str, Any]) -> None:
-    reference, path = train_sentencepiece(corpus, tmp_path, **options)
-    tokenizer = Tokenizer.from_file(path)
-    documents = [
-        *adversarial(600),
-        *corpus.texts[:5],
-        *["def f:\n    return x", "the   <b> a\n\n\n b", "<b> <b> <b>", "the a  e a\t\t"],
-        *["<s>a", "<unk>", "\u2581 \u2581a", "  a  b ", "<0x41>", "ab<tool>", " "],
-    ]
-    expected = [reference.encode(text) for text in documents]
-    assert [tokenizer.encode(text, "plain") for text in documents] == expected
-    for engine in ("auto", "tokenizers"):
-        encoder = make_encoder(tokenizer.to_json(), engine=engine)
-        assert split(*encoder(documents)) == expected
-    for text, ids in zip(documents[-60:], expected[-60:], strict=True):
-        assert list(tokenizer.encode_iterable(text, "plain")) == ids
-        if "\u2581" not in text:
-            assert tokenizer.decode(ids) == reference.decode(ids)
-    assert tokenizer.size == reference.get_piece_size()
-    left, right = tokenizer.merges[0]
-    assert left + right in tokenizer.vocab.values()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model_type": "unigram"}, "Unigram"),
-        ({"byte_fallback": False}, "without byte_fallback"),
-        ({"normalization_rule_name": "nmt_nfkc"}, "nmt_nfkc"),
-        ({"user_defined_symbols": ["<tool>"]}, "user-defined"),
-        ({"user_defined_symbols": ["\u2581\u2581"], "add_dummy_prefix": False}, "which spaces"),
-    ],
-)
-def test_other_sentencepiece_models_are_refused(
-    corpus: Any, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    _, path = train_sentencepiece(corpus, tmp_path, **options)
-    with pytest.raises(TokmillError, match=message):
-        Tokenizer.from_file(path)

@@ -96,7 +96,7 @@ def pieces(store: Store, name: str, dtype: np.dtype[Any]) -> Iterator[Array]:
                 raise TokmillError(
                     f"the id {piece.max()} does not fit into {dtype.name}",
                     where=str(store.path),
-                    hint="--dtype uint32, or an export of wider numbers, as parquet",
+                    hint="--dtype u4",
                 )
             yield np.ascontiguousarray(piece, dtype)
 

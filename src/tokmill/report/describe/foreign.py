@@ -160,11 +160,8 @@ def parquet(look: Look) -> Facts | None:
         "columns": columns,
     }
     strings = [field.name for field in schema if str(field.type) in STRINGS]
-    lists = [field.name for field in schema if str(field.type).startswith(("list", "large_list"))]
     if strings:
         facts["next"] = f"tokmill build parquet {look.quoted}{_field(strings)} {LEARN} -o STORE"
-    elif lists:
-        facts["next"] = f"tokmill build parquet-tokens {look.quoted} -o STORE"
     return facts
 
 

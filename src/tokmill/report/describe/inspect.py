@@ -182,9 +182,9 @@ def tokenizer(look: Look) -> Facts | None:
 
 
 def other_tokenizer(look: Look) -> Facts | None:
-    """A tokenizer in another format: GPT-2's pair, SentencePiece."""
+    """A tokenizer in another format: GPT-2's pair."""
     named = look.path.name.endswith(("vocab.json", "merges.txt"))
-    if look.suffix != ".model" and not named:
+    if not named:
         return None
     try:
         found = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_file(look.path)

@@ -133,15 +133,13 @@ def mask(begins: Array, ends: Array, spans: Array) -> Array:
     """Return which tokens overlap a span, uint8.
 
     Args:
-        begins: where tokens begin, ascending.
+        begins: where tokens begin.
         ends: where they end.
-        spans: (n, 2) places, in order, that do not overlap.
+        spans: (n, 2) places that do not overlap.
     """
-    spans = spans[spans[:, 0] < spans[:, 1]]
-    first = np.searchsorted(ends, spans[:, 0], side="right")
-    stop = np.searchsorted(begins, spans[:, 1], side="left")
-    change = np.zeros(len(begins) + 1, np.int8)
-    np.add.at(change, first, 1)
-    np.add.at(change, np.maximum(first, stop), -1)
-    learned: Array = (np.cumsum(change, dtype=np.int8)[:-1] > 0).astype(np.uint8)
+    inside = np.zeros(int(max(ends.max(initial=0), spans.max(initial=0))) + 1, np.int64)
+    np.add.at(inside, spans[:, 0], 1)
+    np.add.at(inside, spans[:, 1], -1)
+    before = np.concatenate([[0], np.cumsum(np.cumsum(inside))])
+    learned: Array = (before[ends] > before[begins]).astype(np.uint8)
     return learned

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,7 @@ Tok = Annotated[
     typer.Option(
         "--tokenizer",
         "-t",
-        help="tokenizer.json or its folder, vocab.json beside merges.txt, .model, vocab.txt.",
+        help="tokenizer.json or its folder, vocab.json beside merges.txt, or a vocab.txt.",
     ),
 ]
 
@@ -67,9 +68,6 @@ def train(
     kind: Annotated[
         str, typer.Option(help="text, jsonl, parquet or tsv; default: by suffix.")
     ] = "",
-    records: Annotated[
-        str, typer.Option(help="Words end at the end of these: documents or lines.")
-    ] = "documents",
     pattern: Annotated[
         str, typer.Option(help="How words are cut: gpt2, cl100k, o200k or a regular expression.")
     ] = "gpt2",
@@ -83,9 +81,6 @@ def train(
     cased: Annotated[
         bool, typer.Option("--cased", help="wordpiece: keep capital letters and accents.")
     ] = False,
-    alphabet: Annotated[
-        int | None, typer.Option(help="wordpiece: largest number of characters (1000).")
-    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="An option of the source, key=value (separator, fields, …)."),
@@ -93,14 +88,14 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a byte-level BPE or a WordPiece tokenizer on text, JSON Lines, Parquet or TSV files."""
-    from tokmill.text.learning.train_tokenizer import records as read_records
+    from tokmill.text.documents import iter_documents
     from tokmill.text.learning.train_tokenizer import train_tokenizer
-    from tokmill.text.learning.train_wordpiece import ALPHABET, train_wordpiece
+    from tokmill.text.learning.train_wordpiece import train_wordpiece
     from tokmill.text.tokenizers.tokenizer import check_beside
 
     given = {"--pattern": pattern != "gpt2", "--tie-break": tie_break != "first"}
     given |= {"--no-special": no_special, "--engine": engine not in ("auto", "tokenizers")}
-    _check_model(model, given, {"--cased": cased, "--alphabet": alphabet is not None})
+    _check_model(model, given, {"--cased": cased})
     inputs = with_lists(inputs, files_from)
     specials = [] if no_special else special or ["<|endoftext|>"]
     path = Path(out)
@@ -110,10 +105,10 @@ def train(
     options = settings(set_) | ({"fields": field} if field else {})
     with writing(path):
         check_beside(path)
-        seen = Seen(read_records(inputs, kind or _kind(inputs), options, unit=records))
+        documents = iter_documents(inputs, kind or _kind(inputs), options)
+        seen = Seen(chain.from_iterable(documents))
         if model == "wordpiece":
-            most = ALPHABET if alphabet is None else alphabet
-            tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased, alphabet=most)
+            tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased)
         else:
             tokenizer = train_tokenizer(
                 seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
@@ -203,9 +198,6 @@ def compare(
         list[str], typer.Argument(help="Tokenizers, and last the text.", metavar="A B ... FILE")
     ],
     engine: Annotated[str, typer.Option(help="auto, gigatoken or tokenizers.")] = "auto",
-    figure: Annotated[
-        str | None, typer.Option(help="Draw it to an .svg, .png or .pdf file.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare tokenizers on a text: number of tokens, unused ids, round trip, speed."""
@@ -215,9 +207,6 @@ def compare(
 
     *tokenizers, text = paths
     rows = comparing.compare(tokenizers, text, engine=engine)
-    if figure is not None:
-        comparing.draw(rows, Path(figure))
-        say(f"figure: {figure}")
     if as_json:
         print_json([msgspec.structs.asdict(row) for row in rows])
         return

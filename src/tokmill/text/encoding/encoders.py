@@ -13,7 +13,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -414,31 +414,8 @@ def _as_json(data: Mapping[str, Any]) -> str:
         return json.dumps(data)
 
 
-class Utf8Texts(Sequence[str]):
-    """Texts as UTF-8 in one buffer (uint8, offsets int64 (n + 1)), decoded on demand."""
-
-    def __init__(self, data: Array, offsets: Array) -> None:
-        self.data, self.offsets = data, offsets
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        return self.data[self.offsets[place] : self.offsets[place + 1]].tobytes().decode()
-
-
 def utf8_buffer(texts: Sequence[str]) -> tuple[Array, Array]:
     """Return texts as UTF-8 in one buffer: (uint8, offsets int64 (n + 1))."""
-    if isinstance(texts, Utf8Texts):
-        return texts.data, texts.offsets
     encoded = _utf8(texts)
     offsets = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])

@@ -81,7 +81,7 @@ class Tokenizer:
     def from_file(cls, path: Path | str) -> Self:
         """Read a tokenizer.json or its folder, or another format (`tokenizer_files.read`).
 
-        They are vocab.json and merges.txt, vocab.txt and `.model`.
+        They are vocab.json and merges.txt, and vocab.txt.
         """
         data, named = tokenizer_files.read(path)
         tokenizer = cls.from_data(data, str(path))

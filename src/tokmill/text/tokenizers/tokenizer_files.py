@@ -10,7 +10,7 @@ from tokmill.base.bounds import bounded_reader
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import read_file
 from tokmill.base.headers import loads_json, refused
-from tokmill.text.tokenizers import sentencepiece_model, tokenizer_json
+from tokmill.text.tokenizers import tokenizer_json
 from tokmill.text.tokenizers import word_lists as wordpiece
 
 MODELS = ("gpt2", "gpt_neo", "gptj", "codegen")
@@ -18,7 +18,6 @@ MODELS = ("gpt2", "gpt_neo", "gptj", "codegen")
 CLASSES = {
     "merges.txt": ("", "GPT2Tokenizer", "CodeGenTokenizer"),
     "vocab.txt": ("", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
-    "tokenizer.model": ("",),
 }
 """File of an older layout → the classes of transformers that read it as it is read here; "": no
 tokenizer_config.json says one."""
@@ -43,7 +42,7 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
 
     Args:
         path: a tokenizer.json or vocab.json beside merges.txt, or a folder with one of them, or
-            a store or run that carries one; a SentencePiece `.model`; a `vocab.txt` of WordPiece.
+            a store or run that carries one; a `vocab.txt` of WordPiece.
 
     Returns:
         The content of a tokenizer.json, and role → special token as the files beside it say.
@@ -68,10 +67,7 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
     if not raw:
         raise TokmillError("the file is empty", where=str(path), hint="give a tokenizer.json")
     said = _beside(path)
-    if path.suffix == ".model":
-        data = sentencepiece_model.to_tokenizer_json(raw, str(path))
-        _add_named(data, said, path, "tokenizer.model")
-    elif path.name.endswith(("vocab.json", "merges.txt")):
+    if path.name.endswith(("vocab.json", "merges.txt")):
         data = read_pair(path)
         _add_named(data, said, path, "merges.txt")
     elif path.name.endswith("vocab.txt"):
@@ -217,12 +213,9 @@ def read_pair(path: Path) -> dict[str, Any]:
 
 
 def _in_folder(folder: Path) -> Path:
-    for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt"):
+    for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
         if (folder / name).is_file():
             return folder / name
-    found = sorted(folder.glob("*.model"))
-    if len(found) == 1:
-        return found[0]
     raise TokmillError(
         "this folder holds no tokenizer",
         where=str(folder),

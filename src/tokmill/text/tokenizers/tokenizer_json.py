@@ -31,11 +31,8 @@ _BYTES = {alias: byte for byte, alias in ALIASES.items()}
 SPACE = "\u2581"
 """SentencePiece's sign for a space."""
 
-FORMATS = "a tokenizer.json or its folder, vocab.json beside merges.txt, a .model or a vocab.txt"
+FORMATS = "a tokenizer.json or its folder, vocab.json beside merges.txt, or a vocab.txt"
 """All files that are read as tokenizers, for hints."""
-
-OUTER_SPACES = f"\\A +|[ {SPACE}]+\\z"
-"""The spaces that SentencePiece removes at both ends of a text, as a pattern of `Replace`."""
 
 
 def alias(token: bytes) -> str:
@@ -182,7 +179,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
         raise TokmillError(
             f"this is no tokenizer.json: {why}",
             where=where,
-            hint=f"give {FORMATS} file",
+            hint=f"give {FORMATS}; `save_pretrained` of transformers writes a tokenizer.json",
         ) from None
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
