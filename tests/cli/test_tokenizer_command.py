@@ -112,7 +112,9 @@ def test_compare(tokmill: Run, tmp_path: Path, trained: Path, corpus: Any) -> No
     assert first["tokens_a_word"] < second["tokens_a_word"]
     assert first["round_trip"] and second["round_trip"]
     # Special tokens are ids too, and no text of this mode has them.
-    used = set(Tokenizer.from_file(tmp_path / "small.json").encode("".join(corpus.texts[:5]), "plain"))
+    used = set(
+        Tokenizer.from_file(tmp_path / "small.json").encode("".join(corpus.texts[:5]), "plain")
+    )
     assert second["unused_ids"] == 300 - len(used) and 0 not in used
     table = tokmill("tokenizer", "compare", trained, "small.json", "text.txt").stdout
     assert "bytes a token" in table.splitlines()[0] and "small.json" in table

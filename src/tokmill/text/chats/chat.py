@@ -143,11 +143,10 @@ class ChatSource(JsonlSource):
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
         """Return a hint if no line of the files makes a record, or very few do."""
         lists = [config.messages] if config.messages else USUAL
-        found = why_nothing(paths, lists).replace(
-            "build them with `tokmill build chat`", "--messages"
-        )
-        if not found or any(f"(the list {name})" in found for name in lists):
+        found = why_nothing(paths, lists)
+        if any(f"(the list {name})" in found for name in lists):
             return "a chat is a list of messages: objects with role and content, or from and value"
+        found = found.replace("build them with `tokmill build chat`", "name it with --messages")
         return found.replace("--field", "tokmill build jsonl --field")
 
     def _names(self, frozen: Frozen, data: Mapping[str, Any]) -> dict[str, str]:
@@ -307,12 +306,14 @@ class Reader:
     def _check(self, values: Sequence[Any]) -> None:
         """Refuse marks and names of special tokens, and numbers that no template gets."""
         for value in values:
-            try:
-                # Values reach the child that renders as msgpack, which has no larger integers.
-                msgspec.msgpack.encode(value)
-                text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            except OverflowError:
-                raise Refused("number") from None
+            text = value
+            if not isinstance(value, str):
+                text = msgspec.json.encode(value).decode()
+                try:
+                    # As values reach the child that renders: without larger integers.
+                    msgspec.msgpack.encode(value)
+                except OverflowError:
+                    raise Refused("number") from None
             if not text.isascii() and MARKS.search(text):
                 raise Refused("noncharacter")
             if self.named is not None and self.named.search(text):
