@@ -219,5 +219,6 @@ def _in_folder(folder: Path) -> Path:
     raise TokmillError(
         "this folder holds no tokenizer",
         where=str(folder),
-        hint=f"it needs {tokenizer_json.FORMATS} file",
+        hint=f"it needs {tokenizer_json.FORMATS}; `save_pretrained` of transformers writes a "
+        "tokenizer.json",
     )
