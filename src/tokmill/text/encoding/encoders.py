@@ -278,8 +278,8 @@ class GigatokenEncoder:
         self.tokenizer = self._engine()
 
     def _engine(self) -> Any:
+        # Least resident memory after a text was encoded.
         self._least: int | None = None
-        """Least resident memory after a text was encoded."""
         with _gigatoken_errors():
             return self._library.Tokenizer.from_json(self._json)
 
