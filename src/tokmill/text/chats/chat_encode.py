@@ -112,7 +112,8 @@ class EncodeChats:
                 # Marks are no characters of the text.
                 spans = [m.start() - i for i, m in enumerate(MARKS.finditer(text))]
                 ids.append(np.array(encoding.ids, np.uint32))
-                learned.append(mask(*places.T, np.array(spans, np.int64).reshape(-1, 2)))
+                stretches = np.array(spans, np.int64).reshape(-1, 2)
+                learned.append(mask(places[:, 0], places[:, 1], stretches))
             first = stop
         offsets = np.cumsum([0, *map(len, ids[1:])]).astype(np.int64)
         sizes = np.array([len(text.encode()) for text in plain], np.int64)
