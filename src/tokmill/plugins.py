@@ -72,14 +72,8 @@ SOURCES: dict[str, Part] = {
         "tokmill.inference.embed:EmbedSource", "train", "a store and a run: a vector per record"
     ),
     "npz": Part("tokmill.formats.windows.npz:NpzSource", "", "npz files of padded windows"),
-    "bin": Part("tokmill.formats.bin:BinSource", "", "headerless and llm.c token files"),
+    "bin": Part("tokmill.formats.bin:BinSource", "", "headerless token files"),
     "megatron": Part("tokmill.formats.megatron:MegatronSource", "", "Megatron .bin/.idx pairs"),
-    "datatrove": Part("tokmill.formats.datatrove:DatatroveSource", "", "datatrove .ds files"),
-    "parquet-tokens": Part(
-        "tokmill.formats.parquet_tokens:ParquetTokensSource",
-        "parquet",
-        "Parquet and Arrow files of token ids",
-    ),
     "token-dicts": Part(
         "tokmill.formats.pickles.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
     ),
@@ -93,13 +87,8 @@ SOURCES: dict[str, Part] = {
 
 EXPORTS: dict[str, Part] = {
     "bin": Part("tokmill.formats.bin:BinExport", "", "headerless uint16 or uint32 token file"),
-    "llmc": Part("tokmill.formats.bin:LlmcExport", "", "llm.c shards with their 1 KiB header"),
     "npz": Part("tokmill.formats.windows.npz:NpzExport", "", "padded windows with attention masks"),
     "megatron": Part("tokmill.formats.megatron:MegatronExport", "", "Megatron .bin/.idx pair"),
-    "datatrove": Part("tokmill.formats.datatrove:DatatroveExport", "", "datatrove .ds files"),
-    "parquet": Part(
-        "tokmill.formats.parquet_tokens:ParquetExport", "parquet", "one row per record"
-    ),
     "corpus": Part(
         "tokmill.formats.pickles.corpus_export:CorpusExport", "", "walks as text, with vocab.txt"
     ),
@@ -317,8 +306,7 @@ TRACKERS: dict[str, Part] = {
 EXTRA_PACKAGES: dict[str, str] = {
     "gigatoken": "text",
     "tokenizers": "text",
-    "sentencepiece": "text",
-    "google": "text",
+    "google": "x86",
     "zstandard": "text",
     "psutil": "text",
     "pyarrow": "parquet",

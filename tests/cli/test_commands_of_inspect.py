@@ -60,11 +60,6 @@ def parquet(folder: Path) -> Path:
     return folder / "rows.parquet"
 
 
-def parquet_tokens(folder: Path) -> Path:
-    pq.write_table(pa.table({"input_ids": [[1, 2, 3], [4]]}), folder / "ids.parquet")
-    return folder / "ids.parquet"
-
-
 def bare_tokens(folder: Path) -> Path:
     np.arange(1000, dtype=np.uint16).tofile(folder / "train.bin")
     return folder / "train.bin"
@@ -110,7 +105,7 @@ def module(folder: Path) -> Path:
 
 
 MADE = [
-    text, lines, chats, compressed_lines, compressed_text, parquet, parquet_tokens, bare_tokens,
+    text, lines, chats, compressed_lines, compressed_text, parquet, bare_tokens,
     wide_tokens, windows, token_dicts, blame, program, module,
 ]  # fmt: skip
 

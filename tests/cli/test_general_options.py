@@ -58,7 +58,7 @@ def test_an_option_that_is_no_key(tokmill: Callable[..., Any]) -> None:
         (["validate", "s"], "did you mean `tokmill store validate`?"),
         (["export", "s"], "`tokmill store export` or `tokmill model export`?"),
         (["build", "here.txt"], "before the path, name one of: bbv, bin, chat, "),
-        (["store", "export", "here.txt"], "before the path, name one of: bin, corpus, datatrove, "),
+        (["store", "export", "here.txt"], "before the path, name one of: bin, corpus, "),
         (["trian", "s"], "did you mean 'train'?"),
     ],
 )

@@ -64,7 +64,6 @@ from small_files import (
     make_messages,
     make_module,
     make_prompts,
-    make_tekken,
     make_templates,
     make_text_lists,
     make_traces,
@@ -111,7 +110,6 @@ from small_recipes import (
     TEXTS,
     TRAINING,
     make_recipe,
-    make_sentencepiece,
     read_recipe,
     read_settings,
     read_tokenizer,
@@ -373,13 +371,9 @@ def make_everything(folder: Path) -> Iterable[Path]:
     (folder / "a.bin").write_bytes(np.arange(900, dtype="<u2").tobytes())
     made += [*compressed("gz")(folder), *compressed("zst")(folder)]
     made += [*make_graph(".cfg.parquet")(folder), *make_graph(".cfg.jsonl")(folder)]
-    made += [*tokenizer_file("tokenizer.json")(folder), *tokenizer_file("gpt2.tiktoken")(folder)]
+    made += [*tokenizer_file("tokenizer.json")(folder)]
     made += [*make_recipe(folder), *tokenizer_file("vocab.json")(folder)]
-    head = np.zeros(256, "<i4")
-    head[:3] = 20240520, 1, 50
-    (folder / "llmc.bin").write_bytes(head.tobytes() + bytes(100))
     export("megatron", folder, "m")
-    export("datatrove", folder, "d.ds")
     store = ids_store(folder / "s").path
     for path in (*store.glob("shards/*"), store / "plan.json", store / "manifest.json"):
         shutil.copy(path, folder / path.name)
@@ -468,24 +462,11 @@ READERS: dict[str, Reader] = {
     "overlay npz": Reader(make_overlay("npz"), read_overlay("npz"), source="overlay"),
     "npz": of_source("npz", exported("npz", "d", ["d/tokenized_data_part001.npz"], **NPZ), "d"),
     "bin": of_source("bin", exported("bin", "a.bin", ["a.bin"]), "a.bin", separator_id=0),
-    "llmc": of_source(
-        "bin", exported("llmc", "d", ["d/tokens_train_000000.bin"]), "d", separator_id=0
-    ),
     "megatron": of_source("megatron", exported("megatron", "m", ["m.idx", "m.bin"]), "m"),
-    "datatrove": of_source(
-        "datatrove", exported("datatrove", "a.ds", ["a.ds.index", "a.ds.metadata", "a.ds"]), "a.ds"
-    ),
-    "parquet-tokens": of_source(
-        "parquet-tokens", exported("parquet", "a.parquet", ["a.parquet"]), "a.parquet",
-        keep=["name", "level"],
-    ),
     # exports
     "export bin": of_export("bin", "a.bin"),
-    "export llmc": of_export("llmc", "d", shard_tokens=40),
     "export npz": of_export("npz", "d", **NPZ),
     "export megatron": of_export("megatron", "m"),
-    "export datatrove": of_export("datatrove", "a.ds"),
-    "export parquet": of_export("parquet", "a.parquet"),
     "export corpus": of_export("corpus", "d"),
     "export triplets": of_export("triplets", "d"),
     "export token-dicts": of_export("token-dicts", "d", sequences_per_file=1),
@@ -514,15 +495,12 @@ READERS: dict[str, Reader] = {
     "tokenizer.json": Reader(tokenizer_file("tokenizer.json"), read_tokenizer("tokenizer.json")),
     "vocab.json": Reader(tokenizer_file("vocab.json"), read_tokenizer("vocab.json")),
     "vocab.txt": Reader(make_vocab_txt, read_tokenizer("vocab.txt")),
-    "tiktoken": Reader(tokenizer_file("gpt2.tiktoken"), read_tokenizer("gpt2.tiktoken")),
-    "sentencepiece": Reader(make_sentencepiece, read_tokenizer("a.model")),
     "vocabularies": Reader(make_vocabularies, read_vocabularies),
     "vocabulary counts": Reader(make_count_pickle, read_lists),
     "recipe": Reader(make_recipe, read_recipe),
     "settings": Reader(file_of("s.json", SETTINGS), read_settings),
     "settings of deepspeed": Reader(file_of("s.json", OF_DEEPSPEED), read_settings, share=0.5),
     "recipe of a training": Reader(file_of("r.toml", TRAINING), read_training_recipe, share=0.5),
-    "tekken": Reader(make_tekken, read_tokenizer("tekken.json")),
     "chat templates": Reader(make_templates, read_templates, share=0.2),
     "prompts": Reader(make_prompts, read_prompts),
     "messages": Reader(make_messages, read_asked, share=0.05),

@@ -1,4 +1,4 @@
-"""Small files that people write or fetch: prompts, lists, chat templates, tekken, datasets."""
+"""Small files that people write or fetch: prompts, lists, chat templates, datasets."""
 
 from __future__ import annotations
 
@@ -23,21 +23,6 @@ TEMPLATE = (
     "{% if loop.last and message.content is string %}{{ message['content'] | trim }}"
     "{% endif %}{{ eos_token }}{% endfor %}"
 )
-
-
-def make_tekken(folder: Path) -> Iterable[Path]:
-    from test_tokenizer_ids import write_tekken
-
-    from tokmill.text.tokenizers.tokenizer import Tokenizer
-
-    named = [{"rank": i, "token_str": f"<{i}>"} for i in range(4)]
-    learned = Tokenizer.from_file(TOKENIZER)
-    path = write_tekken(folder / "tekken.json", learned, special_tokens=named)
-    value = json.loads(path.read_text())
-    value["config"] |= {"default_vocab_size": 304, "default_num_special_tokens": 4}
-    value["vocab"] = value["vocab"][:320]
-    path.write_text(json.dumps(value))
-    return [path]
 
 
 def make_templates(folder: Path) -> Iterable[Path]:

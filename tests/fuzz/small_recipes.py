@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,15 +29,6 @@ def tokenizer_file(name: str) -> Make:
             (folder / name).write_bytes(TOKENIZER.read_bytes())
             return [folder / name]
         tokenizer = Tokenizer.from_file(TOKENIZER)
-        if name == "gpt2.tiktoken":
-            import base64
-
-            plain = {
-                n: t for n, t in tokenizer.vocab.items() if t not in (b"<|endoftext|>", b"<|pad|>")
-            }
-            lines = [base64.b64encode(t) + b" %d" % n for n, t in enumerate(plain.values())]
-            (folder / name).write_bytes(b"\n".join(lines))
-            return [folder / name]
         from tokmill.text.tokenizers.tokenizer_json import alias
 
         vocab = {alias(token): number for number, token in tokenizer.vocab.items()}
@@ -48,18 +38,6 @@ def tokenizer_file(name: str) -> Make:
         return [folder / "vocab.json", folder / "merges.txt"]
 
     return make
-
-
-def make_sentencepiece(folder: Path) -> Iterable[Path]:
-    import sentencepiece
-
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=data, vocab_size=290, byte_fallback=True,
-        model_type="bpe", normalization_rule_name="identity", minloglevel=9, hard_vocab_limit=False,
-    )  # fmt: skip
-    (folder / "a.model").write_bytes(data.getvalue())
-    return [folder / "a.model"]
 
 
 def read_tokenizer(name: str) -> Read:

@@ -303,8 +303,6 @@ CASES: dict[str, SourceCase] = {
     "npz": SourceCase(exported("npz", "npz-{}", max_length=64, stride=64, pad_id=1)),
     "bin": SourceCase(exported("bin", "{}.bin"), lambda folder: ("--separator-id", 0)),
     "megatron": SourceCase(exported("megatron", "m{}")),
-    "datatrove": SourceCase(exported("datatrove", "{}.ds")),
-    "parquet-tokens": SourceCase(exported("parquet", "{}.parquet")),
     # Their vocabularies hold what their inputs hold: with more inputs it is another recipe.
     "token-dicts": SourceCase(write_token_dicts, grows=False),
     "triplets": SourceCase(write_triplets),

@@ -1,8 +1,7 @@
 """Exports read by the peers' own readers, and peers' files read by tokmill.
 
-megatron-core and datatrove run in a child process: of this environment, or of the one whose Python
-`TOKMILL_PEERS` names (`pip install --no-deps megatron-core datatrove`, with torch, loguru, fsspec,
-huggingface_hub, humanize).
+megatron-core runs in a child process: of this environment, or of the one whose Python
+`TOKMILL_PEERS` names (`pip install --no-deps megatron-core`, with torch).
 """
 
 from __future__ import annotations
@@ -39,17 +38,6 @@ package("megatron.core.datasets")
 package("megatron.core.utils", log_single_rank=lambda *a, **k: None)
 try:
     from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
-except ImportError as error:
-    sys.exit(f"NO {error}")
-import json
-"""
-
-DATATROVE = """
-import sys, warnings
-warnings.simplefilter("ignore")
-try:
-    from datatrove.pipeline.tokens.tokenizer import TokenizedFile
-    from datatrove.utils.dataset import DatatroveFileDataset
 except ImportError as error:
     sys.exit(f"NO {error}")
 import json
@@ -141,80 +129,12 @@ print(json.dumps(found))
     assert len(parts) > len(documents) and parts.tokens == store.tokens
 
 
-def test_datatrove_reads_our_files_and_we_read_its(tmp_path):
-    sizes = {300: 2, 65536: 2, 65537: 4}
-    expected = {}
-    for size in sizes:
-        store, expected[size] = store_of(tmp_path / f"s{size}", size)
-        write("datatrove", store, tmp_path / "ours", name=f"x{size}", tokenizer="made-up")
-    (tmp_path / "documents.json").write_text(json.dumps(expected))
-    found = child(
-        DATATROVE
-        + """
-folder, found = sys.argv[1], {}
-with open(f"{folder}/documents.json") as file:
-    expected = json.load(file)
-for size, documents in expected.items():
-    width = json.loads(sys.argv[2])[size]
-    file = TokenizedFile(
-        f"{folder}/theirs", f"x{size}.ds", token_size=width, tokenizer_name_or_path="made-up",
-        save_final_metadata=True,
-    )
-    for document in documents:
-        file.write(document, None)
-    file.close()
-    data = DatatroveFileDataset(
-        f"{folder}/ours/x{size}.ds", 63, token_size=width, return_positions=True
-    )
-    rows = [data[i] for i in range(len(data))]
-    found[size] = [[row["input_ids"].tolist(), row["positions"].tolist()] for row in rows]
-print(json.dumps(found))
-""",
-        tmp_path,
-        json.dumps(sizes),
-    )
-    for size, documents in expected.items():
-        check_datatrove(found[str(size)], documents)
-        for suffix in ("", ".index", ".metadata"):
-            ours, theirs = (tmp_path / f"{name}/x{size}.ds{suffix}" for name in ("ours", "theirs"))
-            assert ours.read_bytes() == theirs.read_bytes(), suffix
-        again = quick_build("datatrove", tmp_path / f"theirs/x{size}.ds", tmp_path / f"a{size}")
-        assert ids_of(again) == documents
-
-
-def check_datatrove(found, documents):
-    """Compare windows of 64 tokens, and the positions in the document that the index gives."""
-    flat = [i for document in documents for i in document]
-    places = [p for document in documents for p in range(len(document))]
-    assert len(found) == len(flat) // 64
-    for number, (ids, positions) in enumerate(found):
-        begin = number * 64
-        assert ids == flat[begin : begin + 64]
-        # Positions count from the window's first token where a document began before it.
-        inside = next((i for i in range(64) if places[begin + i] == 0), 64)
-        assert positions == [*range(inside), *places[begin + inside : begin + 64]]
-
-
 def test_a_memory_map_reads_the_headerless_file(tmp_path):
     """The loader of nanoGPT and CS336 trainers: `np.memmap(path, dtype)`."""
     store = token_store(tmp_path / "s", [rows(300)])
     write("bin", store, tmp_path / "train.bin")
     data = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r")
     assert data.tolist() == [i for record in ids_of(store) for i in record]
-
-
-def test_the_llmc_loader_reads_its_shards(tmp_path):
-    """What llm.c's `train_gpt2.py` does with a shard: header by int32, then the ids."""
-    store = token_store(tmp_path / "s", [rows(300)])
-    found = []
-    for name in write("llmc", store, tmp_path / "o", shard_tokens=1000)["files"]:
-        with open(name, "rb") as file:
-            header = np.frombuffer(file.read(256 * 4), dtype=np.int32)
-            assert header[0] == 20240520 and header[1] == 1
-            tokens = np.frombuffer(file.read(), dtype=np.uint16)
-        assert len(tokens) == header[2]
-        found += tokens.tolist()
-    assert found == [i for record in ids_of(store) for i in record]
 
 
 def test_the_seeds_loader_reads_npz_folders(tmp_path):
@@ -232,10 +152,3 @@ def test_the_seeds_loader_reads_npz_folders(tmp_path):
             for ids, mask in zip(data["input_ids"], data["attention_mask"], strict=True):
                 found += ids[mask == 1].tolist()
     assert found == [i for document in documents for i in document]
-
-
-def test_pyarrow_reads_parquet(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
-    documents = rows(300)
-    write("parquet", token_store(tmp_path / "s", [documents]), tmp_path / "t.parquet")
-    assert parquet.read_table(tmp_path / "t.parquet").column("input_ids").to_pylist() == documents

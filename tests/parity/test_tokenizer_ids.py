@@ -1,23 +1,17 @@
-"""Ids equal those of tiktoken, Hugging Face `tokenizers` and SentencePiece on adversarial text."""
+"""Ids equal those of Hugging Face `tokenizers` on adversarial text."""
 
 from __future__ import annotations
 
-import base64
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from reference_encoder import reference_ids
-from tokmill.base.errors import TokmillError
 from tokmill.text.encoding.encoders import make_encoder
 from tokmill.text.encoding.guards import newer_characters
 from tokmill.text.learning.train_tokenizer import train_tokenizer
-from tokmill.text.tokenizers.patterns import O200K
-from tokmill.text.tokenizers.tokenizer import Tokenizer
 from unicode_classes import runs
 
 pytest.importorskip("tokenizers", reason="needs the extra text")
@@ -68,43 +62,6 @@ def test_all_engines_and_the_reference_agree(corpus: Any, pattern: str) -> None:
         assert [tokenizer.decode(ids) for ids in mine] == documents
 
 
-@pytest.mark.parametrize("name", ["r50k_base", "cl100k_base", "o200k_base"])
-def test_tiktoken(corpus: Any, tmp_path: Path, name: str) -> None:
-    tiktoken = pytest.importorskip("tiktoken", reason="needs tiktoken")
-    from tiktoken_ext import openai_public
-
-    pattern = {"r50k_base": "gpt2", "cl100k_base": "cl100k", "o200k_base": "o200k"}[name]
-    texts = texts_of(corpus)
-    learned = train_tokenizer(texts, 1256, [], pattern=pattern)
-    path = tmp_path / f"{name}.tiktoken"
-    path.write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % n for n, t in learned.vocab.items()))
-    specials = {"<|endoftext|>": 1300, "<|pad|>": 1301}
-    tokenizer = Tokenizer.from_file(path, specials=specials)
-
-    # The patterns of the installed tiktoken, without its network: ranks are asked for by a loader.
-    ranks = {token: number for number, token in learned.vocab.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: ranks)
-        settings = getattr(openai_public, name)()
-    settings.pop("explicit_n_vocab", None)
-    reference = tiktoken.Encoding(**{**settings, "special_tokens": specials})
-
-    assert tokenizer.size == reference.n_vocab == 1302
-    documents = adversarial(700) + texts[:8] + ["x\n  ", "\n ", " \n\t", "a  ", "\u3000\n\u3000"]
-    plain = [reference.encode_ordinary(text) for text in documents]
-    assert [tokenizer.encode(text, "plain") for text in documents] == plain
-    special = [reference.encode(text, allowed_special="all") for text in documents]
-    assert [tokenizer.encode(text) for text in documents] == special
-    for engine in ("auto", "tokenizers"):
-        encoder = make_encoder(tokenizer.to_json(), engine=engine)
-        assert encoder.name == ("gigatoken" if engine == "auto" else "tokenizers")
-        assert split(*encoder(documents)) == plain
-        encoder = make_encoder(tokenizer.to_json(), engine=engine, specials_in_text="special")
-        assert split(*encoder(documents)) == special
-    for ids, text in zip(plain, documents, strict=True):
-        assert tokenizer.decode(ids) == reference.decode(ids) == text
-
-
 def test_long_runs() -> None:
     tokenizer = train_tokenizer(["a" * 5000 + " " * 5000 + "ab" * 3000], 300, [])
     documents = [
@@ -151,188 +108,3 @@ def test_gigatoken_differs_only_in_the_newer_characters() -> None:
         for number in points:
             whole = f"{around}{chr(number)}{around}".encode()
             assert (whole in words) == (kind[number] == value), hex(number)
-
-
-SENTENCEPIECE = [
-    {"remove_extra_whitespaces": False},
-    {"remove_extra_whitespaces": True},
-    {"remove_extra_whitespaces": False, "add_dummy_prefix": False},
-    {
-        "remove_extra_whitespaces": False,
-        "add_dummy_prefix": False,
-        "user_defined_symbols": ["<tool>", "ab"],
-    },
-    # Gemma's kind: runs of spaces, newlines; symbols around a space; one of raw spaces, never used.
-    *(
-        {
-            "remove_extra_whitespaces": False,
-            "add_dummy_prefix": False,
-            "user_defined_symbols": symbols,
-        }
-        for symbols in (
-            ["\u2581\u2581", "\u2581\u2581\u2581", "\n", "\n\n", "\t", "<b>"],
-            ["the\u2581", "\u2581<b>", "e\u2581a", "   ", "<b>\u2581<b>"],
-        )
-    ),
-    {
-        "remove_extra_whitespaces": True,
-        "add_dummy_prefix": False,
-        "user_defined_symbols": ["<b>", "\u2581<b>", "e\u2581a", "\n"],
-    },
-]
-
-
-def train_sentencepiece(corpus: Any, folder: Path, **options: Any) -> tuple[Any, Path]:
-    sentencepiece = pytest.importorskip("sentencepiece", reason="needs sentencepiece")
-    lines = [line for text in corpus.texts[:200] for line in text.splitlines() if line.strip()]
-    settings = {
-        "model_type": "bpe",
-        "vocab_size": 900,
-        "byte_fallback": True,
-        "character_coverage": 0.999,
-        "normalization_rule_name": "identity",
-        "minloglevel": 2,
-    }
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_prefix=str(folder / "m"), **{**settings, **options}
-    )
-    path = folder / "m.model"
-    return sentencepiece.SentencePieceProcessor(model_file=str(path)), path
-
-
-def test_names_of_sentencepiece_files_that_say_a_version(corpus: Any, tmp_path: Path) -> None:
-    reference, path = train_sentencepiece(corpus, tmp_path, add_dummy_prefix=False)
-    for name in ("tokenizer.model.v3", "instruct.model.v7m1"):
-        named = tmp_path / name.partition(".")[0] / name
-        named.parent.mkdir()
-        named.write_bytes(path.read_bytes())
-        for given in (named, named.parent):
-            text = "  the words\n are  these"
-            assert Tokenizer.from_file(given).encode(text) == reference.encode(text)
-
-
-TEKKEN = O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
-
-
-def tekken_tokens(learned: Tokenizer) -> list[bytes]:
-    """Tokens by rank: the 256 bytes in their order, then what was learned."""
-    return sorted(learned.vocab.values(), key=lambda token: token if len(token) == 1 else b"\xff_")
-
-
-def write_tekken(path: Path, learned: Tokenizer, *, more: int = 0, **keys: Any) -> Path:
-    """As Mistral has it: more tokens than are used, special ones in front of them."""
-    tokens = [*tekken_tokens(learned), *(b"never used %d" % i for i in range(more))]
-    vocab = [
-        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
-        for rank, token in enumerate(tokens)
-    ]
-    config = {
-        "pattern": TEKKEN,
-        "num_vocab_tokens": len(vocab),
-        "default_vocab_size": len(learned.vocab) + 1000,
-        "default_num_special_tokens": 1000,
-        "version": "v3",
-    }
-    value = {"config": config, "vocab": vocab, "version": 1, "type": "Tekken", **keys}
-    path.write_text(json.dumps(value))
-    return path
-
-
-def test_tekken(corpus: Any, tmp_path: Path) -> None:
-    """mistral-common encodes with tiktoken, and adds the number of special tokens to each id."""
-    tiktoken = pytest.importorskip("tiktoken", reason="needs tiktoken")
-    texts = texts_of(corpus)
-    learned = train_tokenizer(texts, 1256, [], pattern=TEKKEN)
-    ranks = {token: rank for rank, token in enumerate(tekken_tokens(learned))}
-    reference = tiktoken.Encoding(
-        "tekken", pat_str=TEKKEN, mergeable_ranks=ranks, special_tokens={}
-    )
-    tokenizer = Tokenizer.from_file(write_tekken(tmp_path / "tekken.json", learned, more=50))
-    assert tokenizer.size == 2256
-    documents = adversarial(700) + texts[:8] + ["123456 1", "DON'T don't", "[INST] <s>"]
-    plain = [[i + 1000 for i in reference.encode_ordinary(text)] for text in documents]
-    assert [tokenizer.encode(text, "plain") for text in documents] == plain
-    assert split(*make_encoder(tokenizer.to_json())(documents)) == plain
-    specials = tokenizer.specials
-    assert (specials["<s>"], specials["</s>"], specials["[INST]"]) == (1, 2, 3)
-    assert specials["<SPECIAL_999>"] == 999
-    assert tokenizer.vocabulary()[0].roles == {"bos": 1, "eot": 2, "pad": 11, "unk": 0}
-    assert tokenizer.encode("[INST]a[/INST]")[::2] == [3, 4]
-    # Newer files name their special tokens.
-    named = [{"rank": 7, "token_str": "<|tool|>", "is_control": True}]
-    (tmp_path / "folder").mkdir()
-    write_tekken(tmp_path / "folder/tekken.json", learned, special_tokens=named)
-    found = Tokenizer.from_file(tmp_path / "folder").specials
-    assert (found["<|tool|>"], found["<SPECIAL_3>"]) == (7, 3)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"default_vocab_size": 10**9}, "do not fit"),
-        ({"default_num_special_tokens": 2**31}, "do not fit"),
-        ({"default_num_special_tokens": -1}, "do not fit"),
-        ({"pattern": 5}, "Expected `str`"),
-        ({"special": [{"rank": 1000, "token_str": "<a>"}]}, "has rank 1000"),
-        ({"special": [{"rank": r, "token_str": "<a>"} for r in (1, 2)]}, "one name"),
-        ({"token": {"rank": 3, "token_bytes": "AA=="}}, "has rank 3"),
-        ({"token": {"rank": 0, "token_bytes": "A"}}, "no base64"),
-        ({"token": {"rank": 0, "token_bytes": "AQ=="}}, "two ranks"),
-    ],
-)
-def test_a_tekken_file_is_checked(
-    corpus: Any, tmp_path: Path, keys: dict[str, Any], message: str
-) -> None:
-    learned = train_tokenizer(texts_of(corpus)[:3], 300, [], pattern=TEKKEN)
-    special = {"special_tokens": keys.pop("special")} if "special" in keys else {}
-    path = write_tekken(tmp_path / "tekken.json", learned, **special)
-    value = json.loads(path.read_text())
-    if "token" in keys:
-        value["vocab"][0] = keys.pop("token")
-        value["vocab"][1]["token_bytes"] = "AQ=="
-    value["config"] |= keys
-    path.write_text(json.dumps(value))
-    with pytest.raises(TokmillError, match=message):
-        Tokenizer.from_file(path)
-
-
-@pytest.mark.parametrize("options", SENTENCEPIECE)
-def test_sentencepiece(corpus: Any, tmp_path: Path, options: dict[str, Any]) -> None:
-    reference, path = train_sentencepiece(corpus, tmp_path, **options)
-    tokenizer = Tokenizer.from_file(path)
-    documents = [
-        *adversarial(600),
-        *corpus.texts[:5],
-        *["def f:\n    return x", "the   <b> a\n\n\n b", "<b> <b> <b>", "the a  e a\t\t"],
-        *["<s>a", "<unk>", "\u2581 \u2581a", "  a  b ", "<0x41>", "ab<tool>", " "],
-    ]
-    expected = [reference.encode(text) for text in documents]
-    assert [tokenizer.encode(text, "plain") for text in documents] == expected
-    for engine in ("auto", "tokenizers"):
-        encoder = make_encoder(tokenizer.to_json(), engine=engine)
-        assert split(*encoder(documents)) == expected
-    for text, ids in zip(documents[-60:], expected[-60:], strict=True):
-        assert list(tokenizer.encode_iterable(text, "plain")) == ids
-        if "\u2581" not in text:
-            assert tokenizer.decode(ids) == reference.decode(ids)
-    assert tokenizer.size == reference.get_piece_size()
-    left, right = tokenizer.merges[0]
-    assert left + right in tokenizer.vocab.values()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model_type": "unigram"}, "Unigram"),
-        ({"byte_fallback": False}, "without byte_fallback"),
-        ({"normalization_rule_name": "nmt_nfkc"}, "nmt_nfkc"),
-        ({"user_defined_symbols": ["<tool>"]}, "user-defined"),
-        ({"user_defined_symbols": ["\u2581\u2581"], "add_dummy_prefix": False}, "which spaces"),
-    ],
-)
-def test_other_sentencepiece_models_are_refused(
-    corpus: Any, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    _, path = train_sentencepiece(corpus, tmp_path, **options)
-    with pytest.raises(TokmillError, match=message):
-        Tokenizer.from_file(path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokenizers_peer import merges_and_ids
-from tokmill.text.learning.train_tokenizer import records, train_tokenizer
+from tokmill.text.learning.train_tokenizer import train_tokenizer
 from tokmill.text.tokenizers.patterns import PATTERNS
 
 pytest.importorskip("gigatoken", reason="needs the extra text")
@@ -58,14 +58,6 @@ def test_many_small_texts_with_ties() -> None:
         size = choose.randrange(256, 300)
         if any(texts):
             assert trained(texts, size, [], engine="python") == merges_and_ids(texts, size, [])
-
-
-def test_lines_are_what_tokenizers_reads_of_a_file(tmp_path: Path, corpus: Any) -> None:
-    path = tmp_path / "text.txt"
-    path.write_bytes("\r\n".join(corpus.texts[:30]).encode())
-    expected = merges_and_ids(path, 700, [])
-    assert trained(records([str(path)], unit="lines"), 700, []) == expected
-    assert trained(records([str(path)]), 700, []) != expected
 
 
 def test_transformers_loads_the_folder(tmp_path: Path, corpus: Any) -> None:

@@ -27,7 +27,6 @@ HEAVY = {
     "pyarrow",
     "safetensors",
     "starlette",
-    "tiktoken",
     "tokenizers",
     "torch",
     "transformers",

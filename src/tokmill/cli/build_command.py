@@ -40,7 +40,9 @@ Inputs = Annotated[
 Out = Annotated[
     Path | None, typer.Option("-o", "--out", readable=False, help="Folder of the store.")
 ]
-Tokenizer = Annotated[str | None, typer.Option(help="tokenizer.json, or GPT-2, tiktoken … files.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="tokenizer.json, or the files of GPT-2 or BERT.")
+]
 Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN if a token's name is unusual.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")]
 Workers = Annotated[

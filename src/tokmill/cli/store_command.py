@@ -48,8 +48,7 @@ def validate(
 
         return _report_files(npz.check(store, tokenizer), "make them again, or fetch them", json)
     if noted:
-        hint = "the same `tokmill store export` writes missing or damaged files again, and keeps "
-        return _report_files(notes.check(store), f"{hint}the others", json)
+        return _report_files(notes.check(store), "the same `tokmill store export` again", json)
     opened = Store(store)
     report = checks.validate(opened, quiet=False)
     problems = list(report.problems)

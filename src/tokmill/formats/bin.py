@@ -1,4 +1,4 @@
-"""Headerless token files (nanoGPT, CS336 trainers) and llm.c shards.
+"""Headerless token files (nanoGPT, CS336 trainers).
 
 A headerless `.bin` is `np.fromfile(path, dtype)`: little-endian uint16, or uint32 above 65,536
 ids, and nothing else. Source of the format: nanoGPT, `data/openwebtext/prepare.py`.
@@ -6,23 +6,20 @@ ids, and nothing else. Source of the format: nanoGPT, `data/openwebtext/prepare.
 
 from __future__ import annotations
 
-import hashlib
+import re
+import shlex
 from collections.abc import Iterator
-from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import machine_errors, reading, sampled_digest
-from tokmill.builds.make_shard import InputChanged
+from tokmill.base.files import reading
 from tokmill.builds.scan import InputFile
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request
 from tokmill.formats import exports
-from tokmill.formats.bin_files import MAX_RECORD, IdRange, Ids, Place, in_order, places
-from tokmill.formats.llmc import HEADER, LlmcExport, read_header
 from tokmill.formats.notes import exporting
 from tokmill.formats.tokens import (
     IdType,
@@ -37,13 +34,18 @@ from tokmill.store.store import Store
 
 RECORD_TOKENS = 1 << 20
 SAMPLE = 128 << 10
+MAX_RECORD = 64 << 20
+SEARCH = 1 << 20
+NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
+LLMC = (20240520, 20240801, 20240522)
+"""First number of the shards of llm.c, which have a header (`dev/data/data_common.py`)."""
 
 
 class BinOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of headerless token files and llm.c shards."""
+    """Options of headerless token files."""
 
     dtype: Literal["auto", "u2", "u4"] = "auto"
-    """Width of the ids; auto: as in the llm.c header, else 4 bytes above 65,536 ids, or 2."""
+    """Width of the ids; auto: 4 bytes above 65,536 ids, else 2."""
     separator_id: int | None = None
     """Id that ends each document; by default the tokenizer's eot."""
     record_tokens: int | None = None
@@ -51,12 +53,12 @@ class BinOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class BinSource(TokenSource):
-    """Headerless token files, and llm.c shards, which have a magic number.
+    """Headerless token files.
 
     A record ends after each `separator_id`, or with the file; the separator stays in the record,
-    like the `eot` of text stores. An item has the documents that begin in its range. In consecutive
-    shards, the last document of an item may continue in the next files; the path of such an item is
-    the folder. Without a separator a file is cut into records of `record_tokens`.
+    like the `eot` of text stores. An item has the documents that begin in its range. A document
+    that goes on in the next file of a numbered series is refused. Without a separator a file is cut
+    into records of `record_tokens`.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = BinOptions
@@ -95,24 +97,20 @@ class BinSource(TokenSource):
         return self.config.separator_id
 
     def file_dtype(self) -> IdType:
-        files = self.found()
-        return store_dtype([self.id_range(file.path).dtype for file in files])
+        return store_dtype([self.ids_of(file.path)[0] for file in self.found()])
 
-    def id_range(self, path: Path) -> IdRange:
-        """Return the place of a file's ids; refuse an impossible size, header or width."""
+    def ids_of(self, path: Path) -> tuple[np.dtype[Any], int]:
+        """Return dtype and number of a file's ids; refuse an impossible size, header or width."""
         with reading(path) as file:
             size = file.seek(0, 2)
             head = read_exactly(file, 0, min(size, SAMPLE), path)
         wanted = None if self.config.dtype == "auto" else np.dtype(f"<{self.config.dtype}")
-        told = read_header(head, size, path)
-        if told is not None:
-            if wanted not in (None, told):
-                raise UsageError(
-                    f"the llm.c header says {told.name}, not {wanted}",
-                    where=str(path),
-                    hint="leave dtype out",
-                )
-            return IdRange(HEADER, told, (size - HEADER) // told.itemsize)
+        if {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")} & {*LLMC}:
+            raise TokmillError(
+                "this is a shard of llm.c, which has a header of 1,024 bytes",
+                where=f"{path}, byte 0",
+                hint=f"take the ids out: tail -c +1025 {shlex.quote(str(path))} > ids.bin",
+            )
         if wanted is None and path.with_suffix(".idx").exists():
             raise TokmillError(
                 "there is a Megatron index beside it, with the beginnings of the documents",
@@ -133,41 +131,43 @@ class BinSource(TokenSource):
                 where=str(path),
                 hint="if the file is right, name the type of its ids: --dtype u2 or --dtype u4",
             )
-        return IdRange(0, dtype, size // dtype.itemsize)
+        return dtype, size // dtype.itemsize
 
     def found(self) -> list[InputFile]:
-        return in_order(super().found())
-
-    @cached_property
-    def _places(self) -> dict[str, Place]:
-        """Name of a file → where it stands; empty where records are cut by number."""
-        if self.separator is None:
-            return {}
-        return {p.file.name: p for p in places(self.found(), self.id_range, self.separator)}
+        """Return the files, ordered by folder, name and the number that ends the name."""
+        return sorted(super().found(), key=lambda f: (*numbered(PurePath(f.name)), f.name))
 
     def items(self) -> Iterator[Item]:
         """Yield the files in ranges of at most 64 MiB of whole ids (and of whole records)."""
-        places = self._places
+        before: Path | None = None
         for file in self.found():
-            header, dtype, tokens = self.id_range(file.path)
+            dtype, tokens = self.ids_of(file.path)
+            if before is not None and self.separator is not None:
+                self._refuse_one_document(before, file.path)
+            before = file.path
             step = MAX_ITEM
             if self.separator is None:
                 record = self._record_tokens * dtype.itemsize
                 step = max(1, MAX_ITEM // record) * record
-            end = header + tokens * dtype.itemsize
-            path, digest = file.path.absolute(), file.digest
-            if places and not places[file.name].alone:
-                path, digest = path.parent, self._digest(places[file.name], digest)
-            for start in range(header, max(end, header + 1), step):
-                yield Item(file.name, str(path), start, min(start + step, end), digest)
+            end = tokens * dtype.itemsize
+            for start in range(0, max(end, 1), step):
+                stop = min(start + step, end)
+                yield Item(file.name, str(file.path.absolute()), start, stop, file.digest)
 
-    def _digest(self, place: Place, own: str) -> str:
-        """Return the digest of a file, and of parts of other files that belong to its records."""
-        assert self.separator is not None
-        digest = hashlib.sha256(f"{own} {place.continues}".encode())
-        for _, _, ids in place.rest(self.separator):
-            digest.update(ids.tobytes())
-        return digest.hexdigest()[:32]
+    def _refuse_one_document(self, path: Path, after: Path) -> None:
+        """Refuse two numbered files if a document begins in the first and ends in the second."""
+        folder, name, number = numbered(path)
+        if number < 0 or numbered(after) != (folder, name, number + 1):
+            return
+        dtype, tokens = self.ids_of(path)
+        with reading(path) as file:
+            last = Ids(file, path, dtype, tokens)[max(0, tokens - 1) : tokens]
+        if len(last) and last[0] != self.separator:
+            raise TokmillError(
+                f"its last document does not end in it, and may go on in {after.name}",
+                where=f"{path}, byte {(tokens - 1) * dtype.itemsize}",
+                hint="join the files: cat FILE FILE > ALL.bin; or --record-tokens 1048576",
+            )
 
     @property
     def _record_tokens(self) -> int:
@@ -176,69 +176,97 @@ class BinSource(TokenSource):
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the documents that begin in the item, or the records that it is cut into."""
         path = Path(item.path)
-        if not path.is_dir():
-            yield from self._read(item, digest, path, None)
-            return
-        place = self._places.get(item.name)
-        if place is None:
-            raise changed(path)
-        path = place.file.path
-        self._check_unchanged(item, place)
-        yield from self._read(item, digest, path, place)
-        self._check_unchanged(item, place)
-
-    def _read(self, item: Item, digest: Hash, path: Path, place: Place | None) -> Iterator[Records]:
-        id_range = self.id_range(path)
-        header, dtype, tokens = id_range
+        dtype, tokens = self.ids_of(path)
         size = dtype.itemsize
-        first, last = (item.start - header) // size, (item.stop - header) // size
+        first, last = item.start // size, item.stop // size
         with reading(path) as file:
-            part = Ids(file, path, id_range)
+            part = Ids(file, path, dtype, tokens)
             if self.separator is None:
                 found = part.even(first, last, self._record_tokens, self.resources.block_bytes)
             else:
                 first, last = (
-                    part.behind(max(at - 1, 0), self.separator)
-                    if at or (place and place.continues)
-                    else 0
-                    for at in (first, last)
+                    part.behind(at - 1, self.separator) if at else 0 for at in (first, last)
                 )
                 found = part.documents(first, last, self.separator, self.resources.block_bytes)
             for start, ids, offsets in found:
-                token = self.checked(ids, at_byte(path, part.byte(start), size))
+                token = self.checked(ids, at_byte(path, start * size, size))
                 digest.update(ids.tobytes())
                 done = (start + len(ids) - first) / max(1, last - first)
-                if place is not None and start + len(ids) == tokens:
-                    rest = self._rest(place, digest)
-                    token = np.concatenate([token, *rest])
-                    offsets[-1] += sum(map(len, rest))
-                starts = part.byte(start) + offsets[:-1] * size
-                yield Records(offsets, {"token": token}, starts, done=done)
-
-    def _rest(self, place: Place, digest: Hash) -> list[Array]:
-        """Return the parts of a file's last document in other files, and update `digest`."""
-        assert self.separator is not None
-        found = []
-        for path, byte, ids in place.rest(self.separator):
-            found.append(self.checked(ids, at_byte(path, byte, ids.itemsize)))
-            digest.update(ids.tobytes())
-        return found
-
-    def _check_unchanged(self, item: Item, place: Place) -> None:
-        path = place.file.path
-        with machine_errors("read", path):
-            size = path.stat().st_size
-        if self._digest(place, sampled_digest(path, size)) != item.digest:
-            raise changed(path)
+                yield Records(offsets, {"token": token}, (start + offsets[:-1]) * size, done=done)
 
 
-def changed(path: Path) -> InputChanged:
-    """Return the error for a shard that has changed, or whose next shards have changed."""
-    return InputChanged(
-        "the file, or one that continues it, has changed since the build was planned",
-        where=str(path),
-        hint="the same `tokmill build` with --yes plans anew and makes what changed again",
-    )
+def numbered(path: PurePath) -> tuple[str, str, int]:
+    """Return folder, name and number of a file; -1: its name ends in none."""
+    found = NUMBERED.fullmatch(path.stem)
+    if found is None:
+        return str(path.parent), path.stem, -1
+    return str(path.parent), found[1], int(found[2])
+
+
+class Ids:
+    """The ids of an open file, by their numbers."""
+
+    def __init__(self, file: BinaryIO, path: Path, dtype: np.dtype[Any], tokens: int) -> None:
+        self.file, self.path, self.dtype, self.tokens = file, path, dtype, tokens
+
+    def __getitem__(self, part: slice) -> Array:
+        """Return the ids first … last - 1."""
+        start, stop = (place * self.dtype.itemsize for place in (part.start, part.stop))
+        return np.frombuffer(read_exactly(self.file, start, stop, self.path), self.dtype)
+
+    def behind(self, place: int, separator: int) -> int:
+        """Return the place after the first separator at or after `place`; without one the end.
+
+        Raises `TokmillError` if there is none within 64 MiB, but more ids follow.
+        """
+        at = place
+        limit = min(self.tokens, place + MAX_RECORD // self.dtype.itemsize)
+        while at < limit:
+            ids = self[at : min(at + SEARCH, limit)]
+            found = np.flatnonzero(ids == separator)
+            if len(found):
+                return at + int(found[0]) + 1
+            at += len(ids)
+        if limit < self.tokens:
+            raise TokmillError(
+                f"no document ends within 64 MiB: the id {separator} does not occur",
+                where=f"{self.path}, byte {place * self.dtype.itemsize}",
+                hint="is separator_id right? --record-tokens 1048576 cuts records by number",
+            )
+        return self.tokens
+
+    def documents(
+        self, first: int, last: int, separator: int, block_bytes: int
+    ) -> Iterator[tuple[int, Array, Array]]:
+        """Yield (first id, ids, offsets) of whole documents in first … last - 1."""
+        step = max(1, block_bytes // self.dtype.itemsize)
+        pending: list[Array] = []
+        begin, held = first, 0
+        for at in range(first, last, step):
+            ids = self[at : min(at + step, last)]
+            ends = np.flatnonzero(ids == separator) + 1
+            if at + len(ids) == last and not (len(ends) and ends[-1] == len(ids)):
+                ends = np.append(ends, len(ids))
+            if not len(ends):
+                pending.append(ids)
+                held += len(ids)
+                continue
+            cut = int(ends[-1])
+            yield (
+                begin,
+                np.concatenate([*pending, ids[:cut]]),
+                np.concatenate([[0], ends + held]).astype(np.int64),
+            )
+            pending, held, begin = [ids[cut:]], len(ids) - cut, at + cut
+
+    def even(
+        self, first: int, last: int, record: int, block_bytes: int
+    ) -> Iterator[tuple[int, Array, Array]]:
+        """Yield (first id, ids, offsets) of records of equal length; the last may be shorter."""
+        step = max(1, block_bytes // self.dtype.itemsize // record) * record
+        for at in range(first, last, step):
+            ids = self[at : min(at + step, last)]
+            yield at, ids, np.append(np.arange(0, len(ids), record), len(ids)).astype(np.int64)
 
 
 def look_alike(sample: Array) -> str:
@@ -299,6 +327,3 @@ class BinExport:
         ) as export:
             export.put(path, exports.raw(exports.pieces(store, config.column, dtype)))
         return exports.summary([path], store.tokens, dtype=dtype.name)
-
-
-__all__ = ["BinExport", "BinSource", "LlmcExport"]

@@ -96,7 +96,7 @@ def pieces(store: Store, name: str, dtype: np.dtype[Any]) -> Iterator[Array]:
                 raise TokmillError(
                     f"the id {piece.max()} does not fit into {dtype.name}",
                     where=str(store.path),
-                    hint="--dtype uint32, or an export of wider numbers, as parquet",
+                    hint="--dtype u4",
                 )
             yield np.ascontiguousarray(piece, dtype)
 
@@ -109,7 +109,7 @@ def raw(arrays: Iterable[Array]) -> Iterator[memoryview]:
 
 
 def wide_dtype(store: Store, name: str) -> np.dtype[Any]:
-    """Return uint16, or uint32 above 65,536 ids (nanoGPT, CS336, llm.c, datatrove)."""
+    """Return uint16, or uint32 above 65,536 ids (nanoGPT, CS336)."""
     return np.dtype("<u2" if id_count(store, name) <= 1 << 16 else "<u4")
 
 

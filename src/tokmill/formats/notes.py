@@ -1,9 +1,9 @@
 """Notes of exports: a small hidden file beside the files of an export.
 
 `.NAME.tokmill.json` identifies the export, and holds size and sha256 of each file. It is written
-before the first file and again after the last one. So the same export can complete an interrupted
-one, and `tokmill store validate` can check a folder of exports. Readers of the formats ignore it. A
-file whose name tokmill chooses is replaced only if a note names it.
+before the first file and again after the last one, so `tokmill store validate` can check a folder
+of exports. Readers of the formats ignore it. A file whose name tokmill chooses is replaced only if
+a note names it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of kind, options and the store's content; exports with the same one are equal."""
     complete: bool
     files: list[Written]
-    claimed: list[str] = []
-    """Names of files that it may have begun to write, or that an earlier export wrote."""
+    """Until it is complete, all files that it or an earlier export may have written."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -78,45 +77,46 @@ def note_path(folder: Path, name: str) -> Path:
 
 
 class Export:
-    """Writes the files of one export; files that already equal their note are not written again."""
+    """Writes the files of one export, and its note."""
 
     def __init__(self, folder: Path, name: str, kind: str, identity: str) -> None:
         self.folder, self.kind, self.identity = folder, kind, identity
         self.path = note_path(folder, name)
         self.written: list[Written] = []
-        self.changed = False
-        """Whether a file was written."""
-        self.before: dict[str, Written] = {}
-        self.known: Note | None = None
-        self.claimed: list[str] = []
+        self.before: Note | None = None
+        self.is_damaged = False
         if self.path.exists():
             try:
-                self.known = read_sealed(self.path, Note)
+                self.before = read_sealed(self.path, Note)
             except TokmillError:
-                # With a damaged note, all files are written again.
-                self.changed = True
-        self.found = self.known
-        if self.is_same:
-            assert self.known is not None
-            self.before = {file.name: file for file in self.known.files}
+                # Its files are taken for those of an export.
+                self.is_damaged = True
 
-    @property
-    def is_same(self) -> bool:
-        """Whether the folder holds the same export, or a part of it."""
-        return self.known is not None and self.known.identity == self.identity
+    def refuse_others(self, pattern: str, own: str) -> None:
+        """Refuse files that match `pattern` and are not this export's: readers would read them too.
 
-    def claim(self, paths: Iterable[Path], named: Path) -> None:
-        """Check which files will be written, before any is written.
+        `own`: the pattern of this export's files.
+        """
+        is_same = self.before is not None and self.before.identity == self.identity
+        found = sorted(path.name for path in self.folder.glob(pattern))
+        other = [name for name in found if not (is_same and fnmatch.fnmatchcase(name, own))]
+        if other:
+            what = "of another store or with other options" if self.before else "already"
+            raise TokmillError(
+                f"the folder holds {pattern} files {what} ({other[0]} …)",
+                where=str(self.folder),
+                hint="remove them, or choose a new folder",
+            )
+
+    def begin(self, paths: Iterable[Path], named: Path) -> None:
+        """Note which files will be written, before any is.
 
         An existing file is refused unless a note in the folder names it, or the user named it
         (`named`).
         """
-        mine = self.known.files if self.known else []
-        # With a damaged note, the files are taken for those of an export.
-        is_damaged = self.known is None and self.path.exists()
-        claimed = {*(self.known.claimed if self.known else []), *(file.name for file in mine)}
+        claimed = {file.name for file in self.before.files} if self.before else set()
         for path in paths:
-            known = path.name in claimed or path == named or is_damaged
+            known = path.name in claimed or path == named or self.is_damaged
             if not known and os.path.lexists(path) and not is_written(path):
                 raise UsageError(
                     "the file was not written by an export, and would be replaced",
@@ -124,78 +124,40 @@ class Export:
                     hint="move it, or choose another folder",
                 )
             claimed.add(path.name)
-        self.claimed = sorted(claimed)
-
-    def refuse_others(self, pattern: str, own: str) -> None:
-        """Refuse files that match `pattern` and are not this export's: readers would read them too.
-
-        `own`: the pattern of this export's files.
-        """
-        found = sorted(path.name for path in self.folder.glob(pattern))
-        other = [name for name in found if not (self.is_same and fnmatch.fnmatchcase(name, own))]
-        if other:
-            what = "of another store or with other options" if self.known else "already"
-            raise TokmillError(
-                f"the folder holds {pattern} files {what} ({other[0]} …)",
-                where=str(self.folder),
-                hint="remove them, or choose a new folder",
-            )
-
-    def begin(self) -> None:
-        """Note that the export has begun, and the files that were written before."""
         remove_leftovers(self.folder, self.path.name)
-        self._note(complete=False, files=list(self.before.values()))
+        self._note([Written(name, 0, "") for name in sorted(claimed)], complete=False)
 
     def put(self, path: Path, chunks: bytes | str | Iterable[bytes | memoryview]) -> Path:
-        """Write a file atomically, unless it equals its note; then `chunks` are not read."""
+        """Write a file atomically."""
         remove_leftovers(path.parent, path.name)
-        if not self.stands(path):
-            self.changed = True
-            if isinstance(chunks, str):
-                chunks = chunks.encode()
-            if isinstance(chunks, bytes):
-                chunks = [chunks]
-            digest, size = hashlib.sha256(), 0
+        if isinstance(chunks, str):
+            chunks = chunks.encode()
+        digest, size = hashlib.sha256(), 0
 
-            def hashed(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-                nonlocal size
-                for part in parts:
-                    digest.update(part)
-                    size += memoryview(part).nbytes
-                    yield part
+        def hashed(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+            nonlocal size
+            for part in parts:
+                digest.update(part)
+                size += memoryview(part).nbytes
+                yield part
 
-            write_file(path, hashed(chunks))
-            self.before[path.name] = Written(path.name, size, digest.hexdigest())
-            self.begin()
-        self.written.append(self.before[path.name])
+        write_file(path, hashed([chunks] if isinstance(chunks, bytes) else chunks))
+        self.written.append(Written(path.name, size, digest.hexdigest()))
         return path
 
-    def stands(self, path: Path) -> bool:
-        """Say whether a file exists and equals its note."""
-        known = self.before.get(path.name)
-        return known is not None and not problem_of(self.folder, known)
-
     def end(self) -> None:
-        self._note(complete=True, files=self.written)
+        self._note(self.written, complete=True)
 
     def give_up(self) -> None:
-        """Restore the old note, as nothing was written."""
-        if self.found is None:
+        """Restore the note from before, if nothing was written."""
+        if self.before is not None and not self.written:
+            write_file(self.path, sealed(self.before))
+        elif not self.written:
             remove(self.path)
-        else:
-            write_file(self.path, sealed(self.found))
 
-    def _note(self, *, complete: bool, files: list[Written]) -> None:
-        note = Note(
-            export=self.kind,
-            identity=self.identity,
-            complete=complete,
-            files=files,
-            claimed=[] if complete else self.claimed,
-        )
-        if note != self.known or not self.path.exists():
-            write_file(self.path, sealed(note))
-            self.known = note
+    def _note(self, files: list[Written], *, complete: bool) -> None:
+        note = Note(export=self.kind, identity=self.identity, complete=complete, files=files)
+        write_file(self.path, sealed(note))
 
 
 @contextmanager
@@ -221,8 +183,13 @@ def exporting(
         export = Export(folder, name, kind, identity)
         if others is not None:
             export.refuse_others(*others)
-        with _begun(export, files, named):
+        export.begin(files, named)
+        try:
             yield export
+        except Exception:
+            export.give_up()
+            raise
+        export.end()
 
 
 def write_noted(folder: Path, name: str, kind: str, files: Mapping[str, bytes | str]) -> list[Path]:
@@ -233,27 +200,11 @@ def write_noted(folder: Path, name: str, kind: str, files: Mapping[str, bytes | 
     data = {inside(folder, file): text for file, text in files.items()}
     with writing(inside(folder, name)):
         export = Export(folder, name, kind, canonical_digest([kind, name]))
-        with _begun(export, data, folder):
-            for path, text in data.items():
-                text = text.encode() if isinstance(text, str) else text
-                known = export.before.get(path.name)
-                if known is not None and known.sha256 != hashlib.sha256(text).hexdigest():
-                    del export.before[path.name]
-                export.put(path, text)
+        export.begin(data, folder)
+        for path, text in data.items():
+            export.put(path, text)
+        export.end()
     return list(data)
-
-
-@contextmanager
-def _begun(export: Export, files: Iterable[Path], named: Path) -> Iterator[None]:
-    export.claim(files, named)
-    export.begin()
-    try:
-        yield
-    except Exception:
-        if not export.before:
-            export.give_up()
-        raise
-    export.end()
 
 
 def is_written(path: Path) -> bool:
@@ -283,7 +234,7 @@ def find_notes(path: Path) -> list[Path]:
 def _names(note: Path, name: str) -> bool:
     try:
         found = read_sealed(note, Note)
-        return name in {*(file.name for file in found.files), *found.claimed}
+        return name in {file.name for file in found.files}
     except TokmillError:
         return note.name == f".{name}{SUFFIX}"
 
@@ -301,7 +252,7 @@ def check(path: Path) -> Checked:
             files += note.files
             if not note.complete:
                 problems.append(Problem(str(place), "the export has not ended"))
-            for file in note.files:
+            for file in note.files if note.complete else ():
                 if what := problem_of(folder, file):
                     problems.append(Problem(str(inside(folder, file.name)), what))
         except TokmillError as error:

@@ -1,4 +1,4 @@
-"""`--explain FILE:LINE`: all stages of one record, from its bytes to its place in the store."""
+"""`--explain FILE:LINE`: all stages of one record, from its bytes to its ids."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.inflate import inflate
 from tokmill.builds.plan import BuildRecipe
 from tokmill.builds.source import Frozen, Item, Request, Resources
-from tokmill.store.checks.locate import find_input, locate
 from tokmill.store.mask import LOSS
-from tokmill.store.receipts import read_planned
 from tokmill.store.schema import each_drop
-from tokmill.store.store import Store
 from tokmill.text.chats.chat_templates import MARKS
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.make_document import Documents
@@ -32,7 +29,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     """Return stage → its result for the record that contains line LINE of FILE.
 
     For Parquet, LINE is the row, counted from 1. Stages: place, raw, outcome, document, tokens,
-    ids, store. Raises `UsageError` for a line that does not exist.
+    ids. Raises `UsageError` for a line that does not exist.
     """
     name, _, number = place.rpartition(":")
     if not name or not number.isdecimal() or int(number) < 1:
@@ -85,7 +82,6 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     for field, values in documents.kept.items():
         found[f"kept {field}"] = values[index]
     found.update(_tokens(source, documents.take([index], []), frozen["token"]))
-    found.update(_in_store(chosen.out, Path(name), begins))
     return found
 
 
@@ -114,23 +110,6 @@ def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict
         shown = [repr(tokenizer.decode([i]))[1:-1] for i in chosen[:60]]
         found["learned"] = " | ".join(shown) + more
     return found
-
-
-def _in_store(out: str, path: Path, begins: int) -> dict[str, str]:
-    if not out or not (Path(out) / "plan.json").exists():
-        return {}
-    store = Store(out)
-    # The name is the path below the INPUT argument of the build.
-    names = {planned.path: planned.name for planned in read_planned(store.path)}
-    name = names.get(str(path.absolute()), path.name)
-    record = find_input(store, name, begins)
-    if record is None:
-        return {"store": f"{out} does not hold it"}
-    place = locate(store, record)
-    return {
-        "store": f"record {record:,} of {out}: {place.shard}, record {place.record_in_shard:,}, "
-        f"tokens {place.token_start:,} to {place.token_start + place.tokens:,}"
-    }
 
 
 def find_line(name: str, line: int) -> tuple[int, bytes]:

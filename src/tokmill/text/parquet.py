@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
@@ -16,7 +15,7 @@ from tokmill.formats.arrow_files import open_table
 from tokmill.formats.datasets_folders import expanded
 from tokmill.store.schema import Array, each_drop
 from tokmill.text.documents import DocumentSource
-from tokmill.text.encoding.encoders import Utf8Texts, utf8_buffer
+from tokmill.text.encoding.encoders import utf8_buffer
 from tokmill.text.jsonl import as_text
 from tokmill.text.make_document import Documents, FieldOptions, join_fields, select
 from tokmill.text.record_blocks import MAX_RECORD
@@ -67,8 +66,7 @@ class ParquetSource(DocumentSource):
                 f"the file has none of the fields {', '.join(map(repr, self.config.fields))}",
                 where=item.path,
                 hint=f"its columns are {', '.join(table.names)}; choose with --field"
-                + "; token ids are read by `tokmill build parquet-tokens`"
-                * ("input_ids" in table.names),
+                + "; ids are read as a .bin file (docs/formats.md)" * ("input_ids" in table.names),
             )
         kinds = {name: table.kind(name) for name in present}
         for name in self.config.fields:
@@ -100,10 +98,6 @@ class ParquetSource(DocumentSource):
             name: _kept(name, columns[name]) if name in columns else [""] * len(starts)
             for name in self.config.keep
         }
-        if len(self.config.fields) == 1:
-            whole = as_they_are(columns[self.config.fields[0]], self.config)
-            if whole is not None:
-                return Documents(whole, starts, [], kept)
         refused = [""] * len(starts)
         values = [
             _strings(columns[name], refused) if name in columns else [None] * len(starts)
@@ -119,41 +113,6 @@ class ParquetSource(DocumentSource):
             some._replace(rejected=some.reason in ("too long", "utf8")) for some in found.drops
         ]
         return found
-
-
-def as_they_are(column: Any, options: FieldOptions) -> Utf8Texts | None:
-    """Return the texts of a string column without making Python strings.
-
-    None if one of the texts must be changed, left out or refused; the slow way then does it.
-    """
-    pyarrow = plugins.require("pyarrow")
-    if column.null_count or not len(column) or pyarrow.types.is_dictionary(column.type):
-        return None
-    try:
-        column = column.cast(pyarrow.large_string())
-        column.validate(full=True)
-    except pyarrow.ArrowInvalid:
-        return None
-    _, places, data = column.buffers()
-    offsets = np.frombuffer(places, np.int64)[column.offset : column.offset + len(column) + 1]
-    flat = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    offsets = offsets - offsets[0]
-    lengths = np.diff(offsets)
-    if lengths.min() == 0 or lengths.max() > MAX_RECORD:
-        return None
-    if options.strip and not (SOLID[flat[offsets[:-1]]] & SOLID[flat[offsets[1:] - 1]]).all():
-        return None
-    if not options.strip and not SOLID[flat[offsets[:-1]]].all():
-        # It may be all white space.
-        return None
-    if np.isin(lengths, [len(text.encode()) for text in options.placeholders]).any():
-        return None
-    return Utf8Texts(flat, offsets)
-
-
-SOLID = np.zeros(256, bool)
-"""ASCII characters other than white space; a text that begins and ends with them needs no strip."""
-SOLID[33:127] = True
 
 
 def _strings(column: Any, refused: list[str]) -> list[str | None]:

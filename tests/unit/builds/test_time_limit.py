@@ -142,14 +142,6 @@ def exported(kind: str, name: str, **options: Any) -> Callable[[Path], Case]:
     return make
 
 
-def token_rows(folder: Path) -> Case:
-    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
-    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
-    rows = [[i % 200] * 30 for i in range(400)]
-    pq.write_table(pa.table({"input_ids": pa.array(rows, pa.list_(pa.uint16()))}), folder / "x.pq")
-    return Case("parquet-tokens", (folder / "x.pq").rename(folder / "x.parquet"))
-
-
 def dicts(folder: Path) -> Case:
     code = [bytes.fromhex(part) for part in ("55", "4889e5", "0fa2", "c3")]
     sequences = [tokenize_bytes(b"".join(code * (1 + i % 3)), 0) for i in range(400)]
@@ -249,9 +241,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "tsv": sentences,
     "bin": exported("bin", "out/x.bin", record_tokens=31, dtype="u2"),
     "megatron": exported("megatron", "out/set"),
-    "datatrove": exported("datatrove", "out"),
     "npz": exported("npz", "out", export={"max_length": 31, "stride": 31, "pad_id": 7}),
-    "parquet-tokens": token_rows,
     "token-dicts": dicts,
     "triplets": triples,
     "recode": recoded,
@@ -351,7 +341,7 @@ def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
 
 
 FILES = (
-    "jsonl", "text", "chat", "parquet", "tsv", "npz", "parquet-tokens", "token-dicts", "triplets",
+    "jsonl", "text", "chat", "parquet", "tsv", "npz", "token-dicts", "triplets",
     "x86",
 )  # fmt: skip
 

@@ -1,10 +1,9 @@
-"""Headerless files and llm.c shards: golden bytes, cutting, refusals."""
+"""Headerless files: golden bytes, cutting, refusals."""
 
 from __future__ import annotations
 
 import re
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from making import TOKENIZER, files_of, ids_of, quick_build, rec, token_store, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.source import Resources
-from tokmill.formats.bin import BinExport, BinOptions, BinSource, LlmcExport, look_alike
+from tokmill.formats.bin import BinExport, BinOptions, BinSource, look_alike
 from tokmill.store.schema import Column
 
 
@@ -57,47 +56,16 @@ def test_ids_that_do_not_fit_are_refused(tmp_path):
     assert not (tmp_path / "u.bin").exists()
 
 
-def test_llmc_bytes(tmp_path):
-    store = token_store(tmp_path / "s", [[[1, 2, 3]], [[4, 5], [], [6, 7]]])
-    written = LlmcExport(LlmcExport.Config(shard_tokens=3, name="a")).write(store, tmp_path / "o")
-    assert [f.rpartition("/")[2] for f in written["files"]] == [
-        "a_train_000000.bin", "a_train_000001.bin", "a_train_000002.bin"
-    ]  # fmt: skip
-    expected = [
-        struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids)
-        for ids in ([1, 2, 3], [4, 5, 6], [7])
-    ]
-    assert [Path(f).read_bytes() for f in written["files"]] == expected
-    with pytest.raises(TokmillError, match=r"holds a_train_\*.bin files of another"):
-        LlmcExport(LlmcExport.Config(shard_tokens=4, name="a")).write(store, tmp_path / "o")
-    again = quick_build("bin", tmp_path / "o", tmp_path / "again")
-    assert ids_of(again) == [[1, 2, 3], [4, 5, 6], [7]]
-    assert again.schema["token"].dtype == "u2"
-    assert again.receipt(0).items[0].start == 1024
-
-
-def test_wide_llmc_files_have_the_llama_header(tmp_path):
-    store = write_store(tmp_path / "s", {"token": Column("u4")}, [[rec([1, 128000])]])
-    (name,) = LlmcExport(LlmcExport.Config()).write(store, tmp_path / "o")["files"]
-    data = Path(name).read_bytes()
-    assert data == struct.pack("<256i", 20240801, 7, 2, *[0] * 253) + struct.pack("<2I", 1, 128000)
-    assert ids_of(quick_build("bin", name, tmp_path / "again")) == [[1, 128000]]
-
-
-def header(magic=20240520, version=1, count=2):
-    return struct.pack("<256i", magic, version, count, *[0] * 253)
+def header(magic=20240520):
+    return struct.pack("<256i", magic, 1, 2, *[0] * 253)
 
 
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (header() + b"\1\0", {}, "promises 2 tokens of 2 bytes, but 2 bytes follow"),
-        (header(count=-1), {}, "promises -1 tokens"),
-        (header(version=2) + bytes(4), {}, "have version 1, this one says 2"),
-        (header(magic=20240522) + bytes(4), {}, "evaluation file"),
-        (header()[:1000], {}, "cut off after 1000 of 1024"),
-        (struct.pack(">256i", 20240520, 1, 2, *[0] * 253) + bytes(4), {}, "big-endian"),
-        (header() + bytes(4), {"dtype": "u4"}, "llm.c header says uint16"),
+        (header() + bytes(4), {}, "a shard of llm.c.*tail -c"),
+        (header(20240801) + bytes(8), {"dtype": "u4"}, "a shard of llm.c"),
+        (struct.pack(">256i", 20240520, 1, 2, *[0] * 253) + bytes(4), {}, "a shard of llm.c"),
         (b"\1\0\2", {}, "3 bytes are no whole number of 2-byte ids"),
         (b"\1\0\2\0\3\0", {"dtype": "u4"}, "6 bytes are no whole number of 4-byte ids"),
         (np.arange(1, 99, dtype="<u4").tobytes(), {}, "look like uint32"),
@@ -159,13 +127,11 @@ def test_separators_end_records_and_the_eot_of_the_tokenizer_is_one(tmp_path):
     item=st.integers(1, 20),
     block=st.integers(1, 40),
     wide=st.booleans(),
-    llmc=st.booleans(),
 )
-def test_items_tile_the_file_whatever_their_size(tmp_path_factory, ids, item, block, wide, llmc):
+def test_items_tile_the_file_whatever_their_size(tmp_path_factory, ids, item, block, wide):
     path = tmp_path_factory.mktemp("f") / "t.bin"
     data = np.asarray(ids, "<u4" if wide else "<u2").tobytes()
-    head = header(*((20240801, 7) if wide else (20240520, 1)), len(ids)) if llmc else b""
-    path.write_bytes(head + data)
+    path.write_bytes(data)
     documents, open_ = [], []
     for i in ids:
         open_.append(i)
@@ -176,20 +142,33 @@ def test_items_tile_the_file_whatever_their_size(tmp_path_factory, ids, item, bl
     size = 4 if wide else 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokmill.formats.bin.MAX_ITEM", item * 4)
-        patch.setattr("tokmill.formats.bin_files.SEARCH", 3)
+        patch.setattr("tokmill.formats.bin.SEARCH", 3)
         dtype = "u4" if wide else "u2"
         items, records, starts = read_all(path, block * size, dtype=dtype, separator_id=0)
         assert records == documents
-        places = np.cumsum([0, *map(len, documents)])[:-1] * size + len(head)
+        places = np.cumsum([0, *map(len, documents)])[:-1] * size
         assert starts == places.tolist()
-        assert items[0].start == len(head) and items[-1].stop == len(head) + len(data)
+        assert items[0].start == 0 and items[-1].stop == len(data)
         _, records, _ = read_all(path, block * size, dtype=dtype, record_tokens=7)
         assert records == [ids[i : i + 7] for i in range(0, len(ids), 7)]
 
 
+def test_a_document_that_two_files_share_is_refused(tmp_path):
+    """Not of files that no number joins, nor where records are cut by number."""
+    for name, ids in (("c_9", [5, 0, 6]), ("c_10", [7, 0]), ("d", [8])):
+        np.asarray(ids, "<u2").tofile(tmp_path / f"{name}.bin")
+    with pytest.raises(TokmillError, match=r"c_9.bin, byte 4: .*may go on in c_10.bin"):
+        quick_build("bin", tmp_path, tmp_path / "s", separator_id=0)
+    cut = quick_build("bin", tmp_path, tmp_path / "n", record_tokens=2)
+    assert ids_of(cut) == [[5, 0], [6], [7, 0], [8]]
+    np.asarray([5, 0], "<u2").tofile(tmp_path / "c_9.bin")
+    whole = quick_build("bin", tmp_path, tmp_path / "w", separator_id=0)
+    assert ids_of(whole) == [[5, 0], [7, 0], [8]]
+
+
 def test_a_file_without_its_separator_is_refused_beyond_64_mib(tmp_path, monkeypatch):
     monkeypatch.setattr("tokmill.formats.bin.MAX_ITEM", 40)
-    monkeypatch.setattr("tokmill.formats.bin_files.MAX_RECORD", 80)
+    monkeypatch.setattr("tokmill.formats.bin.MAX_RECORD", 80)
     np.arange(1, 100, dtype="<u2").tofile(tmp_path / "t.bin")
     with pytest.raises(TokmillError, match="byte 38: no document ends within 64 MiB"):
         quick_build("bin", tmp_path / "t.bin", tmp_path / "s", separator_id=0)

@@ -1,4 +1,4 @@
-"""Folders as `datasets.save_to_disk` writes them, as text and as ids.
+"""Folders as `datasets.save_to_disk` writes them.
 
 What these folders hold was compared with the folders of datasets 5.2.0.
 """
@@ -49,11 +49,10 @@ def save(folder: Path, columns: dict[str, Any], files: int = 1, *, batch: int = 
     return folder
 
 
-def splits(folder: Path, names: list[str], column: str = "text") -> Path:
+def splits(folder: Path, names: list[str]) -> Path:
     """As `DatasetDict.save_to_disk`; each split has one row less than the one before."""
     for i, name in enumerate(names):
-        values: Any = TEXTS if column == "text" else IDS
-        save(folder / name, {column: values[i:]})
+        save(folder / name, {"text": TEXTS[i:]})
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": names}))
     return folder
 
@@ -71,33 +70,18 @@ def test_text(tmp_path: Path, files: int) -> None:
     assert [int(record["id"]) for record in store] == list(range(95))
 
 
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64(), pa.uint16()])
-def test_ids(tmp_path: Path, kind: Any) -> None:
-    ids = [[value % 100 for value in row] for row in IDS]
-    columns = {"input_ids": pa.array(ids, pa.list_(kind)), "label": range(95)}
-    folder = save(tmp_path / "d", columns, 2)
-    store = quick_build("parquet-tokens", folder, tmp_path / "s", keep=["label"])
-    assert [record["token"].tolist() for record in store] == ids
-    assert [int(record["label"]) for record in store] == list(range(95))
-    file = folder / "data-00001-of-00002.arrow"
-    store = quick_build("parquet-tokens", file, tmp_path / "t")
-    assert [record["token"].tolist() for record in store] == ids[48:]
-
-
 def test_a_large_stream_is_cut_between_its_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(tmp_path / "d", {"text": TEXTS, "input_ids": IDS})
     whole = quick_build("parquet", folder, tmp_path / "a")
-    ids = quick_build("parquet-tokens", folder, tmp_path / "b")
     monkeypatch.setattr(arrow_files, "MAX_ITEM", 1000)
-    for kind, one in (("parquet", whole), ("parquet-tokens", ids)):
-        store = quick_build(kind, folder, tmp_path / kind)
-        assert ids_of(store) == ids_of(one)
-        items = [item for i in range(len(store.shards)) for item in store.receipt(i).items]
-        assert len(items) > 3
-        starts = [int(v) for i in range(len(store.shards)) for v in store.shard(i)["start"]]
-        assert starts == list(range(95))
+    store = quick_build("parquet", folder, tmp_path / "b")
+    assert ids_of(store) == ids_of(whole)
+    items = [item for i in range(len(store.shards)) for item in store.receipt(i).items]
+    assert len(items) > 3
+    starts = [int(v) for i in range(len(store.shards)) for v in store.shard(i)["start"]]
+    assert starts == list(range(95))
 
 
 def test_splits(tmp_path: Path, tokmill: Any) -> None:
@@ -110,11 +94,11 @@ def test_splits(tmp_path: Path, tokmill: Any) -> None:
     done = tokmill("build", "parquet", folder, "--vocab-size", "270", "-o", "s")
     assert "1 split that is not read: test (--split test)" in done.stderr
     # Several, and none that is the usual one: nobody guesses.
-    folder = splits(tmp_path / "e", ["a", "b"], "input_ids")
+    folder = splits(tmp_path / "e", ["a", "b"])
     with pytest.raises(UsageError, match="has the splits a, b") as caught:
-        quick_build("parquet-tokens", folder, tmp_path / "f")
+        quick_build("parquet", folder, tmp_path / "f")
     assert "--split a" in caught.value.hint
-    assert len(quick_build("parquet-tokens", folder, tmp_path / "g", split="b")) == 94
+    assert len(quick_build("parquet", folder, tmp_path / "g", split="b")) == 94
     assert len(quick_build("parquet", splits(tmp_path / "h", ["only"]), tmp_path / "i")) == 95
     plain = save(tmp_path / "j", {"text": TEXTS})
     with pytest.raises(UsageError, match="no input is a folder with splits"):
@@ -138,12 +122,11 @@ def test_splits(tmp_path: Path, tokmill: Any) -> None:
         ("d/train/data-00000-of-00001.arrow", "nonsense", "damaged or no"),
     ],
 )
-@pytest.mark.parametrize("kind", ["parquet", "parquet-tokens"])
-def test_damaged_folders(tmp_path: Path, kind: str, name: str, content: str, message: str) -> None:
-    splits(tmp_path / "d", ["train"], "text" if kind == "parquet" else "input_ids")
+def test_damaged_folders(tmp_path: Path, name: str, content: str, message: str) -> None:
+    splits(tmp_path / "d", ["train"])
     (tmp_path / name).write_text(content)
     with pytest.raises(TokmillError, match=message) as caught:
-        quick_build(kind, tmp_path / "d", tmp_path / "s")
+        quick_build("parquet", tmp_path / "d", tmp_path / "s")
     assert caught.value.hint
 
 
@@ -162,12 +145,8 @@ def test_streams_that_end_too_early(tmp_path: Path) -> None:
         assert rows == [7] * len(rows)
 
 
-def test_the_other_kind_is_named(tmp_path: Path) -> None:
+def test_ids_are_no_text(tmp_path: Path) -> None:
     folder = save(tmp_path / "d", {"input_ids": IDS})
     with pytest.raises(UsageError, match="none of the fields") as caught:
         quick_build("parquet", folder, tmp_path / "s")
-    assert "parquet-tokens" in caught.value.hint
-    folder = save(tmp_path / "e", {"text": TEXTS})
-    with pytest.raises(UsageError, match="no column 'input_ids'") as caught:
-        quick_build("parquet-tokens", folder, tmp_path / "t")
-    assert "tokmill build parquet`" in caught.value.hint
+    assert ".bin file" in caught.value.hint

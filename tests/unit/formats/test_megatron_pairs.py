@@ -113,8 +113,8 @@ def test_items_tile_the_file_at_documents(tmp_path_factory, documents, item, blo
     put(folder, *golden(documents, 4 if wide else 8))
     size = 4 if wide else 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokmill.formats.indexed.MAX_ITEM", item * size)
-        patch.setattr("tokmill.formats.indexed.DOCUMENTS", 4)
+        patch.setattr("tokmill.formats.megatron.MAX_ITEM", item * size)
+        patch.setattr("tokmill.formats.megatron.DOCUMENTS", 4)
         patch.setattr("tokmill.formats.megatron.CHECKED", 3)
         source = MegatronSource(
             MegatronOptions(), [str(folder)], {}, Resources(block_bytes=block * size)
@@ -138,13 +138,13 @@ def test_items_tile_the_file_at_documents(tmp_path_factory, documents, item, blo
 def test_workers_share_a_file_and_the_store_is_the_same(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     put(tmp_path, *golden([random.integers(0, 999, n).tolist() for n in range(60)]))
-    monkeypatch.setattr("tokmill.formats.indexed.MAX_ITEM", 300)
+    monkeypatch.setattr("tokmill.formats.megatron.MAX_ITEM", 300)
     monkeypatch.setattr("tokmill.builds.plan.SHARD_BYTES", 600)
     one = quick_build("megatron", tmp_path / "set", tmp_path / "a")
     assert len(one.shards) > 2
     whole = [d.tolist() for d in (r["token"] for r in one)]
     assert [len(d) for d in whole] == list(range(60))
-    monkeypatch.setattr("tokmill.formats.indexed.DOCUMENTS", 7)
+    monkeypatch.setattr("tokmill.formats.megatron.DOCUMENTS", 7)
     two = quick_build("megatron", tmp_path / "set", tmp_path / "b")
     assert files_of(one.path) == files_of(two.path)
 

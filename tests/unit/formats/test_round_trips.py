@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from making import EOT, TOKENIZER, ids_of, quick_build, rec, token_store, write_store
+from making import EOT, TOKENIZER, ids_of, quick_build, token_store, write_store
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.source import Resources
@@ -19,8 +19,6 @@ from tokmill.store.schema import Column
 WITH_BORDERS = {
     # export: (source, output, input, options of the source)
     "megatron": ("megatron", "out/set", "out/set", {}),
-    "datatrove": ("datatrove", "out", "out", {}),
-    "parquet": ("parquet-tokens", "out/t.parquet", "out/t.parquet", {}),
     "bin": ("bin", "out/t.bin", "out/t.bin", {"separator_id": EOT, "dtype": "u2"}),
     "npz": ("npz", "out", "out", {}),
 }
@@ -63,7 +61,7 @@ def test_a_round_trip_keeps_ids_and_borders(kind, shards):
         assert written["bytes"] == sum(Path(f).stat().st_size for f in written["files"])
 
 
-@pytest.mark.parametrize("kind", ["megatron", "datatrove", "parquet"])
+@pytest.mark.parametrize("kind", ["megatron"])
 def test_empty_records_survive_where_the_format_has_borders(kind, tmp_path):
     source, out, inputs, options = WITH_BORDERS[kind]
     store = token_store(tmp_path / "store", [[[], [1, 2], []], [[], [3]], [[]]])
@@ -92,7 +90,7 @@ def test_a_tokenizer_gives_the_store_its_vocabulary(kind, tmp_path):
     assert narrow.schema["token"] == Column("u1")
 
 
-@pytest.mark.parametrize("kind", [*WITH_BORDERS, "llmc"])
+@pytest.mark.parametrize("kind", WITH_BORDERS)
 def test_equal_stores_give_equal_bytes_and_blocks_do_not_matter(kind, tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     rows = [random.integers(0, 300, n).tolist() for n in random.integers(0, 40, 30)]
@@ -109,7 +107,7 @@ def test_equal_stores_give_equal_bytes_and_blocks_do_not_matter(kind, tmp_path, 
     assert files[0] == files[1] == files[2]
 
 
-@pytest.mark.parametrize("kind", [*WITH_BORDERS, "llmc"])
+@pytest.mark.parametrize("kind", WITH_BORDERS)
 def test_another_column_can_be_exported(kind, tmp_path):
     schema = {"asm": Column("u2", phrase=True), "side": Column("u1"), "score": Column("f4")}
     table = {"asm": [[3, 4, 5], [6], [7, 8]]}
@@ -122,9 +120,8 @@ def test_another_column_can_be_exported(kind, tmp_path):
     expected = [3, 4, 5, 6, 7, 8, 7, 8, 3, 4, 5]
     options = {**EXPORT_OPTIONS.get(kind, {}), "column": "asm"}
     written = write(kind, store, tmp_path / "out", **options)
-    source = "parquet-tokens" if kind == "parquet" else "bin" if kind == "llmc" else kind
-    first = written["files"][0] if kind in ("bin", "parquet", "llmc") else tmp_path / "out"
-    again = quick_build(source, first, tmp_path / "again")
+    first = written["files"][0] if kind in ("bin",) else tmp_path / "out"
+    again = quick_build(kind, first, tmp_path / "again")
     assert [i for record in ids_of(again) for i in record] == expected
     with pytest.raises(UsageError, match="no column 'token'"):
         write(kind, store, tmp_path / "b", **EXPORT_OPTIONS.get(kind, {}))
@@ -138,31 +135,6 @@ def test_borders_of_phrases_can_be_exported(tmp_path):
     store = write_store(tmp_path / "s", schema, [rows], table={"asm": [[3, 4, 5], [6]]})
     write("bin", store, tmp_path / "b.bin", column="border")
     assert np.fromfile(tmp_path / "b.bin", "<u2").tolist() == store.record(0)["border"].tolist()
-
-
-def test_record_columns_travel_through_parquet(tmp_path):
-    schema = {
-        "token": Column("u2"),
-        "url": Column("utf8", per="record"),
-        "score": Column("f4", per="record"),
-        "line": Column("u8", per="record"),
-        "vector": Column("f4", per="record", width=2),
-    }
-    rows = [
-        rec([1, 2], url="é", score=0.5, line=1 << 40, vector=[1, 2]),
-        rec([], url="", score=-1, line=0, vector=[3, 4]),
-        rec([3], url="b", score=0.25, line=7, vector=[5, 6]),
-    ]
-    store = write_store(tmp_path / "store", schema, [rows[:2], rows[2:]])
-    write("parquet", store, tmp_path / "t.parquet")
-    table = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "t.parquet")
-    assert table.column("vector").to_pylist() == [[1, 2], [3, 4], [5, 6]]
-    again = quick_build(
-        "parquet-tokens", tmp_path / "t.parquet", tmp_path / "again", keep=["url", "score", "line"]
-    )
-    for name in ("url", "score", "line"):
-        assert [r[name] for r in again] == [r[name] for r in rows], name
-    assert ids_of(again) == [[1, 2], [], [3]]
 
 
 @pytest.mark.parametrize("kind", WITH_BORDERS)

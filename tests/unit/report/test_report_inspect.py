@@ -31,19 +31,14 @@ def npz(path: Path) -> None:
         np.savez(handle, input_ids=np.zeros((3, 8), "i4"), attention_mask=np.ones((3, 8), "i1"))
 
 
-def llmc(path: Path, promised: int = 10) -> None:
+def llmc(path: Path) -> None:
     header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, promised
+    header[:3] = 20240520, 1, 10
     path.write_bytes(header.tobytes() + np.arange(10, dtype="<u2").tobytes())
 
 
 def megatron(path: Path) -> None:
     path.write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 5, 4))
-
-
-def datatrove(path: Path) -> None:
-    path.write_bytes(np.arange(12, dtype="<u2").tobytes())
-    Path(f"{path}.index").write_bytes(np.asarray([5, 12], "<u8").tobytes())
 
 
 def parquet(path: Path) -> None:
@@ -65,9 +60,8 @@ def write_json(value: Any) -> Any:
 FILES: list[tuple[str, Any, dict[str, Any]]] = [
     ("a.npz", npz, {"kind": "npz", "what": "a numpy archive of padded windows"}),
     ("a.npy", lambda p: np.save(p, np.zeros((2, 5), "<u2")), {"kind": "npy", "shape": [2, 5]}),
-    ("a.bin", llmc, {"kind": "llm.c tokens", "tokens": 10, "dtype": "uint16"}),
+    ("a.bin", llmc, {"kind": "llm.c tokens", "dtype": "uint16"}),
     ("a.idx", megatron, {"kind": "Megatron index", "dtype": "uint16", "documents": 3}),
-    ("a.ds", datatrove, {"kind": "datatrove tokens", "dtype": "uint16", "tokens": 12}),
     ("a.parquet", parquet, {"kind": "parquet", "rows": 3}),
     ("s.bin", lambda p: p.write_bytes(np.arange(99, dtype="<u2").tobytes()),
      {"kind": "raw tokens", "guess": "uint16, 99 tokens", "largest_seen": 97}),
@@ -131,7 +125,7 @@ def test_a_pickle_inside_an_array_is_not_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.bin", "a.idx", "a.ds", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.bin", "a.idx", "a.parquet"])
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_cut_files_never_raise(
@@ -149,8 +143,8 @@ def test_cut_files_never_raise(
     raw=st.binary(max_size=400),
     prefix=st.sampled_from([b"", b"\x93NUMPY", b"PK\x03\x04", b"\x1f\x8b", b"PAR1", b"MMIDIDX\0\0",
                             b"\x80\x04\x95", b"{", b"\x28\xb5\x2f\xfd"]),
-    name=st.sampled_from(["a", "a.bin", "a.npz", "a.json", "a.jsonl", "a.ds", "a.safetensors",
-                          "a.toml", "a.model", "vocab.json", "a.tiktoken"]),
+    name=st.sampled_from(["a", "a.bin", "a.npz", "a.json", "a.jsonl", "a.safetensors",
+                          "a.toml", "a.model", "vocab.json"]),
 )  # fmt: skip
 def test_arbitrary_bytes_never_raise(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes, prefix: bytes, name: str
@@ -158,13 +152,6 @@ def test_arbitrary_bytes_never_raise(
     path = tmp_path_factory.mktemp("noise") / name
     path.write_bytes(prefix + raw)
     assert describe(path)["kind"]
-
-
-def test_promises_that_are_not_kept(tmp_path: Path) -> None:
-    llmc(tmp_path / "a.bin", promised=11)
-    assert "header says 11" in describe(tmp_path / "a.bin")["problem"]
-    (tmp_path / "b.ds").write_bytes(b"123")
-    assert "is missing" in describe(tmp_path / "b.ds")["problem"]
 
 
 def test_the_parts_of_a_store(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from making import jsonl, quick_build, token_store
 from tokmill.base.errors import UsageError
-from tokmill.store.checks.locate import find_input, find_records, locate
+from tokmill.store.checks.locate import find_records, locate
 from tokmill.store.store import Store
 
 
@@ -33,7 +33,6 @@ def test_the_input_at_that_byte_holds_the_record(store: Store) -> None:
         assert (place.record, place.record_in_shard, place.token_start) == (number, number, token)
         assert place.tokens == len(store.record(number)["token"])
         assert Path(place.shard).exists()
-        assert find_input(store, place.item, place.byte) == number
         token += place.tokens
 
 
@@ -50,8 +49,6 @@ def test_records_by_value(store: Store) -> None:
 def test_places_that_do_not_exist(store: Store) -> None:
     with pytest.raises(UsageError, match="no record 3"):
         locate(store, 3)
-    assert find_input(store, "a.jsonl", 1) is None
-    assert find_input(store, "b.jsonl", 0) is None
 
 
 def test_what_places_count_stands_in_the_manifest(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ from readable_bpe import train_bpe
 from reference_encoder import merge_ids
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.text.learning.bpe import BYTE_ORDER
-from tokmill.text.learning.train_tokenizer import records, train_tokenizer
+from tokmill.text.learning.train_tokenizer import train_tokenizer
 
 
 def test_the_worked_example_of_cs336() -> None:
@@ -90,23 +89,6 @@ def test_merging_takes_the_best_rank_then_the_leftmost() -> None:
 def test_a_word_of_a_million_letters_is_merged() -> None:
     ranks = {(1, 1): (0, 2), (2, 2): (1, 3)}
     assert merge_ids([1] * 100_001, ranks) == [3] * 25_000 + [1]
-
-
-def test_lines_keep_their_newlines(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"a\r\n\n b\xe2\x80\xa8c\nlast")
-    found = list(records([str(path)], unit="lines"))
-    assert found == ["a\r\n", "\n", " b\u2028c\n", "last"]
-
-
-def test_records_split_documents(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text("one<|endoftext|>two")
-    assert list(records([str(path)])) == ["one", "two"]
-    with pytest.raises(UsageError, match="plain text"):
-        list(records([str(path)], "jsonl", unit="lines"))
-    with pytest.raises(UsageError, match="did you mean 'lines'"):
-        list(records([str(path)], unit="line"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from reference_encoder import reference_ids
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.text.encoding import encoders
 from tokmill.text.encoding.encoders import make_encoder
-from tokmill.text.encoding.guards import texts_with_newer_characters, texts_with_white_tails
+from tokmill.text.encoding.guards import texts_with_newer_characters
 from tokmill.text.learning.train_tokenizer import train_tokenizer
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 
@@ -92,8 +92,8 @@ def test_wrong_names_are_refused(tokenizer: Tokenizer) -> None:
     ("change", "reason"),
     [
         ({"normalizer": {"type": "NFC"}}, "normalizer 'NFC'"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "not byte-level"),
-        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "adds a space"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "not known"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "not known"),
     ],
 )
 def test_where_gigatoken_may_differ_tokenizers_is_taken(
@@ -239,8 +239,6 @@ def test_odd_texts_are_found() -> None:
         ["plain", "\u4e2d\u6587", f"a{NEWER}", "", "\U000323b0", "\U0001f600", "a "]
     )
     assert texts_with_newer_characters(data, offsets).tolist() == [2, 4]
-    data, offsets = flat(["a", "", "b ", "c\n", "d\u3000", "e\u4e2d", "f\t"])
-    assert texts_with_white_tails(data, offsets).tolist() == [2, 4, 6]
 
 
 @pytest.mark.parametrize("mode", ["plain", "special"])

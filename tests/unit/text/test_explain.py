@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from making import TOKENIZER, jsonl, quick_build
+from making import TOKENIZER, jsonl
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import BuildRecipe
 from tokmill.text.explain import explain
@@ -37,13 +37,6 @@ def test_kept_skipped_and_rejected(path: Path) -> None:
     assert explain(recipe, f"{path}:2")["outcome"] == "skipped: placeholder"
     assert explain(recipe, f"{path}:3")["outcome"] == "rejected: json"
     assert explain(recipe, f"{path}:4")["document"] == "4 bytes: four"
-
-
-def test_the_place_in_the_store_whatever_the_input_argument_was(tmp_path: Path, path: Path) -> None:
-    quick_build("jsonl", tmp_path, tmp_path / "s")
-    recipe = chosen("jsonl", out=str(tmp_path / "s"))
-    assert "record 1 of" in explain(recipe, f"{path}:4")["store"]
-    assert "record 0 of" in explain(recipe, f"{path}:1")["store"]
 
 
 def test_roles_of_the_recipe_are_heeded(path: Path) -> None:

@@ -1,9 +1,8 @@
-"""Libraries in Rust that give up: a clean error, and nothing of theirs above it."""
+"""Libraries in Rust that give up: an error of our own."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from making import TOKENIZER
 from tokmill.base.errors import TokmillError
 from tokmill.text.encoding.encoders import make_encoder
-from tokmill.text.encoding.panics import no_panic
 from tokmill.text.learning.train_tokenizer import train_tokenizer
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 
@@ -30,51 +28,28 @@ def with_pattern(pattern: str) -> bytes:
 
 
 @pytest.mark.parametrize("threads", [True, False])
-@pytest.mark.parametrize("trace", ["0", "1"])
-def test_an_endless_pattern_is_one_clean_error(
-    threads: bool,
-    trace: str,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RUST_BACKTRACE", trace)
+def test_an_endless_pattern_is_an_error(threads: bool) -> None:
     encode = make_encoder(with_pattern(ENDLESS), threads=threads)
     with pytest.raises(TokmillError, match="cannot encode a text: Onig"):
         encode([TEXT] * 3)
-    assert capfd.readouterr().err == ""
-    # What others write meanwhile is held back, not lost.
     encode = make_encoder(with_pattern(r"\p{L}+"), threads=threads)
     assert sum(encode(["ab cd"])[1].tolist()) > 0
 
 
-def test_what_others_write_comes_after(capfd: pytest.CaptureFixture[str]) -> None:
-    with no_panic(hide=True):
-        os.write(2, b"a word\n")
-        assert capfd.readouterr().err == ""
-    assert capfd.readouterr().err == "a word\n"
-    with pytest.raises(ZeroDivisionError), no_panic(hide=True):
-        os.write(2, b"another\n")
-        raise ZeroDivisionError
-    assert capfd.readouterr().err == "another\n"
-
-
 @pytest.mark.parametrize("engine", ["auto", "python"])
-def test_a_training_with_an_endless_pattern_ends_cleanly(
-    engine: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_with_an_endless_pattern_ends_cleanly(engine: str) -> None:
     with pytest.raises(TokmillError, match="tokenizers gave up") as caught:
         train_tokenizer([TEXT], 300, pattern=ENDLESS, engine=engine)
     assert "(a+)+" in caught.value.hint and ENDLESS in caught.value.where
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("place", ["pre_tokenizer", "normalizer"])
-def test_encode_stops_at_an_endless_pattern(place: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_encode_stops_at_an_endless_pattern(place: str) -> None:
     data = json.loads(with_pattern(ENDLESS if place == "pre_tokenizer" else r"\p{L}+"))
     if place == "normalizer":
         data["normalizer"] = {"type": "Replace", "pattern": {"Regex": ENDLESS}, "content": "b"}
     tokenizer = Tokenizer.from_data(data, "own/tokenizer.json")
     with pytest.raises(TokmillError, match="cannot encode a text") as caught:
         tokenizer.encode(TEXT)
-    assert caught.value.where == "own/tokenizer.json" and capfd.readouterr().err == ""
+    assert caught.value.where == "own/tokenizer.json"
     assert tokenizer.decode(tokenizer.encode("xaa")) == ("xb" if place == "normalizer" else "xaa")

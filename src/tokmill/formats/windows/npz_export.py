@@ -94,7 +94,7 @@ class NpzExport:
             raise TokmillError(
                 "the ids do not fit into int32",
                 where=str(store.path),
-                hint="the npz windows hold int32: export the store as parquet",
+                hint="the npz windows hold int32: tokmill store export bin holds more",
             )
         windows = Windows(store, config.max_length, self.stride, across=False)
         if not len(windows):
@@ -131,8 +131,6 @@ class NpzExport:
                 inputs=len(inputs),
                 ratio=written / size,
             )
-            if export.changed:
-                export.before.pop(STATS, None)
             files.append(export.put(folder / STATS, encode(stats)))
         more = {"inputs_without_tokens": len(inputs) - len(parts)} if config.per_input else {}
         return exports.summary(files, tokens, windows=len(windows), **more, statistics=stats)

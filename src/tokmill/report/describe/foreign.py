@@ -17,13 +17,13 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.bounds import bounded
 from tokmill.base.errors import MissingExtraError
-from tokmill.base.files import machine_errors, read_file
+from tokmill.base.files import machine_errors
 from tokmill.base.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
 from tokmill.report.describe.describe_programs import graph, program
 from tokmill.report.describe.pickles import read_pickle
 from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
 
-LLMC = {20240520: ("uint16", 2), 20240801: ("uint32", 4)}
+LLMC = {20240520: "uint16", 20240801: "uint32"}
 """Magic number of llm.c → type of a token (karpathy/llm.c, `dev/data/data_common.py`)."""
 MEGATRON = b"MMIDIDX\x00\x00"
 MEGATRON_TYPES = {
@@ -103,25 +103,16 @@ def npy(look: Look) -> Facts | None:
 
 
 def llmc(look: Look) -> Facts | None:
-    """A shard of llm.c: 256 int32 of header, then tokens."""
-    if len(look.head) < 1024:
+    """A shard of llm.c: a header of 1,024 bytes, then tokens."""
+    if len(look.head) < 1024 or int.from_bytes(look.head[:4], "little") not in LLMC:
         return None
-    header = np.frombuffer(look.head[:1024], "<i4")
-    if int(header[0]) not in LLMC or not 0 <= header[1] < 100:
-        return None
-    dtype, width = LLMC[int(header[0])]
-    promised, there = int(header[2]), (look.size - 1024) // width
-    facts: Facts = {
+    return {
         "kind": "llm.c tokens",
-        "what": "a token file of llm.c",
+        "what": "a token file of llm.c: 1,024 bytes of header, then ids",
         "bytes": look.size,
-        "dtype": dtype,
-        "tokens": promised,
-        "next": f"tokmill build bin {look.quoted} -o STORE",
+        "dtype": LLMC[int.from_bytes(look.head[:4], "little")],
+        "next": f"tail -c +1025 {look.quoted} > ids.bin, then tokmill build bin ids.bin -o STORE",
     }
-    if there != promised:
-        facts["problem"] = f"the header says {promised:,} tokens, but the file has {there:,}"
-    return facts
 
 
 def megatron_index(look: Look) -> Facts | None:
@@ -147,28 +138,6 @@ def megatron_index(look: Look) -> Facts | None:
     return facts
 
 
-def datatrove(look: Look) -> Facts | None:
-    """Tokens of datatrove; the file `.ds.index` has the ends of documents."""
-    if look.suffix != ".ds":
-        return None
-    index = look.path.with_name(look.path.name + ".index")
-    facts: Facts = {"kind": "datatrove tokens", "what": "a token file of datatrove"}
-    facts["bytes"] = look.size
-    if not index.exists():
-        return {**facts, "problem": f"its index {index.name} is missing"}
-    raw = read_file(index)
-    ends = np.frombuffer(raw[: len(raw) // 8 * 8], "<u8")
-    tokens = int(ends[-1]) if len(ends) else 0
-    facts |= {"documents": len(ends), "tokens": tokens}
-    width = look.size / tokens if tokens else 0
-    if width in (2, 4):
-        facts["dtype"] = f"uint{8 * int(width)}"
-        facts["next"] = f"tokmill build datatrove {look.quoted} -o STORE"
-    else:
-        facts["problem"] = f"{look.size:,} bytes do not fit the {tokens:,} tokens of the index"
-    return facts
-
-
 def parquet(look: Look) -> Facts | None:
     """A Parquet file: rows and columns, where pyarrow is installed."""
     if look.head[:4] != b"PAR1":
@@ -191,11 +160,8 @@ def parquet(look: Look) -> Facts | None:
         "columns": columns,
     }
     strings = [field.name for field in schema if str(field.type) in STRINGS]
-    lists = [field.name for field in schema if str(field.type).startswith(("list", "large_list"))]
     if strings:
         facts["next"] = f"tokmill build parquet {look.quoted}{_field(strings)} {LEARN} -o STORE"
-    elif lists:
-        facts["next"] = f"tokmill build parquet-tokens {look.quoted} -o STORE"
     return facts
 
 
@@ -378,7 +344,7 @@ def _array_header(stream: IO[bytes]) -> Facts:
 
 
 FOREIGN: list[Recogniser] = [
-    empty, npz, npy, pickle, llmc, megatron_index, datatrove, graph, parquet, program, onnx,
+    empty, npz, npy, pickle, llmc, megatron_index, graph, parquet, program, onnx,
     compressed,
 ]  # fmt: skip
 """Recognised by first bytes. `LOOSE` is tried last, because many files could be text or tokens."""

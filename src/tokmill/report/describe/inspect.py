@@ -173,10 +173,9 @@ def tokenizer(look: Look) -> Facts | None:
 
 
 def other_tokenizer(look: Look) -> Facts | None:
-    """A tokenizer in another format: GPT-2's pair, tiktoken ranks, SentencePiece."""
-    named = look.path.name.endswith(("vocab.json", "merges.txt", "tekken.json"))
-    versioned = ".model" in look.path.suffixes[-2:]
-    if look.suffix != ".tiktoken" and not versioned and not named:
+    """A tokenizer in another format: GPT-2's pair."""
+    named = look.path.name.endswith(("vocab.json", "merges.txt"))
+    if not named:
         return None
     try:
         found = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_file(look.path)

@@ -76,20 +76,6 @@ def find_records(store: Store, column: str, value: str) -> Iterator[int]:
         base += entry.records
 
 
-def find_input(store: Store, item: str, byte: int) -> int | None:
-    """Return the record of an input that begins at a byte, or None."""
-    base = 0
-    for number, entry in enumerate(store.shards):
-        numbers = [i for i, one in enumerate(store.receipt(number).items) if one.name == item]
-        if numbers:
-            shard = store.shard(number)
-            here = np.isin(shard["item"], numbers) & (shard["start"] == byte)
-            if here.any():
-                return base + int(np.flatnonzero(here)[0])
-        base += entry.records
-    return None
-
-
 class LeftOut(msgspec.Struct, frozen=True):
     """A record that is not in a store, or several in a row."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -16,18 +18,8 @@ from tokmill.store.mask import LOSS
 from tokmill.store.schema import Column, Drop, Schema, drops_of
 from tokmill.store.vocab import Vocabulary
 from tokmill.text.chats.chat_encode import EncodeChats, any_of, control_tokens
-from tokmill.text.chats.chat_messages import Reader, Refused
 from tokmill.text.chats.chat_template_files import BUILT_IN, KINDS, find, is_text, special_tokens
-from tokmill.text.chats.chat_templates import (
-    BREAK,
-    CLOSE,
-    MARKS,
-    OPEN,
-    PROMPT,
-    How,
-    Messages,
-    Template,
-)
+from tokmill.text.chats.chat_templates import CLOSE, MARKS, OPEN, PROMPT, How, Template
 from tokmill.text.jsonl import JsonlSource, as_text
 from tokmill.text.make_document import Documents, Paths
 from tokmill.text.record_blocks import MAX_RECORD, Block
@@ -38,8 +30,21 @@ USUAL = ("messages", "conversations")
 """Default keys of the list of messages."""
 BESIDE = ("system", "tools")
 """Other keys that are read."""
-ROLES = {"eot": "eos_token", "bos": "bos_token", "pad": "pad_token", "unk": "unk_token"}
+TOKENS = {"eot": "eos_token", "bos": "bos_token", "pad": "pad_token", "unk": "unk_token"}
 """Role of a token → its name in templates."""
+ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
+ROLES |= {"human": "user", "gpt": "assistant"}
+"""Role in files → role in templates."""
+CALLS = ("tool_calls", "function_call", "tool_call_id")
+READ = {"role", "from", "content", "value"}
+
+
+class Refused(Exception):
+    """A chat that does not enter the store: the reason, and whether it is rejected or skipped."""
+
+    def __init__(self, reason: str, rejected: bool = True) -> None:
+        super().__init__(reason)
+        self.reason, self.rejected = reason, rejected
 
 
 class ChatConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,16 +53,13 @@ class ChatConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only
     messages: str = ""
     """Path of the list of messages; by default `messages` or `conversations`."""
     chat_template: str = ""
-    """How messages become text: chatml, llama3, plain, a .jinja file or a tokenizer_config.json;
+    """How messages become text: chatml, plain, a .jinja file or a tokenizer_config.json;
     by default the template beside the tokenizer."""
     learn: Literal["assistant", "last", "all"] = "assistant"
     """What is learned: all turns of the assistant, its last turn, everything."""
-    specials_in_text: Literal["plain", "special", "reject"] = "plain"
-    """Meaning of `<|im_end|>` inside a message: ordinary text, the special token (as in
-    transformers; a message can then forge a turn), a reject."""
-    end_of_record: Literal["eot", "none"] = "none"
-    """Whether the `eot` token is added after the text of the template; it is not learned, unless
-    everything is."""
+    specials_in_text: Literal["reject", "special"] = "reject"
+    """Meaning of `<|im_end|>` inside a message: a reject, or the special token (as in transformers;
+    a message can then forge a turn)."""
     date: str = ""
     """The date that a template gets as today, such as 2026-01-31."""
     tokens: dict[str, str] = {}
@@ -71,8 +73,8 @@ class ChatSource(JsonlSource):
     """Chats in JSON Lines."""
 
     Config: ClassVar[type[msgspec.Struct]] = ChatConfig
-    version: ClassVar[int] = 4
-    """4: templates have limits on time and memory, not on steps."""
+    version: ClassVar[int] = 5
+    """5: names of special tokens in messages are rejects; marks of turns need the template's."""
     hints: ClassVar[dict[str, str]] = {
         **JsonlSource.hints,
         "no mask": "put {% generation %} and {% endgeneration %} around the answer in a copy of "
@@ -83,6 +85,8 @@ class ChatSource(JsonlSource):
         "--chat-template",
         "tool calls": "--chat-template FILE with a template that writes calls of tools",
         "role": "roles are system, developer, user or human, assistant or gpt, and tool",
+        "special token": "a message holds the name of a special token: --specials-in-text special "
+        "takes it for the token",
     }
     """Reason → hint, if it is the most frequent reason in a build that ends."""
     config: ChatConfig  # type: ignore[assignment]
@@ -114,8 +118,13 @@ class ChatSource(JsonlSource):
         # A special token, and the white space after it at the end of a text.
         ends = f"({named.pattern})\\s*\\Z"
         self.template = Template(text, names | config.tokens, config.date, ends)
-        built_in = config.chat_template in BUILT_IN
-        self.reader = Reader(text, built_in, named, config.specials_in_text)
+        if config.learn != "all" and not self.template.has_turns:
+            raise UsageError(
+                "the chat template does not say what an answer is: it has no {% generation %}, and "
+                f"no {PROMPT}",
+                hint=self.hints["no mask"],
+            )
+        self.reader = Reader(text, None if config.specials_in_text == "special" else named)
 
     @classmethod
     def resolve(cls, config: ChatConfig, request: Request) -> ChatConfig:
@@ -134,14 +143,11 @@ class ChatSource(JsonlSource):
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
         """Return a hint if no line of the files makes a record, or very few do."""
         lists = [config.messages] if config.messages else USUAL
-        said = why_nothing(paths, lists)
-        if any(f"(the list {name})" in said for name in lists):
+        found = why_nothing(paths, lists)
+        if any(f"(the list {name})" in found for name in lists):
             return "a chat is a list of messages: objects with role and content, or from and value"
-        if "JSON Lines" in said:
-            return said
-        if "tokmill build chat" in said:
-            return said.replace("build them with `tokmill build chat`", "name it with --messages")
-        return said.partition(": ")[2].replace("--field", "tokmill build jsonl --field")
+        found = found.replace("build them with `tokmill build chat`", "name it with --messages")
+        return found.replace("--field", "tokmill build jsonl --field")
 
     def _names(self, frozen: Frozen, data: Mapping[str, Any]) -> dict[str, str]:
         """Return the default names in templates of tokens with a role.
@@ -159,7 +165,7 @@ class ChatSource(JsonlSource):
                 + " ".join(f"--special '{name}'" for name in absent),
             )
         roles, by_id = frozen.vocabulary.roles, {number: name for name, number in there.items()}
-        return {name: by_id[roles[r]] for r, name in ROLES.items() if roles.get(r) in by_id}
+        return {name: by_id[roles[r]] for r, name in TOKENS.items() if roles.get(r) in by_id}
 
     @property
     def schema(self) -> Schema:
@@ -176,7 +182,7 @@ class ChatSource(JsonlSource):
         records, starts, drops = self._decode(block)
         columns = [self.paths.values(records, path) for path in (*self.lists, *BESIDE)]
         left: list[Drop] = []
-        chats: dict[int, tuple[Any, Any, list[bool]]] = {}
+        chats: dict[int, tuple[Any, Any]] = {}
         for i, (*lists, system, tools) in enumerate(zip(*columns, strict=True)):
             value = next((one for one in lists if one is not None), None)
             try:
@@ -186,13 +192,13 @@ class ChatSource(JsonlSource):
             except RecursionError:
                 left.append(Drop(int(starts[i]), "depth", True))
         how: How = "whole" if self.config.learn == "all" else "turns"
-        rendered = self.template.render(how, [(chat, tools) for chat, tools, _ in chats.values()])
+        rendered = self.template.render(how, list(chats.values()))
         texts: dict[int, str] = {}
-        for (i, (chat, _, learned)), (text, failed) in zip(chats.items(), rendered, strict=True):
+        for i, (text, failed) in zip(chats, rendered, strict=True):
             try:
                 if failed:
                     raise Refused("no mask" if failed == "no mask" else "template")
-                texts[i] = self._learned(text, chat, learned)
+                texts[i] = self._learned(text)
             except Refused as why:
                 left.append(Drop(int(starts[i]), why.reason, why.rejected))
         carried = {
@@ -208,30 +214,18 @@ class ChatSource(JsonlSource):
         self.reader.notes.clear()
         return Documents(marked, places, drops, carried, block.ends_part, block.done, notes)
 
-    def _learned(self, text: str, chat: Messages, learned: Sequence[bool]) -> str:
+    def _learned(self, text: str) -> str:
+        """Return a text with marks around what is learned, by the marks of the template."""
         # Every second piece is within marks.
         pieces = text.replace(CLOSE, OPEN).split(OPEN)
         if self.config.learn == "all":
             pieces = ["", "".join(pieces), ""]
-        keep = [True] * (len(pieces) // 2)
-        turns = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
-        if self.template.learns_headers and turns and self.config.learn != "all":
-            said = chat[turns[0]].get("content")
-            # Something stands before the answer that no generation prompt has written.
-            if isinstance(said, str) and not pieces[1].strip().startswith(said.strip()):
-                self.reader.note(f"chats in which headers of answers are learned: no {PROMPT}")
-        if not all(learned):
-            if len(turns) != len(keep):
-                raise Refused("weight")
-            keep = [learned[turn] for turn in turns]
-        if not any(keep):
+        if len(pieces) == 1:
             raise Refused("nothing to learn", rejected=False)
-        if self.config.learn == "last":
-            last = len(keep) - 1 - keep[::-1].index(True)
-            keep = [turn == last for turn in range(len(keep))]
-        for turn, kept in enumerate(keep):
-            if kept:
-                pieces[2 * turn + 1] = f"{OPEN}{pieces[2 * turn + 1]}{CLOSE}"
+        kept = len(pieces) - 2
+        for turn in range(1, len(pieces), 2):
+            if turn == kept or self.config.learn != "last":
+                pieces[turn] = f"{OPEN}{pieces[turn]}{CLOSE}"
         text = "".join(pieces)
         if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:
             raise Refused("too long")
@@ -239,9 +233,91 @@ class ChatSource(JsonlSource):
 
     def encoder(self, resources: Resources) -> EncodeChats:
         assert self.frozen is not None
-        end = self.config.end_of_record == "eot"
-        learn_end = self.config.learn == "all"
-        return EncodeChats(self.frozen, self.template.text, resources, end, learn_end)
+        return EncodeChats(self.frozen, self.template.text, resources)
+
+
+class Reader:
+    """Values of lines → messages for a template.
+
+    Both shapes are read: `{"role", "content"}` (OpenAI's) and `{"from", "value"}` (ShareGPT's).
+    Keys that do not occur in the template cannot be written. `named` matches names of special
+    tokens, which messages must not hold; None: they may.
+    """
+
+    def __init__(self, template: str, named: re.Pattern[str] | None) -> None:
+        self.template, self.named = template, named
+        self.notes: Counter[str] = Counter()
+        """Counts of what is left out."""
+
+    def chat(self, value: Any, system: Any, tools: Any = None) -> tuple[list[dict[str, Any]], Any]:
+        """Return the messages of a chat, and its tools.
+
+        `system` and `tools` are the values of these keys beside the messages. Raises `Refused`.
+        """
+        if value is None:
+            raise Refused("missing", rejected=False)
+        if not isinstance(value, list) or not isinstance(system, str | None):
+            raise Refused("type")
+        chat = [self._message(given) for given in value]
+        if not any(message.get("content") or len(message) > 2 for message in chat):
+            raise Refused("empty", rejected=False)
+        if tools and "tools" not in self.template:
+            self.note("the key 'tools' of chats, which the template does not write")
+            tools = None
+        if system and chat[0]["role"] != "system":
+            chat.insert(0, {"role": "system", "content": system})
+        self._check([system, tools])
+        return chat, tools or None
+
+    def note(self, what: str) -> None:
+        """Count something for the notes of the build."""
+        self.notes[what if what in self.notes or len(self.notes) < 20 else "other keys"] += 1
+
+    def _message(self, given: Any) -> dict[str, Any]:
+        if not isinstance(given, dict):
+            raise Refused("type")
+        name = given.get("role", given.get("from"))
+        role = ROLES.get(name) if isinstance(name, str) else None
+        if role is None:
+            raise Refused("role")
+        message: dict[str, Any] = {"role": role}
+        for key, value in given.items() if len(given) > 2 else ():
+            if key in READ or value is None or value == []:
+                continue
+            if key == "weight":
+                if value != 1:
+                    raise Refused("weight")
+            elif key in self.template:
+                message[key] = value
+            elif key in CALLS:
+                raise Refused("tool calls")
+            else:
+                self.note(f"the key {key!r} of messages, which the template does not write")
+        if role == "tool" and "tool" not in self.template:
+            raise Refused("tool calls")
+        content = given.get("content", given.get("value"))
+        if content is None and len(message) == 1 or not isinstance(content, str | None):
+            raise Refused("content")
+        if content is not None:
+            message["content"] = content
+        self._check(list(message.values()))
+        return message
+
+    def _check(self, values: Sequence[Any]) -> None:
+        """Refuse marks and names of special tokens, and numbers that no template gets."""
+        for value in values:
+            text = value
+            if not isinstance(value, str):
+                text = msgspec.json.encode(value).decode()
+                try:
+                    # As values reach the child that renders: without larger integers.
+                    msgspec.msgpack.encode(value)
+                except OverflowError:
+                    raise Refused("number") from None
+            if not text.isascii() and MARKS.search(text):
+                raise Refused("noncharacter")
+            if self.named is not None and self.named.search(text):
+                raise Refused("special token")
 
 
 SHAPE = 'such as [{"role": "user", "content": "Hi"}]'
@@ -264,7 +340,7 @@ class ChatPrompts:
         Raises `UsageError` for invalid messages, or messages that the template refuses.
         """
         try:
-            chat, _, _ = self.source.reader.chat(messages, None)
+            chat, _ = self.source.reader.chat(messages, None)
         except Refused as why:
             what = f"these messages cannot be read: {why.reason}"
             raise UsageError(what, where=where, hint=SHAPE) from None
@@ -274,13 +350,6 @@ class ChatPrompts:
                 f"the chat template refuses the messages: {failed}",
                 where=where,
                 hint="it may want other roles, or the user's turn last",
-            )
-        if BREAK in text and not self.encoder.in_segments:
-            raise UsageError(
-                "a message holds the name of a special token, which the tokenizer cannot keep as "
-                "text",
-                where=where,
-                hint="write it in another way",
             )
         ids: list[int] = self.encoder.encode([text])[0].tolist()
         return ids

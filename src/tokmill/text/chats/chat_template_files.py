@@ -23,20 +23,6 @@ CHATML = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-LLAMA3 = """\
-{{- '<|begin_of_text|>' }}
-{%- for message in messages %}
-{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
-{%- if message['role'] == 'assistant' %}
-{%- generation %}{{- message['content'] | trim + '<|eot_id|>' }}{%- endgeneration %}
-{%- else %}
-{{- message['content'] | trim + '<|eot_id|>' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
 PLAIN = """\
 {%- for message in messages %}
 {%- if message['role'] == 'assistant' %}
@@ -49,10 +35,10 @@ PLAIN = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- 'Assistant:' }}{%- endif %}
 """
-BUILT_IN = {"chatml": CHATML, "llama3": LLAMA3, "plain": PLAIN}
+BUILT_IN = {"chatml": CHATML, "plain": PLAIN}
 ANGLED = re.compile(r"<[|｜][^|｜<>\s]{1,40}[|｜]>")
 """Matches names of special tokens in a template."""
-FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+FILES = ("chat_template.jinja", "tokenizer_config.json")
 """Where the template of a tokenizer stands, the first one first."""
 KINDS = f"{', '.join(BUILT_IN)}, a .jinja file or a tokenizer_config.json"
 
@@ -87,7 +73,13 @@ def find(template: str, tokenizer: str | None) -> tuple[str, dict[str, str]]:
         return template, names
     file = Path(template)
     if os.path.isfile(template):
-        return _template_of(file, needed=True), names or _names(file.parent)
+        if text := _template_of(file):
+            return text, names or _names(file.parent)
+        raise UsageError(
+            "the file has no chat template, or none that is called default",
+            where=template,
+            hint="write the one for these chats into a .jinja file, and name that; or name chatml",
+        )
     if template and not os.path.isdir(template):
         raise UsageError(
             f"no chat template is called {template!r}, and there is no such file",
@@ -104,25 +96,15 @@ def find(template: str, tokenizer: str | None) -> tuple[str, dict[str, str]]:
     )
 
 
-def _template_of(path: Path, needed: bool = False) -> str:
-    """Return the template in a file; "" if it has none, which is an error if `needed`."""
+def _template_of(path: Path) -> str:
+    """Return the template in a file, of several the default; "" if it has none."""
     value = _read(path)
     found = value.get("chat_template") if isinstance(value, dict) else value
-    # The form of transformers for several templates.
-    several = found if isinstance(found, list) else []
-    named = [each for each in several if isinstance(each, dict) and "template" in each]
-    defaults = [each["template"] for each in named if each.get("name") == "default"]
-    found = defaults[-1] if defaults else found
-    if isinstance(found, str) and found:
-        return found
-    if not (named or needed):
-        return ""
-    names = ", ".join(str(each.get("name"))[:40] for each in named)
-    raise UsageError(
-        f"the file has no default among its chat templates ({names or 'none'})",
-        where=str(path),
-        hint="write the one for these chats into a .jinja file, and name that; or name chatml",
-    )
+    if isinstance(found, list):
+        several = [each for each in found if isinstance(each, dict)]
+        defaults = [each.get("template") for each in several if each.get("name") == "default"]
+        found = defaults[-1] if defaults else ""
+    return found if isinstance(found, str) else ""
 
 
 def _names(folder: Path) -> dict[str, str]:

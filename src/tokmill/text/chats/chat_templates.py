@@ -21,11 +21,10 @@ from tokmill.base.children.child import Limits
 from tokmill.base.children.child_calls import ChildDied, shared
 from tokmill.base.errors import UsageError
 
-OPEN, CLOSE, BREAK, END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-"""Marks in a rendered chat: begin and end of learned text; inside a name of a special token that
-stays text; end of the chat. Unicode reserves these characters for internal use; a chat that holds
-one is refused."""
-MARKS = re.compile(f"[{OPEN}-{END}]")
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+"""Marks in a rendered chat: begin and end of learned text. Unicode reserves these characters for
+internal use; a chat that holds one is refused."""
+MARKS = re.compile(f"[{OPEN}{CLOSE}]")
 PROMPT = "add_generation_prompt"
 """Variable by which a template writes what stands before an answer, which is not learned."""
 GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
@@ -65,8 +64,8 @@ class Template:
         except ValueError:
             raise UsageError(f"--date {date!r} is no day", hint="such as 2026-01-31") from None
         self.text = text
-        self.learns_headers = not GENERATION.search(text) and PROMPT not in text
-        """Whether what stands before an answer is part of the turn."""
+        self.has_turns = bool(GENERATION.search(text)) or PROMPT in text
+        """Whether it tells the assistant's turns from the rest."""
         self.call = functools.partial(self._call, text, dict(names), date, ends)
         self.call("whole", [])
 
@@ -119,7 +118,7 @@ def render(
             if by_turns:
                 whole = _marked(write, messages, whole, ends)
             stretches = [part.count(CLOSE) for part in whole.split(OPEN)]
-            if stretches[0] or any(count != 1 for count in stretches[1:]) or END in whole:
+            if stretches[0] or any(count != 1 for count in stretches[1:]):
                 raise ValueError("its marks of learned text are not in pairs")
             whole.encode()
             found.append((whole, ""))
@@ -196,6 +195,5 @@ def _compiled(text: str, date: str) -> Any:
     except Exception as error:
         raise UsageError(
             f"the chat template is no Jinja template: {str(error) or type(error).__name__}",
-            hint="--chat-template takes chatml, llama3, plain, a .jinja file or a "
-            "tokenizer_config.json",
+            hint="--chat-template takes chatml, plain, a .jinja file or a tokenizer_config.json",
         ) from None

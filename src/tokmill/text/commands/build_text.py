@@ -17,16 +17,13 @@ import typer
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError
-from tokmill.base.files import machine_errors, new_folder
+from tokmill.base.files import new_folder
 from tokmill.base.progress import human_count
 from tokmill.builds.build import run
 from tokmill.builds.folder import check_folder, claimed
 from tokmill.builds.plan import BuildRecipe, How
 from tokmill.cli.print_facts import report, summary
-from tokmill.formats import exports
 from tokmill.formats.notes import is_written
-from tokmill.store.marks import is_store
-from tokmill.store.store import Store
 from tokmill.store.vocab import Learned
 from tokmill.terminal.output import print_json, say, say_not_reached
 
@@ -204,7 +201,7 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
     for part in ("train", "val"):
         check_folder(out / part)
         if part in flat:
-            check_bin(flat[part], out / part)
+            check_bin(flat[part])
     tokenizer = chosen.tokenizer
     if tokenizer is None:
         from tokmill.text.learning.learn import check_learned
@@ -252,20 +249,11 @@ def _flat_files(out: Path, more: dict[str, Any]) -> dict[str, Path]:
     return {part: out / name for part, name in files.items()}
 
 
-def check_bin(path: Path, store: Path) -> None:
-    """Refuse to replace a file, unless an export wrote it or it equals the tokens of `store`."""
-    if not os.path.lexists(path) or is_written(path):
-        return
-    if is_store(store):
-        opened = Store(store)
-        dtype = exports.wide_dtype(opened, "token")
-        wanted = exports.raw(exports.pieces(opened, "token", dtype))
-        with machine_errors("read", path), open(path, "rb") as handle:
-            same = all(handle.read(len(piece)) == piece for piece in wanted)
-            if same and not handle.read(1):
-                return
-    raise UsageError(
-        "the file was not written by this build, and would be replaced",
-        where=str(path),
-        hint="remove it, or choose another folder",
-    )
+def check_bin(path: Path) -> None:
+    """Refuse to replace a file, unless an export wrote it."""
+    if os.path.lexists(path) and not is_written(path):
+        raise UsageError(
+            "the file was not written by this build, and would be replaced",
+            where=str(path),
+            hint="remove it, or choose another folder",
+        )

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,13 +35,8 @@ Tok = Annotated[
     typer.Option(
         "--tokenizer",
         "-t",
-        help="tokenizer.json or its folder, vocab.json beside merges.txt, "
-        ".tiktoken, .model, tekken.json, vocab.txt.",
+        help="tokenizer.json or its folder, vocab.json beside merges.txt, or a vocab.txt.",
     ),
-]
-Pattern = Annotated[
-    str | None,
-    typer.Option(help="How a .tiktoken file cuts words: gpt2, cl100k, o200k or a pattern."),
 ]
 
 
@@ -72,9 +68,6 @@ def train(
     kind: Annotated[
         str, typer.Option(help="text, jsonl, parquet or tsv; default: by suffix.")
     ] = "",
-    records: Annotated[
-        str, typer.Option(help="Words end at the end of these: documents or lines.")
-    ] = "documents",
     pattern: Annotated[
         str, typer.Option(help="How words are cut: gpt2, cl100k, o200k or a regular expression.")
     ] = "gpt2",
@@ -88,9 +81,6 @@ def train(
     cased: Annotated[
         bool, typer.Option("--cased", help="wordpiece: keep capital letters and accents.")
     ] = False,
-    alphabet: Annotated[
-        int | None, typer.Option(help="wordpiece: largest number of characters (1000).")
-    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="An option of the source, key=value (separator, fields, …)."),
@@ -98,14 +88,14 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a byte-level BPE or a WordPiece tokenizer on text, JSON Lines, Parquet or TSV files."""
-    from tokmill.text.learning.train_tokenizer import records as read_records
+    from tokmill.text.documents import iter_documents
     from tokmill.text.learning.train_tokenizer import train_tokenizer
-    from tokmill.text.learning.train_wordpiece import ALPHABET, train_wordpiece
+    from tokmill.text.learning.train_wordpiece import train_wordpiece
     from tokmill.text.tokenizers.tokenizer import check_beside
 
     given = {"--pattern": pattern != "gpt2", "--tie-break": tie_break != "first"}
     given |= {"--no-special": no_special, "--engine": engine not in ("auto", "tokenizers")}
-    _check_model(model, given, {"--cased": cased, "--alphabet": alphabet is not None})
+    _check_model(model, given, {"--cased": cased})
     inputs = with_lists(inputs, files_from)
     specials = [] if no_special else special or ["<|endoftext|>"]
     path = Path(out)
@@ -115,10 +105,10 @@ def train(
     options = settings(set_) | ({"fields": field} if field else {})
     with writing(path):
         check_beside(path)
-        seen = Seen(read_records(inputs, kind or _kind(inputs), options, unit=records))
+        documents = iter_documents(inputs, kind or _kind(inputs), options)
+        seen = Seen(chain.from_iterable(documents))
         if model == "wordpiece":
-            most = ALPHABET if alphabet is None else alphabet
-            tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased, alphabet=most)
+            tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased)
         else:
             tokenizer = train_tokenizer(
                 seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
@@ -153,13 +143,12 @@ def encode(
         str, typer.Option(help="Special tokens in the text: plain (text) or special (the token).")
     ] = "plain",
     tokens: Annotated[bool, typer.Option(help="Print a token per line: id and its bytes.")] = False,
-    pattern: Pattern = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the ids of a text: one line, separated by spaces. The text is read as a stream."""
     from tokmill.text.tokenizers.tokenizer import Tokenizer
 
-    loaded = Tokenizer.from_file(tokenizer, pattern=pattern)
+    loaded = Tokenizer.from_file(tokenizer)
     mode: Any = specials
     with _open_text(file, text) as chunks:
         ids = loaded.encode_iterable(chunks, mode)
@@ -183,12 +172,11 @@ def decode(
         list[str] | None, typer.Argument(help="Ids; none reads them from stdin.")
     ] = None,
     out: Annotated[str | None, typer.Option("-o", "--out", help="Write the exact bytes.")] = None,
-    pattern: Pattern = None,
 ) -> None:
     """Print the text of ids; invalid UTF-8 becomes U+FFFD (with -o the bytes stay)."""
     from tokmill.text.tokenizers.tokenizer import Tokenizer
 
-    loaded = Tokenizer.from_file(tokenizer, pattern=pattern)
+    loaded = Tokenizer.from_file(tokenizer)
     words = ids or sys.stdin.read().replace(",", " ").strip("[] \n").split()
     try:
         numbers = [int(word) for word in words]
@@ -210,9 +198,6 @@ def compare(
         list[str], typer.Argument(help="Tokenizers, and last the text.", metavar="A B ... FILE")
     ],
     engine: Annotated[str, typer.Option(help="auto, gigatoken or tokenizers.")] = "auto",
-    figure: Annotated[
-        str | None, typer.Option(help="Draw it to an .svg, .png or .pdf file.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare tokenizers on a text: number of tokens, unused ids, round trip, speed."""
@@ -222,9 +207,6 @@ def compare(
 
     *tokenizers, text = paths
     rows = comparing.compare(tokenizers, text, engine=engine)
-    if figure is not None:
-        comparing.draw(rows, Path(figure))
-        say(f"figure: {figure}")
     if as_json:
         print_json([msgspec.structs.asdict(row) for row in rows])
         return

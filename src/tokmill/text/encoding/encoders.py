@@ -13,7 +13,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 from tokmill import plugins
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest
-from tokmill.text.encoding import guards as limits
+from tokmill.text.encoding import guards
 from tokmill.text.encoding.cutting import segments
-from tokmill.text.encoding.guards import Growth, give_back_memory
 from tokmill.text.encoding.panics import no_panic
 from tokmill.text.tokenizers import tokenizer_json as files
-from tokmill.text.tokenizers.patterns import GPT2, WELL_KNOWN, safe_cut
+from tokmill.text.tokenizers.patterns import GPT2, safe_cut
 from tokmill.text.tokenizers.tokenizer_json import template_tokens
 
 __all__ = ["BatchEncoder", "make_encoder", "template_tokens"]
@@ -35,9 +34,11 @@ Array = NDArray[Any]
 
 _LONG = 1 << 20
 """Characters above which a text is encoded in parts by `tokenizers`."""
-_SHARED = 4 << 20
-"""Bytes above which gigatoken uses several threads; each has its own cache, so threads do not help
-with smaller batches."""
+_STEP = 1 << 20
+"""Bytes that gigatoken encodes at a time, about; its memory is measured after each."""
+_GROWTH = 128 << 20
+"""Bytes by which the process may grow until gigatoken's engine is replaced, whose cache grows with
+the number of distinct words."""
 _AT_ONCE = 1 << 19
 """Characters that `tokenizers` encodes at a time: its Encodings need about 100 bytes a token."""
 
@@ -149,7 +150,6 @@ class TokenizersEncoder:
         library = plugins.require("tokenizers")
         self.threads = threads
         self._data = data
-        self._own_pattern = _has_own_pattern(data)
         if data["model"]["type"] == "BPE" and data["model"].get("unk_token") is None:
             # Characters without a token would be left out in silence; this is an error then.
             data = {**data, "model": {**data["model"], "unk_token": NO_TOKEN}}
@@ -219,7 +219,7 @@ class TokenizersEncoder:
             TokmillError: a text cannot be encoded, or holds a character that no token has.
         """
         try:
-            with no_panic(hide=self._own_pattern):
+            with no_panic():
                 if not self.threads:
                     return [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
                 batch = self.tokenizer.encode_batch if places else self.tokenizer.encode_batch_fast
@@ -261,28 +261,25 @@ class TokenizersEncoder:
 
 
 class GigatokenEncoder:
-    """gigatoken: byte-level BPE without a Python object for each text.
-
-    Its engine is replaced when its cache has grown too large (`tokmill.text.encoding.guards`).
-    """
+    """gigatoken: byte-level BPE without a Python object for each text, in one thread."""
 
     name = "gigatoken"
 
     @staticmethod
     def why_not(data: Mapping[str, Any]) -> str:
         """Return why this engine does not give the ids of a tokenizer.json; "" where it does."""
-        return limits.why_not_gigatoken(data)
+        return guards.why_not_gigatoken(data)
 
     def __init__(self, data: Mapping[str, Any], threads: bool) -> None:
         self._library = plugins.require("gigatoken")
         self.threads = threads
         self._data = data
-        self._white_tails = limits.sees_end_of_text(data)
-        self._json = _as_json(limits.for_gigatoken(data))
-        self.growth = Growth()
+        self._json = _as_json(data)
         self.tokenizer = self._engine()
 
     def _engine(self) -> Any:
+        # Least resident memory after a text was encoded.
+        self._least: int | None = None
         with _gigatoken_errors():
             return self._library.Tokenizer.from_json(self._json)
 
@@ -295,9 +292,7 @@ class GigatokenEncoder:
         if len(offsets) < 2:
             return np.zeros(0, np.uint32), np.zeros(0, np.int64)
         ids, lengths = self._encode(data, offsets)
-        others = limits.texts_with_newer_characters(data, offsets)
-        if self._white_tails:
-            others = np.union1d(others, limits.texts_with_white_tails(data, offsets))
+        others = guards.texts_with_newer_characters(data, offsets)
         if not len(others):
             return ids, lengths
         return self._replaced(ids, lengths, data, offsets, others)
@@ -307,7 +302,7 @@ class GigatokenEncoder:
         first, last = 0, len(offsets) - 1
         while first < last:
             # Whole texts, at least one.
-            stop = int(np.searchsorted(offsets, offsets[first] + self.growth.step, side="right"))
+            stop = int(np.searchsorted(offsets, offsets[first] + _STEP, side="right"))
             stop = min(max(stop - 1, first + 1), last)
             parts.append(self._at_once(data, offsets[first : stop + 1]))
             first = stop
@@ -328,18 +323,17 @@ class GigatokenEncoder:
                 parameters={"__array__": "string"},
             )
         )
-        size = int(offsets[-1] - offsets[0])
-        shared = self.threads and size > _SHARED
         with _gigatoken_errors():
-            layout = self.tokenizer.encode_batch(texts, parallel=None if shared else False).layout
+            layout = self.tokenizer.encode_batch(texts, parallel=False).layout
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
-        if self.growth.too_large(size):
+        now = guards.resident_bytes()
+        self._least = now if self._least is None else min(self._least, now)
+        if now - self._least > _GROWTH:
             # Free the old engine first: two at a time would need twice the memory.
             self.tokenizer = None
-            give_back_memory()
+            guards.give_back_memory()
             self.tokenizer = self._engine()
-            self.growth.start_again()
         return ids, np.diff(ends)
 
     @functools.cached_property
@@ -412,14 +406,6 @@ def no_token(text: str, where: str) -> TokmillError:
     )
 
 
-def _has_own_pattern(data: Mapping[str, Any]) -> bool:
-    """Say whether a step has a regular expression that is not a well-known one."""
-    steps = files.flatten(data.get("normalizer"), "normalizers")
-    steps += files.flatten(data.get("pre_tokenizer"), "pretokenizers")
-    patterns = [step["pattern"] for step in steps if isinstance(step.get("pattern"), dict)]
-    return any(pattern.get("Regex", GPT2) not in WELL_KNOWN for pattern in patterns)
-
-
 def _as_json(data: Mapping[str, Any]) -> str:
     try:
         return msgspec.json.encode(data).decode()
@@ -428,31 +414,8 @@ def _as_json(data: Mapping[str, Any]) -> str:
         return json.dumps(data)
 
 
-class Utf8Texts(Sequence[str]):
-    """Texts as UTF-8 in one buffer (uint8, offsets int64 (n + 1)), decoded on demand."""
-
-    def __init__(self, data: Array, offsets: Array) -> None:
-        self.data, self.offsets = data, offsets
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        return self.data[self.offsets[place] : self.offsets[place + 1]].tobytes().decode()
-
-
 def utf8_buffer(texts: Sequence[str]) -> tuple[Array, Array]:
     """Return texts as UTF-8 in one buffer: (uint8, offsets int64 (n + 1))."""
-    if isinstance(texts, Utf8Texts):
-        return texts.data, texts.offsets
     encoded = _utf8(texts)
     offsets = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])

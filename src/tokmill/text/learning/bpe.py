@@ -16,7 +16,7 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.text.encoding.cutting import segments
 from tokmill.text.encoding.panics import Panic, no_panic
-from tokmill.text.tokenizers.patterns import GPT2, WELL_KNOWN, safe_cut
+from tokmill.text.tokenizers.patterns import GPT2, safe_cut
 
 TieBreak = Literal["first", "greatest-bytes"]
 TIE_BREAKS: tuple[str, ...] = get_args(TieBreak)
@@ -101,7 +101,7 @@ def count_words(
             if is_special:
                 continue
             try:
-                with no_panic(hide=pattern not in WELL_KNOWN):
+                with no_panic():
                     words.update(word for word, _ in splitter.pre_tokenize_str(piece))
             except Panic as error:
                 raise gave_up(error, pattern) from None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -48,36 +46,6 @@ CHILD = "tokmill.text.learning.train_child"
 LIMITS = Limits(output=1 << 30)
 """The answer of a training may be large."""
 DIED = "it may have run out of memory; --engine python needs the least"
-
-
-def records(
-    inputs: Sequence[str],
-    kind: str = "text",
-    options: Mapping[str, Any] | None = None,
-    *,
-    unit: str = "documents",
-) -> Iterator[str]:
-    """Yield the texts for a training: the documents that a build of this kind would make.
-
-    Args:
-        inputs: files and folders.
-        kind: `text`, `jsonl` or `parquet`.
-        options: of the source, by name.
-        unit: `documents`, or `lines`: each line of text with its newline, as `tokenizers` reads a
-            plain file.
-    """
-    from tokmill.text.documents import iter_documents
-
-    if unit == "documents":
-        yield from chain.from_iterable(iter_documents(inputs, kind, options))
-    elif unit == "lines" and kind == "text":
-        yield from _lines(inputs)
-    elif unit == "lines":
-        raise UsageError(f"lines are of plain text, not of {kind}", hint="--records documents")
-    else:
-        raise UsageError(
-            f"records = {unit!r} is not known", hint=nearest(unit, ["documents", "lines"])
-        )
 
 
 def train_tokenizer(
@@ -267,26 +235,6 @@ def _with_python(
         raise no_text()
     rule: TieBreak = "first" if tie_break == "first" else "greatest-bytes"
     return train_words(words, vocab_size, specials, rule)[1]
-
-
-def _lines(inputs: Sequence[str]) -> Iterator[str]:
-    from tokmill.builds.source import Resources
-    from tokmill.text.documents import NoHash
-    from tokmill.text.plain_text import TextConfig, TextSource
-    from tokmill.text.record_blocks import record_blocks
-
-    resources = Resources()
-    for item in TextSource(TextConfig(record="line"), list(inputs), {}, resources).items():
-        for block in record_blocks(item, b"\n", NoHash(), resources.block_bytes):
-            try:
-                text = block.data.decode()
-            except UnicodeDecodeError as error:
-                raise TokmillError(
-                    "the text is no UTF-8",
-                    where=f"{item.path}: byte {block.start + error.start}",
-                    hint="convert it with iconv",
-                ) from None
-            yield from re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def no_text() -> TokmillError:

@@ -33,7 +33,6 @@ def train_wordpiece(
     specials: Sequence[str] = (),
     *,
     cased: bool = False,
-    alphabet: int = ALPHABET,
 ) -> Tokenizer:
     """Train a WordPiece tokenizer with BERT's words.
 
@@ -43,7 +42,6 @@ def train_wordpiece(
             learned tokens.
         specials: special tokens besides `[PAD] [UNK] [CLS] [SEP] [MASK]`.
         cased: keep capital letters and accents; else text is converted to lower case.
-        alphabet: largest number of characters.
 
     Returns:
         A tokenizer with `vocab_size` ids; fewer if no two tokens occur side by side often enough.
@@ -66,7 +64,7 @@ def train_wordpiece(
     with tempfile.TemporaryDirectory(prefix="tokmill-train-") as folder:
         spool = Spool(Path(folder) / "text")
         spool.fill(texts, ())
-        kept = _characters(spool, trained, alphabet)
+        kept = _characters(spool, trained)
         if not kept:
             raise no_text()
         first = [*special, *kept, *(INSIDE + c for c in kept if _goes_on(trained, c))]
@@ -74,7 +72,7 @@ def train_wordpiece(
             raise UsageError(
                 f"a vocabulary of {vocab_size} is too small: {len(special)} special tokens, and "
                 f"{len(first) - len(special)} for {len(kept)} characters",
-                hint=f"--vocab-size {len(first)} or more, or fewer characters: --alphabet N",
+                hint=f"--vocab-size {len(first)} or more",
             )
         trainer = library.trainers.WordPieceTrainer(
             vocab_size=vocab_size,
@@ -92,13 +90,13 @@ def train_wordpiece(
     return Tokenizer.from_data(tokenizer_data(vocab, lower=not cased, more=special))
 
 
-def _characters(texts: Iterable[str], tokenizer: Any, most: int) -> list[str]:
+def _characters(texts: Iterable[str], tokenizer: Any) -> list[str]:
     """Return the most frequent characters of words, by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.normalizer.normalize_str(text))
     found = [(-count, c) for c, count in counts.items() if list(_words(tokenizer, c)) == [c]]
-    return sorted(c for _, c in sorted(found)[:most])
+    return sorted(c for _, c in sorted(found)[:ALPHABET])
 
 
 def _goes_on(tokenizer: Any, character: str) -> bool:

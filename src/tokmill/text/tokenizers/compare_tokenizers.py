@@ -9,12 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import machine_errors
 from tokmill.text.encoding.encoders import make_encoder
@@ -28,12 +26,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
     tokenizer: str
     size: int
-    """Largest id + 1."""
+    """Number of ids, special tokens among them."""
     tokens: int
     bytes_a_token: float
     tokens_a_word: float
     unused_ids: int
-    """Ids of the vocabulary, without special tokens, that the text does not use."""
+    """How many of them the text does not use."""
     round_trip: bool
     """Whether decoding the ids gives the same bytes."""
     megabytes_a_second: float
@@ -66,14 +64,13 @@ def compare_one(path: str, texts: list[str], engine: str = "auto") -> Comparison
         tokenizer.decode_bytes(ids[start:stop].tolist()) == text.encode()
         for start, stop, text in zip([0, *ends], ends, texts, strict=False)
     )
-    ordinary = set(tokenizer.vocab) - set(tokenizer.specials.values())
     return Comparison(
         tokenizer=path,
-        size=tokenizer.size,
+        size=len(tokenizer.vocab),
         tokens=len(ids),
         bytes_a_token=size / max(1, len(ids)),
         tokens_a_word=len(ids) / max(1, sum(len(text.split()) for text in texts)),
-        unused_ids=len(ordinary - set(np.unique(ids).tolist())),
+        unused_ids=len(tokenizer.vocab.keys() - np.unique(ids).tolist()),
         round_trip=back,
         megabytes_a_second=size / 1e6 / min(taken),
         engine=encoder.name,
@@ -106,47 +103,3 @@ def read_text(path: str) -> list[str]:
         parts.append(text[start:stop])
         start = stop
     return parts
-
-
-def draw(rows: Sequence[Comparison], path: Path) -> None:
-    """Draw a comparison as two bar charts, to a file whose suffix says the format (svg, png, pdf).
-
-    Raises `TokmillError` for another suffix.
-    """
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise TokmillError(
-            f"a figure cannot be {path.suffix or 'without a suffix'}",
-            where=str(path),
-            hint="name it .svg, .png or .pdf",
-        )
-    # Not what a matplotlibrc in the working directory says.
-    plugins.require("matplotlib").rcdefaults()
-    from io import BytesIO
-
-    from matplotlib.figure import Figure
-
-    from tokmill.base.files import write_file
-
-    names = [_short(row.tokenizer) for row in rows]
-    figure = Figure(figsize=(8, 1.2 + 0.45 * len(rows)), layout="constrained")
-    charts: list[tuple[str, list[float]]] = [
-        ("bytes a token", [row.bytes_a_token for row in rows]),
-        ("tokens a word", [row.tokens_a_word for row in rows]),
-    ]
-    axes: Any = figure.subplots(1, 2, sharey=True)
-    for axis, (title, values) in zip(axes, charts, strict=True):
-        bars = axis.barh(range(len(rows)), values, color="#4c72b0")
-        axis.bar_label(bars, fmt="%.2f", padding=3)
-        axis.set_title(title, fontsize=10)
-        axis.margins(x=0.18)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks(range(len(rows)), names)
-    axes[0].invert_yaxis()
-    buffer = BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
-    write_file(path, buffer.getvalue())
-
-
-def _short(path: str) -> str:
-    parts = Path(path).parts
-    return parts[-2] if len(parts) > 1 and parts[-1] == "tokenizer.json" else parts[-1]

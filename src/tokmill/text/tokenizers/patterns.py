@@ -11,26 +11,13 @@ import re
 from tokmill.base.errors import UsageError, nearest
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""GPT-2's words (Radford et al. 2019; the contractions in tiktoken's spelling)."""
+"""GPT-2's words (Radford et al. 2019; the contractions in its later spelling)."""
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """GPT-4's words as tokenizer.json files have them (Llama 3 too)."""
-
-QWEN2 = CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
-"""Qwen2's words: digits one by one."""
-
-CL100K_TIKTOKEN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!.|\n)|\s*[\r\n]|\s+(?!\S)|\s"
-)
-"""`cl100k_base` of tiktoken 0.14, in a spelling that all engines interpret in the same way.
-
-It differs from `CL100K` at the end of a text: white space there is one word even if it has a
-newline. tiktoken's own `{1,3}+` and `$` have another meaning in Hugging Face's regular expressions.
-"""
 
 O200K = "|".join(
     [
@@ -50,7 +37,7 @@ O200K = "|".join(
 PATTERNS = {"gpt2": GPT2, "cl100k": CL100K, "o200k": O200K}
 """Names for `--pattern`; any other value is a regular expression."""
 
-WELL_KNOWN = {GPT2, CL100K, QWEN2, CL100K_TIKTOKEN, O200K}
+WELL_KNOWN = {GPT2, CL100K, O200K}
 SAFE_CUT = re.compile(
     r"(?<=\S)(?= )"
     r"|(?<=[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3])"

@@ -78,20 +78,12 @@ class Tokenizer:
         self._set(data, "tokenizer")
 
     @classmethod
-    def from_file(
-        cls,
-        path: Path | str,
-        *,
-        pattern: str | None = None,
-        specials: dict[str, int] | None = None,
-    ) -> Self:
-        """Read a tokenizer.json or its folder, or another format.
+    def from_file(cls, path: Path | str) -> Self:
+        """Read a tokenizer.json or its folder, or another format (`tokenizer_files.read`).
 
-        They are vocab.json and merges.txt, vocab.txt, `.tiktoken`, `.model` and tekken.json.
-
-        `pattern` and `specials` are for rank files with unknown names; see `tokenizer_files.read`.
+        They are vocab.json and merges.txt, and vocab.txt.
         """
-        data, named = tokenizer_files.read(path, pattern=pattern, specials=specials)
+        data, named = tokenizer_files.read(path)
         tokenizer = cls.from_data(data, str(path))
         tokenizer.named = named
         return tokenizer

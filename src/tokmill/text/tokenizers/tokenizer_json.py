@@ -31,14 +31,8 @@ _BYTES = {alias: byte for byte, alias in ALIASES.items()}
 SPACE = "\u2581"
 """SentencePiece's sign for a space."""
 
-FORMATS = (
-    "a tokenizer.json or its folder, vocab.json beside merges.txt, a .tiktoken, a .model, a "
-    "tekken.json or a vocab.txt"
-)
+FORMATS = "a tokenizer.json or its folder, vocab.json beside merges.txt, or a vocab.txt"
 """All files that are read as tokenizers, for hints."""
-
-OUTER_SPACES = f"\\A +|[ {SPACE}]+\\z"
-"""The spaces that SentencePiece removes at both ends of a text, as a pattern of `Replace`."""
 
 
 def alias(token: bytes) -> str:
@@ -60,7 +54,6 @@ def byte_level(
     specials: Mapping[str, int],
     *,
     pattern: str = GPT2,
-    ignore_merges: bool = False,
 ) -> dict[str, Any]:
     """Make the content of a byte-level BPE tokenizer.json.
 
@@ -69,7 +62,6 @@ def byte_level(
         merges: pairs of tokens, first learned first.
         specials: special token → id; an id in `vocab` must have the token's UTF-8 bytes.
         pattern: how words are cut; GPT-2's is written as the plain `ByteLevel` step.
-        ignore_merges: a whole word that is a token is taken as it is (tiktoken's way).
     """
     special_ids = {number: token for token, number in specials.items()}
     # Special tokens are in the model's vocabulary too, else `tokenizers` gives them other ids.
@@ -123,7 +115,7 @@ def byte_level(
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": ignore_merges,
+            "ignore_merges": False,
             "vocab": spelled,
             "merges": [[alias(left), alias(right)] for left, right in merges],
         },
@@ -175,23 +167,6 @@ def pattern_of(data: Mapping[str, Any]) -> str:
     return GPT2 if split is None else str(split["pattern"]["Regex"])
 
 
-def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Return merges with the same effect as ranks.
-
-    tiktoken merges any two neighbours that form a token, smallest rank first. A merge list with
-    every split of every token has the same effect.
-    """
-    merges: list[tuple[bytes, bytes]] = []
-    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
-        splits = [
-            (token[:cut], token[cut:])
-            for cut in range(1, len(token))
-            if token[:cut] in ranks and token[cut:] in ranks
-        ]
-        merges.extend(sorted(splits, key=lambda pair: (ranks[pair[0]], ranks[pair[1]])))
-    return merges
-
-
 def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     """Read and check the content of a tokenizer.json.
 
@@ -204,14 +179,14 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
         raise TokmillError(
             f"this is no tokenizer.json: {why}",
             where=where,
-            hint=f"give {FORMATS} file",
+            hint=f"give {FORMATS}; `save_pretrained` of transformers writes a tokenizer.json",
         ) from None
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
         raise TokmillError(
             "this JSON is no tokenizer.json: it has no model with a vocabulary",
             where=where,
-            hint="GPT-2's vocab.json is read together with the merges.txt beside it",
+            hint=f"give {FORMATS}; `save_pretrained` of transformers writes a tokenizer.json",
         )
     # Files older than tokenizers 0.14 name no type.
     if "type" not in model:
