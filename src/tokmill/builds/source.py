@@ -121,7 +121,7 @@ class Source(ABC):
     explained: ClassVar[Collection[str]] = ("missing", "type", "json", "too long")
     """Reasons for which `why_nothing` reads the files again."""
     config: Any
-    """The options, with absolute paths, so that a repair in another folder finds the files."""
+    """The options, with absolute paths, so that a worker in another folder finds the files."""
     left_out: Mapping[str, int] = {}
     """Reason → number of files and folders that are not read; known after `items`."""
     not_text: Sequence[str] = ()

@@ -2,10 +2,9 @@
 
 These are the pipe, `-`, and what a source makes of a name (`Source.spelled`).
 
-A build reads its input more than once: to plan, to train a tokenizer, after an interruption, for a
-repair. The file lies in the store's `cache`. Its name is a digest of the content, or says what it
-was made of, so equal input gives an equal plan. It is removed when the store's plan does not name
-it any more.
+A build reads its input more than once: to plan, to train a tokenizer, after an interruption. The
+file lies in the store's `cache`. Its name is a digest of the content, or says what it was made of,
+so equal input gives an equal plan. It is removed when the store's plan does not name it any more.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.inflate import inflate
 from tokmill.builds.plan import BuildRecipe
 from tokmill.builds.source import Frozen, Item, Request, Resources
-from tokmill.store.checks.locate import find_input, locate
 from tokmill.store.mask import LOSS
 from tokmill.store.receipts import read_planned
 from tokmill.store.schema import each_drop
@@ -126,11 +125,26 @@ def _in_store(out: str, path: Path, begins: int) -> dict[str, str]:
     record = find_input(store, name, begins)
     if record is None:
         return {"store": f"{out} does not hold it"}
-    place = locate(store, record)
+    number, local = store.find(record)
+    start, stop = (int(place) for place in store.shard(number)["offsets"][local : local + 2])
     return {
-        "store": f"record {record:,} of {out}: {place.shard}, record {place.record_in_shard:,}, "
-        f"tokens {place.token_start:,} to {place.token_start + place.tokens:,}"
+        "store": f"record {record:,} of {out}: {store.shard_file(number)}, record {local:,}, "
+        f"tokens {start:,} to {stop:,}"
     }
+
+
+def find_input(store: Store, item: str, byte: int) -> int | None:
+    """Return the record of an input that begins at a byte, or None."""
+    base = 0
+    for number, entry in enumerate(store.shards):
+        numbers = [i for i, one in enumerate(store.receipt(number).items) if one.name == item]
+        if numbers:
+            shard = store.shard(number)
+            here = np.isin(shard["item"], numbers) & (shard["start"] == byte)
+            if here.any():
+                return base + int(np.flatnonzero(here)[0])
+        base += entry.records
+    return None
 
 
 def find_line(name: str, line: int) -> tuple[int, bytes]:

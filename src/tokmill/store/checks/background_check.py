@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shlex
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -131,12 +130,11 @@ class ShardCheck:
                     return
                 digest.update(block)
         if digest.hexdigest() != entry.sha256:
-            place = shlex.quote(str(store.path))
             raise TokmillError(
                 "the shard is damaged: its bytes have changed since it was built (sha256 differs)",
                 where=str(path),
-                hint=f"`tokmill store repair {place}` makes it again from its input; repeat what "
-                "was learned or measured from it",
+                hint="remove it: the same `tokmill build` makes it again from its input; repeat "
+                "what was learned or measured from it",
             )
         self.known[str(path)], self.new = now, True
 

@@ -282,8 +282,7 @@ class Shard:
         return TokmillError(
             f"the shard is damaged: {what}",
             where=str(self.path),
-            hint="`tokmill store validate STORE` finds all damage, `tokmill store repair STORE` "
-            "makes the shards again from their inputs",
+            hint="`tokmill store validate STORE` finds all damage, and says what helps",
         )
 
     def check_size(self) -> None:
