@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokmill.builds.repair.repair import repair
 
 import tokmill
 from crash_stores import contents, write_jsonl, write_tokenizer
 from tokmill.base.errors import TokmillError
 from tokmill.builds.build import How
 from tokmill.builds.execution.resources import Amount
-from tokmill.builds.repair.repair import repair
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 

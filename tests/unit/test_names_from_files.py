@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokmill.builds.repair.repair import deep_check, repair
 
 import tokmill
 from making import jsonl, quick_build
@@ -23,7 +24,6 @@ from tokmill.base.files import (
 )
 from tokmill.base.locks import is_lock, locked
 from tokmill.builds.plan import How
-from tokmill.builds.repair.repair import deep_check, repair
 from tokmill.store.checks.validate import validate
 from tokmill.store.manifest import sealed
 from tokmill.store.store import Store

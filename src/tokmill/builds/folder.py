@@ -45,7 +45,7 @@ SHARD_DIGITS = 24
 AGAIN = "cache/again"
 """Folder in which shards are made again, to compare them with the old ones."""
 CACHED = re.compile(
-    r"stamps\.jsonl|(repeats|names|cells|projected)-[0-9a-f]{24}|\.(repeats|names|cells|projected)\.lock|"
+    r"stamps\.jsonl|(repeats|names|projected)-[0-9a-f]{24}|\.(repeats|names|projected)\.lock|"
     r"pieces-[0-9a-f]{16}-[-0-9]+\.safetensors"
 )
 """Matches the other files that a store keeps in `cache`."""

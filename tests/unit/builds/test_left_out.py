@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from making import jsonl, quick_build
-from tokmill.builds import reject_runs as module
 from tokmill.builds.reject_runs import Runs
 from tokmill.builds.repair.repair import each_left_out
 from tokmill.store.checks.locate import left_out
+
+from making import jsonl, quick_build
+from tokmill.builds import reject_runs as module
 from tokmill.store.manifest import Rejects
 from tokmill.store.schema import Drop, Records, drops_of, each_drop
 from tokmill.store.store import Store

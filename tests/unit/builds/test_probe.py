@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokmill.builds.repair.repair import repair
 
 from making import TOKENIZER, here, jsonl, quick_build, token_store
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.builds.plan import How
-from tokmill.builds.repair.repair import repair
 from tokmill.plugins import Part
 from tokmill.store.checks.probe import probe_path, read_probe
 from tokmill.store.checks.validate import validate

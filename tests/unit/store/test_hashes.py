@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokmill.store.checks.duplicates import find_duplicates, find_leak
 
 from making import TOKENS, batch_of, rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
 from tokmill.base.errors import TokmillError
-from tokmill.store.checks.duplicates import find_duplicates, find_leak
 from tokmill.store.checks.hashes import first_of_equals, record_digests, store_digests
 from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary

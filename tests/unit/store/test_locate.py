@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from msgspec import UNSET
+from tokmill.store.checks.locate import find_input, find_records, locate
 
 from making import jsonl, quick_build, token_store
 from tokmill.base.errors import UsageError
-from tokmill.store.checks.locate import find_input, find_records, locate
 from tokmill.store.store import Store
 
 

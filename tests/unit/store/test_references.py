@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tokmill.builds.repair.repair import repair
 
 import tokmill
 from making import change_sealed, files_of, here, jsonl, quick_build, token_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import How
-from tokmill.builds.repair.repair import repair
 from tokmill.cli import main
 from tokmill.store.checks.validate import validate
 from tokmill.store.manifest import sealed

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokmill.builds.repair.repair import repair
 
 import chat_peers
 from making import TOKENIZER, files_of, here, jsonl, quick_build
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import How
-from tokmill.builds.repair.repair import repair
 from tokmill.builds.source import Frozen, Resources
 from tokmill.store.store import Store
 from tokmill.text.chats.chat_encode import EncodeChats, mask

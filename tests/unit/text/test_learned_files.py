@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokmill.builds.repair.repair import repair
 
 from making import jsonl, quick_build
 from tokmill.base.errors import TokmillError
 from tokmill.builds.folder import claimed
-from tokmill.builds.repair.repair import repair
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 from tokmill.store.vocab import Learned

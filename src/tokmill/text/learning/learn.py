@@ -129,9 +129,7 @@ def check_learned(folder: Path) -> None:
     if wanted is None or sha256_file(path) != wanted:
         hint = f"use it: {use}; or choose a new folder"
         if wanted and is_store(folder.parent):
-            hint = (
-                "if it is damaged, remove it: the same build trains it again"
-            )
+            hint = "if it is damaged, remove it: the same build trains it again"
         raise UsageError(
             "the folder holds a tokenizer that was not trained there", where=str(path), hint=hint
         )
