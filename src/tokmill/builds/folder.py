@@ -185,7 +185,7 @@ def given_up(out: Path) -> Iterator[None]:
     these can be continued.
     """
     there = [name for name in (*KNOWN_FILES, *KNOWN_FOLDERS) if (out / name).exists()]
-    # `vocab` may hold a tokenizer that was learned for this build, `cache` the input of a pipe.
+    # `vocab` may hold a tokenizer that was learned for this build, `cache` an input.
     begins = {*there} <= {"vocab", "cache"}
     asked = probe_path(out).exists()
     try:

@@ -107,8 +107,6 @@ class Source(ABC):
     """Whether a tokenizer and roles may be named."""
     rejects_items: ClassVar[bool] = False
     """Whether whole items are rejected; --max-rejects is then a share of the items."""
-    stdin_suffix: ClassVar[str] = ""
-    """Suffix of the file in which the content of a pipe is kept; "": no pipe can be read."""
     is_overlay: ClassVar[bool] = False
     """Whether it builds an overlay, in `folder`."""
     is_bounded: bool = True

@@ -123,7 +123,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "looking",
         "Check the machine and what is installed.",
     ),
-    "recipe": ("tokmill.cli.recipe_command:app", "looking", "Show and check recipes."),
+    "recipe": ("tokmill.cli.recipe_command:app", "looking", "List recipes and their keys."),
 }
 
 

@@ -18,7 +18,7 @@ from tokmill.builds.build import run
 from tokmill.builds.execution.resources import Amount, parse_bytes, parse_seconds
 from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.builds.scan import in_words, with_lists
-from tokmill.builds.stdin import stdin_kept
+from tokmill.builds.spelled_inputs import spelled_kept
 from tokmill.cli.print_facts import report
 from tokmill.cli.recipe_command import TRAINING
 from tokmill.store.receipts import read_receipts
@@ -33,9 +33,7 @@ TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
 ENCODING_KINDS = (*TEXT_KINDS, "tsv", "corpus")
 RUNNING = "how it runs (changes no byte)"
 
-Inputs = Annotated[
-    list[str] | None, typer.Argument(help="Files, folders or stores; - reads a pipe.")
-]
+Inputs = Annotated[list[str] | None, typer.Argument(help="Files, folders or stores.")]
 # readable=False: typer does not check the folder; the build does, with better errors.
 Out = Annotated[
     Path | None, typer.Option("-o", "--out", readable=False, help="Folder of the store.")
@@ -163,7 +161,7 @@ def _command(
                 f"--engine chooses the encoder of text, but {chosen.source} encodes no text",
                 hint="leave it out",
             )
-        with stdin_kept(chosen) as chosen:
+        with spelled_kept(chosen) as chosen:
             return _carry_out(chosen, how, more, dry_run=dry_run, json=json)
 
     parameters = struct_parameters(struct) if struct else []

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokmill.builds.repair.stamps import stamps_of
 
 from making import TOKENIZER, jsonl, quick_build
 from tokmill.base.files import sampled_digest
@@ -20,6 +19,7 @@ from tokmill.builds.make_shard import InputChanged, check_unchanged
 from tokmill.builds.plan import BuildRecipe, difference, group_items, prepare, shard_of
 from tokmill.builds.scan import find_files
 from tokmill.builds.source import Item, cut
+from tokmill.builds.stamps import stamps_of
 from tokmill.store.manifest import OtherFile
 from tokmill.store.receipts import read_planned
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokmill.builds.repair.repair import deep_check
 
 from making import files_of, here, ids_of, mixed_lines, quick_build
 from tokmill import plugins
@@ -18,6 +17,7 @@ from tokmill.base import stop
 from tokmill.base.errors import Interrupted, TokmillError
 from tokmill.builds import plan
 from tokmill.builds.plan import How
+from tokmill.builds.remake import deep_check
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 

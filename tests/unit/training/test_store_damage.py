@@ -31,7 +31,7 @@ def damaged(store: Path, tmp_path: Path) -> Path:
 def test_a_training_ends_with_an_error(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="sha256 differs") as found:
         tokmill.train(recipe(damaged, 3), tmp_path / "run", quiet=True)
-    assert "tokmill store repair" in found.value.hint
+    assert "`tokmill build` makes it again" in found.value.hint
     assert not (tmp_path / "run/model").exists()
     plain = recipe(damaged, 3, data={"verify": False})
     assert tokmill.train(plain, tmp_path / "off", quiet=True).step == 3
