@@ -20,7 +20,6 @@ from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.builds.scan import in_words, with_lists
 from tokmill.builds.spelled_inputs import spelled_kept
 from tokmill.cli.print_facts import report
-from tokmill.cli.recipe_command import TRAINING
 from tokmill.store.receipts import read_receipts
 from tokmill.store.store import Store
 from tokmill.terminal.lazy import as_command, lazy_group
@@ -31,6 +30,8 @@ from tokmill.text.commands import build_text
 
 TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
 ENCODING_KINDS = (*TEXT_KINDS, "tsv", "corpus")
+TRAINING = {"data", "model", "task", "optim", "run"}
+"""Tables of the recipe of a training."""
 RUNNING = "how it runs (changes no byte)"
 
 Inputs = Annotated[list[str] | None, typer.Argument(help="Files, folders or stores.")]

@@ -19,8 +19,6 @@ from tokmill.terminal.structs import field_docs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-TRAINING = {"data", "model", "task", "optim", "run"}
-
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:

@@ -31,8 +31,7 @@ from tokmill.store.schema import (
     has_phrases,
     phrase_columns,
 )
-from tokmill.store.shards.column_buffers import Held, Offsets, Part, pieces
-from tokmill.store.shards.string_column import StringColumn
+from tokmill.store.shards.column_buffers import Held, Offsets, Part, StringColumn, pieces
 from tokmill.store.shards.strings import Strings, ranges
 
 SUFFIX = ".safetensors"
