@@ -38,7 +38,6 @@ def test_it_learns_and_keeps_what_a_run_is(store: Path, val: Path, tmp_path: Pat
         ".lock",
         "best/config.json",
         "best/model.safetensors",
-        "checked.json",
         *(
             f"checkpoints/step-000000{step}/{name}"
             for step in (40, 60)
