@@ -56,6 +56,12 @@ def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
     make_folder(folder)
     receipts: list[Receipt] = []
     for name in names:
+        if name not in tasks:
+            raise TokmillError(
+                f"the plan knows no shard {name!r}",
+                where=str(store),
+                hint="`tokmill store validate STORE` names what is damaged",
+            )
         receipts += make_shard(source, tasks[name], work.vocabularies, folder)
     return receipts
 

@@ -26,7 +26,8 @@ def test_each_file_beside_a_learned_tokenizer_is_written_again(name: str, tmp_pa
         return learned_tokenizer(out / "vocab", "jsonl", [str(source)], {}, learn)[0]
 
     with claimed(out):
-        quick_build("jsonl", source, out, tokenizer=learned())
+        path = learned()
+    quick_build("jsonl", source, out, tokenizer=path)
     assert validate(Store(out)).ok
     file = out / "vocab" / name
     before = file.read_bytes()
