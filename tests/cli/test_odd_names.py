@@ -71,8 +71,6 @@ def test_odd_names_are_inputs_like_any_other(odd: Path, tmp_path: Path, here: An
         assert item.name.encode() and len(Store(store)) == 9
         for more in (
             ("store", "validate", store, "--deep", 1),
-            ("store", "repair", store, "--input", item.name),
-            ("store", "locate", store, 3),
             ("store", "rejects", store, "--skipped"),
             ("inspect", store),
             ("build", "jsonl", "--explain", f"{odd}:2", "--tokenizer", TOKENIZER),
@@ -80,9 +78,8 @@ def test_odd_names_are_inputs_like_any_other(odd: Path, tmp_path: Path, here: An
         ):
             out, err = here(*more)
             assert is_printable(out) and is_printable(err)
-        for more in (("store", "locate", store, 3, "--json"), ("inspect", store, "--json")):
-            out, _ = here(*more)
-            assert is_printable(out) and json.loads(out)
+        out, _ = here("inspect", store, "--head", 1, "--json")
+        assert is_printable(out) and json.loads(out)
     odd.write_text('{"text": "changed"}\n')
     _, err = here(*command, code=1)
     assert "changed: " in err and is_printable(err)

@@ -12,7 +12,6 @@ import pytest
 
 from making import TOKENIZER, files_of, jsonl, quick_build
 from tokmill.builds import plan
-from tokmill.builds.plan import How
 from tokmill.store.store import Store
 
 
@@ -52,87 +51,24 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_repair_makes_bad_shards_again_and_only_those(tokmill: Any, store: Path) -> None:
+def test_what_validate_says_mends_a_store(here: Any, store: Path, built: Path) -> None:
     whole = files_of(store)
     shards = sorted((store / "shards").glob("*.safetensors"))
     damage(shards[0])
     shards[1].unlink()
     shards[2].with_suffix(".json").write_text("{")
-    done = tokmill("store", "validate", "s", "--json", code=1)
-    problems = json.loads(done.stdout)["problems"]
-    assert {p["shard"] for p in problems if p["shard"]} == {p.stem for p in shards[:3]}
-    assert "store repair" in done.stderr
+    _, said = here("store", "validate", store, code=1)
+    hints = [line for line in said.splitlines() if line.startswith("hint: ")]
+    assert sorted(hints[0].removeprefix("hint: rm ").split()) == [str(one) for one in shards[:3]]
+    assert hints[1:] == ["hint: the same `tokmill build` makes again what is damaged or missing"]
     before = shards[3].stat().st_mtime_ns
-    done = json.loads(tokmill("store", "repair", "s", "--json").stdout)
-    assert sorted(done["shards"]) == [path.stem for path in shards[:3]]
-    assert done["remaining"] == []
+    for path in shards[:3]:
+        path.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "SHARD_BYTES", 1)
+        quick_build("jsonl", built / "in", store, keep=["id"])
     assert files_of(store) == whole
     assert shards[3].stat().st_mtime_ns == before
-    assert "0 shards made again" in tokmill("store", "repair", "s").stdout
-
-
-def test_repair_of_an_input(tokmill: Any, store: Path) -> None:
-    whole = files_of(store)
-    done = json.loads(tokmill("store", "repair", "s", "--input", "b.jsonl", "--json").stdout)
-    assert len(done["shards"]) == 1
-    assert files_of(store) == whole
-    done = tokmill("store", "repair", "s", "--input", "e.jsonl", code=2)
-    assert "no input 'e.jsonl'" in done.stderr
-
-
-def test_repair_hints_at_the_input_in_a_folder(tmp_path: Path, tokmill: Any) -> None:
-    (tmp_path / "in/sub").mkdir(parents=True)
-    for name in ("b.jsonl", "sub/c.jsonl"):
-        jsonl(tmp_path / "in" / name, [{"text": "one"}])
-    quick_build("jsonl", tmp_path / "in", tmp_path / "s")
-    done = tokmill("store", "repair", "s", "--input", "c.jsonl", code=2)
-    assert "did you mean 'sub/c.jsonl'?" in done.stderr
-
-
-def test_repair_refuses_a_changed_input(tmp_path: Path, tokmill: Any) -> None:
-    path = jsonl(tmp_path / "x.jsonl", [{"text": "one"}])
-    quick_build("jsonl", path, tmp_path / "s")
-    jsonl(path, [{"text": "two"}])
-    damage(next((tmp_path / "s/shards").glob("*.safetensors")))
-    done = tokmill("store", "repair", "s", code=1)
-    assert "changed" in done.stderr
-    assert "hint:" in done.stderr
-
-
-def test_locate(tokmill: Any, here: Any, store: Path) -> None:
-    number = next(i for i, record in enumerate(Store(store)) if record["id"] == "c3")
-    (found,) = json.loads(tokmill("store", "locate", "s", number, "--json").stdout)
-    assert found["item"] == "c.jsonl"
-    line = Path(found["path"]).read_bytes()[found["byte"] :].split(b"\n")[0]
-    assert json.loads(line)["id"] == "c3"
-    assert json.loads(tokmill("store", "locate", "s", "id=c3", "--json").stdout) == [found]
-    assert "input c.jsonl" in tokmill("store", "locate", "s", "id=c3").stdout
-    here("store", "locate", "s", "id=c99", code=1)
-    assert "no record 40" in here("store", "locate", "s", "40", code=2)[1]
-    assert "neither a number" in here("store", "locate", "s", "x", code=2)[1]
-
-
-def test_duplicates(tokmill: Any, store: Path) -> None:
-    done = tokmill("store", "duplicates", "s", "--json", code=1)
-    assert json.loads(done.stdout)["duplicates"] == 4
-    assert "--unique" in tokmill("store", "duplicates", "s", code=1).stderr
-    assert "40 of 40 records are in s" in tokmill("store", "duplicates", "s", "s", code=1).stdout
-    tokmill("build", "select", "s", "--unique", "-o", "u")
-    tokmill("store", "duplicates", "u")
-
-
-def test_finish(tokmill: Any, store: Path) -> None:
-    whole = files_of(store)
-    (store / "manifest.json").unlink()
-    shard = next((store / "shards").glob("*.safetensors"))
-    gone = shard.with_suffix(".json")
-    kept = gone.read_bytes()
-    gone.unlink()
-    done = tokmill("store", "finish", "s", "--json", code=1)
-    assert json.loads(done.stdout)["missing_shards"] == 1
-    gone.write_bytes(kept)
-    assert "complete, 40 records" in tokmill("store", "finish", "s").stdout
-    assert files_of(store) == whole
 
 
 def test_export(tmp_path: Path, tokmill: Any, store: Path) -> None:
@@ -157,10 +93,7 @@ def test_folders_that_are_no_store(tmp_path: Path, here: Any) -> None:
 def test_help_lists_the_options(here: Any) -> None:
     options = {
         "validate": ["--deep", "--json"],
-        "repair": ["--input", "--json"],
-        "locate": ["--json"],
-        "duplicates": ["--json"],
-        "finish": ["--json"],
+        "rejects": ["--skipped", "--most", "--json"],
     }
     listing = here("store", "--help")[0]
     for command, names in options.items():
@@ -184,22 +117,6 @@ def test_rejects_lists_what_was_left_out(tmp_path: Path, tokmill: Any, here: Any
     found = json.loads(here("store", "rejects", "s", "--skipped", "--json")[0])
     assert [one["line"] for one in found["first"]] == [2, 3]
     assert found["skipped"] == {"empty": 1}
-
-
-def test_rejects_that_follow_one_another_are_listed_as_one(
-    tmp_path: Path, tokmill: Any, here: Any
-) -> None:
-    jsonl(tmp_path / "a.jsonl", [{"text": "one"}, *["{broken"] * 30, {"text": "two"}, "{broken"])
-    how = How(quiet=True, max_rejects=1.0)
-    quick_build("jsonl", tmp_path / "a.jsonl", tmp_path / "s", how=how)
-    out, _ = here("store", "rejects", "s")
-    lines = out.splitlines()
-    assert "line 2, byte 16: rejected, json (30 to byte 248)" in lines[0]
-    assert "line 33, byte" in lines[1]
-    assert "31 left out, 31 listed" in lines[2]
-    out, _ = here("store", "rejects", "s", "--each", "--most", "25")
-    assert [f"line {n}, " in line for n, line in enumerate(out.splitlines()[:-1], 2)] == [True] * 25
-    assert "31 left out, 25 listed" in out
 
 
 def test_a_folder_of_npz_files_of_others_is_validated(tmp_path: Path, here: Any) -> None:

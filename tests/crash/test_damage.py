@@ -1,4 +1,4 @@
-"""Damage to a finished store: `store validate` finds it, `store repair` mends it and no more."""
+"""Damage to a finished store: `store validate` finds it, the same build mends it and no more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crash_stores import contents, copy, identities, is_clean, write_inputs, write_jsonl
+from crash_stores import contents, copy, identities, is_clean, write_inputs
 from forked import Forked
 
 
@@ -87,11 +87,13 @@ def store(whole: tuple[Path, tuple[object, ...]], fast_path: Path) -> Path:
     return fast_path / "store"
 
 
-def test_a_sound_store_is_ok(store: Path, forked: Forked) -> None:
+def test_a_sound_store_is_ok(
+    store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
+) -> None:
     before = contents(store)
     ran = forked("store", "validate", store, "--deep", 3)
     assert ran.code == 0 and "ok, complete" in ran.out
-    assert forked("store", "repair", store).code == 0
+    assert forked(*whole[1], store).code == 0
     assert contents(store) == before
 
 
@@ -106,9 +108,10 @@ def test_a_damaged_shard_is_found_and_made_again_alone(
     assert found.code == 1
     report = json.loads(found.out)
     assert not report["ok"]
-    assert [problem["shard"] for problem in report["problems"]] == [hurt.stem]
-    assert "store repair" in found.err
-    mended = forked("store", "repair", store)
+    assert [problem["remove"] for problem in report["problems"]] == [str(hurt)]
+    assert f"hint: rm {hurt}" in found.err and "same `tokmill build`" in found.err
+    hurt.unlink(missing_ok=True)
+    mended = forked(*whole[1], store)
     assert mended.code == 0, mended.out + mended.err
     assert contents(store) == contents(whole[0])
     after = identities(store)
@@ -125,7 +128,7 @@ def test_an_edited_manifest_is_found_and_written_anew(
     edit(store / "manifest.json", MANIFEST_DAMAGE[what])
     found = forked("store", "validate", store)
     assert found.code == 1 and "Traceback" not in found.err
-    mended = forked("store", "repair", store)
+    mended = forked(*whole[1], store)
     assert mended.code == 0, mended.out + mended.err
     assert contents(store) == contents(whole[0])
     after = identities(store)
@@ -140,8 +143,8 @@ def test_rubbish_for_a_json_file_is_a_clear_refusal(
 ) -> None:
     """Whatever reads it: the file is named, and there is a hint."""
     (store / name).write_bytes(rubbish)
-    for command in (["validate", store], ["repair", store], ["locate", store, "0"]):
-        ran = forked("store", *command)
+    for command in ("validate", "rejects"):
+        ran = forked("store", command, store)
         assert ran.code in (0, 1), ran.err
         assert "Traceback" not in ran.err
         if ran.err.startswith("error"):
@@ -160,10 +163,9 @@ def test_a_lost_json_file_is_written_again_by_the_build(
     assert identities(store) == files
 
 
-@pytest.mark.parametrize("by", ["repair", "build"])
 @pytest.mark.parametrize("damage", ["emptied", "cut", "of another build", "rubbish", "a path"])
 def test_damaged_inputs_are_found_and_written_again(
-    damage: str, by: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
+    damage: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
 ) -> None:
     path = store / "inputs.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -179,10 +181,7 @@ def test_damaged_inputs_are_found_and_written_again(
     found = forked("store", "validate", store)
     assert found.code == 1 and "inputs.jsonl" in found.out
     files = identities(store)
-    if by == "repair":
-        ran = forked("store", "repair", store)
-    else:
-        ran = forked(*whole[1], store)
+    ran = forked(*whole[1], store)
     assert ran.code == 0, ran.err
     assert contents(store) == contents(whole[0])
     assert identities(store) == files
@@ -200,8 +199,6 @@ def test_inputs_that_moved_are_found_where_they_are_now(
     (fast_path / "old").rename(fast_path / "new")
     assert forked("build", "jsonl", fast_path / "new", *command).code == 0
     assert identities(store) == files
-    shards(store)[0].unlink()
-    assert forked("store", "repair", store).code == 0
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -222,9 +219,6 @@ def test_a_damaged_plan_is_written_again_by_the_build(
     files = identities(store)
     found = forked("store", "validate", store)
     assert (found.code == 0) == (finished and how == "lost")
-    refused = forked("store", "repair", store)
-    assert refused.code == 1 and is_clean(refused.err)
-    assert identities(store) == files
     assert forked(*whole[1], store).code == 0
     assert contents(store) == contents(whole[0])
     made = {name for name in files if name.startswith("shards/")}
@@ -258,10 +252,9 @@ def test_with_a_damaged_plan_inputs_that_vanished_are_listed(
         gone.write_bytes(data)
 
 
-@pytest.mark.parametrize("by", ["repair", "build"])
 @pytest.mark.parametrize("how", ["missing", "changed"])
 def test_a_damaged_vocabulary_is_found_and_mended(
-    how: str, by: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
+    how: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
 ) -> None:
     path = store / "vocab" / "tokenizer.json"
     if how == "missing":
@@ -270,28 +263,10 @@ def test_a_damaged_vocabulary_is_found_and_mended(
         flip(path, 100)
     found = forked("store", "validate", store)
     assert found.code == 1 and "tokenizer.json" in found.out
-    if by == "build":
-        assert forked(*whole[1], store).code == 0
     shards(store)[0].unlink()
-    ran = forked("store", "repair", store)
+    ran = forked(*whole[1], store)
     assert ran.code == 0, ran.err
     assert contents(store) == contents(whole[0])
-
-
-def test_a_vocabulary_whose_tokenizer_is_gone_is_a_refusal_that_says_what_to_copy(
-    fast_path: Path, tokenizer: Path, forked: Forked
-) -> None:
-    write_inputs(fast_path / "in", 1)
-    mine = fast_path / "mine.json"
-    mine.write_bytes(tokenizer.read_bytes())
-    store = fast_path / "store"
-    command = ("build", "jsonl", fast_path / "in", "--tokenizer", mine, "-q", "--workers", 0, "-o")
-    assert forked(*command, store).code == 0
-    mine.unlink()
-    flip(store / "vocab" / "tokenizer.json", 100)
-    ran = forked("store", "repair", store)
-    digest = json.loads((store / "manifest.json").read_bytes())["vocabularies"]["token"]["sha256"]
-    assert ran.code == 1 and is_clean(ran.err) and digest in ran.err and str(mine) in ran.err
 
 
 def test_a_learned_vocabulary_is_learned_again(fast_path: Path, forked: Forked) -> None:
@@ -302,7 +277,10 @@ def test_a_learned_vocabulary_is_learned_again(fast_path: Path, forked: Forked) 
     whole = contents(store)
     flip(store / "vocab" / "tokenizer.json", 100)
     assert forked("store", "validate", store).code == 1
-    assert forked("store", "repair", store).code == 0
+    refused = forked(*command, store)
+    assert refused.code == 2 and "remove it" in refused.err
+    (store / "vocab" / "tokenizer.json").unlink()
+    assert forked(*command, store).code == 0
     assert contents(store) == whole
 
 
@@ -311,33 +289,13 @@ def test_the_log_is_no_part_of_the_store(store: Path, forked: Forked) -> None:
     assert forked("store", "validate", store).code == 0
 
 
-def test_repair_refuses_a_changed_input_and_leaves_the_store_alone(
-    fast_path: Path, tokenizer: Path, forked: Forked
-) -> None:
-    inputs, store = fast_path / "in", fast_path / "store"
-    paths = write_inputs(inputs, 2)
-    command = ("build", "jsonl", inputs, "--tokenizer", tokenizer, "--workers", 0, "-q", "-o")
-    assert forked(*command, store).code == 0
-    for shard in shards(store):
-        shard.unlink()
-    before = contents(store)
-    write_jsonl(paths[1], word="wolf")
-    ran = forked("store", "repair", store)
-    assert ran.code == 1 and is_clean(ran.err) and "changed" in ran.err
-    assert all(contents(store)[name] == data for name, data in before.items())
-    paths[1].unlink()
-    ran = forked("store", "repair", store)
-    assert ran.code in (1, 5) and is_clean(ran.err) and paths[1].name in ran.err
-
-
-@pytest.mark.parametrize("mend", ["build", "repair"])
 def test_a_stray_shard_is_found_and_dropped(
-    mend: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
+    store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
 ) -> None:
     """A file of another name is somebody's own."""
     (store / "shards" / f"{'0123' * 6}.safetensors").write_bytes(b"stray")
     assert forked("store", "validate", store).code == 1
-    command = (*whole[1], store) if mend == "build" else ("store", "repair", store)
+    command = (*whole[1], store)
     assert forked(*command).code == 0
     (store / "shards" / "notes.txt").write_bytes(b"mine")
     assert forked("store", "validate", store).code == 0

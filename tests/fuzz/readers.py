@@ -77,14 +77,12 @@ from small_files import (
     read_extract,
     read_graph_lines,
     read_mined,
-    read_piped,
     read_profile_dump,
     read_prompts,
     read_stores,
     read_templates,
     read_text_lists,
     read_trace,
-    text_of,
 )
 from small_points import make_table, read_table
 from small_programs import (
@@ -130,7 +128,6 @@ from whole_stores import (
     read_built,
     read_looked_up,
     read_references,
-    read_repaired,
     read_store,
     read_validated,
     store_files,
@@ -451,8 +448,6 @@ READERS: dict[str, Reader] = {
     "recode": Reader(make_x86_store, read_recode, source="recode", share=0.3),
     "datasets folder": of_source("parquet", make_dataset, "d", 0.2),
     "embed": Reader(make_embedded, read_embedded, source="embed", share=0.05),
-    "text piped": Reader(text_of("text"), read_piped("text", "a"), share=0.1),
-    "jsonl piped": Reader(text_of("jsonl"), read_piped("jsonl", "a"), share=0.1),
     "select": Reader(
         store_files("shards/*.safetensors"),
         lambda folder: read_source("select", [folder / "s"], unique=True),
@@ -481,11 +476,7 @@ READERS: dict[str, Reader] = {
     "store phrases": Reader(make_phrases, read_store),
     "store strings": Reader(make_strings, read_store),
     "store references": Reader(make_references, read_references, restore=whole_again),
-    "store locate": Reader(store_files("*.json*", "shards/*.json"), read_looked_up),
-    "store repair": Reader(
-        store_files("*.json*", "shards/*", "vocab/*"), read_repaired, digests=True,
-        share=0.2, restore=whole_again,
-    ),
+    "store rejects": Reader(store_files("*.json*", "shards/*.json"), read_looked_up),
     "store build": Reader(
         store_files("*.json*", "shards/*.json", "vocab/*"), read_built, digests=True,
         share=0.2, restore=whole_again,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
-import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from reader import Make, Read
 from small_recipes import TEXTS, tokenizer_file
-from whole_stores import contents, make_store
+from whole_stores import make_store
 
 from making import TOKENIZER, jsonl
 
@@ -189,28 +186,6 @@ def read_extract(folder: Path) -> Any:
         for path in sorted((folder / "p").iterdir())
         for graph in graphs_of(path)
     ]
-
-
-def read_piped(kind: str, name: str) -> Read:
-    """A build of what comes through a pipe."""
-
-    def read(folder: Path) -> Any:
-        from tokmill.builds.build import run
-        from tokmill.builds.execution.resources import Amount
-        from tokmill.builds.plan import BuildRecipe, How
-        from tokmill.builds.stdin import stdin_kept
-
-        out, before = folder / ".piped", sys.stdin
-        chosen = BuildRecipe(source=kind, inputs=("-",), out=str(out), tokenizer=str(TOKENIZER))
-        try:
-            sys.stdin = io.TextIOWrapper(io.BytesIO((folder / name).read_bytes()))
-            with stdin_kept(chosen) as ready:
-                return contents(run(ready, How(quiet=True, amount=Amount(workers=0))))
-        finally:
-            sys.stdin = before
-            shutil.rmtree(out, ignore_errors=True)
-
-    return read
 
 
 def make_compiled(folder: Path) -> Iterable[Path]:

@@ -99,24 +99,11 @@ def make_references(folder: Path) -> Iterable[Path]:
 
 
 def read_references(folder: Path) -> Any:
-    """What a column refers to, and the place of it said anew."""
-    from tokmill.store.references import refer
-
+    """What a column refers to."""
     store = Store(folder / "s", ["pairs"])
-    found = [
+    return [
         store.reference("pairs").record(int(i))["token"].tolist() for i in store.column("pairs")
     ]
-    refer(folder / "s/overlays/pairs", "pairs", folder / "other")
-    return found
-
-
-def read_repaired(folder: Path) -> Any:
-    from tokmill.builds.repair.repair import repair
-
-    done = repair(folder / "s")
-    if done.remaining:
-        raise Refused(done.remaining[0].what, hint="mend it")
-    return contents(Store(folder / "s"))
 
 
 def whole_again(folder: Path, kept: Path) -> None:
@@ -130,7 +117,6 @@ def read_built(folder: Path) -> Any:
 
 
 def read_looked_up(folder: Path) -> Any:
-    from tokmill.store.checks.locate import left_out, locate
+    from tokmill.store.checks.left_out import left_out
 
-    store = Store(folder / "s")
-    return str([locate(store, 0), left_out(store)])
+    return str(left_out(Store(folder / "s")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +13,10 @@ import msgspec
 import numpy as np
 
 import tokmill
+from tokmill.base.errors import TokmillError
 from tokmill.base.files import make_folder, write_file
 from tokmill.builds.plan import How
+from tokmill.store.checks.validate import validate
 from tokmill.store.manifest import (
     ItemReceipt,
     Plan,
@@ -37,6 +40,14 @@ EOT = 0
 
 Phrase = tuple[int, bool]
 """(row of the table, a block begins here)."""
+
+
+def remove_damaged(store: Path) -> None:
+    """Remove the shards that `store validate` says to remove, so that a build makes them again."""
+    with contextlib.suppress(TokmillError):
+        for problem in validate(Store(store)).problems:
+            if problem.remove:
+                Path(problem.remove).unlink(missing_ok=True)
 
 
 def rec(tokens: Sequence[int] = (), **values: Any) -> dict[str, Any]:

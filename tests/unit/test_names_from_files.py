@@ -23,7 +23,7 @@ from tokmill.base.files import (
 )
 from tokmill.base.locks import is_lock, locked
 from tokmill.builds.plan import How
-from tokmill.builds.repair.repair import deep_check, repair
+from tokmill.builds.remake import deep_check
 from tokmill.store.checks.validate import validate
 from tokmill.store.manifest import sealed
 from tokmill.store.store import Store
@@ -130,7 +130,6 @@ def test_a_vocabulary_cannot_be_written_elsewhere(
     change(store / file, attack)
     before = everything(tmp_path)
     for use in (
-        lambda: repair(store),
         lambda: deep_check(Store(store), 1),
         lambda: quick_build("select", store, tmp_path / "selected/store"),
         lambda: quick_build("jsonl", tmp_path / "x.jsonl", store, how=How(yes=True, quiet=True)),
@@ -154,7 +153,6 @@ def test_a_note_of_a_learned_tokenizer_names_nothing_outside(store: Path, tmp_pa
         )
         (problem,) = validate(Store(store)).problems
         assert problem.where.endswith("learned.json") and "leads out" in problem.what
-        repair(store)
         (store / "vocab/tokenizer.json").rename(tmp_path / "away")
         with pytest.raises(TokmillError, match="leads out"):
             remove_remains(store / "vocab")
@@ -170,7 +168,6 @@ def test_a_link_in_place_of_an_overlay_is_refused(store: Path, tmp_path: Path) -
     before = everything(tmp_path)
     for use in (
         lambda: quick_build("jsonl", tmp_path / "x.jsonl", store, how=How(fresh=True, quiet=True)),
-        lambda: repair(store),
         lambda: deep_check(Store(store), 1),
     ):
         with pytest.raises(TokmillError, match="is a link"):
@@ -206,8 +203,6 @@ def test_a_shard_cannot_be_written_elsewhere(where: str, store: Path, tmp_path: 
         receipt = next((store / "shards").glob("*.json"))
         change(receipt, lambda value: value.update(shard="../../victim"))
     for use in (
-        lambda: repair(store),
-        lambda: repair(store, ["x.jsonl"]),
         lambda: deep_check(Store(store), 1),
         lambda: list(Store(store)),
     ):
@@ -236,7 +231,6 @@ def test_files_of_the_user_are_no_leftovers(name: str, store: Path, tmp_path: Pa
     (store / name).write_text("mine")
     (store / "shards" / name).write_text("mine")
     quick_build("jsonl", tmp_path / "x.jsonl", store)
-    repair(store)
     assert (store / name).read_text() == (store / "shards" / name).read_text() == "mine"
 
 

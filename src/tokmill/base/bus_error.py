@@ -48,7 +48,7 @@ def cut_short(path: Path | str, size: int) -> MachineError:
     return MachineError(
         f"the file was cut while it was read: it has {size:,} bytes now",
         where=str(path),
-        hint="restore it; for a store, `tokmill store repair STORE` makes its shards again",
+        hint="restore it; a shard of a store is made again by the same `tokmill build`",
     )
 
 

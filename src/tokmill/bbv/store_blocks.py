@@ -131,7 +131,9 @@ def _flow(store: Store) -> Array | None:
     path = store.vocabulary_file("mne")
     with machine_errors("read", path):
         raw = path.read_bytes()
-    with refused("the vocabulary cannot be read", path, hint="tokmill store repair makes it again"):
+    with refused(
+        "the vocabulary cannot be read", path, hint="the same `tokmill build` makes it again"
+    ):
         tokens = msgspec.convert(loads_json(raw), Mnemonics).tokens
     return ends_flow(tokens)
 

@@ -30,7 +30,7 @@ from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, sto
 from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
 from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.plan import BuildRecipe, How, Prepared, folder_of, prepare
-from tokmill.builds.scan import PACKED, how_to_read, in_words
+from tokmill.builds.scan import PACKED, in_words
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Plan, Receipt
 from tokmill.store.marks import LOCK
@@ -102,13 +102,11 @@ def run(chosen: BuildRecipe, how: How) -> Store:
 
 
 def say_left_out(plan: Plan) -> None:
-    """Print which files in folders are not read, and which option reads them."""
+    """Print which files in folders are not read."""
     if isinstance(plan.left_out, dict):
         print(f"left out of the folders: {in_words(plan.left_out)}", file=sys.stderr)
         if isinstance(plan.not_text, list):
             print(f"not text: {first_of(plan.not_text, NAMED)}", file=sys.stderr)
-        if how := how_to_read(plan.left_out):
-            print(f"hint: {how}", file=sys.stderr)
 
 
 def first_of(names: Sequence[str], most: int) -> str:

@@ -52,7 +52,7 @@ def settle_probe(source: Source, store: Path) -> None:
     )
 
 
-def mend_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
+def restore_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
     """Write the probe of a store again if it is damaged or lost; say whether it was written.
 
     `make` makes the source, if it is needed.

@@ -21,11 +21,11 @@ from tokmill.base.files import reading, remove, write_file
 from tokmill.base.inflate import CAT, inflate, packing
 from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share, human_time
-from tokmill.builds.check_probe import mend_probe
+from tokmill.builds.check_probe import restore_probe
 from tokmill.builds.execution.executors import Watch
 from tokmill.builds.folder import TAKEN, remove_shards, sweep, write_if_different
 from tokmill.builds.make_shard import ShardJob, planned_work
-from tokmill.builds.plan import BuildRecipe, How, Prepared
+from tokmill.builds.plan import How, Prepared
 from tokmill.builds.source import Item, Source
 from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import probe_digest
@@ -36,7 +36,6 @@ from tokmill.store.receipts import (
     in_order,
     make_manifest,
     planned_receipts,
-    read_planned,
 )
 from tokmill.store.store import Store
 
@@ -239,7 +238,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
         if how.part is not None:
             held.enter_context(locked(out / LOCK, TAKEN, "wait for it", wait=PART_WAIT))
         sweep(out)
-        mend_probe(out, plan, planned_work(out, plan).source)
+        restore_probe(out, plan, planned_work(out, plan).source)
         manifest = make_manifest(plan, ordered, complete=True, probe=probe_digest(out))
         rejects = Rejects(out, how.max_rejects, plan, prepared.planned)
         rejects.add(ordered, all_of_them=manifest.records > 0)
@@ -260,19 +259,6 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
         kept = {entry.name for entry in manifest.shards}
         remove_shards(out / "shards", kept)
     return Store(out)
-
-
-def finish_parts(out: Path, max_rejects: float = 0.01) -> int:
-    """Write the manifest of a store built in parts; return how many shards are still missing."""
-    plan = layout.read_plan(out)
-    planned = list(read_planned(out))
-    receipts = planned_receipts(out, planned)
-    missing = missing_tasks(planned, receipts)
-    if not missing:
-        prepared = Prepared(BuildRecipe(source=plan.recipe["source"]), plan, {}, plan, planned)
-        with locked(out / LOCK, TAKEN, "wait for it to end"):
-            finish(out, prepared, receipts, How(max_rejects=max_rejects, quiet=True))
-    return len(missing)
 
 
 def _source_of(plan: Plan, planned: Iterable[PlannedItem]) -> tuple[Any, Any, list[str]]:

@@ -24,9 +24,9 @@ from tokmill.base.locks import is_lock, locked
 from tokmill.builds.check_probe import PROBE_LOCK
 from tokmill.builds.make_shard import InputChanged
 from tokmill.builds.plan import How, Prepared, difference, plan_stands, write_plan
-from tokmill.builds.repair.stamps import FILE as STAMPS
-from tokmill.builds.repair.stamps import changed_shards, stamps_of, write_stamps
 from tokmill.builds.source import Frozen
+from tokmill.builds.stamps import FILE as STAMPS
+from tokmill.builds.stamps import changed_shards, stamps_of, write_stamps
 from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import FILE as PROBE
 from tokmill.store.checks.probe import probe_path
@@ -45,7 +45,7 @@ SHARD_DIGITS = 24
 AGAIN = "cache/again"
 """Folder in which shards are made again, to compare them with the old ones."""
 CACHED = re.compile(
-    r"stamps\.jsonl|(repeats|names|cells|projected)-[0-9a-f]{24}|\.(repeats|names|cells|projected)\.lock|"
+    r"stamps\.jsonl|(repeats|names|projected)-[0-9a-f]{24}|\.(repeats|names|projected)\.lock|"
     r"pieces-[0-9a-f]{16}-[-0-9]+\.safetensors"
 )
 """Matches the other files that a store keeps in `cache`."""
@@ -185,7 +185,7 @@ def given_up(out: Path) -> Iterator[None]:
     these can be continued.
     """
     there = [name for name in (*KNOWN_FILES, *KNOWN_FOLDERS) if (out / name).exists()]
-    # `vocab` may hold a tokenizer that was learned for this build, `cache` the input of a pipe.
+    # `vocab` may hold a tokenizer that was learned for this build, `cache` an input.
     begins = {*there} <= {"vocab", "cache"}
     asked = probe_path(out).exists()
     try:

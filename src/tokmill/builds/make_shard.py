@@ -27,10 +27,17 @@ from tokmill.base.files import (
 )
 from tokmill.builds.check_probe import settle_probe
 from tokmill.builds.execution.resources import Amount
-from tokmill.builds.reject_runs import Runs
 from tokmill.builds.source import Frozen, Item, Resources, Source
-from tokmill.store.manifest import Cut, ItemReceipt, Plan, Receipt, sealed, shard_name
-from tokmill.store.schema import Records
+from tokmill.store.manifest import (
+    Cut,
+    ItemReceipt,
+    Plan,
+    Receipt,
+    Rejects,
+    sealed,
+    shard_name,
+)
+from tokmill.store.schema import Records, each_drop
 from tokmill.store.shards.shard import SUFFIX, Shard, ShardWriter
 from tokmill.store.vocab import Vocabulary
 
@@ -39,6 +46,8 @@ clock = time.monotonic
 PLAN_ANEW = "the same `tokmill build` with --yes plans anew and makes what changed again"
 Deadline = Callable[[], float]
 """Gives the moment at which a shard is cut, in monotonic seconds; a signal brings it nearer."""
+MOST_REJECTS = 4096
+"""Rejected records that a receipt lists."""
 NEVER: Deadline = functools.partial(float, "inf")
 Stamps = list[tuple[int, ...]]
 """What `stamp` gives of each file of an item."""
@@ -133,9 +142,10 @@ class _Part:
     def __init__(self, source: Source, limits: Mapping[str, int], folder: Path) -> None:
         self.writer = ShardWriter(source.schema, dict(limits), folder)
         self.items: list[ItemReceipt] = []
-        # Rejects of x86 stand at addresses of a program, which form no sequence.
-        self.left_out = Runs(joins=not source.rejects_items)
-        self.notes: Counter[str] = Counter()
+        self.skipped = Counter[str]()
+        self.rejected = Counter[str]()
+        self.rejects: list[Rejects] = []
+        self.notes = Counter[str]()
         self.item_skipped = self.item_rejected = 0
 
     def take_over(self, receipt: Receipt, path: Path) -> None:
@@ -146,21 +156,31 @@ class _Part:
             self.writer.add(batch, len(self.items))
             self.items.append(item)
             start += item.records
-        self.left_out.take_over(receipt, cut)
+        self.skipped, self.rejected = Counter(cut.skipped), Counter(cut.rejected)
+        self.rejects = receipt.rejects[: cut.rejects]
         self.notes.update(cut.notes)
 
     def so_far(self) -> Cut:
         """Return what is kept if the next item is cut."""
-        left = self.left_out
-        counts = dict(left.rejected), left.unlisted, dict(left.skipped), dict(self.notes)
-        return Cut(len(self.items), len(left.listed), *counts)
+        counts = dict(self.rejected), dict(self.skipped), dict(self.notes)
+        return Cut(len(self.items), len(self.rejects), *counts)
 
     def add(self, batch: Records) -> None:
         number = len(self.items)
         self.writer.add(batch, number)
-        skipped, rejected = self.left_out.add(number, batch)
-        self.item_skipped += skipped
-        self.item_rejected += rejected
+        skipped, rejected = Counter(batch.skipped), Counter[str]()
+        for some in batch.drops:
+            (rejected if some.rejected else skipped)[some.reason] += len(some.offsets)
+        room = MOST_REJECTS - len(self.rejects)
+        if room and rejected:
+            drops = [drop for drop in each_drop(batch.drops) if drop.rejected]
+            self.rejects += [
+                Rejects(number, drop.offset, drop.offset, 1, drop.reason) for drop in drops[:room]
+            ]
+        self.item_skipped += skipped.total()
+        self.item_rejected += rejected.total()
+        self.skipped.update(skipped)
+        self.rejected.update(rejected)
         self.notes.update(batch.notes)
 
     def end_item(self, item: Item, content: Content, before: tuple[int, int]) -> None:
@@ -201,10 +221,9 @@ class _Part:
             sha256=digest,
             ranges=self.writer.ranges,
             items=self.items,
-            rejects=self.left_out.listed,
-            rejected=dict(sorted(self.left_out.rejected.items())),
-            unlisted=self.left_out.unlisted,
-            skipped=dict(sorted(self.left_out.skipped.items())),
+            rejects=self.rejects,
+            rejected=dict(sorted(self.rejected.items())),
+            skipped=dict(sorted(self.skipped.items())),
             notes=dict(sorted(self.notes.items())),
             cut=cut,
             done=UNSET if done is None else round(done, 6),

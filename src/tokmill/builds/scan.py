@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import machine_error, machine_errors, open_file, sampled
+from tokmill.base.files import machine_error, machine_errors, sampled
 from tokmill.base.inflate import MAGIC
 from tokmill.base.progress import human_count
 from tokmill.store.marks import kind_of
@@ -38,20 +37,6 @@ PLURALS = {
     "pipe, socket or device": "pipes, sockets or devices",
 }
 """Reason → its plural, if that is not formed with s."""
-BEGINS = {
-    ".bb": rb"T\s*:\d+:\d+\s",
-    ".bb.gz": rb"\x1f\x8b",
-    ".jsonl": rb'\s*\{ ?"(?:[^\n]*\}\s*?(?:\n|\Z)|[^\n]{4000})',
-    ".npz": rb"PK\x03\x04",
-    ".parquet": rb"PAR1|ARROW1|FEA1",
-    ".pkl": rb"\x80[\x02-\x05]",
-    ".tsv": rb"[^\n\0]+\t",
-    ".txt": rb"[^\0]+\Z",
-}
-"""Suffix that a kind reads → how its files begin, to find files of another suffix like them."""
-READABLE, LOOKED_AT = ", which --suffix reads", 1000
-"""End of the reason for files that begin like those of the kind, and how many are looked at."""
-
 OWN: ContextVar[str] = ContextVar("OWN", default="")
 """The folder of the build, absolute: it is never an input, even if it lies in an input folder."""
 
@@ -124,7 +109,6 @@ def find_files(
         raise UsageError("no input was named", hint="give files or folders")
     options = choice if isinstance(choice, FolderOptions) else FolderOptions()
     chosen = _chooser(options, suffixes)
-    like = re.compile(b"|".join([BEGINS[s] for s in suffixes if s in BEGINS]) or rb"(?!)")
     if options.suffix or options.glob:
         fits = None
     total: Counter[str] = Counter()
@@ -132,12 +116,8 @@ def find_files(
     for argument in inputs:
         left: Counter[str] = Counter()
         found = 0
-        for entry in _entries(argument, chosen, like, left):
+        for entry in _entries(argument, chosen, left):
             size, digest, head = sampled(entry.path)
-            if entry.named and is_list(entry.path, head):
-                wanted = entry.name.lower().endswith(tuple(suffixes) or "")
-                if not wanted or (fits is not None and fits(entry.path, head)):
-                    raise a_list(entry.path)
             why = fits(entry.path, head) if fits is not None and not entry.named else ""
             place = os.path.abspath(entry.path)
             if why:
@@ -189,23 +169,6 @@ def with_lists(inputs: Sequence[str] | None, lists: Sequence[str] | None) -> lis
     return found
 
 
-def is_list(path: Path, head: bytes) -> bool:
-    """Say whether a file that begins with `head` is a list of other files for `with_lists`."""
-    whole = head[: head.rfind(b"\n") + 1] or head
-    paths = [found for _, found in _listed(str(path), whole)]
-    return bool(paths) and str(path) not in paths and all(map(os.path.exists, paths))
-
-
-def a_list(path: Path) -> UsageError:
-    """Return the error for a list that was named as an input."""
-    return UsageError(
-        "this is a list of paths",
-        where=str(path),
-        hint=f"`--files-from {path}` of `tokmill build`, `cfg`, `spell` and `vocab` reads the "
-        "files that it names",
-    )
-
-
 def _listed(name: str, data: bytes) -> Iterator[tuple[int, str]]:
     """Yield the number of each line with a path, and the path."""
     for number, line in enumerate(data.splitlines(), 1):
@@ -219,10 +182,7 @@ def in_order(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def _entries(
-    argument: str, chosen: Callable[[str], str], like: re.Pattern[bytes], left: Counter[str]
-) -> Iterator[_Entry]:
-    alike: dict[str, bool] = {}
+def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) -> Iterator[_Entry]:
     root = Path(argument)
     with machine_errors("read", root):
         mode = _mode(root)
@@ -233,12 +193,8 @@ def _entries(
             name = path.relative_to(root).as_posix()
             if why := chosen(name):
                 left[why] += 1
-                if why[0] == "." and alike.get(why, True) and left[why] <= LOOKED_AT:
-                    alike[why] = _begins(path, like)
             else:
                 yield _Entry(name, path, argument, False)
-        for why in (why for why, is_alike in alike.items() if is_alike):
-            left[f"{why}{READABLE}"] = left.pop(why)
     elif stat.S_ISREG(mode):
         yield _Entry(root.name, root, argument, True)
     else:
@@ -247,12 +203,6 @@ def _entries(
             where=argument,
             hint="write its content to a file first: inputs are read more than once",
         )
-
-
-def _begins(path: Path, like: re.Pattern[bytes]) -> bool:
-    with contextlib.suppress(OSError, TokmillError), open_file(path) as file:
-        return like.match(file.read(4096)) is not None
-    return False
 
 
 def _mode(path: Path) -> int | None:
@@ -393,7 +343,7 @@ def in_words(left_out: Mapping[str, int], most: int = SHOWN) -> str:
         if why.startswith(NOT_TEXT):
             texts.append(_files(why.removeprefix(NOT_TEXT), count))
         elif why.startswith(".") or why == NO_SUFFIX:
-            suffixes.append(_files(why.removesuffix(READABLE), count))
+            suffixes.append(_files(why, count))
         else:
             told.append(human_count(count, why, PLURALS.get(why, f"{why}s")))
     if texts:
@@ -412,12 +362,6 @@ def _some(parts: list[str], most: int) -> str:
     return ", ".join(parts[:most]) + (f" and {more} more kinds" if more > 0 else "")
 
 
-def how_to_read(left_out: Mapping[str, int]) -> str:
-    """Return how to read files that were left out for their suffix alone; "" if there were none."""
-    kinds = [why.removesuffix(READABLE) for why in in_order(left_out) if why.endswith(READABLE)]
-    return f"--suffix {kinds[0]} reads such files" if kinds else ""
-
-
 def _nothing(
     argument: str,
     suffixes: Sequence[str],
@@ -431,6 +375,7 @@ def _nothing(
         return TokmillError("the folder is empty", where=argument, hint="check the path")
     hint = "check the pattern" if options.suffix or options.glob else "name the files themselves"
     if kinds and not options.suffix:
-        how = how_to_read(left)
-        hint = instead or f"{how}; " * bool(how) + "plain text of any kind: tokmill build text"
+        other = next((why for why in in_order(left) if why.startswith(".")), "")
+        how = f"--suffix {other} reads those; " if other else ""
+        hint = instead or f"{how}plain text of any kind: tokmill build text"
     return TokmillError(f"{what} ({in_words(left)})", where=argument, hint=hint)

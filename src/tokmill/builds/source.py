@@ -107,8 +107,6 @@ class Source(ABC):
     """Whether a tokenizer and roles may be named."""
     rejects_items: ClassVar[bool] = False
     """Whether whole items are rejected; --max-rejects is then a share of the items."""
-    stdin_suffix: ClassVar[str] = ""
-    """Suffix of the file in which the content of a pipe is kept; "": no pipe can be read."""
     is_overlay: ClassVar[bool] = False
     """Whether it builds an overlay, in `folder`."""
     is_bounded: bool = True
@@ -121,7 +119,7 @@ class Source(ABC):
     explained: ClassVar[Collection[str]] = ("missing", "type", "json", "too long")
     """Reasons for which `why_nothing` reads the files again."""
     config: Any
-    """The options, with absolute paths, so that a repair in another folder finds the files."""
+    """The options, with absolute paths, so that a worker in another folder finds the files."""
     left_out: Mapping[str, int] = {}
     """Reason → number of files and folders that are not read; known after `items`."""
     not_text: Sequence[str] = ()

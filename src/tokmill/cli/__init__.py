@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Make and convert vocabularies of x86 code.",
     ),
     "build": ("tokmill.cli.build_command:command", "data", "Turn inputs into a token store."),
-    "store": ("tokmill.cli.store_command:app", "data", "Validate, repair, locate, export a store."),
+    "store": ("tokmill.cli.store_command:app", "data", "Validate or export a store."),
     "cfg": (
         "tokmill.x86.commands.cfg_command:cfg",
         "programs",
@@ -123,7 +123,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "looking",
         "Check the machine and what is installed.",
     ),
-    "recipe": ("tokmill.cli.recipe_command:app", "looking", "Show and check recipes."),
+    "recipe": ("tokmill.cli.recipe_command:app", "looking", "List recipes and their keys."),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -18,9 +18,8 @@ from tokmill.builds.build import run
 from tokmill.builds.execution.resources import Amount, parse_bytes, parse_seconds
 from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.builds.scan import in_words, with_lists
-from tokmill.builds.stdin import stdin_kept
+from tokmill.builds.spelled_inputs import spelled_kept
 from tokmill.cli.print_facts import report
-from tokmill.cli.recipe_command import TRAINING
 from tokmill.store.receipts import read_receipts
 from tokmill.store.store import Store
 from tokmill.terminal.lazy import as_command, lazy_group
@@ -31,11 +30,11 @@ from tokmill.text.commands import build_text
 
 TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
 ENCODING_KINDS = (*TEXT_KINDS, "tsv", "corpus")
+TRAINING = {"data", "model", "task", "optim", "run"}
+"""Tables of the recipe of a training."""
 RUNNING = "how it runs (changes no byte)"
 
-Inputs = Annotated[
-    list[str] | None, typer.Argument(help="Files, folders or stores; - reads a pipe.")
-]
+Inputs = Annotated[list[str] | None, typer.Argument(help="Files, folders or stores.")]
 # readable=False: typer does not check the folder; the build does, with better errors.
 Out = Annotated[
     Path | None, typer.Option("-o", "--out", readable=False, help="Folder of the store.")
@@ -45,46 +44,55 @@ Tokenizer = Annotated[
 ]
 Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN if a token's name is unusual.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=0, help="Processes; 0: in this one.", rich_help_panel=RUNNING),
-]
-Preset = Annotated[str, typer.Option(help="memory, balanced or speed.", rich_help_panel=RUNNING)]
-Memory = Annotated[
-    str | None, typer.Option(help="Largest memory to use, such as 2GB.", rich_help_panel=RUNNING)
-]
-Engine = Annotated[
-    str, typer.Option(help="Encoder: auto, gigatoken, tokenizers.", rich_help_panel=RUNNING)
-]
-Executor = Annotated[
-    str,
-    typer.Option(help="Where shards are made: auto, here, pool, ray.", rich_help_panel=RUNNING),
-]
-Address = Annotated[
-    str,
-    typer.Option(help="Address of a Ray cluster, as 10.0.0.1:6379.", rich_help_panel=RUNNING),
-]
-Part = Annotated[
-    str | None,
-    typer.Option(help="i/n: this machine's part of a shared build.", rich_help_panel=RUNNING),
-]
-LimitTime = Annotated[
-    str | None,
-    typer.Option(help="Stop after this time, such as 10m.", rich_help_panel=RUNNING),
-]
-MaxRejects = Annotated[
-    float,
-    typer.Option(help="Largest share of rejected records.", rich_help_panel=RUNNING),
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start over.", rich_help_panel=RUNNING)]
-Yes = Annotated[
-    bool,
-    typer.Option("--yes", help="Agree to changed or vanished inputs.", rich_help_panel=RUNNING),
-]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the plan, do nothing.", rich_help_panel=RUNNING)
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)]
+
+
+class Running(msgspec.Struct, frozen=True):
+    """How a build runs; nothing of it changes a byte of the store."""
+
+    workers: int | None = None
+    """Processes; 0: in this one."""
+    preset: Literal["memory", "balanced", "speed"] = "balanced"
+    """Sizes of blocks, and how many workers."""
+    memory: str = ""
+    """Largest memory to use, such as 2GB."""
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    """The encoder of text."""
+    executor: str = "auto"
+    """Where shards are made: auto, here, pool, ray."""
+    address: str = ""
+    """Address of a Ray cluster, as 10.0.0.1:6379."""
+    part: str = ""
+    """i/n: this machine's part of a shared build."""
+    limit_time: str = ""
+    """Stop after this time, such as 10m."""
+    max_rejects: float = 0.01
+    """Largest share of rejected records."""
+    fresh: bool = False
+    """Start over."""
+    yes: bool = False
+    """Agree to changed or vanished inputs."""
+
+    def how(self, quiet: bool) -> How:
+        """Return the settings of a build."""
+        named = ("workers", "preset", "engine", "executor", "address")
+        amount = {name: getattr(self, name) for name in named} | {"own_process": True}
+        amount["memory"] = parse_bytes(self.memory) if self.memory else None
+        return How(
+            amount=recipe.convert(Amount, amount, "command line"),
+            part=_part(self.part) if self.part else None,
+            limit_seconds=parse_seconds(self.limit_time) if self.limit_time else None,
+            max_rejects=self.max_rejects,
+            fresh=self.fresh,
+            yes=self.yes,
+            quiet=quiet,
+        )
+
+
+RUNNING_FIELDS = Running.__struct_fields__
 
 
 def load_kind(name: str) -> Any:
@@ -120,55 +128,27 @@ def _command(
         tokenizer: Tokenizer = None,
         role: Role = None,
         set_: Set = None,
-        workers: Workers = None,
-        preset: Preset = "balanced",
-        memory: Memory = None,
-        engine: Engine = "auto",
-        executor: Executor = "auto",
-        address: Address = "",
-        part: Part = None,
-        limit_time: LimitTime = None,
-        max_rejects: MaxRejects = 0.01,
-        fresh: Fresh = False,
-        yes: Yes = False,
         dry_run: DryRun = False,
         quiet: Quiet = False,
         json: Json = False,
         **more: Any,
     ) -> int:
-        amount = recipe.convert(
-            Amount,
-            {
-                "workers": workers,
-                "preset": preset,
-                "memory": parse_bytes(memory) if memory else None,
-                "engine": engine,
-                "executor": executor,
-                "address": address,
-                "own_process": True,
-            },
-            "command line",
-        )
-        how = How(
-            amount=amount,
-            part=_part(part) if part else None,
-            limit_seconds=parse_seconds(limit_time) if limit_time else None,
-            max_rejects=max_rejects,
-            fresh=fresh,
-            yes=yes,
-            quiet=quiet,
-        )
+        options = given(more)
+        running = {key: options.pop(key) for key in [*options] if key in RUNNING_FIELDS}
+        how = recipe.convert(Running, running, "command line").how(quiet)
         named = with_lists(inputs, files_from)
-        chosen = _recipe(name, named, out, tokenizer, role or [], set_ or [], given(more))
-        if engine != "auto" and chosen.source not in ENCODING_KINDS:
+        chosen = _recipe(name, named, out, tokenizer, role or [], set_ or [], options)
+        if how.amount.engine != "auto" and chosen.source not in ENCODING_KINDS:
             raise UsageError(
                 f"--engine chooses the encoder of text, but {chosen.source} encodes no text",
                 hint="leave it out",
             )
-        with stdin_kept(chosen) as chosen:
+        with spelled_kept(chosen) as chosen:
             return _carry_out(chosen, how, more, dry_run=dry_run, json=json)
 
-    parameters = struct_parameters(struct) if struct else []
+    flags = [field for field in RUNNING_FIELDS if field not in hidden]
+    parameters = struct_parameters(Running, RUNNING, only=flags, prefix=None)
+    parameters += struct_parameters(struct) if struct else []
     if name in TEXT_KINDS:
         parameters = [*build_text.PARAMETERS, *parameters]
     return as_command(with_parameters(base, parameters, line, hidden), name)

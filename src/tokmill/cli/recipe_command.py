@@ -1,30 +1,23 @@
-"""`tokmill recipe list|show|check|schema`."""
+"""`tokmill recipe list` and `recipe schema`."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import typing
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.recipe import convert, merge, overrides, read_toml, shipped, struct_of
+from tokmill.base.errors import UsageError, nearest
+from tokmill.base.recipe import read_toml, shipped, struct_of
 from tokmill.terminal.options import AsJson
 from tokmill.terminal.output import print_json, print_table
 from tokmill.terminal.structs import field_docs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Set a key of the recipe. May be repeated."),
-]
-TRAINING = {"data", "model", "task", "optim", "run"}
 
 
 @app.command("list")
@@ -42,45 +35,6 @@ def list_(as_json: AsJson = False) -> None:
         print_json(rows)
     else:
         print_table(["name", "for", "what"], [list(row.values()) for row in rows])
-
-
-@app.command()
-def show(
-    recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE", help="A TOML file, or the name of a shipped one.")
-    ],
-    set_: Settings = None,
-    as_json: Annotated[bool, typer.Option("--json", help="No effect: it prints JSON.")] = False,
-) -> None:
-    """Print a recipe as JSON, merged with the recipe that it extends and with --set."""
-    print_json(merge(read_toml(recipe), overrides(set_ or [])))
-
-
-@app.command()
-def check(
-    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE…", help="TOML files.")],
-    set_: Settings = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check the keys and types of recipes; exit code 2 if one is wrong."""
-    rows, code = [], 0
-    for path in recipes:
-        row = {"recipe": str(path), "ok": True, "what": "", "hint": ""}
-        try:
-            row["what"] = check_recipe(read_toml(path), overrides(set_ or []), str(path))
-        except TokmillError as error:
-            row |= {"ok": False, "what": error.what, "hint": error.hint}
-            code = max(code, error.exit_code)
-        rows.append(row)
-    if as_json:
-        print_json(rows)
-    else:
-        for row in rows:
-            print(f"{row['recipe']}: {'good' if row['ok'] else 'wrong'}: {row['what']}")
-            if row["hint"]:
-                print(f"  hint: {row['hint']}")
-    if code:
-        raise typer.Exit(code)
 
 
 @app.command()
@@ -123,34 +77,6 @@ def schema(
             [row[0], ", ".join(k["kinds"]), *row[1:]] for k, row in zip(keys, rows, strict=True)
         ]
     print_table(headers, rows)
-
-
-def check_recipe(value: dict[str, Any], options: dict[str, Any], where: str) -> str:
-    """Check a recipe merged with options, as nested dicts, and return what it is for."""
-    if "source" in value:
-        from tokmill.builds.plan import BuildRecipe
-
-        value = merge(value, options)
-        recipe = convert(BuildRecipe, value, where)
-        config = plugins.load(plugins.SOURCES, recipe.source).Config
-        try:
-            convert(config, recipe.options, where)
-        except UsageError as error:
-            raise UsageError(f"options: {error.what}", where=where, hint=error.hint) from None
-        return f"a build of {recipe.source}"
-    if value.keys() & TRAINING:
-        from tokmill.training.recipe.key_names import merged
-
-        value = merged(value, options, where)
-        from tokmill.training.recipe.check_recipe import from_dict
-
-        from_dict(value, where)
-        return "a training"
-    raise UsageError(
-        "it is neither a build (`source = …`) nor a training (`[data]`, `[model]`, `[task]`)",
-        where=where,
-        hint="`tokmill recipe schema train` and `tokmill recipe schema text` list the keys",
-    )
 
 
 def keys_of(struct: type[msgspec.Struct], prefix: str = "") -> list[dict[str, Any]]:

@@ -144,7 +144,9 @@ def _sample(
 
 
 sample = with_parameters(
-    _sample, struct_parameters(Drawing, panel=""), "Continue prompts with a trained model."
+    _sample,
+    struct_parameters(Drawing, panel="", prefix=None),
+    "Continue prompts with a trained model.",
 )
 
 

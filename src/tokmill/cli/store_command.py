@@ -1,14 +1,14 @@
-"""`tokmill store`: validate, repair, refer, locate, duplicates, export, finish."""
+"""`tokmill store`: validate, rejects, export."""
 
 from __future__ import annotations
 
+import shlex
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from msgspec import UNSET
 
 from tokmill import plugins
 from tokmill.base import recipe
@@ -22,6 +22,7 @@ from tokmill.terminal.options import Json
 from tokmill.terminal.output import print_json, say
 from tokmill.terminal.structs import given, settings, struct_parameters, with_parameters
 
+SAME_BUILD = "the same `tokmill build` makes again what is damaged or missing"
 StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the store.")]
 
 
@@ -34,7 +35,7 @@ def validate(
     json: Json = False,
 ) -> int:
     """Check a store, the files of an export, or .npz files of others; exit code 1 for a problem."""
-    from tokmill.builds.repair.repair import deep_check
+    from tokmill.builds.remake import deep_check
     from tokmill.formats import notes
     from tokmill.store.checks import validate as checks
     from tokmill.store.marks import is_store
@@ -69,8 +70,10 @@ def validate(
             + (f", {deep} made again" if deep and report.ok else "")
         )
     if not report.ok:
-        for mend in dict.fromkeys(one.mend or f"tokmill store repair {store}" for one in problems):
-            say(f"hint: {mend}")
+        if damaged := shlex.join(one.remove for one in problems if one.remove):
+            say(f"hint: rm {damaged}")
+        for hint in dict.fromkeys(one.hint or SAME_BUILD for one in problems):
+            say(f"hint: {hint}")
     return 0 if report.ok else 1
 
 
@@ -92,107 +95,22 @@ def _report_files(found: Checked, hint: str, json: bool) -> int:
     return 0 if found.ok else 1
 
 
-def repair(
-    store: StorePath,
-    input_: Annotated[
-        list[str] | None, typer.Option("--input", help="Make the shards of this input again.")
-    ] = None,
-    json: Json = False,
-) -> int:
-    """Make damaged shards again from their inputs."""
-    from tokmill.builds.repair.repair import repair as mend
-
-    done = mend(store, input_ or (), quiet=False)
-    if json:
-        print_json(done)
-    else:
-        made = human_count(len(done.shards), "shard")
-        print(f"{store}: {made} made again {' '.join(done.shards)}".rstrip())
-        if done.files:
-            print(f"{store}: written again: {', '.join(done.files)}")
-        for problem in done.remaining:
-            print(f"{problem.where}: {problem.what}")
-    return 1 if done.remaining else 0
-
-
-def refer(
-    store: StorePath,
-    column: Annotated[str, typer.Argument(help="Column that refers to another store.")],
-    new: Annotated[Path, typer.Argument(help="Where that store is now.")],
-    json: Json = False,
-) -> None:
-    """Set the new place of a store to which a column refers; it must be the same store."""
-    from tokmill.store.references import refer as move
-
-    columns = move(store, column, new)
-    if json:
-        print_json({"store": str(store), "columns": columns, "refers_to": str(new.absolute())})
-    else:
-        print(f"{store}: {', '.join(columns)} → {new}")
-
-
-def locate(
-    store: StorePath,
-    what: Annotated[str, typer.Argument(help="A record number, or COLUMN=VALUE.")],
-    json: Json = False,
-) -> None:
-    """Show where a record is on disk, and from which input it came."""
-    from tokmill.store.checks import locate as places
-
-    opened = Store(store)
-    if "=" in what:
-        column, _, value = what.partition("=")
-        numbers = list(places.find_records(opened, column, value))
-        if not numbers:
-            raise TokmillError(
-                f"no record has {what}",
-                where=str(store),
-                hint="`tokmill inspect STORE` shows the first records",
-            )
-    elif what.isdecimal():
-        numbers = [int(what)]
-    else:
-        raise UsageError(
-            f"{what!r} is neither a number nor COLUMN=VALUE",
-            hint="tokmill store locate STORE 17, or id=abc",
-        )
-    found = [places.locate(opened, number) for number in numbers]
-    if json:
-        print_json(found)
-        return
-    for place in found:
-        where = place_in_words(place.byte, opened.manifest.unit)
-        print(
-            f"record {place.record}: {human_count(place.tokens, 'token')}; input {place.item} "
-            f"({place.path}) at {where}; shard {place.shard}, record "
-            f"{place.record_in_shard:,}, token {place.token_start:,}"
-        )
-
-
 def rejects(
     store: StorePath,
     skipped: Annotated[
         bool,
-        typer.Option(
-            "--skipped", help="Also records skipped by a rule; reads the inputs again, as --each."
-        ),
-    ] = False,
-    each: Annotated[
-        bool, typer.Option("--each", help="List each record; reads the inputs again.")
+        typer.Option("--skipped", help="Also records skipped by a rule; reads the inputs again."),
     ] = False,
     most: Annotated[int, typer.Option(help="How many to list.")] = 20,
     json: Json = False,
 ) -> None:
-    """List the records that were left out: input, line, byte, reason.
-
-    Successive records that were rejected for the same reason are one line.
-    """
-    from tokmill.builds.repair.repair import each_left_out
-    from tokmill.store.checks.locate import left_out
+    """List the records that were left out: input, line, byte, reason."""
+    from tokmill.builds.remake import each_left_out
+    from tokmill.store.checks.left_out import left_out
 
     opened = Store(store)
-    if each or skipped:
-        found = list(islice(each_left_out(opened, rejected_only=not skipped), most))
+    if skipped:
+        found = list(islice(each_left_out(opened), most))
     else:
         found = left_out(opened, most=most)
     if json:
@@ -205,72 +123,15 @@ def rejects(
         place = f"{line}{place_in_words(one.byte, opened.manifest.unit)}"
         # There is no code at address 0: it stands for the whole program.
         whole = one.byte == 0 and "address" in opened.schema
-        more = ""
-        if one.last is not UNSET:
-            more = f" ({one.count:,} to {place_in_words(one.last, opened.manifest.unit)})"
-        print(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}{more}")
+        print(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}")
     total = sum(opened.manifest.rejected.values())
     total += sum(opened.manifest.skipped.values()) if skipped else 0
-    listed = sum(one.count for one in found)
-    print(f"{store}: {total:,} left out, {listed:,} listed")
+    print(f"{store}: {total:,} left out, {len(found):,} listed")
     if not skipped and (by_rule := sum(opened.manifest.skipped.values())):
         say(f"{by_rule:,} more were skipped by rule: --skipped lists them")
     # Builds of tables have no --explain.
     if found and found[0].line and not found[0].path.endswith(".tsv"):
         say(f"hint: --explain {found[0].path}:{found[0].line} with the build shows every stage")
-
-
-def duplicates(
-    store: StorePath,
-    other: Annotated[
-        Path | None, typer.Argument(help="Another store: report the records that both have.")
-    ] = None,
-    json: Json = False,
-) -> int:
-    """Find equal records in a store, or a leak between two; exit code 1 if there are some."""
-    from tokmill.store.checks.duplicates import find_duplicates, find_leak
-
-    result: Any
-    if other is None:
-        result = find_duplicates(Store(store))
-        count, text = result.duplicates, "repeat"
-    else:
-        result = find_leak(Store(store), Store(other))
-        count, text = result.shared, f"are in {other}"
-    if json:
-        print_json(result)
-    else:
-        print(f"{store}: {count:,} of {result.records:,} records {text}")
-        for record, first in result.examples:
-            print(f"  record {record:,} = {first:,}")
-        if count:
-            way = f"--not-in {other}" if other else "--unique"
-            say(f"hint: tokmill build select {store} {way} -o NEW")
-    return 1 if count else 0
-
-
-def finish(
-    store: StorePath,
-    max_rejects: Annotated[float, typer.Option(help="Largest share of rejected records.")] = 0.01,
-    json: Json = False,
-) -> int:
-    """Write the manifest of a store whose parts were built with --part."""
-    from tokmill.builds.finish import finish_parts
-    from tokmill.cli.print_facts import summary
-
-    missing = finish_parts(store, max_rejects)
-    facts = {**summary(Store(store)), "missing_shards": missing}
-    if json:
-        print_json(facts)
-    elif missing:
-        print(f"{store}: {human_count(missing, 'shard')} missing")
-        say("hint: run the parts that have not ended again")
-    else:
-        print(
-            f"{store}: complete, {human_count(facts['records'], 'record')}, "
-            f"{human_count(facts['tokens'], 'token')}"
-        )
-    return 1 if missing else 0
 
 
 def load_format(name: str) -> Any:
@@ -320,15 +181,10 @@ export = lazy_group(
 
 app = group_of(
     "store",
-    "Validate, repair, locate, export a store; see what was left out.",
+    "Validate or export a store; see what was left out.",
     {
         "validate": validate,
-        "repair": repair,
-        "refer": refer,
-        "locate": locate,
         "rejects": rejects,
-        "duplicates": duplicates,
-        "finish": finish,
     },
     {"export": export},
 )

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill import plugins
 from tokmill.base.errors import Interrupted, UsageError
 from tokmill.base.progress import (
     human_bytes,
@@ -23,10 +22,14 @@ from tokmill.base.progress import (
 from tokmill.base.recipe import merge
 from tokmill.terminal.options import AsJson, Quiet
 from tokmill.terminal.output import print_json, print_table, say
-from tokmill.terminal.structs import PANEL, settings
+from tokmill.terminal.structs import PANEL, given, settings, struct_parameters, with_parameters
+from tokmill.training.recipe.config import RunConfig
+
+SHORT = ("steps", "max_time", "device", "engine", "over_memory")
+"""Keys of `run` that have a flag of their own."""
 
 
-def train(
+def _train(
     context: typer.Context,
     recipe: Annotated[
         Path | None,
@@ -95,28 +98,6 @@ def train(
             rich_help_panel=PANEL,
         ),
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Steps of the optimiser. Sets run.steps.", rich_help_panel=PANEL),
-    ] = None,
-    max_time: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Save a checkpoint and stop after 90s, 10m, 2h. Sets run.max_time.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu, cuda or auto. Sets run.device.", rich_help_panel=PANEL),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(plugins.ENGINES)} or auto. Sets run.engine.", rich_help_panel=PANEL
-        ),
-    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -136,45 +117,27 @@ def train(
     master: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="A free port of machine 0.")
     ] = "",
-    over_memory: Annotated[
-        bool,
-        typer.Option(
-            "--over-memory",
-            help="Begin even if the training needs more memory than the machine has. "
-            "Sets run.over_memory.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
+    **run: Any,
 ) -> None:
-    """Train a model on token stores; --resume continues a stopped run to the last bit."""
-    given: dict[str, Any] = {
+    from tokmill.training import launch as launching
+    from tokmill.training.recipe import resolve as resolving
+
+    flags: dict[str, dict[str, Any]] = {
         "data": {
             "train": (str(data[0]) if len(data) == 1 else list(map(str, data))) if data else None,
             "val": val and str(val),
             "partial": partial or None,
         },
-        "run": {
-            "start": start and str(start),
-            "steps": steps,
-            "max_time": max_time,
-            "device": device,
-            "engine": engine,
-            "over_memory": over_memory or None,
-        },
+        "run": {"start": start and str(start), **given(run)},
     }
-    flags = {
-        section: {key: value for key, value in keys.items() if value is not None}
-        for section, keys in given.items()
-    }
-    options = merge(settings(set_), {section: keys for section, keys in flags.items() if keys})
+    options = settings(set_)
+    for section, keys in flags.items():
+        named = {key: value for key, value in keys.items() if value is not None}
+        options = merge(options, {section: named} if named else {})
     if config_:
         options["settings"] = [str(file) for file in config_]
-    from tokmill.training import launch as launching
-    from tokmill.training.recipe import read_recipe
-    from tokmill.training.recipe import resolve as resolving
-
     if recipe is None and not (data or config_ or set_ or resume):
         wanted = "RECIPE" if context.command_path.endswith(" rl train") else "STORE"
         raise UsageError(
@@ -182,14 +145,7 @@ def train(
             hint=f"name one: {context.command_path} {wanted} -o RUN",
         )
     if out is None and not dry_run:
-        names = (f"run{number or ''}" for number in itertools.count())
-        free = next(name for name in names if not Path(name).exists())
-        hint = f"name it: {shlex.join(['tokmill', *context.obj, '-o', free])}"
-        if recipe and (recipe / read_recipe.RECIPE).exists():
-            hint = f"`{launching.resume_command(recipe)}` continues the run {recipe}"
-        elif recipe and not resolving.is_settings(recipe):
-            read_recipe.read_given(recipe, bool(data))
-        raise UsageError("the run needs a folder", hint=hint)
+        raise _no_folder(recipe, bool(data), context.obj)
     launching.begin_worker()
     gpus = launching.gpus_of(devices)
     processes = max(1, len(gpus)) if processes is None else processes
@@ -202,23 +158,84 @@ def train(
         raise UsageError("--devices names GPUs, but run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
-        from tokmill.training.budget.estimate import estimate
-
-        plan = estimate(config, processes * nodes, processes, timed=True)
-        if not launching.place().rank and not resume:
-            from tokmill.training.recipe.check_recipe import notes
-
-            for note in notes(config):
-                say(f"note: {note}")
-        if plan["memory_warning"]:
-            say(f"warning: {plan['memory_warning']}")
         more = {"gpus": ",".join(gpus)} if gpus else {}
-        _print_plan({**plan, **more, **({"torchrun": line} if line else {})}, as_json)
+        more |= {"torchrun": line} if line else {}
+        _dry_run(config, processes, nodes, more, resume, as_json)
         return
+    result = _run(launch, recipe, out, options, resume, line, context.obj, quiet)
+    if result is None:
+        return
+    if as_json:
+        print_json({"run": str(result.path), **result.metrics, "step": result.step})
+        return
+    shown_keys = ("loss", "val_loss", "val_loss_ema", "val_perplexity", "val_bits_per_byte")
+    found = result.metrics
+    shown = [f"{key} {human_metric(found[key])}" for key in shown_keys if key in found]
+    say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
+    from tokmill.report.comparison.run_summaries import read_run
+
+    sampling = read_run(result.path).sampling
+    if sampling and not quiet:
+        say(f"next: {sampling}")
+
+
+train = with_parameters(
+    _train,
+    struct_parameters(RunConfig, only=SHORT, prefix="run."),
+    "Train a model on token stores; --resume continues a stopped run to the last bit.",
+)
+
+
+def _no_folder(recipe: Path | None, has_data: bool, words: list[str]) -> UsageError:
+    """Return the error for a training without -o; a wrong recipe is an error of its own."""
+    from tokmill.training import launch as launching
+    from tokmill.training.recipe import read_recipe
+    from tokmill.training.recipe import resolve as resolving
+
+    names = (f"run{number or ''}" for number in itertools.count())
+    free = next(name for name in names if not Path(name).exists())
+    hint = f"name it: {shlex.join(['tokmill', *words, '-o', free])}"
+    if recipe and (recipe / read_recipe.RECIPE).exists():
+        hint = f"`{launching.resume_command(recipe)}` continues the run {recipe}"
+    elif recipe and not resolving.is_settings(recipe):
+        read_recipe.read_given(recipe, has_data)
+    return UsageError("the run needs a folder", hint=hint)
+
+
+def _dry_run(
+    config: Any, processes: int, nodes: int, more: dict[str, str], resume: bool, as_json: bool
+) -> None:
+    from tokmill.training import launch as launching
+    from tokmill.training.budget.estimate import estimate
+    from tokmill.training.recipe.check_recipe import notes
+
+    plan = estimate(config, processes * nodes, processes, timed=True)
+    if not launching.place().rank and not resume:
+        for note in notes(config):
+            say(f"note: {note}")
+    if plan["memory_warning"]:
+        say(f"warning: {plan['memory_warning']}")
+    _print_plan({**plan, **more}, as_json)
+
+
+def _run(
+    launch: Any,
+    recipe: Path | None,
+    out: Path,
+    options: dict[str, Any],
+    resume: bool,
+    line: str,
+    words: list[str],
+    quiet: bool,
+) -> Any:
+    """Train, here or by torchrun; return the run, or None in all but the first process."""
+    from tokmill.training import launch as launching
+    from tokmill.training.recipe import read_recipe
+
     try:
         if line:
             say(line)
-            raise typer.Exit(launch.run(context.obj))
+            raise typer.Exit(launch.run(words))
         launch.take_gpus()
         from tokmill.training import session as loop
 
@@ -232,19 +249,7 @@ def train(
             where=str(out),
             hint=f"`{launching.resume_command(out)}` continues from there",
         ) from None
-    if launching.place().rank:
-        return
-    if as_json:
-        print_json({"run": str(result.path), **result.metrics, "step": result.step})
-        return
-    keys = ("loss", "val_loss", "val_loss_ema", "val_perplexity", "val_bits_per_byte")
-    shown = [f"{key} {human_metric(result.metrics[key])}" for key in keys if key in result.metrics]
-    say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
-    from tokmill.report.comparison.run_summaries import read_run
-
-    sampling = read_run(result.path).sampling
-    if sampling and not quiet:
-        say(f"next: {sampling}")
+    return None if launching.place().rank else result
 
 
 def _print_plan(plan: dict[str, Any], as_json: bool) -> None:

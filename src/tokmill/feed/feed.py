@@ -319,8 +319,7 @@ class Feed:
                     f"the column {name!r} holds the id {worst}, but its ids are 0 to {size - 1}: "
                     "a shard is damaged",
                     where=str(path),
-                    hint=f"`tokmill store validate {place}` finds the shard, "
-                    f"`tokmill store repair {place}` makes it again",
+                    hint=f"`tokmill store validate {place}` finds the shard",
                 )
 
 

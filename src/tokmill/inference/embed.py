@@ -252,7 +252,7 @@ class EmbedSource(OverlaySource):
         bar = _bar.get()
         watched = [self.base] if self.model.verify else []
         # The shard is compared with its digest before its vectors are committed: they would stay
-        # when the shard is repaired.
+        # when the shard is made again.
         with ShardCheck(watched, shards=[number]):
             for tokens in self._vectors.fill(self.base, number, vectors):
                 if bar:

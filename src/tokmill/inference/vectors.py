@@ -164,8 +164,7 @@ class Vectors:
                     f"the column {name!r} holds the id {columns[name].max()}; the run knows 0 to "
                     f"{size - 1}: a shard is damaged",
                     where=str(store.path),
-                    hint=f"`tokmill store validate {store.path}` finds it, `tokmill store repair` "
-                    "makes it again",
+                    hint=f"`tokmill store validate {store.path}` finds it",
                 )
 
 

@@ -191,7 +191,7 @@ class ItemReceipt(msgspec.Struct, frozen=True):
 
 
 class Rejects(msgspec.Struct, frozen=True, array_like=True):
-    """A run of consecutive records that were all rejected for the same reason."""
+    """A rejected record, or several that were rejected for the same reason."""
 
     item: int
     """Number of the item in the receipt."""
@@ -209,9 +209,8 @@ class Cut(msgspec.Struct, frozen=True, omit_defaults=True):
     items: int
     """How many these are; a build that continues keeps their records."""
     rejects: int = 0
-    """How many of the runs in `rejects`."""
+    """How many of those in `rejects`."""
     rejected: dict[str, int] = {}
-    unlisted: tuple[int, int, int, int] | UnsetType = UNSET
     skipped: dict[str, int] = {}
     notes: dict[str, int] = {}
 
@@ -229,12 +228,9 @@ class Receipt(msgspec.Struct, frozen=True):
     ranges: dict[str, tuple[int | float, int | float]]
     items: list[ItemReceipt]
     rejects: list[Rejects] = []
-    """The first 4,096 runs of rejected records."""
+    """The first 4,096 rejected records."""
     rejected: dict[str, int] = {}
     """Reason → number of rejected records."""
-    unlisted: tuple[int, int, int, int] | UnsetType = UNSET
-    """If there are more runs: item and place of the first reject that is not in `rejects`, then of
-    the last."""
     skipped: dict[str, int] = {}
     """Reason → number of records that were skipped by a rule."""
     notes: dict[str, int] = {}
@@ -350,8 +346,8 @@ def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
     with refused(
         "the file cannot be read",
         path,
-        hint="it is damaged, or of another version of tokmill; in a store, the same build "
-        "makes manifest, plan and receipts again, `tokmill store repair` all but the plan",
+        hint="it is damaged, or of another version of tokmill; in a store, the same `tokmill "
+        "build` makes it again",
     ):
         if sealed:
             check_seal(data)

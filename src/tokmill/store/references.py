@@ -8,22 +8,16 @@ stated fingerprint.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import path_from_text, path_to_text, write_file
-from tokmill.base.locks import locked
+from tokmill.base.files import path_from_text, path_to_text
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Reference, sealed
-from tokmill.store.marks import LOCK
+from tokmill.store.manifest import Reference
 from tokmill.store.store import Store
-
-NEW = "NEW"
-"""Placeholder in hints for a folder that the user must name."""
 
 
 def reference_to(path: Path | str) -> Reference:
@@ -138,15 +132,15 @@ def open_reference(store: Store, column: str, opened: dict[str, Store] | None = 
         raise TokmillError(
             f"{here} cannot be opened: {error.what}",
             where=str(place),
-            hint=f"if it was moved, name its new folder: `{refer_command(store.path, column)}`",
+            hint="if it was moved, move it back, or put a link there (ln -s)",
         ) from error
     if found.fingerprint != stated.fingerprint:
         raise TokmillError(
             f"{here} {difference(stated, found)}: fingerprint {stated.fingerprint[:12]} and "
             f"{stated.records:,} records then, {found.fingerprint[:12]} and {found.records:,} now",
             where=str(place),
-            hint=f"name an unchanged copy: `{refer_command(store.path, column)}`; or number the "
-            f"records anew: `{again_command(store)}`",
+            hint="put an unchanged copy there; or number the records anew: "
+            f"`{again_command(store)}`",
         )
     if found.records != stated.records:
         raise TokmillError(
@@ -169,10 +163,6 @@ def difference(stated: Reference, found: Store) -> str:
     return "is a different one"
 
 
-def refer_command(store: Path, column: str) -> str:
-    return f"tokmill store refer {shlex.quote(str(store))} {column} {NEW}"
-
-
 def again_command(store: Store) -> str:
     """Return the command that makes a store again, if the plan has it."""
     plan = store.path / layout.PLAN
@@ -180,60 +170,11 @@ def again_command(store: Store) -> str:
     return command if isinstance(command, str) and command else "the build that made this store"
 
 
-def bad_references(store: Store) -> Iterator[tuple[TokmillError, str]]:
-    """Yield (error, command that mends it) for each column with a bad reference."""
+def bad_references(store: Store) -> Iterator[TokmillError]:
+    """Yield the error of each column with a bad reference."""
     for column, spec in store.schema.items():
-        if spec.ref is None:
-            continue
-        mend = again_command(store)
-        try:
-            reference_of(store, column)
-            mend = refer_command(store.path, column)
-            open_reference(store, column, store.referred)
-        except TokmillError as error:
-            yield error, mend
-
-
-def refer(path: Path | str, column: str, new: Path | str) -> list[str]:
-    """Change the path of the store that a column refers to; return all columns that refer to it.
-
-    Fingerprint and number of records stay the same.
-
-    Raises `TokmillError` if the store at `new` is not the one that was referred to.
-    """
-    store = Store(path)
-    before = reference_of(store, column)
-    found = reference_to(new)
-    if found.fingerprint != before.fingerprint:
-        raise TokmillError(
-            f"the store {difference(before, Store(new))}: fingerprint {found.fingerprint[:12]}, "
-            f"and the column {column!r} refers to {before.fingerprint[:12]}",
-            where=str(new),
-            hint="name an unchanged copy of the store, or number the records anew: "
-            f"`{again_command(store)}`",
-        )
-    [placed] = written_in(store.path, {"": found}).values()
-
-    def moved(references: Mapping[str, Reference]) -> dict[str, Reference]:
-        return {
-            name: msgspec.structs.replace(one, path=placed.path)
-            if one.fingerprint == found.fingerprint
-            else one
-            for name, one in references.items()
-        }
-
-    with locked(store.path / LOCK, "a build is writing to this store", "wait for it to end"):
-        for name, kind in layout.DESCRIPTIONS.items():
-            file = store.path / name
-            if not file.exists():
-                continue
-            stated = layout.read_sealed(file, kind)
-            if isinstance(stated.references, dict):
-                stated = msgspec.structs.replace(stated, references=moved(stated.references))
-                write_file(file, sealed(stated))
-    fingerprints = {name: one.fingerprint for name, one in references_of(store).items()}
-    return [
-        name
-        for name, spec in store.schema.items()
-        if fingerprints.get(spec.ref or "") == found.fingerprint
-    ]
+        if spec.ref is not None:
+            try:
+                open_reference(store, column, store.referred)
+            except TokmillError as error:
+                yield error

@@ -74,7 +74,7 @@ class Store:
             raise TokmillError(
                 f"its manifest has {self.manifest.records:,} records and no shard",
                 where=str(self.path),
-                hint="the same build, or `tokmill store repair`, makes the manifest again",
+                hint="the same `tokmill build` makes the manifest again",
             )
         self.schema = self._own = self.manifest.schema
         self.vocabularies = self.manifest.vocabularies

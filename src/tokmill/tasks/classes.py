@@ -83,7 +83,7 @@ def _names(store: Store, vocabulary: str) -> tuple[str, ...]:
         raise TokmillError(
             f"this is not a list of classes: {error}",
             where=str(path),
-            hint=f"`tokmill store repair {store.path}` makes it again",
+            hint="the same `tokmill build` makes it again",
         ) from None
     return tuple(names)
 

@@ -42,16 +42,23 @@ def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
     return docs
 
 
-def struct_parameters(struct: type[msgspec.Struct], panel: str = PANEL) -> list[inspect.Parameter]:
+def struct_parameters(
+    struct: type[msgspec.Struct],
+    panel: str = PANEL,
+    *,
+    only: Collection[str] = (),
+    prefix: str | None = "",
+) -> list[inspect.Parameter]:
     """Return a keyword parameter for typer for each field; None: the flag was not given.
 
-    `panel`: of the help; "" for options that are not keys of a recipe.
+    `panel`: of the help. `only`: fields that have a flag; all by default. `prefix`: the table of
+    the recipe in which the fields are keys; None: they are no keys.
     """
     docs, hints = field_docs(struct), typing.get_type_hints(struct)
     parameters = []
     for field in msgspec.structs.fields(struct):
         flag = flag_type(hints[field.name])
-        if flag is None:
+        if flag is None or (only and field.name not in only):
             continue
         kind, many = flag
         default = field.default
@@ -60,7 +67,7 @@ def struct_parameters(struct: type[msgspec.Struct], panel: str = PANEL) -> list[
         names = [f"--{name}/--no-{name}"] if kind is bool else [f"--{name}"]
         if many and name.endswith("s"):
             names.insert(0, f"--{name[:-1]}")
-        sets = f" Sets {field.name}." if panel else ""
+        sets = "" if prefix is None else f" Sets {prefix}{field.name}."
         help_text = f"{docs.get(field.name, '')}{sets}{shown}".strip()
         # In help texts [word] is markup.
         help_text = help_text.replace("[", "\\[")

@@ -42,7 +42,6 @@ class JsonlSource(DocumentSource):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = JsonlConfig
-    stdin_suffix = ".jsonl"
     suffixes = tuple(f"{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in ("", *MAGIC))
     hints: ClassVar[dict[str, str]] = {
         "too long": "a record is one line of at most 64 MiB, and the line does not end: write each "

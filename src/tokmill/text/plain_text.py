@@ -40,7 +40,6 @@ class TextSource(DocumentSource):
     """Plain text files."""
 
     Config: ClassVar[type[msgspec.Struct]] = TextConfig
-    stdin_suffix = ".txt"
     suffixes = ()
     config: TextConfig
 

@@ -25,7 +25,6 @@ from tokmill.training.runs.run import task_type
 from tokmill.training.session import Session
 from tokmill.training.validation import check_targets, validation_of
 
-CHECKED = "checked.json"
 """File of a run: the shards of its stores whose digests were right when they were read."""
 LOOKED_AT = 64
 """Steps of which one must have something to predict before a run begins."""
@@ -85,7 +84,7 @@ class RowLoop:
             ahead=run.prefetch,
             trim=not run.compile,  # each shape would be compiled for itself
         )
-        with ShardCheck(watched, self.out / CHECKED if engine.rank == 0 else None) as self.shards:
+        with ShardCheck(watched) as self.shards:
             with self.loader:
                 yield
             self.shards.finish()

@@ -111,7 +111,7 @@ class PairsSource(Source):
         """Return the options with the pairs of the file `pairs`."""
         if not config.pairs:
             return config
-        # Files by absolute path, so that repair finds them from any folder.
+        # Files by absolute path, so that they are found from any folder.
         listed = ((placed(a), placed(b)) for a, b in read_pairs(config.pairs))
         return msgspec.structs.replace(config, pairs="", listed=(*config.listed, *listed))
 

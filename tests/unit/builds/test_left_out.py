@@ -2,86 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from making import jsonl, quick_build
-from tokmill.builds import reject_runs as module
-from tokmill.builds.reject_runs import Runs
-from tokmill.builds.repair.repair import each_left_out
-from tokmill.store.checks.locate import left_out
-from tokmill.store.manifest import Rejects
-from tokmill.store.schema import Drop, Records, drops_of, each_drop
-from tokmill.store.store import Store
-
-Outcome = tuple[str, bool]
-"""Reason (empty: kept) and whether it is a reject."""
-OUTCOMES: list[Outcome] = [("", False), ("blank", False), ("json", True), ("utf8", True)]
-
-
-def batch(outcomes: list[Outcome], base: int) -> Records:
-    drops = drops_of(Drop(base + i, *why) for i, why in enumerate(outcomes) if why[0])
-    starts = np.array([base + i for i, why in enumerate(outcomes) if not why[0]], np.int64)
-    return Records(np.zeros(len(starts) + 1, np.int64), {}, starts, drops)
-
-
-def slow_runs(items: list[list[Outcome]]) -> list[Rejects]:
-    """One record after the other."""
-    found: list[Rejects] = []
-    for number, outcomes in enumerate(items):
-        before = ("", False)
-        for place, (reason, rejected) in enumerate(outcomes):
-            if rejected and before == (reason, rejected):
-                run = found[-1]
-                found[-1] = Rejects(number, run.first, place, run.count + 1, reason)
-            elif rejected:
-                found.append(Rejects(number, place, place, 1, reason))
-            before = (reason, rejected)
-    return found
-
-
-@given(
-    st.lists(st.lists(st.sampled_from(OUTCOMES), max_size=30), max_size=3),
-    st.lists(st.integers(0, 30), max_size=4),
-    st.sampled_from([0, 1, 3, 100]),
-)
-def test_runs_are_those_of_one_record_after_the_other(
-    items: list[list[Outcome]], cuts: list[int], most: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MOST", most)
-        found = Runs(joins=True)
-        for number, outcomes in enumerate(items):
-            edges = [0, *sorted(min(cut, len(outcomes)) for cut in cuts), len(outcomes)]
-            counts = [
-                found.add(number, batch(outcomes[a:b], a))
-                for a, b in zip(edges, edges[1:], strict=False)
-            ]
-            left = [why for why in outcomes if why[0]]
-            assert sum(skipped for skipped, _ in counts) == sum(not bad for _, bad in left)
-            assert sum(rejected for _, rejected in counts) == sum(bad for _, bad in left)
-    wanted = slow_runs(items)
-    assert found.listed == wanted[:most]
-    every = Counter(why for outcomes in items for why in outcomes if why[0])
-    assert found.rejected == {reason: n for (reason, bad), n in every.items() if bad}
-    assert found.skipped == {reason: n for (reason, bad), n in every.items() if not bad}
-    if len(wanted) > most:
-        first, last = wanted[most], wanted[-1]
-        assert found.unlisted == (first.item, first.first, last.item, last.last)
-    else:
-        assert found.unlisted is msgspec.UNSET
-
-
-def test_addresses_are_no_sequence() -> None:
-    found = Runs(joins=False)
-    found.add(0, batch([("json", True)] * 3, 10))
-    assert [(run.first, run.count) for run in found.listed] == [(10, 1), (11, 1), (12, 1)]
+from tokmill.builds import make_shard
+from tokmill.builds.remake import each_left_out
+from tokmill.store.checks.left_out import left_out
+from tokmill.store.schema import Drop, drops_of, each_drop
 
 
 def test_each_drop_comes_in_the_order_of_places() -> None:
@@ -105,7 +35,7 @@ def test_a_million_blank_lines_make_a_small_receipt(tmp_path: Path, kind: str) -
 def test_rejects_are_counted_listed_and_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST", 10)
+    monkeypatch.setattr(make_shard, "MOST_REJECTS", 10)
     rows = ["{", "{", "", *['{"text": "a"}', "{"] * 50, '{"text": 5}', '{"text": ""}', "{"]
     jsonl(tmp_path / "x.jsonl", rows)
     (tmp_path / "y.jsonl").write_bytes(b"{\n" * 3)
@@ -117,12 +47,13 @@ def test_rejects_are_counted_listed_and_found_again(
     store = quick_build("jsonl", inputs, tmp_path / "s", how=how)
     assert store.manifest.rejected == {"json": 2 + 50 + 1 + 3, "type": 1}
     assert store.manifest.skipped == {"blank line": 1, "empty": 1}
-    runs = left_out(store, most=100)
-    assert runs[0].count == 2 and len(runs) == 10
-    receipt = Store(tmp_path / "s").receipt(0)
-    assert receipt.unlisted is not msgspec.UNSET
+    listed = left_out(store, most=100)
+    assert [(one.line, one.reason) for one in listed] == [
+        (n, "json") for n in [1, 2, *range(5, 21, 2)]
+    ]
+    assert len(left_out(store, most=3)) == 3
     lines = b"".join(line.encode() + b"\n" for line in rows)
-    every = list(each_left_out(store, rejected_only=False))
+    every = list(each_left_out(store))
     mine = [one for one in every if one.item == "x.jsonl"]
     places = [0, *np.flatnonzero(np.frombuffer(lines, np.uint8) == 10)[:-1] + 1]
     assert [one.byte for one in mine] == [
@@ -130,4 +61,3 @@ def test_rejects_are_counted_listed_and_found_again(
     ]
     assert [one.line for one in mine][:3] == [1, 2, 3]
     assert sum(one.rejected for one in every) == 57
-    assert sum(1 for _ in each_left_out(store)) == 57

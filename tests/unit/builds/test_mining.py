@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tokmill
 from function_stores import Function, families, many, reasons, write_keyed
 from making import files_of, quick_build
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.builds.mining import keyed
+from tokmill.builds.mining import name_columns
 from tokmill.builds.mining.name_columns import linked
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
@@ -101,7 +100,7 @@ def test_seeds_and_blocks(
     for what in ("triplets", "groups"):
         whole = quick_build("mine", path, tmp_path / f"{what}-whole", what=what)
         with monkeypatch.context() as patch:
-            patch.setattr(keyed, "BLOCK", 7)
+            patch.setattr(name_columns, "BLOCK", 7)
             cut = quick_build("mine", path, tmp_path / f"{what}-cut", what=what)
         assert files_of(whole.path) == files_of(cut.path)
     with pytest.raises(TokmillError, match="seed: 1 → 2"):
@@ -178,28 +177,6 @@ def test_a_tenth_and_a_merge_keep_their_references(
             assert validate(store).ok
 
 
-def test_content_may_be_a_column_of_an_overlay(
-    tmp_path: Path, functions: tuple[Path, list[Function]]
-) -> None:
-    """An overlay that marks equal functions decides what is linked."""
-    path, rows = functions
-    template = np.arange(len(rows))
-    template[9], template[81] = template[0], template[21]
-    np.save(tmp_path / "template.npy", template)
-    tokmill.build("overlay", path, values=str(tmp_path / "template.npy"), name="template")
-    store = quick_build(
-        "mine", path, tmp_path / "m", overlays=["template"], content="template", count=200
-    )
-    anchor, positive, negative = np.asarray(triples(store)).T
-    number = np.arange(len(rows)) % 60
-    assert set(positive[anchor == 21].tolist()) == {141, 201}
-    assert set(positive[anchor == 0].tolist()) == {60, 120, 180}
-    of_both = np.isin(number[anchor], [0, 9])
-    assert of_both.sum() == 1600 and not np.isin(number[negative[of_both]], [0, 9]).any()
-    plain = quick_build("mine", path, tmp_path / "plain")
-    assert plain.manifest.recipe_id != store.manifest.recipe_id
-
-
 def test_the_only_partner_is_found_among_many(tmp_path: Path) -> None:
     """Of 200 builds of a function one has other content; it is the partner of all others."""
     rows = [
@@ -235,8 +212,6 @@ def test_one_function_has_no_negative(tmp_path: Path) -> None:
         ({"what": "groups", "count": 3}, "count does nothing where groups are mined"),
         ({"what": "groups", "members": 1}, "members = 1"),
         ({"count": 0}, "count = 0"),
-        ({"content": "asm"}, "content: the store has no column 'asm'"),
-        ({"overlays": ["none"]}, "no overlay 'none'"),
     ],
 )
 def test_options_that_cannot_be(

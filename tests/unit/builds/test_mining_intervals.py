@@ -14,7 +14,7 @@ from interval_stores import counts_of, write_intervals
 from making import files_of, quick_build, rec, token_store, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.bbv.points.simpoint import project
-from tokmill.builds.mining import cells, hard, interval_vectors, intervals
+from tokmill.builds.mining import interval_vectors, intervals
 from tokmill.builds.mining.interval_vectors import projected, spread_of
 from tokmill.builds.mining.vector_table import UNIT, rounded
 from tokmill.store.checks.validate import validate
@@ -209,20 +209,19 @@ def test_neighbours_are_the_nearest(tmp_path: Path, profiles: Store) -> None:
     assert skipped["CPI is not known"] == 27 and skipped["no positive above the threshold"] > 0
 
 
-def test_blocks_and_cells_decide_nothing_else(
+def test_blocks_decide_nothing(
     tmp_path: Path, profiles: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal bytes however the work is cut; other cells give other neighbours, of the same rule."""
+    """Equal bytes however the work is cut."""
     for name, options in {
         "thresholds": {"count": 2},
-        "semi-hard": {"negatives": "semi-hard", "cell": 16},
-        "neighbours": {"neighbours": 4, "cell": 16},
+        "semi-hard": {"negatives": "semi-hard"},
+        "neighbours": {"neighbours": 4},
     }.items():
         first = quick_build("mine", profiles.path, tmp_path / name, what="bbv", **options)
         with monkeypatch.context() as patch:
             patch.setattr(intervals, "BLOCK", 13)
-            patch.setattr(hard, "ROWS", 3)
-            patch.setattr(cells, "BLOCK", 5)
+            patch.setattr(interval_vectors, "COSINES", 150)
             patch.setattr(interval_vectors, "TOKENS", 50)
             again = quick_build(
                 "mine", profiles.path, tmp_path / f"{name}-again", what="bbv", **options
@@ -240,11 +239,10 @@ def test_what_cannot_be(tmp_path: Path, profiles: Store) -> None:
         return quick_build("mine", profiles.path, tmp_path / "m", what="bbv", **options)
 
     for options, said in (
-        ({"negatives": "hard"}, "hard would be positives"),
+        ({"negatives": "hard"}, "'hard' is not known"),
         ({"same": ["program"]}, "same does nothing where bbv are mined"),
         ({"dimensions": 0}, "dimensions = 0"),
         ({"dimensions": 10**6}, "dimensions = 1000000"),
-        ({"neighbours": 2000}, "neighbours = 2000 are looked for in cells of 1024"),
         ({"above": float("nan")}, "above = nan"),
         ({"neighbours": -1}, "neighbours = -1"),
     ):

@@ -15,7 +15,6 @@ from making import TOKENIZER, here, jsonl, quick_build, token_store
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.builds.plan import How
-from tokmill.builds.repair.repair import repair
 from tokmill.plugins import Part
 from tokmill.store.checks.probe import probe_path, read_probe
 from tokmill.store.checks.validate import validate
@@ -134,14 +133,7 @@ def grown(inputs: Path, store: Path, **options: Any) -> None:
     quick_build("jsonl", inputs, store, **options)
 
 
-def repaired(inputs: Path, store: Path) -> None:
-    shard = next((store / "shards").glob("*.safetensors"))
-    good = shard.read_bytes()
-    shard.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    repair(store)
-
-
-@pytest.mark.parametrize("use", [continued, grown, repaired])
+@pytest.mark.parametrize("use", [continued, grown])
 def test_an_engine_that_gives_other_ids_is_refused(
     use: Callable[..., None], inputs: Path, tmp_path: Path, another_engine: None
 ) -> None:
@@ -174,10 +166,7 @@ def test_nothing_is_asked_where_nothing_is_made(
 
 
 @pytest.mark.parametrize("harm", ["lost", "torn", "flipped"])
-@pytest.mark.parametrize("mend", ["repair", "build"])
-def test_a_damaged_probe_is_seen_and_mended(
-    harm: str, mend: str, inputs: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_probe_is_seen_and_mended(harm: str, inputs: Path, tmp_path: Path) -> None:
     store = quick_build("jsonl", inputs, tmp_path / "s").path
     path = probe_path(store)
     good = path.read_bytes()
@@ -187,10 +176,7 @@ def test_a_damaged_probe_is_seen_and_mended(
         path.write_bytes(good[:50] if harm == "torn" else good.replace(b"fox", b"fix"))
     [problem] = validate(Store(store)).problems
     assert "the probe" in problem.what
-    if mend == "repair":
-        assert repair(store).remaining == []
-    else:
-        quick_build("jsonl", inputs, store)
+    quick_build("jsonl", inputs, store)
     assert path.read_bytes() == good
     assert validate(Store(store)).ok
 
@@ -202,7 +188,7 @@ def test_a_damaged_probe_is_not_taken_from_another_engine(
         store = quick_build("jsonl", inputs, tmp_path / "s").path
     probe_path(store).unlink()
     with pytest.raises(TokmillError, match="the probe was damaged, and the engine gives other ids"):
-        repair(store)
+        quick_build("jsonl", inputs, store)
     assert not probe_path(store).exists()
 
 

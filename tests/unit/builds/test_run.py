@@ -23,7 +23,6 @@ from tokmill.builds import make_shard as make
 from tokmill.builds import plan
 from tokmill.builds.execution.executors import Here, Pool, Terms
 from tokmill.builds.execution.resources import Amount, choose, parse_bytes, parse_seconds
-from tokmill.builds.finish import finish_parts
 from tokmill.builds.make_shard import ShardJob, Work
 from tokmill.builds.plan import How
 from tokmill.store.checks.validate import validate
@@ -221,19 +220,6 @@ def test_parts_make_the_same_store_in_any_order(
     assert files_of(tmp_path / "s") == files_of(reference)
 
 
-def test_finish_counts_what_is_missing(tmp_path: Path, inputs: Path, reference: Path) -> None:
-    shutil.copytree(reference, tmp_path / "s")
-    (tmp_path / "s/manifest.json").unlink()
-    gone = tmp_path / f"s/shards/{Store(reference).shards[1].name}.json"
-    kept = gone.read_bytes()
-    gone.unlink()
-    assert finish_parts(tmp_path / "s") == 1
-    assert Store(tmp_path / "s").partial
-    gone.write_bytes(kept)
-    assert finish_parts(tmp_path / "s") == 0
-    assert files_of(tmp_path / "s") == files_of(reference)
-
-
 def test_too_many_rejects_end_the_build(tmp_path: Path) -> None:
     good, bad = [{"text": f"text {i}"} for i in range(980)], ["{"] * 20
     few = quick_build("jsonl", jsonl(tmp_path / "few.jsonl", [*good[:500], *bad]), tmp_path / "a")
@@ -366,7 +352,7 @@ def test_a_changed_file_is_noticed_between_plan_and_read(
 
 
 def work_of(inputs: Path, out: Path) -> tuple[Work, list[ShardJob]]:
-    from tokmill.builds.repair.repair import work_of as stored
+    from tokmill.builds.remake import work_of as stored
 
     work, tasks = stored(out)
     return work, list(tasks.values())

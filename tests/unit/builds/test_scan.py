@@ -13,7 +13,7 @@ import pytest
 from making import TOKENIZER, jsonl, quick_build
 from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.builds.plan import BuildRecipe, How, prepare
-from tokmill.builds.scan import FolderOptions, find_files, how_to_read, in_words, with_lists
+from tokmill.builds.scan import FolderOptions, find_files, in_words, with_lists
 from tokmill.store.receipts import read_planned
 from tokmill.store.store import Store
 
@@ -66,14 +66,13 @@ def test_everything_that_is_not_read_is_counted(tmp_path: Path) -> None:
     found = find_files([str(root)], TXT)
     assert [file.name for file in found.files] == ["a.txt", "alias.txt", "d/e.txt"]
     assert found.left_out == {
-        ".md, which --suffix reads": 2, "loop of links": 2, "dangling link": 1, "hidden file": 1,
+        ".md": 2, "loop of links": 2, "dangling link": 1, "hidden file": 1,
         "hidden folder": 1, "link to a folder": 1, "no suffix": 1, "pipe, socket or device": 1,
         "store": 1,
     }  # fmt: skip
     told = in_words(found.left_out)
     for part in ("2 .md", "1 without a suffix", "2 loops of links", "1 hidden folder", "1 store"):
         assert part in told
-    assert "--suffix .md" in how_to_read(found.left_out)
     shutil.rmtree(store)
 
 
@@ -208,43 +207,13 @@ def test_what_is_left_out_is_said_once_and_kept(
     assert validate(Store(store.path)).ok
 
 
-LINES = '{"text": "a"}\n{"text": "b"}\n'
-PRETTY = '{\n "text": "a"\n}\n'
-"""As tokmill writes tokenization_stats.json."""
-
-
-@pytest.mark.parametrize(
-    ("suffixes", "name", "content", "read"),
-    [
-        ((".jsonl", ".jsonl.gz"), "a.json", LINES, True), ((".jsonl",), "a.json", PRETTY, False),
-        ((".jsonl",), "a.json", '[{"text": "a"}]', False), ((".jsonl",), "a.md", "{}", False),
-        ((".jsonl",), "a.json", '{"text": "' + "a" * 5000 + '"}\n', True),
-        ((".tsv",), "a.csv", "1\t2\n", True), ((".tsv",), "a.csv", "1,2\n", False),
-        ((".npz",), "a.zip", "PK\3\4", True), ((".npz",), "a.json", PRETTY, False),
-        ((".pkl", ".pickle"), "a.json", LINES, False), ((".parquet",), "a.pq", "PAR1", True),
-        ((".parquet",), "a.json", LINES, False), ((".ds",), "a.json", LINES, False),
-    ],
-)  # fmt: skip
-def test_a_suffix_is_suggested_only_for_files_that_are_like_those_of_the_kind(
-    tmp_path: Path, suffixes: tuple[str, ...], name: str, content: str, read: bool
-) -> None:
-    put(tmp_path, f"x{suffixes[0]}")
-    (tmp_path / name).write_text(content)
-    left_out = find_files([str(tmp_path)], suffixes).left_out
-    ending = Path(name).suffix
-    assert how_to_read(left_out) == f"--suffix {ending} reads such files" * read
-    assert in_words(left_out) == f"of other kinds: 1 {ending}"
-    # One that is not like them is enough: --suffix would read it too.
-    for number in range(4):
-        (tmp_path / f"{number}{ending}").write_text(content if number else "\0")
-    assert "--suffix" not in how_to_read(find_files([str(tmp_path)], suffixes).left_out)
-    (tmp_path / f"0{ending}").unlink()
-    (tmp_path / f"x{suffixes[0]}").unlink()
+def test_a_folder_without_files_of_the_kind_names_the_suffix_that_it_has(tmp_path: Path) -> None:
+    put(tmp_path, "a.json", "b.json", "c.md")
     with pytest.raises(
-        TokmillError, match=rf"holds no .* file \(of other kinds: 4 \{ending}\)"
+        TokmillError, match=r"no .jsonl file \(of other kinds: 2 .json, 1 .md\)"
     ) as e:
-        find_files([str(tmp_path)], suffixes)
-    assert ("--suffix" in e.value.hint) == read
+        find_files([str(tmp_path)], (".jsonl",))
+    assert "--suffix .json reads those" in e.value.hint
 
 
 def test_lists_name_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,16 +243,3 @@ def test_lists_name_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.where == "list, line 4"
     with pytest.raises(MachineError):
         with_lists([], ["no list"])
-
-
-@pytest.mark.parametrize(
-    "kind", ["jsonl", "token-dicts", "x86", "bin", "select", "parquet", "triplets"]
-)
-def test_a_list_that_is_named_as_an_input_is_told(tmp_path: Path, kind: str) -> None:
-    put(tmp_path, "a", "b")
-    (tmp_path / "list.txt").write_text("# files\na\nb\n")
-    with pytest.raises(UsageError, match="this is a list of paths") as caught:
-        quick_build(kind, tmp_path / "list.txt", tmp_path / "s")
-    assert f"--files-from {tmp_path / 'list.txt'}" in caught.value.hint
-    # To a kind that reads any text, it is a text.
-    assert quick_build("text", tmp_path / "list.txt", tmp_path / "t", record="line").records == 3

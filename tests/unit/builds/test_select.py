@@ -284,14 +284,22 @@ def test_merge_is_in_the_order_given_and_needs_equal_schemas(tmp_path: Path, par
     make(tmp_path / "b", RECORDS[:3])
     merged = quick_build("select", [tmp_path / "b", parent], tmp_path / "m")
     assert levels(merged) == [r["level"] for r in [*RECORDS[:3], *RECORDS]]
-    (tmp_path / "stores.txt").write_text(f"b\n{parent}\n")
-    with pytest.raises(UsageError, match="this is a list of paths") as caught:
-        quick_build("select", tmp_path / "stores.txt", tmp_path / "l")
-    assert f"--files-from {tmp_path / 'stores.txt'}" in caught.value.hint
     write_store(tmp_path / "c", {"token": Column("u2")}, [[rec([1])]])
     with pytest.raises(TokmillError, match="cannot be merged") as refused:
         quick_build("select", [parent, tmp_path / "c"], tmp_path / "x")
     assert "schema.name" in str(refused.value)
+
+
+def test_a_store_of_another_vocabulary_is_not_compared(tmp_path: Path) -> None:
+    """Equal ids would mean different tokens."""
+    schema = {"token": Column("u1", vocab="token")}
+    for name in "ab":
+        vocabularies = {"token": Vocabulary("v", name * 64, 5)}
+        write_store(tmp_path / name, schema, [[rec([1])]], vocabularies=vocabularies)
+        (tmp_path / name / "vocab").mkdir(exist_ok=True)
+        (tmp_path / name / "vocab/v").write_bytes(b"tokens")
+    with pytest.raises(TokmillError, match="vocabularies 'token' differ"):
+        quick_build("select", tmp_path / "a", tmp_path / "c", not_in=[str(tmp_path / "b")])
 
 
 def test_select_of_a_select_is_both_conditions(tmp_path: Path, parent: Path) -> None:

@@ -17,7 +17,7 @@ from tokmill.base import stop
 from tokmill.base.errors import Interrupted, TokmillError
 from tokmill.builds import plan
 from tokmill.builds.plan import How
-from tokmill.builds.repair.repair import deep_check
+from tokmill.builds.remake import deep_check
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 

@@ -26,7 +26,7 @@ from tokmill.bbv.traces import read as bbv_read
 from tokmill.builds import build as run
 from tokmill.builds import make_shard as make
 from tokmill.builds.execution.resources import Amount
-from tokmill.builds.mining import keyed
+from tokmill.builds.mining import name_columns
 from tokmill.builds.plan import How
 from tokmill.builds.selection import minhash as repeats
 from tokmill.builds.selection import overlay_source as overlay
@@ -58,7 +58,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_files, "MOST_ROWS", 20)
     monkeypatch.setattr(repeats, "BATCH_RECORDS", 20)
     monkeypatch.setattr(overlay, "BLOCK", 20)
-    monkeypatch.setattr(keyed, "BLOCK", 5)
+    monkeypatch.setattr(name_columns, "BLOCK", 5)
     monkeypatch.setattr(triplets, "BLOCKS", 100)
     monkeypatch.setattr(records, "AT_ONCE", 1)
     monkeypatch.setattr(walks, "AT_ONCE", 10_000)

@@ -223,7 +223,7 @@ def test_ids_out_of_range_name_their_store(tmp_path: Path) -> None:
         with pytest.raises(TokmillError, match="id 65535, but its ids are 0 to 4") as caught:
             Feed(rows, 4).batch(0)
         assert caught.value.where == str(spoiled.path)
-        assert "store repair" in caught.value.hint
+        assert "store validate" in caught.value.hint
 
 
 def test_rows_in_words(stores: list[Store]) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import TOKENS, batch_of, rec, token_store, write_store
+from making import TOKENS, batch_of, rec
 from phrase_records import PHRASES, expand, shards
-from tokmill.base.errors import TokmillError
-from tokmill.store.checks.duplicates import find_duplicates, find_leak
-from tokmill.store.checks.hashes import first_of_equals, record_digests, store_digests
+from tokmill.store.checks.hashes import first_of_equals, record_digests
 from tokmill.store.schema import Column
-from tokmill.store.vocab import Vocabulary
 
 # Few different tokens, so that equal records come often.
 RECORDS = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=12)
@@ -57,45 +52,6 @@ def test_phrases_have_the_digests_of_their_expansion(made: Any) -> None:
         {"asm": Column("u2"), "type": Column("u1")}, [expand(table, row) for row in rows]
     )
     assert coded.tolist() == record_digests(plain, ["asm", "type"]).tolist()
-
-
-@settings(max_examples=15, deadline=None)
-@given(RECORDS, RECORDS, st.integers(0, 12))
-def test_duplicates_and_leak_against_plain_python(
-    tmp_path_factory: pytest.TempPathFactory,
-    mine: list[list[int]],
-    theirs: list[list[int]],
-    cut: int,
-) -> None:
-    folder = tmp_path_factory.mktemp("stores")
-    store = token_store(folder / "a", [mine[:cut], mine[cut:]])
-    other = token_store(folder / "b", [theirs])
-    repeated = [i for i, tokens in enumerate(mine) if mine.index(tokens) < i]
-    found = find_duplicates(store, examples=100)
-    assert found.duplicates == len(repeated)
-    assert found.tokens == sum(len(mine[i]) for i in repeated)
-    assert found.examples == [(i, mine.index(mine[i])) for i in repeated]
-    shared = [i for i, tokens in enumerate(mine) if tokens in theirs]
-    leak = find_leak(store, other, examples=100)
-    assert leak.shared == len(shared)
-    assert leak.examples == [(i, theirs.index(mine[i])) for i in shared]
-    assert len(store_digests(store)) == len(mine)
-
-
-def test_stores_of_other_vocabularies_are_not_compared(tmp_path: Path) -> None:
-    schema = {"token": Column("u1", vocab="token")}
-    made = [
-        write_store(
-            tmp_path / name,
-            schema,
-            [[rec([1])]],
-            vocabularies={"token": Vocabulary("v", name * 64, 5)},
-        )
-        for name in "ab"
-    ]
-    with pytest.raises(TokmillError, match="vocabularies 'token' differ"):
-        find_leak(*made)
-    assert find_leak(made[0], made[0]).shared == 1
 
 
 def test_numbers_with_fractions_and_vectors_count_in_full() -> None:

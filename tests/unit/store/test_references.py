@@ -14,11 +14,8 @@ import tokmill
 from making import change_sealed, files_of, here, jsonl, quick_build, token_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import How
-from tokmill.builds.repair.repair import repair
-from tokmill.cli import main
 from tokmill.store.checks.validate import validate
 from tokmill.store.manifest import sealed
-from tokmill.store.references import refer
 from tokmill.store.store import Store
 
 PAIRS = {"anchor": [0, 3, 2, 6], "positive": [1, 4, 0, 5]}
@@ -113,47 +110,19 @@ def test_both_may_be_moved_together(pairs: Path, functions: Path, tmp_path: Path
     assert validate(Store(moved.path)).ok
 
 
-def test_a_store_that_has_moved_is_found_again(
-    pairs: Path, functions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_store_that_has_moved_is_found_by_a_link(
+    pairs: Path, functions: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "far").mkdir()
     new = functions.rename(tmp_path / "far/f")
     with pytest.raises(TokmillError, match="no such store") as error:
         Store(pairs, ["pairs"]).reference("anchor")
-    inner = pairs / "overlays/pairs"
-    command = f"tokmill store refer {inner} anchor NEW"
-    assert command in error.value.hint
-    [*problems] = validate(Store(pairs)).problems
-    assert [problem.mend for problem in problems] == [
-        command,
-        command.replace("anchor", "positive"),
-    ]
-    with pytest.raises(SystemExit) as ended:
-        main(command.replace("NEW", str(new)).split()[1:])
-    assert ended.value.code == 0
-    assert "anchor, positive" in capsys.readouterr().out
+    assert error.value.where == str(functions) and "ln -s" in error.value.hint
+    problems = validate(Store(pairs)).problems
+    assert [problem.hint for problem in problems] == [error.value.hint] * 2
+    functions.symlink_to(new)
     assert validate(Store(pairs)).ok
     assert len(Store(pairs, ["pairs"]).reference("positive")) == 7
-
-
-def test_what_was_built_still_stands_after_a_move(
-    pairs: Path, functions: Path, tmp_path: Path
-) -> None:
-    """Saying the new place changes no identity, and a shard can be mended while it is unknown."""
-    before = Store(pairs / "overlays/pairs")
-    new = functions.rename(tmp_path / "f")
-    shard = next((pairs / "overlays/pairs/shards").glob("*.safetensors"))
-    good = shard.read_bytes()
-    shard.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    repair(pairs / "overlays/pairs")
-    assert shard.read_bytes() == good
-    refer(pairs / "overlays/pairs", "anchor", new)
-    after = overlay(pairs, new, PAIRS)
-    assert (before.fingerprint, before.manifest.plan_id) == (
-        after.fingerprint,
-        after.manifest.plan_id,
-    )
-    assert validate(Store(pairs)).ok
 
 
 def test_a_store_that_has_grown_is_refused(pairs: Path, functions: Path, tmp_path: Path) -> None:
@@ -169,16 +138,9 @@ def test_a_store_that_has_grown_is_refused(pairs: Path, functions: Path, tmp_pat
         Store(pairs, ["pairs"]).reference("anchor")
     assert "tokmill build overlay" in error.value.hint
     assert not validate(Store(pairs)).ok
-    with pytest.raises(TokmillError, match="has grown"):
-        refer(pairs / "overlays/pairs", "anchor", functions)
 
 
-def test_a_selection_and_another_store_are_refused(
-    pairs: Path, functions: Path, tmp_path: Path
-) -> None:
-    chosen = quick_build("select", functions, tmp_path / "some", max_length=20)
-    with pytest.raises(TokmillError, match="is a selection"):
-        refer(pairs / "overlays/pairs", "anchor", chosen.path)
+def test_a_selection_is_refused(pairs: Path, functions: Path) -> None:
     shutil.rmtree(functions)
     quick_build("select", pairs, functions)
     with pytest.raises(TokmillError, match="is a selection"):

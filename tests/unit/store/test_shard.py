@@ -270,7 +270,7 @@ def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, damage: Any) ->
     with pytest.raises(TokmillError, match="damaged") as caught:
         Shard(path)
     assert caught.value.where == str(path)
-    assert "repair" in caught.value.hint
+    assert "store validate" in caught.value.hint
 
 
 def test_a_missing_array_is_damage(tmp_path: Path) -> None:

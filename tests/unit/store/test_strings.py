@@ -11,7 +11,7 @@ import pytest
 
 from making import batch_of, rec
 from tokmill.store.schema import Column, Records, Schema
-from tokmill.store.shards import string_column as module
+from tokmill.store.shards import column_buffers as module
 from tokmill.store.shards.shard import SUFFIX, Shard, ShardWriter
 from tokmill.store.shards.strings import Strings
 
@@ -52,18 +52,19 @@ def test_strings_lie_there_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     once = len(write(path, FEW))
     assert Shard(path)["name"].dtype == np.uint8
     assert len(Shard(path)["name.values.offsets"]) - 1 == len(set(FEW))
-    monkeypatch.setattr(module, "MOST", 0)
+    monkeypatch.setattr(module, "MOST_STRINGS", 0)
     assert once < len(write(path, FEW)) - 8 * len(FEW)
 
 
 @pytest.mark.parametrize("names", [FEW, ALL, FEW + ALL])
 @pytest.mark.parametrize(
-    ("most", "look"), [*((most, module.FIRST) for most in (3, 4, 5, 200)), (module.MOST, 40)]
+    ("most", "look"),
+    [*((most, module.FIRST) for most in (3, 4, 5, 200)), (module.MOST_STRINGS, 40)],
 )
 def test_the_bytes_do_not_depend_on_the_batches(
     path: Path, names: list[str], most: int, look: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST", most)
+    monkeypatch.setattr(module, "MOST_STRINGS", most)
     monkeypatch.setattr(module, "FIRST", look)
     whole = write(path, names)
     assert all(write(path, names, cuts) == whole for cuts in ([1], [5, 6, 7], range(1, len(names))))
@@ -79,7 +80,7 @@ def test_nor_on_where_they_wait(
     whole = write(path, names)
     monkeypatch.setattr("tokmill.store.shards.column_buffers.MOST", 64)
     assert write(path, names, range(1, len(names)), scratch=tmp_path) == whole
-    monkeypatch.setattr(module, "MOST", 7)
+    monkeypatch.setattr(module, "MOST_STRINGS", 7)
     assert write(path, names, range(1, len(names)), scratch=tmp_path) == write(path, names)
 
 

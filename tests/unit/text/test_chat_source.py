@@ -13,7 +13,6 @@ import chat_peers
 from making import TOKENIZER, files_of, here, jsonl, quick_build
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import How
-from tokmill.builds.repair.repair import repair
 from tokmill.builds.source import Frozen, Resources
 from tokmill.store.store import Store
 from tokmill.text.chats.chat_encode import EncodeChats, mask
@@ -296,7 +295,7 @@ def test_where_templates_are_found(tmp_path: Path, tokenizer: Path) -> None:
     for chosen in ("", str(folder), str(folder / "chat_template.jinja"), template):
         found = shown(build(tmp_path, folder, rows, chat_template=chosen), folder)
         assert found == [(text, "hello<|im_end|>")]
-    # All of it stands in the plan: a repair needs no file of them.
+    # All of it stands in the plan: a later build needs no file of them.
     (folder / "chat_template.jinja").unlink()
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": template}]
     odd = [{"name": ["x"], "template": "x"}, *named]
@@ -343,7 +342,7 @@ def test_a_template_is_run_in_a_sandbox(tmp_path: Path, tokenizer: Path) -> None
         build(tmp_path, tokenizer, rows, chat_template=template, learn="all")
 
 
-def test_blocks_workers_and_repair_make_equal_shards(tmp_path: Path, tokenizer: Path) -> None:
+def test_blocks_and_workers_make_equal_shards(tmp_path: Path, tokenizer: Path) -> None:
     rows = [
         {"messages": [{**USER, "content": f"{i} é" * (i % 9)}, HELLO] * (1 + i % 3), "id": i}
         for i in range(300)
@@ -355,9 +354,8 @@ def test_blocks_workers_and_repair_make_equal_shards(tmp_path: Path, tokenizer: 
         build_again = {"chat_template": "chatml", "tokenizer": tokenizer, "keep": ["id"]}
         quick_build("chat", tmp_path / "x.jsonl", tmp_path / "t", how=how, **build_again)
         assert files_of(tmp_path / "t") == before
-    shard = next((tmp_path / "s/shards").glob("*.safetensors"))
-    shard.write_bytes(b"damaged" + shard.read_bytes()[7:])
-    repair(tmp_path / "s")
+    next((tmp_path / "s/shards").glob("*.safetensors")).unlink()
+    build(tmp_path, tokenizer, rows, keep=["id"])
     assert files_of(tmp_path / "s") == before
     assert len(one) == 300
 

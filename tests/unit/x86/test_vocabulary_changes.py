@@ -11,7 +11,7 @@ import pytest
 
 from making import quick_build
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.builds.repair.repair import deep_check
+from tokmill.builds.remake import deep_check
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 from tokmill.x86.tokens.rules import COLUMNS, tokenize_bytes

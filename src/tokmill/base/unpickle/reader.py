@@ -2,29 +2,38 @@
 
 Memory is bounded by the size of the file (about a hundredfold, as for any reader of nested values),
 whatever lengths it states. There are two passes. The first finds the objects that are used again;
-the second keeps only these, so `entries` can free each entry.
+the second keeps only these, so `entries` can free the entries that a pickler has written together
+(Python's: 1,000).
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import mmap
 import struct
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import machine_errors, reading
 from tokmill.base.unpickle.inert import Budget, type_name
-from tokmill.base.unpickle.opcodes import CLOSING, OTHER, SIGNED, UNSIGNED, Operations
-from tokmill.base.unpickle.survey import Survey
+from tokmill.base.unpickle.opcodes import (
+    CLOSING,
+    END,
+    FETCH,
+    LINE,
+    LINES,
+    OTHER,
+    SIGNED,
+    SIZES,
+    UNKNOWN,
+    UNSIGNED,
+    Operations,
+)
 
 ROOTS = (dict, list)
 """Types that have entries."""
-NONE: array[int] = array("Q")
 MALFORMED = (
     IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError, struct.error,
 )  # fmt: skip
@@ -74,7 +83,7 @@ class Pickle:
         return value
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
-        """Yield (key, value) of a dict or (number, value) of a list, with few in memory.
+        """Yield (key, value) of a dict or (number, value) of a list, with few at a time in memory.
 
         Other files are refused, perhaps only at their end.
         """
@@ -102,9 +111,6 @@ class Machine(Operations):
         self.pickle = pickle
         pickle.named = self.named
         self.yielded = 0
-        self.batch, self.taken = NONE, 0
-        """For the outermost run of entries: where each object is complete, and how many were
-        taken."""
 
     def run(self, *, streaming: bool) -> Iterator[tuple[Any, Any]]:
         """Yield (None, the value), or with `streaming` the entries of the outermost container.
@@ -113,11 +119,10 @@ class Machine(Operations):
         time. The others are in `operations.py`.
         """
         data, place, number = self.data, 0, 0
-        survey = Survey(self, levels=streaming)
-        self.pickle.stop = survey.stop
+        uses, self.pickle.stop = self._survey()
         if self.pickle.names is not None:
             self.pickle.check_end(len(data))
-        uses, shared = survey.uses, len(survey.uses)
+        shared = len(uses)
         memo: dict[int, Any] = {}
         stack: list[Any] = []
         marks: list[list[Any]] = []
@@ -150,8 +155,6 @@ class Machine(Operations):
                         stack.append(data[place + 1])
                         place += 2
                     case 0x28:  # MARK
-                        if not marks:
-                            self.batch, self.taken = survey.batches.get(place, NONE), 0
                         marks.append(stack)
                         stack = []
                         place += 1
@@ -162,24 +165,17 @@ class Machine(Operations):
                         last = stack.pop()
                         stack[-1] = (stack[-1], last)
                         place += 1
-                    case 0x75 | 0x65:  # SETITEMS, APPENDS
-                        items, stack = stack, marks.pop()
-                        put = self.update if code == 0x75 else self.extend
-                        if streaming and len(marks) < 2:
-                            self.pickle.position = place
-                            yield from self._outer(put, items, stack, marks)
+                    case 0x75 | 0x65 | 0x73 | 0x61:  # SETITEMS, APPENDS, SETITEM, APPEND
+                        if code in (0x75, 0x65):
+                            items, stack = stack, marks.pop()
                         else:
-                            put(stack[-1], items)
-                        place += 1
-                    case 0x73 | 0x61:  # SETITEM, APPEND
-                        first = len(stack) - (2 if code == 0x73 else 1)
-                        items = stack[first:]
-                        del stack[first:]
-                        put = self.update if code == 0x73 else self.extend
-                        if streaming and len(marks) < 2:
+                            first = len(stack) - (2 if code == 0x73 else 1)
+                            items, stack = stack[first:], stack[:first]
+                        if streaming and not marks and len(stack) == 1 and type(stack[0]) in ROOTS:
                             self.pickle.position = place
-                            yield from self._outer(put, items, stack, marks)
+                            yield from self._entries(stack[0], items)
                         else:
+                            put = self.update if code in (0x75, 0x73) else self.extend
                             put(stack[-1], items)
                         place += 1
                     case 0x5D:  # EMPTY_LIST
@@ -247,24 +243,42 @@ class Machine(Operations):
             why = str(error) if isinstance(error, ValueError | TypeError) else ""
             raise self.broken(place, why) from None
 
-    def _outer(
-        self,
-        put: Callable[[Any, list[Any]], None],
-        items: list[Any],
-        stack: list[Any],
-        marks: list[list[Any]],
-    ) -> Iterator[tuple[Any, Any]]:
-        if not marks and len(stack) == 1 and type(stack[0]) in ROOTS:
-            yield from self._entries(stack[0], items)
-            return
-        put(stack[-1], items)
-        if marks and len(marks[0]) == 1 and type(root := marks[0][0]) in ROOTS:
-            whole = bisect.bisect_right(self.batch, self.pickle.position) - self.taken
-            whole -= whole % 2 if type(root) is dict else 0
-            items = stack[:whole]
-            del stack[:whole]
-            self.taken += whole
-            yield from self._entries(root, items)
+    def _survey(self) -> tuple[bytearray, int]:
+        """Return memo number → number of uses (255: that or more), and the byte after the pickle.
+
+        Raises `TokmillError`: an operation is unknown, or the end is missing.
+        """
+        data, uses, place = self.data, bytearray(), 0
+        with contextlib.suppress(IndexError, struct.error):
+            while True:
+                size = SIZES[data[place]]
+                if size > 0:
+                    place += size
+                elif size == FETCH:
+                    key, after = self.memo_number(place)
+                    # There are fewer objects than bytes.
+                    if not 0 <= key < len(data):
+                        raise self.broken(place)
+                    if key >= len(uses):
+                        more = min(len(uses), len(data) - len(uses))
+                        uses.extend(bytes(max(key + 1 - len(uses), more)))
+                    uses[key] += uses[key] < 255
+                    place = after
+                elif size in (LINE, LINES):
+                    place = self.line(place + 1)[1]
+                    place = place if size == LINE else self.line(place)[1]
+                elif size == END:
+                    return uses, place + 1
+                elif size == UNKNOWN:
+                    raise self.broken(place)
+                else:
+                    start = place + 1 - size
+                    place = start + int.from_bytes(data[place + 1 : start], "little")
+        raise TokmillError(
+            f"the pickle is cut off: it has no end in {len(data):,} bytes",
+            where=str(self.path),
+            hint="its writer was killed or its copy cut off: make or fetch it again",
+        )
 
     def _entries(self, root: Any, items: list[Any]) -> Iterator[tuple[Any, Any]]:
         self.pickle.holds = type(root)

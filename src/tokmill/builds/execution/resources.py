@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,7 +24,7 @@ WORKER_BYTES = 260 << 20
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the machine that a build may use."""
 
-    workers: int | None = None
+    workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Number of processes; 0: only this one; None: chosen by the preset."""
     preset: Literal["memory", "balanced", "speed"] = "balanced"
     memory: int | None = None

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from tokmill.builds.mining import keyed
-from tokmill.builds.mining.keyed import Keyed, counted
-from tokmill.builds.mining.name_columns import runs
+from tokmill.builds.mining.name_columns import Keyed, counted, runs
 from tokmill.builds.mining.random_draws import drawn, salt_of
 from tokmill.store.schema import Array, Column, Records, id_dtype
 from tokmill.store.shards.strings import take_flat
@@ -52,13 +50,9 @@ class Groups:
         """Return the columns that are compared."""
         return self.keyed.identity()
 
-    def digest(self) -> str:
-        """Return "": nothing but the store is read."""
-        return ""
-
     def read(self, place: int) -> Iterator[Records]:
         """Yield the groups of the functions whose first record lies in one shard."""
-        blocks = self.keyed.blocks(place, keyed.BLOCK)
+        blocks = self.keyed.blocks(place)
         first = int(blocks[0][0]) if len(blocks[0]) else 0
         facts, dealt = self.keyed.facts, self.dealt
         for number, records in enumerate(blocks, 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ from tokmill.store.store import Store
 TOKENS = 1 << 15
 """Blocks of intervals that are projected at a time."""
 ROWS = 1 << 13
+COSINES = 1 << 20
+"""Cosines that are computed at a time."""
 PAIRS = 1 << 16
 """Pairs of which a quantile is taken; of fewer all are."""
 
@@ -115,3 +117,114 @@ def threshold(values: Array, deviations: float) -> float:
     """
     quantile = np.quantile(values, NormalDist().cdf(deviations), method="lower")
     return float(min(quantile, np.nextafter(values.max(), -np.inf)))
+
+
+class Programs(NamedTuple):
+    """The records that are used, program after program."""
+
+    order: Array
+    """Record numbers, ascending within a program."""
+    begin: Array
+    """For each record of the store: where its program begins in `order`."""
+    end: Array
+    """Where it ends."""
+
+
+Units = Callable[[Array], Array]
+"""Record numbers → their rounded vectors (`vector_table.rounded`)."""
+Allowed = Callable[[Array, Array], Array]
+"""(anchors, candidates) → whether each pair may be (bool)."""
+
+
+class Found(NamedTuple):
+    """What a search found; both (n,)."""
+
+    record: Array
+    """int64; -1: nothing is below `high`."""
+    below: Array
+    """bool: nothing is between `low` and `high`, so it is the nearest below `low`."""
+
+
+def search(
+    programs: Programs,
+    units: Units,
+    anchor: Array,
+    key: Array,
+    low: Array,
+    high: Array,
+    allowed: Allowed,
+) -> Found:
+    """Find for each anchor a record of its program whose cosine is between `low` and `high`.
+
+    `key` (uint64) draws one of them.
+    """
+    found = Found(np.full(len(anchor), -1), np.zeros(len(anchor), bool))
+    for some, _, members, likeness in compared(programs, units, anchor):
+        under = allowed(anchor[some], members) & (likeness < high[some, None] * UNIT**2)
+        good = under & (likeness > low[some, None] * UNIT**2)
+        found.below[some] = ~good.any(axis=1) & under.any(axis=1)
+        nearest = members[np.where(under, likeness, -np.inf).argmax(axis=1)]
+        drawn_one = drawn_of(good, members, key[some])
+        found.record[some] = np.where(found.below[some], nearest, drawn_one)
+    return found
+
+
+def near_ones(
+    programs: Programs,
+    units: Units,
+    anchor: Array,
+    key: Array,
+    low: Array,
+    allowed: Allowed,
+    count: int,
+) -> tuple[Array, Array]:
+    """Draw one of the `count` nearest records of each anchor's program, if its cosine is above
+    `low`.
+
+    Returns (record or -1, int64 (n,); cosine of the last of the nearest, float64 (n,)).
+    """
+    found, last = np.full(len(anchor), -1), np.full(len(anchor), 2.0)
+    for some, own, members, likeness in compared(programs, units, anchor):
+        likeness[np.arange(len(own)), own] = -2 * UNIT**2
+        # Whole numbers; of equally near records the first ones.
+        n = len(members)
+        order = np.arange(n) - likeness.astype(np.int64) * n
+        nearest = np.argpartition(order, min(count, n) - 1, axis=1)[:, :count]
+        sorting = np.argsort(np.take_along_axis(order, nearest, axis=1), axis=1)
+        nearest = np.take_along_axis(nearest, sorting, axis=1)
+        their = np.take_along_axis(likeness, nearest, axis=1)
+        good = np.take_along_axis(allowed(anchor[some], members), nearest, axis=1)
+        good &= their > low[some, None] * UNIT**2
+        found[some] = drawn_of(good, members[nearest], key[some])
+        last[some] = their[:, -1] / UNIT**2
+    return found, last
+
+
+def compared(
+    programs: Programs, units: Units, anchor: Array
+) -> Iterator[tuple[Array, Array, Array, Array]]:
+    """Yield (numbers of anchors, their places in their program, its records, cosines · `UNIT`²)."""
+    begin = programs.begin[anchor]
+    order = np.argsort(begin, kind="stable")
+    borders = np.flatnonzero(np.diff(begin[order])) + 1
+    for rows in np.split(order, borders) if len(order) else []:
+        members = programs.order[begin[rows[0]] : programs.end[anchor[rows[0]]]]
+        theirs = units(members)
+        height = max(1, COSINES // len(members))
+        for start in range(0, len(rows), height):
+            some = rows[start : start + height]
+            own = np.searchsorted(members, anchor[some])
+            yield some, own, members, theirs[own] @ theirs.T
+
+
+def drawn_of(good: Array, members: Array, key: Array) -> Array:
+    """Return a good member of each row that `key` (uint64) draws, or -1.
+
+    `members`: the same for all rows, or (n, members).
+    """
+    count = np.count_nonzero(good, axis=1)
+    wanted = below(key, np.maximum(count, 1)) + 1
+    column = (np.cumsum(good, axis=1) == wanted[:, None]).argmax(axis=1)
+    chosen = members[column] if members.ndim == 1 else members[np.arange(len(good)), column]
+    found: Array = np.where(count > 0, chosen, -1)
+    return found

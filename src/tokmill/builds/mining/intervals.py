@@ -9,7 +9,6 @@ threshold.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections import Counter
 from collections.abc import Iterator
@@ -20,21 +19,21 @@ from typing import Any
 import numpy as np
 
 from tokmill.base.errors import UsageError
-from tokmill.builds.mining.cells import CELLS, cells_of
-from tokmill.builds.mining.hard import Asked, near_ones, search
 from tokmill.builds.mining.interval_vectors import (
     PAIRS,
     Edges,
+    Programs,
+    compared,
+    near_ones,
     pairs_of,
     projected,
+    search,
     spread_of,
     threshold,
 )
-from tokmill.builds.mining.keyed import counted
-from tokmill.builds.mining.mine_triplets import FARTHER
-from tokmill.builds.mining.name_columns import digests_of, joined, runs
+from tokmill.builds.mining.name_columns import counted, digests_of, joined, runs
 from tokmill.builds.mining.random_draws import below, drawn, salt_of
-from tokmill.builds.mining.vector_table import similarity
+from tokmill.builds.mining.vector_table import UNIT, similarity
 from tokmill.builds.selection.minhash import batches
 from tokmill.builds.shared import shared
 from tokmill.store.checks.hashes import DIGEST, first_of_equals, record_digests
@@ -45,12 +44,13 @@ from tokmill.store.store import Store
 BLOCK = 1 << 14
 """Anchors at a time."""
 TRIES = 64
-"""Intervals that are drawn for a positive or a negative, before the cell is searched."""
+"""Intervals that are drawn for a positive or a negative, before all of the program are compared."""
 NO_BLOCKS, NO_CPI = 1, 2
 WHY = {NO_BLOCKS: "no blocks", NO_CPI: "CPI is not known"}
 NO_POSITIVE = "no positive above the threshold"
 NO_NEGATIVE = "no negative below the threshold"
 NO_SEMI_HARD = "no negative within the margin"
+FARTHER = "negatives farther than the margin, the nearest of their program"
 BY_QUANTILE = "programs whose thresholds no pair reaches: quantiles are taken"
 FACTS = np.dtype([("of", "<i8"), ("content", "<i8"), ("why", "u1"), ("", "V7")])
 
@@ -68,10 +68,6 @@ class Intervals:
     def identity(self) -> dict[str, Any]:
         """Return the margin where it is used."""
         return {} if self.config.negatives == "semi-hard" else {"margin": None}
-
-    def digest(self) -> str:
-        """Return "": nothing but the store is read."""
-        return ""
 
     def read(self, place: int) -> Iterator[Records]:
         """Yield the triplets of the anchors in one shard, in the order of the anchors."""
@@ -119,7 +115,7 @@ class Intervals:
         low = self.thresholds[anchor, 0]
         if config.neighbours:
             return near_ones(
-                self.cells, self.units, anchor, key, low, self.other_content, config.neighbours
+                self.programs, self.units, anchor, key, low, self.other_content, config.neighbours
             )
         high = np.full(len(anchor), 2.0)
         return self.between("positive", anchor, times, low, high), high
@@ -148,14 +144,14 @@ class Intervals:
     ) -> Array:
         """Return for each anchor an interval of its program, low < cosine < high, or -1.
 
-        It is drawn from the whole program; where many draws find none, from the anchor's cell.
-        With `beyond` it is the nearest one of the cell below `low` where nothing is between.
+        With `beyond` it is the nearest one below `low` where nothing is between.
         """
         found = self.draws(word, anchor, times, low, high)
         some = np.flatnonzero(found < 0)
         key = drawn(self._salts[word], anchor[some], times[some])
-        asked = Asked(anchor[some], key, low[some], high[some], self.other_content, nearest=False)
-        result = search(self.cells, self.units, asked)
+        result = search(
+            self.programs, self.units, anchor[some], key, low[some], high[some], self.other_content
+        )
         found[some] = np.where(result.below & (not beyond), -1, result.record)
         return found
 
@@ -212,13 +208,12 @@ class Intervals:
         return facts
 
     @cached_property
-    def programs(self) -> tuple[Array, Array, Array]:
-        """Used records by program, and for each record where its program begins and ends there."""
+    def programs(self) -> Programs:
         used = np.flatnonzero(self.facts["why"] == 0)
         order = used[np.argsort(self.facts["of"][used], kind="stable")]
         edges = np.zeros((2, len(self.store)), np.int64)
         edges[:, order] = runs(self.facts["of"][order])
-        return order, edges[0], edges[1]
+        return Programs(order, edges[0], edges[1])
 
     @cached_property
     def vectors(self) -> Array:
@@ -228,30 +223,11 @@ class Intervals:
         def find() -> Array:
             return projected(self.store, config.dimensions, config.seed)
 
+        if not self.scratch:
+            return find()
         said = ["projected", self.store.content, config.dimensions, config.seed]
-        return self._shared("projected", said, np.dtype(np.int16), shape, find)
-
-    @cached_property
-    def cells(self) -> Array:
-        """The used records in cells, each of one program."""
-        order, begin, end = self.programs
-
-        def find() -> Array:
-            found = np.zeros(len(order), CELLS)
-            at = before = 0
-            while at < len(order):
-                stop = int(end[order[at]])
-                here = cells_of(self.units, order[at:stop], self.config.cell, self.config.seed)
-                here["cell"] += before
-                found[at:stop] = here
-                before = int(here["cell"][-1]) + 1
-                at = stop
-            return found
-
-        which = hashlib.sha256(np.stack([order, begin[order]]).tobytes()).hexdigest()
-        config = self.config
-        said = ["cells", self.store.content, which, config.cell, config.dimensions, config.seed]
-        return self._shared("cells", said, CELLS, (len(order),), find)
+        key = canonical_digest(said)[:24]
+        return shared(Path(self.scratch), "projected", key, np.dtype(np.int16), shape, find)
 
     @cached_property
     def thresholds(self) -> Array:
@@ -286,11 +262,11 @@ class Intervals:
         semi_hard = self.config.negatives == "semi-hard"
         moved = [not (like > high).any(), not semi_hard and not (like < low).any()]
         if moved[0] and len(left) == PAIRS:
-            # Of many pairs some were drawn: whether the nearest ones are above is looked for.
-            key, edge = np.zeros(len(records), np.uint64), np.full(len(records), high)
-            asked = Asked(records, key, edge, edge + 4, self.other_content, nearest=True)
-            nearest = search(self.cells, self.units, asked)
-            moved[0] = not ((nearest.record >= 0) & ~nearest.below).any()
+            # Of many pairs some were drawn: now all are looked at.
+            moved[0] = not any(
+                ((cosines > high * UNIT**2) & self.other_content(records[some], members)).any()
+                for some, _, members, cosines in compared(self.programs, self.units, records)
+            )
         if len(like):
             high = threshold(like, self.config.above) if moved[0] else high
             low = -threshold(-like, self.config.below) if moved[1] else low
@@ -308,12 +284,6 @@ class Intervals:
                 f"{self.config.below:g})"
             )
         return ". ".join([*parts, "Intervals with equal counts are no pair"])
-
-    def _shared(self, kind: str, said: list[Any], dtype: Any, shape: Any, find: Any) -> Array:
-        if not self.scratch:
-            made: Array = find()
-            return made
-        return shared(Path(self.scratch), kind, canonical_digest(said)[:24], dtype, shape, find)
 
 
 def check_intervals(store: Store) -> None:

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokmill.builds.mining import keyed
-from tokmill.builds.mining.cells import CELLS, cells_of
-from tokmill.builds.mining.hard import Asked, search
-from tokmill.builds.mining.keyed import Keyed, counted
+from tokmill.builds.mining.name_columns import Keyed, counted
 from tokmill.builds.mining.random_draws import below, drawn, salt_of
-from tokmill.builds.mining.vector_table import VectorTable, similarity
-from tokmill.builds.shared import shared
-from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import ROLES, Array, Column, Records, id_dtype
 from tokmill.store.store import Store
 
 TRIES = 64
 """Records that are drawn for a negative; then the anchor makes no triplet."""
 ALONE = "no partner in another build"
-NEAR_BLOCK = 1 << 16
-"""Anchors at a time where cells are searched, as each cell is read once for all of them."""
 EQUAL = "partners have the same content"
 NO_NEGATIVE = f"no negative among {TRIES} drawn records"
 AVOIDED = "draws avoided as negatives: same content under another name"
-FARTHER = "negatives farther than the margin, the nearest of their cell"
-FAR = "negatives drawn at random, as all of the cell are nearer than the positive"
 NAMED_ALIKE = "draws avoided as negatives: same name elsewhere"
 
 
@@ -47,21 +35,15 @@ class Triplets:
         self.config, self.store = config, store
         family = Column(id_dtype(max(1, len(store))), per="record", width=len(ROLES))
         self.columns = {**dict.fromkeys(ROLES, ref), "group": family}
-        self.near = Near(store, config, scratch) if config.vectors else None
         self._salts = [salt_of(word, config.seed) for word in ("positive", "negative")]
 
     def identity(self) -> dict[str, Any]:
-        """Return the columns that are compared, and the digest of the vectors."""
-        if self.near is None:
-            return {**self.keyed.identity(), "margin": None, "cell": None}
-        return {**self.keyed.identity(), "vectors": self.near.table.digest}
-
-    def digest(self) -> str:
-        return self.near.table.digest if self.near else ""
+        """Return the columns that are compared."""
+        return self.keyed.identity()
 
     def read(self, place: int) -> Iterator[Records]:
         """Yield the triplets of the anchors in one shard, in the order of the anchors."""
-        blocks = self.keyed.blocks(place, NEAR_BLOCK if self.near else keyed.BLOCK)
+        blocks = self.keyed.blocks(place)
         first = int(blocks[0][0]) if len(blocks[0]) else 0
         for number, records in enumerate(blocks, 1):
             skipped = self.keyed.left_out(records)
@@ -112,50 +94,10 @@ class Triplets:
         return found
 
     def negatives(self, anchor: Array, times: Array, positive: Array, notes: Counter[str]) -> Array:
-        """Return a negative for each anchor with a positive, or -1."""
-        if self.near is None:
-            return self.random_negatives(anchor, times, positive >= 0, notes)
-        config, facts = self.config, self.keyed.facts
-        good = np.flatnonzero(positive >= 0)
-        units, hard = self.near.table.units, config.negatives == "hard"
-        found = np.full(len(anchor), -1)
-        likeness = np.concatenate(
-            [
-                similarity(units(anchor[some]), units(positive[some]))
-                for some in np.split(good, range(keyed.BLOCK, len(good), keyed.BLOCK))
-            ]
-        )
-
-        def allowed(these: Array, those: Array) -> Array:
-            a, c = facts[these][:, None], facts[those]
-            different: Array = (a["family"] != c["family"]) & (a["name"] != c["name"])
-            return different
-
-        asked = Asked(
-            anchor[good],
-            drawn(self._salts[1], anchor[good], times[good]),
-            np.full(len(good), -2.0) if hard else likeness - config.margin,
-            np.full(len(good), 2.0) if hard else likeness,
-            allowed,
-            nearest=hard,
-        )
-        result = search(self.near.cells(self.keyed.members.used), units, asked)
-        found[good] = result.record
-        notes[FARTHER] += int(np.count_nonzero(result.below))
-        missing = (positive >= 0) & (found < 0)
-        if missing.any():
-            notes[FAR] += int(np.count_nonzero(missing))
-            random = self.random_negatives(anchor, times, missing, notes)
-            found = np.where(missing, random, found)
-        return found
-
-    def random_negatives(
-        self, anchor: Array, times: Array, wanted: Array, notes: Counter[str]
-    ) -> Array:
-        """Return a random negative for each wanted anchor, or -1; counts draws that are avoided."""
+        """Return a negative for each anchor with a positive, or -1; counts draws avoided."""
         facts, used = self.keyed.facts, self.keyed.members.used
         found = np.full(len(anchor), -1)
-        open_ = np.flatnonzero(wanted)
+        open_ = np.flatnonzero(positive >= 0)
         for step in range(TRIES):
             if not len(open_):
                 break
@@ -170,29 +112,3 @@ class Triplets:
             found[open_[good]] = candidate[good]
             open_ = open_[~good]
         return found
-
-
-class Near:
-    """Vectors, and cells of records that are near to each other."""
-
-    def __init__(self, store: Store, config: Any, scratch: str) -> None:
-        self.table = VectorTable(store, config.vectors)
-        self.config, self.scratch = config, scratch
-        self._cells: Array | None = None
-
-    def cells(self, records: Array) -> Array:
-        """Return some records, always the same ones, in cells (`cells.CELLS`)."""
-
-        def find() -> Array:
-            return cells_of(self.table.units, records, self.config.cell, self.config.seed)
-
-        if self._cells is None:
-            if self.scratch:
-                which = hashlib.sha256(records.tobytes()).hexdigest()
-                said = [self.table.digest, which, self.config.cell, self.config.seed]
-                key = canonical_digest(said)[:24]
-                shape = (len(records),)
-                self._cells = shared(Path(self.scratch), "cells", key, CELLS, shape, find)
-            else:
-                self._cells = find()
-        return self._cells

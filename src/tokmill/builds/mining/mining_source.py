@@ -45,21 +45,13 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Records that are equal in these columns are never negatives; by default function."""
     nameless: str = "sub_[0-9a-f]+|"
     """Regular expression of names that say nothing; such records are left out."""
-    content: str = ""
-    """Column whose equal values mean equal content; by default records with equal tokens."""
-    overlays: tuple[str, ...] = ()
-    """Overlays of the store whose columns the options above may name."""
     count: int = 1
     """Triplets of each anchor."""
-    negatives: Literal["random", "semi-hard", "hard"] = "random"
-    """random; semi-hard: less like the anchor than the positive is, but by less than the margin;
-    hard: the most like the anchor. The last two need vectors."""
+    negatives: Literal["random", "semi-hard"] = "random"
+    """random; semi-hard: less like the anchor than the positive is, but by less than the margin
+    (intervals)."""
     margin: float = 0.2
     """Margin of semi-hard negatives, as a cosine."""
-    vectors: str = ""
-    """Vectors of the records: name of an overlay of `tokmill embed`, or an .npy file."""
-    cell: int = 1024
-    """Most records of a cell; hard negatives of an anchor are looked for in its cell."""
     members: int = 8
     """Most records of a group; a function with more makes several groups."""
     dimensions: int = 100
@@ -79,16 +71,14 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Pair intervals of different programs too."""
 
 
-NAMES = ("same", "differ", "apart", "nameless", "content", "overlays")
+NAMES = ("same", "differ", "apart", "nameless")
 OPTIONS_OF: dict[str, tuple[str, ...]] = {
-    "triplets": (*NAMES, "count", "negatives", "margin", "vectors", "cell"),
+    "triplets": (*NAMES, "count"),
     "groups": (*NAMES, "members"),
     "bbv": (
-        "overlays",
         "count",
         "negatives",
         "margin",
-        "cell",
         "dimensions",
         "above",
         "below",
@@ -118,10 +108,6 @@ class Miner(Protocol):
         """Yield the entries whose first record lies in one shard."""
         ...
 
-    def digest(self) -> str:
-        """Return a digest of what is read besides the store; "": nothing is."""
-        ...
-
 
 MINERS: dict[str, type[Miner]] = {"triplets": Triplets, "groups": Groups, "bbv": Intervals}
 
@@ -135,7 +121,7 @@ class MineSource(Source):
 
     Config: ClassVar[type[msgspec.Struct]] = MineConfig
     places = "record"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     has_tokenizer: ClassVar[bool] = False
     is_bounded = False
     explained: ClassVar[Collection[str]] = (NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD)
@@ -154,12 +140,9 @@ class MineSource(Source):
         vocabularies: Mapping[str, Frozen],
         resources: Resources,
     ) -> None:
-        named = config.vectors
-        if named.endswith(".npy"):
-            named = str(Path(named).absolute())
-        self.config: MineConfig = msgspec.structs.replace(config, vectors=named)
         check(config)
-        self.store = open_store(inputs, config.overlays)
+        self.config: MineConfig = config
+        self.store = open_store(inputs)
         ref = Column(id_dtype(max(1, len(self.store))), per="record", ref=REF)
         self.miner = MINERS[config.what](self.store, self.config, resources.scratch, ref)
         self.schema = dict(self.miner.columns)
@@ -173,15 +156,14 @@ class MineSource(Source):
 
     @classmethod
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
-        store = open_store([str(Path(paths[0]).parents[1])], config.overlays)
+        store = open_store([str(Path(paths[0]).parents[1])])
         return Intervals(store, config, "", Column("u8")).explained()
 
     def identity(self) -> dict[str, Any]:
-        """Return the defaults of options that are not read, and digests in place of names."""
+        """Return null for options that are not read, and the columns that are compared."""
         read = OPTIONS_OF[self.config.what]
         unused = [key for key in MineConfig.__struct_fields__ if key not in ("what", "seed", *read)]
-        laid = [self.store.overlays[name].fingerprint for name in self.config.overlays]
-        return {**dict.fromkeys(unused), "overlays": laid, **self.miner.identity()}
+        return {**dict.fromkeys(unused), **self.miner.identity()}
 
     def references(self) -> dict[str, Reference]:
         return {REF: reference_to(self.store.path)}
@@ -191,23 +173,15 @@ class MineSource(Source):
             path = self.store.shard_file(place).absolute()
             with machine_errors("read", path):
                 digest = sampled_digest(path, path.stat().st_size)
-            name = f"{place:08d}/{entry.name}/{self.miner.digest()[:24]}".rstrip("/")
-            yield Item(name, str(path), 0, entry.bytes, digest)
+            yield Item(f"{place:08d}/{entry.name}", str(path), 0, entry.bytes, digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        place, _, vectors = [*item.name.split("/"), ""][:3]
-        if vectors != self.miner.digest()[:24]:
-            raise TokmillError(
-                "the vectors have changed since the build was planned",
-                where=self.config.vectors,
-                hint="run the same command again: it says what is different",
-            )
-        content = [self.store.content, self.store.shards[int(place)].sha256, self.miner.digest()]
-        digest.update(" ".join(content).encode())
-        yield from self.miner.read(int(place))
+        place = int(item.name.partition("/")[0])
+        digest.update(f"{self.store.fingerprint} {self.store.shards[place].sha256}".encode())
+        yield from self.miner.read(place)
 
 
-def open_store(inputs: Sequence[str], overlays: Sequence[str]) -> Store:
+def open_store(inputs: Sequence[str]) -> Store:
     """Open the store that is mined.
 
     Raises `UsageError` for several stores, `TokmillError` for an unfinished one.
@@ -217,7 +191,7 @@ def open_store(inputs: Sequence[str], overlays: Sequence[str]) -> Store:
             f"entries refer to one store, not to {len(inputs) or 'none'}",
             hint="merge stores first: tokmill build select STORE STORE -o MERGED",
         )
-    store = Store(Path(inputs[0]), overlays)
+    store = Store(Path(inputs[0]))
     if store.partial:
         raise TokmillError(
             "the store is not complete, so the numbers of its records will change",
@@ -238,31 +212,14 @@ def check(config: MineConfig) -> None:
             f"{key.replace('_', '-')} does nothing where {config.what} are mined",
             hint=f"it is for --what {' and '.join(others)}",
         )
-    if config.what == "bbv":
-        if config.negatives == "hard":
-            raise UsageError(
-                "negatives = hard would be positives, as intervals have no names",
-                hint="--negatives semi-hard",
-            )
-    elif (config.negatives == "random") == bool(config.vectors):
-        what = "vectors do nothing" if config.vectors else f"{config.negatives} needs vectors"
-        raise UsageError(
-            f"{what} where negatives = {config.negatives}",
-            hint="--negatives semi-hard --vectors OVERLAY",
-        )
     if not 0 < config.margin <= 2:
         raise UsageError(f"margin = {config.margin}", hint="a difference of cosines: 0 to 2")
     for key in ("above", "below"):
         if not math.isfinite(getattr(config, key)):
             raise UsageError(f"{key} = {getattr(config, key)}", hint="a number, such as 0.5")
-    least = {"count": 1, "members": 2, "cell": 2, "dimensions": 1, "neighbours": 0}
+    least = {"count": 1, "members": 2, "dimensions": 1, "neighbours": 0}
     for key, smallest in least.items():
         if getattr(config, key) < smallest:
             raise UsageError(f"{key} = {getattr(config, key)}", hint=f"at least {smallest}")
     if config.dimensions > MOST_DIMENSIONS:
         raise UsageError(f"dimensions = {config.dimensions}", hint=f"at most {MOST_DIMENSIONS}")
-    if config.neighbours >= config.cell:
-        raise UsageError(
-            f"neighbours = {config.neighbours} are looked for in cells of {config.cell}",
-            hint="larger cells: --cell",
-        )

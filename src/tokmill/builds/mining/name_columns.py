@@ -6,8 +6,11 @@ Names are compared by 128-bit digests, in columns.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,6 +18,7 @@ import numpy as np
 from tokmill.base.errors import UsageError, nearest
 from tokmill.builds.selection.conditions import each_value
 from tokmill.builds.selection.minhash import batches
+from tokmill.builds.shared import shared
 from tokmill.store.checks.hashes import (
     DIGEST,
     first_of_equals,
@@ -23,6 +27,7 @@ from tokmill.store.checks.hashes import (
     record_digests,
     row_digests,
 )
+from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array, Records, Schema
 from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
@@ -37,6 +42,8 @@ WHY = {
     NAMELESS: "no name",
     AMBIGUOUS: "a name that one build has twice",
 }
+BLOCK = 1 << 14
+"""Anchors at a time."""
 _SALT = 0x9E3779B97F4A7C15
 
 
@@ -53,8 +60,6 @@ class Naming(msgspec.Struct, frozen=True):
     """Records that are equal here are never negatives of each other."""
     nameless: str
     """Regular expression of values in `same` that name nothing."""
-    content: str
-    """Column whose equal values mean equal content; "": equal tokens."""
 
 
 def naming(
@@ -63,7 +68,6 @@ def naming(
     differ: Sequence[str],
     apart: Sequence[str],
     nameless: str,
-    content: str,
 ) -> Naming:
     """Return the naming of a store's records, by default that of programs.
 
@@ -94,8 +98,6 @@ def naming(
         raise UsageError(
             f"the column {both[0]!r} cannot be the same and differ", hint="leave one of them out"
         )
-    if content:
-        chosen("content", [content], ())
     try:
         re.compile(nameless)
     except re.error as error:
@@ -110,7 +112,6 @@ def naming(
         tuple(name for name in others if name in known and name not in named),
         chosen("apart", apart, ("function",)) if apart or "function" in known else (),
         nameless,
-        content,
     )
 
 
@@ -136,9 +137,7 @@ def facts_of(store: Store, by: Naming) -> Array:
             columns = {n: digests_of(batch, n) for names in kinds.values() for n in names}
             for kind, names in kinds.items():
                 found[kind].append(joined([columns[name] for name in names], len(batch)))
-            found["content"].append(
-                digests_of(batch, by.content) if by.content else row_digests(batch, store.schema)
-            )
+            found["content"].append(row_digests(batch, store.schema))
             found["empty"].append(np.diff(batch.offsets) == 0)
             found["nameless"].append(nameless_in(batch, by.same, pattern))
     whole = {
@@ -247,3 +246,51 @@ def runs(values: Array) -> tuple[Array, Array]:
     borders = np.concatenate([[0], change, [len(values)]]) if len(values) else np.zeros(1, int)
     lengths = np.diff(borders)
     return np.repeat(borders[:-1], lengths), np.repeat(borders[1:], lengths)
+
+
+class Keyed:
+    """The names of a store's records (`FACTS`) and the members of each group."""
+
+    def __init__(self, store: Store, config: Any, scratch: str) -> None:
+        self.store, self.scratch = store, scratch
+        self.by: Naming = naming(
+            store.schema, config.same, config.differ, config.apart, config.nameless
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return the columns that are compared."""
+        return {"same": self.by.same, "differ": self.by.differ, "apart": self.by.apart}
+
+    @cached_property
+    def facts(self) -> Array:
+        """A row of `FACTS` for each record."""
+
+        def find() -> Array:
+            return facts_of(self.store, self.by)
+
+        if not self.scratch:
+            return find()
+        key = canonical_digest([msgspec.to_builtins(self.by), self.store.content])[:24]
+        return shared(Path(self.scratch), "names", key, FACTS, (len(self.store),), find)
+
+    @cached_property
+    def members(self) -> Members:
+        """The records of each group side by side."""
+        return Members(self.facts)
+
+    def blocks(self, place: int) -> list[Array]:
+        """Return the records of a shard in blocks (int64); one empty block if it has none."""
+        first = sum(entry.records for entry in self.store.shards[:place])
+        records = np.arange(first, first + self.store.shards[place].records)
+        return np.split(records, range(BLOCK, len(records), BLOCK))
+
+    def left_out(self, records: Array) -> Counter[str]:
+        """Return reason → how many of some records are never used."""
+        codes, counts = np.unique(self.facts["why"][records], return_counts=True)
+        pairs = zip(codes.tolist(), counts.tolist(), strict=True)
+        return Counter({WHY[code]: count for code, count in pairs if code})
+
+
+def counted(counts: Counter[str]) -> dict[str, int]:
+    """Return the counts above 0."""
+    return {reason: count for reason, count in counts.items() if count}

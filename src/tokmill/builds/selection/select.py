@@ -16,9 +16,9 @@ from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import read_file, sampled, sampled_digest
+from tokmill.base.files import read_file, sampled_digest
 from tokmill.builds.plan import difference
-from tokmill.builds.scan import CHOICE, a_list, is_list
+from tokmill.builds.scan import CHOICE
 from tokmill.builds.selection.conditions import each_value, parse_condition, take
 from tokmill.builds.selection.minhash import REPEATS, batches, find_repeats, rows_of_a_band
 from tokmill.builds.shared import shared
@@ -131,6 +131,8 @@ class SelectSource(Source):
                     where=str(self.stores[0].path),
                     hint="select from the store that they refer to; --unique leaves out equal ones",
                 )
+        for path in self.config.not_in:
+            check_comparable(self.stores[0], Store(path))
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
         self.by = "" if config.by == BY_CONTENT else config.by
         single = {n: c for n, c in self.schema.items() if c.per == "record" and not c.width}
@@ -328,9 +330,8 @@ class SelectSource(Source):
     def excluded(self) -> Array:
         """Return the digests of the records of `not_in`."""
         if self._excluded is None:
-            self._excluded = np.concatenate(
-                [store_digests(Store(path), entries=True) for path in self.config.not_in]
-            )
+            stores = [Store(path) for path in self.config.not_in]
+            self._excluded = np.concatenate([store_digests(one, entries=True) for one in stores])
         return self._excluded
 
     def mapped(self, batch: Records) -> Records:
@@ -391,6 +392,18 @@ def check_idle(config: SelectConfig) -> None:
             )
 
 
+def check_comparable(store: Store, other: Store) -> None:
+    """Refuse stores whose vocabularies differ: equal ids would mean different tokens."""
+    for name, vocabulary in store.vocabularies.items():
+        theirs = other.vocabularies.get(name)
+        if theirs is None or theirs.sha256 != vocabulary.sha256:
+            raise TokmillError(
+                f"the vocabularies {name!r} differ, so the tokens cannot be compared",
+                where=f"{store.path} and {other.path}",
+                hint="build both with one tokenizer",
+            )
+
+
 def open_stores(inputs: Sequence[str], partial: bool = False) -> list[Store]:
     """Return the stores at some paths; raises `TokmillError` if they cannot be merged.
 
@@ -398,9 +411,6 @@ def open_stores(inputs: Sequence[str], partial: bool = False) -> list[Store]:
     """
     if not inputs:
         raise UsageError("no store was named", hint="give one store or several")
-    for path in map(Path, inputs):
-        if path.is_file() and is_list(path, sampled(path)[2]):
-            raise a_list(path)
     stores = [Store(path) for path in inputs]
     check_equal(stores)
     for store in stores:

@@ -66,7 +66,7 @@ class TokenDictsSource(Source):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = TokenDictsOptions
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     has_tokenizer: ClassVar[bool] = False
     suffixes = (".pkl", ".pickle")
 

@@ -59,7 +59,7 @@ class TripletsSource(Source):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = TripletsConfig
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     has_tokenizer: ClassVar[bool] = False
     places = "record"
     suffixes = (".pkl", ".pickle")

@@ -6,50 +6,35 @@ each shard is hashed once, in a thread. Shards that are in use come first.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import shlex
 import threading
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from tokmill.base.errors import TokmillError
-from tokmill.base.files import read_file, reading, write_file
-from tokmill.base.headers import loads_json
+from tokmill.base.files import reading
 from tokmill.store.store import Store, shard_path
 
 BLOCK = 1 << 20
 """Bytes that are hashed between two checks whether to stop."""
-Known = dict[str, tuple[str, int, int, int]]
-"""Path of a shard → sha256, size, ctime (ns) and inode that it had when its digest was right."""
 
 
 class ShardCheck:
     """Hashes the shards of stores and of their overlays, in a thread, inside a `with` block.
 
-    `memory` is a file that remembers which shards were right; these are not read again as long as
-    size, ctime and inode stay the same. None: nothing is remembered. `shards`: the numbers of the
-    shards to check in each store; None: all. A damaged shard is raised by `tell`, and at the end
-    of the block, which waits until all shards used in it are hashed.
+    `shards`: the numbers of the shards to check in each store; None: all. A damaged shard is raised
+    by `tell`, and at the end of the block, which waits until all shards used in it are hashed.
     """
 
     def __init__(
         self,
         stores: Iterable[Store],
-        memory: Path | None = None,
         shards: Collection[int] | None = None,
     ) -> None:
         given = list(stores)
         self.shards = shards
         self.stores = [*given, *(laid for store in given for laid in store.overlays.values())]
-        self.memory = memory
-        self.known = recall(memory)
-        self.new = False
         self.error: TokmillError | None = None
         self._ended, self._last = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="tokmill-check", daemon=True)
@@ -81,10 +66,6 @@ class ShardCheck:
         if error is not None:
             self._ended.set()
         self._thread.join()
-        if self.memory is not None and self.new:
-            # A user who may only read the run goes without this memory.
-            with contextlib.suppress(TokmillError):
-                write_file(self.memory, msgspec.json.encode(self.known))
         if error is None:
             self.tell()
 
@@ -121,32 +102,14 @@ class ShardCheck:
         path = shard_path(store.path, entry.name).absolute()
         digest = hashlib.sha256()
         with reading(path) as handle:
-            stat = os.fstat(handle.fileno())
-            # ctime, not mtime: anyone can set mtime back.
-            now = (entry.sha256, stat.st_size, stat.st_ctime_ns, stat.st_ino)
-            if self.known.get(str(path)) == now:
-                return
             while block := handle.read(BLOCK):
                 if self._ended.is_set():
                     return
                 digest.update(block)
         if digest.hexdigest() != entry.sha256:
-            place = shlex.quote(str(store.path))
             raise TokmillError(
                 "the shard is damaged: its bytes have changed since it was built (sha256 differs)",
                 where=str(path),
-                hint=f"`tokmill store repair {place}` makes it again from its input; repeat what "
-                "was learned or measured from it",
+                hint="remove it: the same `tokmill build` makes it again from its input; repeat "
+                "what was learned or measured from it",
             )
-        self.known[str(path)], self.new = now, True
-
-
-def recall(memory: Path | None) -> Known:
-    """Return the content of a memory file; nothing if it is missing or damaged."""
-    if memory is None or not memory.is_file():
-        return {}
-    try:
-        known: Known = loads_json(read_file(memory), Known)
-        return known
-    except (TokmillError, ValueError):
-        return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,10 @@ class Problem(msgspec.Struct, frozen=True):
 
     where: str
     what: str
-    shard: str = ""
-    """The shard to make again, if that mends it."""
-    mend: str = ""
-    """The command that mends it, if that is not `store repair`."""
+    remove: str = ""
+    """The damaged shard, which a build makes again only if it is missing."""
+    hint: str = ""
+    """What to do, if that is not to run the same `tokmill build` again."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -85,16 +84,15 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
             try:
                 empty += check_shard(store, entry)
             except TokmillError as error:
-                problems.append(Problem(error.where, error.what, entry.name))
+                shard = str(shard_path(store.path, entry.name))
+                problems.append(Problem(error.where, error.what, remove=shard))
             bar.advance(entry.bytes)
     problems += check_totals(store)
-    if not any(problem.shard for problem in problems):
+    if not any(problem.remove for problem in problems):
         problems += check_plan(store)
     problems += check_strays(store)
     problems += check_learned(store)
-    problems += [
-        Problem(error.where, error.what, mend=mend) for error, mend in bad_references(store)
-    ]
+    problems += [Problem(e.where, e.what, hint=e.hint) for e in bad_references(store)]
     problems += check_overlays(store, quiet=quiet)
     return Report(
         store=str(store.path),
@@ -110,7 +108,7 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
 def demand_at(path: Path, condition: Any, what: str) -> None:
     """Raise `TokmillError` with `what` for a file of a shard unless a condition holds."""
     if not bool(condition):
-        hint = "`tokmill store repair STORE` makes it again"
+        hint = "remove the shard, and the same `tokmill build` makes it again"
         raise TokmillError(what, where=str(path), hint=hint)
 
 
@@ -278,18 +276,18 @@ def check_overlays(store: Store, *, quiet: bool = True) -> list[Problem]:
     problems = []
     for name in overlay_names(store.path):
         path = store.path / FOLDER / name
-        mend = f"tokmill store repair {shlex.quote(str(path))}"
+        again = ""
         try:
             overlay = Store(path)
-            facts = facts_of(overlay)
+            facts, again = facts_of(overlay), f"`{command_of(overlay)}` makes it again"
             found = validate(overlay, quiet=quiet).problems
-            problems += [msgspec.structs.replace(one, mend=one.mend or mend) for one in found]
+            problems += [msgspec.structs.replace(one, hint=one.hint or again) for one in found]
             if facts.base != store.fingerprint:
                 stale = "the store has changed since the overlay was made"
-                problems.append(Problem(str(path), stale, mend=command_of(overlay)))
+                problems.append(Problem(str(path), stale, hint=again))
             elif not found and not overlay.partial:
                 check_parallel(store, overlay)
                 check_offsets(store, overlay)
         except TokmillError as error:
-            problems.append(Problem(error.where, error.what, mend=mend))
+            problems.append(Problem(error.where, error.what, hint=again))
     return problems

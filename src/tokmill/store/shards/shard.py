@@ -31,8 +31,7 @@ from tokmill.store.schema import (
     has_phrases,
     phrase_columns,
 )
-from tokmill.store.shards.column_buffers import Held, Offsets, Part, pieces
-from tokmill.store.shards.string_column import StringColumn
+from tokmill.store.shards.column_buffers import Held, Offsets, Part, StringColumn, pieces
 from tokmill.store.shards.strings import Strings, ranges
 
 SUFFIX = ".safetensors"
@@ -282,8 +281,7 @@ class Shard:
         return TokmillError(
             f"the shard is damaged: {what}",
             where=str(self.path),
-            hint="`tokmill store validate STORE` finds all damage, `tokmill store repair STORE` "
-            "makes the shards again from their inputs",
+            hint="`tokmill store validate STORE` finds all damage, and says what helps",
         )
 
     def check_size(self) -> None:

@@ -25,9 +25,7 @@ from tokmill.store.marks import is_store
 from tokmill.store.vocab import LEARNED, Learned
 from tokmill.text.documents import iter_documents
 from tokmill.text.learning.train_tokenizer import train_tokenizer
-from tokmill.text.tokenizers.patterns import PATTERNS
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.text.tokenizers.tokenizer_json import pattern_of
 
 
 def read_note(folder: Path) -> Learned:
@@ -45,34 +43,15 @@ def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
     return msgspec.structs.replace(options, sha256=files.pop("tokenizer.json"), files=files)
 
 
-def mend_beside(folder: Path) -> list[str]:
-    """Write the damaged files beside a sound, learned tokenizer.json again; return their names.
-
-    A damaged note is made from the tokenizer: its vocabulary size is then the number of ids that
-    the tokenizer has, and its tie-break the default.
-    """
+def write_beside(folder: Path, note: Learned) -> None:
+    """Write the files beside a learned tokenizer.json that are missing or damaged."""
     file = folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_json(read_file(file), str(file))
-    mended = []
-    try:
-        note = read_note(folder)
-    except TokmillError:
-        pattern = pattern_of(tokenizer.data)
-        name = next((name for name, known in PATTERNS.items() if known == pattern), pattern)
-        options = Learned(
-            vocab_size=tokenizer.size, specials=tuple(tokenizer.specials), pattern=name
-        )
-        note = noted(options, tokenizer)
-        write_file(folder / LEARNED, sealed(note))
-        mended.append(LEARNED)
-    for name, data in tokenizer.files().items():
+    for name, data in Tokenizer.from_json(read_file(file), str(file)).files().items():
         path = folder / name
         if note.files.get(name) == hashlib.sha256(data).hexdigest() and not (
             path.is_file() and sha256_file(path) == note.files[name]
         ):
             write_file(path, data)
-            mended.append(name)
-    return mended
 
 
 def learned_tokenizer(
@@ -102,6 +81,7 @@ def learned_tokenizer(
                 where=str(path),
                 hint="choose another folder, or remove this one",
             )
+        write_beside(folder, before)
         return path, False
     make_folder(folder)
     remove_remains(folder)
@@ -140,17 +120,16 @@ def check_learned(folder: Path) -> None:
     path, note = folder / "tokenizer.json", folder / LEARNED
     if not path.exists():
         return
-    mend = f"`tokmill store repair {shlex.quote(str(folder.parent))}`"
+    use = f"--tokenizer {shlex.quote(str(path))}"
     try:
         wanted = read_note(folder).sha256 if note.exists() else None
     except TokmillError as error:
-        if is_store(folder.parent):
-            error.hint = f"{mend} makes it again from the tokenizer"
+        error.hint = f"remove it, and use the tokenizer: {use}"
         raise
     if wanted is None or sha256_file(path) != wanted:
-        hint = f"use it: --tokenizer {shlex.quote(str(path))}; or choose a new folder"
+        hint = f"use it: {use}; or choose a new folder"
         if wanted and is_store(folder.parent):
-            hint = f"if it was damaged, {mend} trains it again; else choose a new folder"
+            hint = "if it is damaged, remove it: the same build trains it again"
         raise UsageError(
             "the folder holds a tokenizer that was not trained there", where=str(path), hint=hint
         )

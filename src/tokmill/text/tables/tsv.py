@@ -61,7 +61,6 @@ class TsvSource(DocumentSource):
     """Tables of sentences; a text of `documents` is its sentences with a newline between them."""
 
     Config: ClassVar[type[msgspec.Struct]] = TsvConfig
-    stdin_suffix = ".tsv"
     without_tokenizer = (
         "--tokenizer TOKENIZER; `tokmill tokenizer train FILE.tsv --model wordpiece "
         "--vocab-size 8192 -o TOKENIZER` trains one"

@@ -133,6 +133,6 @@ def class_names(raw: bytes) -> list[str]:
         raise TokmillError(
             f"this is no list of classes: {error}",
             where=FILE,
-            hint="`tokmill store repair` makes it again",
+            hint="the same `tokmill build` makes it again",
         ) from None
     return names

@@ -1,0 +1,112 @@
+"""Read the inputs of a finished store again: to compare shards, or to list what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgspec import UNSET
+
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import make_folder
+from tokmill.builds.check_probe import settle_probe
+from tokmill.builds.folder import AGAIN, check_links, remove_shards
+from tokmill.builds.make_shard import (
+    Content,
+    ShardJob,
+    Work,
+    check_unchanged,
+    make_shard,
+    planned_work,
+)
+from tokmill.builds.source import Item
+from tokmill.builds.stamps import doubt
+from tokmill.store import manifest as layout
+from tokmill.store.checks.left_out import LeftOut, input_paths, line_of
+from tokmill.store.checks.validate import Problem
+from tokmill.store.manifest import Receipt
+from tokmill.store.receipts import inputs_fit, read_planned
+from tokmill.store.schema import each_drop
+from tokmill.store.store import Store, shard_path
+
+
+def work_of(store: Path) -> tuple[Work, dict[str, ShardJob]]:
+    """Return the `Work` of a store and its shards by name, to make shards again."""
+    plan = layout.read_plan(store)
+    if not inputs_fit(store, plan):
+        raise TokmillError(
+            "the items are not those of plan.json: one of the two is damaged, or a build has begun "
+            "and not ended",
+            where=str(store / "inputs.jsonl"),
+            hint="run the same `tokmill build` again: it writes the file anew",
+        )
+    tasks: dict[str, ShardJob] = {}
+    for item in read_planned(store):
+        task = tasks.setdefault(item.shard, ShardJob(item.shard, []))
+        task.items.append(Item.again(item))
+    return planned_work(store, plan), tasks
+
+
+def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
+    """Make planned shards again, in another folder."""
+    check_links(store)
+    work, tasks = work_of(store)
+    source = work.source()
+    settle_probe(source, store)
+    make_folder(folder)
+    receipts: list[Receipt] = []
+    for name in names:
+        if name not in tasks:
+            raise TokmillError(
+                f"the plan knows no shard {name!r}",
+                where=str(store),
+                hint="`tokmill store validate STORE` names what is damaged",
+            )
+        receipts += make_shard(source, tasks[name], work.vocabularies, folder)
+    return receipts
+
+
+def deep_check(store: Store, count: int) -> list[Problem]:
+    """Make `count` shards again and compare their bytes; names are digests, so this is a sample.
+
+    The next build reads the inputs of shards that differ again.
+    """
+    # A shard that was cut is not yet what the plan makes.
+    by_name = {
+        entry.name: entry
+        for number, entry in enumerate(store.shards)
+        if store.receipt(number).cut is UNSET
+    }
+    planned = sorted({name.partition("-")[0] for name in by_name})[:count]
+    folder = store.path / AGAIN
+    problems, differ = [], set()
+    try:
+        for receipt in remake(store.path, planned, folder):
+            entry = by_name.get(receipt.name)
+            if entry is None or entry.sha256 != receipt.sha256:
+                what = "making it again from its input gives other bytes"
+                problems.append(Problem(str(shard_path(store.path, receipt.name)), what))
+                differ.add(receipt.shard)
+    finally:
+        remove_shards(folder)
+    if differ:
+        doubt(store.path, [item for item in read_planned(store.path) if item.shard in differ])
+    return problems
+
+
+def each_left_out(store: Store) -> Iterator[LeftOut]:
+    """Yield each record that was left out, in the order of the inputs.
+
+    Raises `TokmillError` if an input has changed since the build.
+    """
+    work, tasks = work_of(store.path)
+    source = work.source()
+    paths = input_paths(store)
+    for shard in dict.fromkeys(entry.name.partition("-")[0] for entry in store.shards):
+        for item in tasks[shard].items:
+            check_unchanged(item)
+            path = paths.get(item.name, "")
+            for batch in source.read(item, Content()):
+                for drop in each_drop(batch.drops):
+                    line = line_of(path, drop.offset)
+                    yield LeftOut(item.name, path, drop.offset, line, drop.reason, drop.rejected)
