@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -419,12 +418,6 @@ def test_what_a_schedule_may_take_follows_from_the_time_without_one(tmp_path: Pa
         assert limits == [5.0 * measure.ALONE, 5.0 + 2 * measure.RUNS_ALLOWED]
         # The module without a schedule was no evaluation.
         assert (noted.evaluations, noted.hits) == (1, 0)
-        noted.until = time.monotonic() + 3
-        noted(given, (actions.Tile("op_0", (2,)),))
-        assert limits[-1] <= 3
-        noted.until = time.monotonic() - 1
-        late = noted(given, (actions.Tile("op_0", (4,)),))
-        assert late.status == "timeout" and len(limits) == 3
 
 
 def test_a_gain_within_the_noise_is_none() -> None:
