@@ -12,7 +12,7 @@ from reader import Make, Read
 from small_recipes import TEXTS, tokenizer_file
 from whole_stores import make_store
 
-from making import TOKENIZER, jsonl
+from making import jsonl
 
 CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "x = 1"}]
 TEMPLATE = (
