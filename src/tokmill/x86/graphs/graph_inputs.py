@@ -13,7 +13,7 @@ from tokmill.builds.execution.processes import in_processes
 from tokmill.builds.scan import FolderOptions, InputFile, Inputs, find_files
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import SUFFIXES, read_graph
-from tokmill.x86.graphs.lifting import PICKLE, check_levels, find_programs, lift_file, lift_parts
+from tokmill.x86.graphs.lifting import PICKLE, check_levels, find_programs, lift_file
 
 GRAPH = SUFFIXES["parquet"]
 UNREAD = {ending: form for form, ending in SUFFIXES.items() if ending != GRAPH}
@@ -33,15 +33,12 @@ def graphs_in(
     levels: Sequence[str] | None = None,
     lifter: str = "native",
     *,
-    windows: bool = False,
     facts: bool = False,
 ) -> Iterator[Graph]:
     """Yield the graphs of one input: one for each program of a pickle, else one.
 
-    With `windows` a very large program gives several graphs, each with a part of its functions.
-    With `facts` a program is searched for imports, strings and constants too, but not in windows.
-
-    A program is lifted here, by `lifter`. Raises `TokmillError` for a file that is not a program, a
+    A program is lifted here, by `lifter`, with `facts` also searched for imports, strings and
+    constants. Raises `TokmillError` for a file that is not a program, a
     pickle or a graph.
     """
     if file.path.suffix == PICKLE:
@@ -55,8 +52,6 @@ def graphs_in(
             where=str(file.path),
             hint=f"leave out --format {form} of `tokmill cfg`",
         )
-    elif windows:
-        yield from lift_parts(file, lifter)
     else:
         yield lift_file(file, lifter, facts=facts)
 

@@ -211,19 +211,6 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
     return graph
 
 
-def lift_parts(file: InputFile, lifter: str = "native") -> Iterator[Graph]:
-    """Yield the graph of a program; for a very large one, a graph of each window of code."""
-    if lifter != "native":
-        yield lift_file(file, lifter)
-        return
-    compiler, level = made_by(file.path)
-    graphs: Iterator[Graph] = plugins.require("tokmill.x86.lift.cfg").lift_windows(file.path)
-    while (graph := next(graphs, None)) is not None:
-        graph.program, graph.compiler, graph.level = file.name, compiler, level
-        yield graph
-        del graph
-
-
 def check_lifter(name: str) -> None:
     """Refuse a lifter that is not known."""
     if name not in plugins.LIFTERS:

@@ -104,10 +104,6 @@ class Tables:
         register = overwrites(instructions.code, target) + self._first_register
         self._gates = dict(zip(address.tolist(), register.tolist(), strict=True))
 
-    def note(self, addresses: Array) -> None:
-        """Note the beginnings (u8) of tables, at which other tables must end."""
-        self._ends = distinct(self._ends, addresses)
-
     def read(self, ways: Ways, row: int, low: int, high: int) -> Table | None:
         """Return the table of the indirect jump in `row`, with targets in low <= offset < high.
 
@@ -285,16 +281,11 @@ class Tables:
         bounded &= bool(fits.all())
         cells = data[places[fits][:, None] + np.arange(form.size)]
         value = cells.view(f"<i{form.size}")[:, 0].astype(np.uint64)
-        # GHC writes 0 for values that do not occur. Relative to a label, 0 is the label itself.
-        base = int(self.instructions.code.offset(np.asarray([form.base], np.uint64))[0])
-        never = (value == 0) & (not low <= base < high)
         value += np.uint64(form.base)
         value &= np.uint64(self._mask)
         offset = self.instructions.code.offset(value)
         inside = (offset >= low) & (offset < high)
         synced = self.instructions.row(offset) >= 0
-        if bounded and never.any() and not never.all():
-            offset, inside, synced = offset[~never], inside[~never], synced[~never]
         # A case may be in a part that was moved out of the function.
         likely = inside.all() if form.guessed else (inside | synced).all() and inside.any()
         if bounded and likely:
