@@ -86,9 +86,6 @@ SOURCES: dict[str, Part] = {
     "triplets": Part(
         "tokmill.formats.pickles.triplets:TripletsSource", "", "pickles of triplets of intervals"
     ),
-    "recode": Part(
-        "tokmill.x86.recode:RecodeSource", "", "stores of x86 code, with other vocabularies"
-    ),
 }
 
 EXPORTS: dict[str, Part] = {

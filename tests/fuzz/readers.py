@@ -103,7 +103,6 @@ from small_programs import (
     make_index,
     make_pair,
     make_vocabularies,
-    make_x86_store,
     read_compared,
     read_debug,
     read_facts,
@@ -304,10 +303,6 @@ def make_dicts(folder: Path) -> Iterable[Path]:
     return [path]
 
 
-def read_recode(folder: Path) -> Any:
-    return read_source("recode", [folder / "s"])
-
-
 def make_overlay(suffix: str) -> Make:
     def make(folder: Path) -> Iterable[Path]:
         ids_store(folder / "s")
@@ -463,7 +458,6 @@ READERS: dict[str, Reader] = {
     "schedule of mlir": Reader(make_schedule, read_schedule, share=0.5),
     "measurements": Reader(make_measurements, read_measurements, share=0.5),
     "mine": Reader(make_functions, read_mined, source="mine", share=0.3),
-    "recode": Reader(make_x86_store, read_recode, source="recode", share=0.3),
     "datasets folder": of_source("parquet", make_dataset, "d", 0.2),
     "embed": Reader(make_embedded, read_embedded, source="embed", share=0.05),
     "text piped": Reader(text_of("text"), read_piped("text", "a"), share=0.1),

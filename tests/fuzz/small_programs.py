@@ -161,11 +161,6 @@ def x86_store(path: Path) -> Path:
     return path
 
 
-def make_x86_store(folder: Path) -> Iterable[Path]:
-    made = x86_store(folder / "s")
-    return sorted(made.glob("shards/*.safetensors"))
-
-
 def make_vocabularies(folder: Path) -> Iterable[Path]:
     store = x86_store(folder.parent / "x" / "s")
     shutil.copytree(store / "vocab", folder / "vocab")

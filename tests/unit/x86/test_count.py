@@ -17,15 +17,15 @@ import pytest
 from making import quick_build
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.store.checks.stats import count
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.tokens.instructions import collect, distinct
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
-from tokmill.x86.tokens.vocabularies.count import count_graph, count_programs, parts, unknown
-from tokmill.x86.tokens.vocabularies.vocabulary import counted
-from tokmill.x86.tokens.vocabularies.vocabulary_changes import counts_in, vocabularies_in
+from tokmill.x86.tokens.vocabularies.count import count_graph, count_programs, parts
+from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
 from x86_programs import C_SOURCE, compiles
 
 LEAVE = bytes.fromhex("c9 c3")
@@ -70,14 +70,16 @@ def test_a_store_and_pickles_of_it_count_as_programs_do(
 ) -> None:
     wanted = count_programs([str(program)], "tokmill").counts
     store = quick_build("x86", program, tmp_path / "s", separator=separator)
-    found = counts_in(store)
-    for counts in found.values():
+    ids = count(store, once=("mne", "eflag")).ids
+    for column, tokens in read_vocabularies(store.path).items():
+        pairs = zip(tokens.tokens, ids[column].tolist(), strict=False)
+        counts = {token: number for token, number in pairs if number}
         assert counts.pop("[SEP]", 0) == separator * sum(wanted["mne"].values())
-    assert found == wanted
+        assert counts == wanted[column]
     export = plugins.load(plugins.EXPORTS, "token-dicts")
     export(export.Config()).write(store, tmp_path / "t.pkl")
     dicts = quick_build("token-dicts", tmp_path / "t.pkl", tmp_path / "t", rules="tokmill")
-    for column, tokens in vocabularies_in(dicts).items():
+    for column, tokens in read_vocabularies(dicts.path).items():
         counts = dict(zip(tokens.tokens, tokens.counts or [], strict=True))
         assert {token: n for token, n in counts.items() if n} == wanted[column]
 
@@ -122,16 +124,6 @@ def test_functions_that_are_no_code_to_the_rules_are_left_out() -> None:
     graph.code[2] = 0x06
     number, counts = count_graph("tokmill", graph)
     assert number == 2 and set(counts["mne"]) == {"LEAVE", "RET"}
-
-
-def test_what_a_vocabulary_does_not_know() -> None:
-    known = counted([{column: {"a": 4, "b": 1} for column in COLUMNS}], "tokmill", min_count=2)
-    found = unknown(known, {column: {"a": 6, "b": 2, "c": 2, "d": 6} for column in COLUMNS})
-    assert [one.column for one in found] == list(COLUMNS)
-    first = found[0]
-    assert (first.tokens, first.unknown, first.share, first.kinds) == (16, 10, 0.625, 3)
-    assert first.examples == [("d", 6), ("b", 2), ("c", 2)]
-    assert unknown(known, {column: {} for column in COLUMNS})[0].share == 0
 
 
 def test_nothing_to_count(tmp_path: Path) -> None:
