@@ -26,12 +26,10 @@ import numpy as np
 import diffing_programs as programs
 import tokmill
 from diffing_table import NO_ADDRESSES, THEIRS, Result, details, keep, kept, means, table
+from function_truth import FunctionTruth, function_truth, judge_functions
 from tokmill.base.children import child
 from tokmill.store.schema import Array
 from tokmill.x86.diff.program_diff import diff_graphs
-from tokmill.x86.diff.truth.block_truth import judge_blocks
-from tokmill.x86.diff.truth.ground_truth import GroundTruth, ground_truth, judge_functions
-from tokmill.x86.diff.truth.source_lines import two_versions
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.image.debug.debug_info import DebugInfo, debug_reader, read_debug_info
@@ -98,13 +96,10 @@ class Bench:
                 self.infos[path] = read_debug_info(path, reader)
         return self.infos[path]
 
-    def truth(self, pair: programs.Pair) -> GroundTruth:
+    def truth(self, pair: programs.Pair) -> FunctionTruth:
         """Return the truth about a pair."""
-        a, b = self.info(pair.a.debug), self.info(pair.b.debug)
-        # The same sources need no difference.
-        versions = pair.a.source != pair.b.source
-        source = two_versions(a.files, b.files, pair.a.source, pair.b.source) if versions else None
-        return ground_truth(self.graph(pair.a.bare), self.graph(pair.b.bare), a, b, source)
+        graphs = self.graph(pair.a.bare), self.graph(pair.b.bare)
+        return function_truth(*graphs, self.info(pair.a.debug), self.info(pair.b.debug))
 
     def result(self, pair: programs.Pair) -> Result:
         """Return what each contestant makes of a pair, kept unless a model takes part."""
@@ -155,7 +150,6 @@ class Bench:
         result.seconds["tokmill"] = time.process_time() - started
         matched = diff.function_a, diff.function_b
         result.scores["tokmill"], result.left_out = judge_functions(truth, *matched)
-        result.blocks, _ = judge_blocks(truth, diff.block_a, diff.block_b)
         if self.run is not None:
             from tokmill.x86.commands.diff_vectors import vectors_of
 

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 import diffing_programs as programs
+from function_truth import Score
 from measure import highest
 from symbol_truth import read_truth
 from tokmill.store.schema import Array
 from tokmill.x86.diff.program_diff import diff_graphs
-from tokmill.x86.diff.truth.ground_truth import Score
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_graph, write_graph
 from tokmill.x86.lift.cfg import lift

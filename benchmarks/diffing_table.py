@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 import diffing_programs as programs
+from function_truth import LeftOut, Score
 from tokmill.base.files import write_file
-from tokmill.x86.diff.truth.ground_truth import LeftOut, Score
 
 THEIRS, OURS = "qbindiff", "tokmill"
 NO_ADDRESSES = "qbindiff without `addr`"
@@ -27,7 +27,6 @@ class Result:
     matches: int
     scores: dict[str, Score] = field(default_factory=dict)
     """Contestant → its functions; one that gave no answer is not there."""
-    blocks: Score = field(default_factory=lambda: Score(0, 0, 0))
     seconds: dict[str, float] = field(default_factory=dict)
     """CPU seconds after lifting."""
     peak: int = 0
@@ -62,8 +61,8 @@ def kept(path: Path) -> Result | None:
 def table(results: Sequence[Result], names: Sequence[str]) -> list[str]:
     """Return F1 of functions a pair."""
     lines = [
-        f"| pair | functions | KiB | {' | '.join(names)} | blocks, tokmill |",
-        f"|---|---|---|{'---|' * (len(names) + 1)}",
+        f"| pair | functions | KiB | {' | '.join(names)} |",
+        f"|---|---|---|{'---|' * len(names)}",
     ]
     for one in results:
         cells = [
@@ -77,7 +76,7 @@ def table(results: Sequence[Result], names: Sequence[str]) -> list[str]:
         star = "" if one.pair.held_out else " *"
         lines.append(
             f"| {one.pair.program}{star} {one.pair.kind} | {one.matches:,} | "
-            f"{max(one.sizes) >> 10:,} | {' | '.join(cells)} | {one.blocks.f1:.3f} |"
+            f"{max(one.sizes) >> 10:,} | {' | '.join(cells)} |"
         )
     return lines
 

@@ -25,10 +25,10 @@ from elftools.elf.elffile import ELFFile
 
 import lifting_blocks as blocks
 import programs
+from function_truth import Score
 from lifters import NAMES, ROUNDS, Bench, angr, swept
 from symbol_truth import Truth, read_truth, score
 from tokmill.store.schema import Array
-from tokmill.x86.diff.truth.ground_truth import Score
 from tokmill.x86.image.program import open_program
 from tokmill.x86.lift.cfg import lift
 

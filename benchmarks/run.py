@@ -16,7 +16,6 @@ import corpus
 import decoder_training
 import defaults
 import diffing
-import diffing_model
 import feed_batches
 import gradient_cache
 import jsonl_hostile
@@ -109,7 +108,6 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             lambda: signatures.main(cache),
         ),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
-        "diffing-model": ("Diffing with a trained model", lambda: diffing_model.main(cache)),
         "rwkv7": ("RWKV-7", rwkv7.main),
         "masked": ("Masked language modelling", masked_head.main),
         "gradient-cache": ("Contrastive steps", gradient_cache.main),

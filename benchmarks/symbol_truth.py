@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from function_truth import Score
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.diff.truth.ground_truth import Score
 from tokmill.x86.image import elf
 from tokmill.x86.image.image import Program
 from tokmill.x86.image.link import Placement

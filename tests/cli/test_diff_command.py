@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bindiff.file import BindiffFile
 
 from diff_sources import NEW, OLD
-from tokmill.base.files import sha256_file
 from x86_programs import compiles, stripped
 
 Here = Callable[..., tuple[str, str]]
@@ -46,38 +44,17 @@ def test_what_changed_is_told_and_is_the_exit_code(here: Here, built: Path, tmp_
     assert {one["name"] for one in report["changed_most"]} == {"twice", "kept"}
 
 
-def test_a_database_of_bindiff(here: Here, built: Path, tmp_path: Path) -> None:
-    out, _ = here("diff", built / "old", built / "new", "-o", "result.BinDiff", code=1)
-    assert out.endswith("result.BinDiff: written\nold.BinExport: written\nnew.BinExport: written\n")
-    found = BindiffFile(tmp_path / "result.BinDiff")
-    found.db.close()
-    assert found.primary_file.hash == sha256_file(built / "old")
-    assert {"main", "twice", "kept"} <= {one.name1 for one in found.function_matches}
-    here("inspect", "old.BinExport")
-    # The same again, and of another build, as the database is replaced too.
-    here("diff", built / "old", built / "new", "-o", "result.BinDiff", code=1)
-    shutil.copy(built / "new", tmp_path / "old")
-    here("diff", "old", built / "new", "-o", "result.BinDiff")
-    # A graph that another database needs, or another tool has written, stays.
-    _, said = here("diff", built / "old", built / "new", "-o", "other.BinDiff", code=2)
-    assert "old.BinExport" in said and "is of another program" in said and "hint:" in said
-    (tmp_path / "old.BinExport").write_bytes(b"of IDA")
-    _, said = here("diff", built / "old", built / "new", "-o", "result.BinDiff", code=2)
-    assert "tokmill has not written" in said
-    assert (tmp_path / "old.BinExport").read_bytes() == b"of IDA"
-
-
 def test_programs_and_functions_of_other_names(here: Here, built: Path, tmp_path: Path) -> None:
     for name, version in (("old", "1.0"), ("new", "1.1")):
         (tmp_path / version).mkdir()
         shutil.copy(built / name, tmp_path / version / "tool")
     tools = tmp_path / "1.0" / "tool", tmp_path / "1.1" / "tool"
-    out, _ = here("diff", *tools, "-o", "made/x.bindiff", "--html", "page.html", code=1)
+    out, _ = here("diff", *tools, "-o", "made/x.json", "--html", "page.html", code=1)
     assert out.startswith("old: 1.0/tool, 64 bits, ") and "\nnew: 1.1/tool, " in out
     assert "<title>1.0/tool → 1.1/tool</title>" in (tmp_path / "page.html").read_text()
-    assert (tmp_path / "made" / "x.bindiff").read_bytes().startswith(b"SQLite")
-    _, said = here("diff", tmp_path / "1.0", tmp_path / "1.1", "-o", "x.BinDiff", code=2)
-    assert "BinDiff's database holds two programs" in said and not (tmp_path / "x.BinDiff").exists()
+    assert (tmp_path / "made" / "x.json").exists()
+    _, said = here("diff", *tools, "-o", "x.BinDiff", code=2)
+    assert "NAME.BinExport" in said and not (tmp_path / "x.BinDiff").exists()
 
 
 def test_renamed_functions_long_names_and_almost_the_same(here: Here, tmp_path: Path) -> None:

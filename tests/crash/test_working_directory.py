@@ -33,7 +33,6 @@ STARTED = {
     "text/chats/chat_templates.py": {"shared"},
     "text/learning/train_tokenizer.py": {"call"},
     "training/launch.py": {"run"},
-    "x86/diff/truth/source_lines.py": {"run"},
     "x86/image/program.py": {"shared"},
     "x86/image/debug/debug_info.py": {"Child"},
 }
@@ -130,10 +129,6 @@ COMMANDS: dict[str, list[str]] = {
     "processes of a pool": ["cfg", "{in}/old.elf", "{in}/new.elf", "-o", "{out}", "--workers=2"],
     "a child that reads debug information": [
         "cfg", "{in}/old.elf", "-o", "{out}", "--names", "{in}/old.dbg",
-    ],
-    "git": [
-        "diff", "{in}/old.elf", "{in}/new.elf", "--truth", "{in}/old.dbg", "{in}/new.dbg",
-        "--source", "{in}/old", "{in}/new", "-q",
     ],
 }  # fmt: skip
 LONG: dict[str, list[str]] = {

@@ -1,4 +1,4 @@
-"""The commands of docs/diffing.md and docs/diffing-protocol.md print what the pages show."""
+"""The commands of docs/diffing.md print what the page shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from test_readme import masked, steps
 
 from diff_sources import NEW, OLD
-from x86_programs import compiler, compiles, run
+from x86_programs import compiles
 
 
 def check(page: Path, folder: Path, count: int) -> None:
@@ -40,13 +40,3 @@ def test_commands_print_what_the_page_shows(repository: Path, tmp_path: Path) ->
         shutil.copy(program, tmp_path / folder / "tool")
         shutil.copy(programs["old"], tmp_path / folder / "same")
     check(repository / "docs" / "diffing.md", tmp_path, 2)
-
-
-def test_the_protocol_judges_a_pair(repository: Path, tmp_path: Path) -> None:
-    for name, source in (("old", OLD), ("new", NEW)):
-        folder = tmp_path / name / "src"
-        folder.mkdir(parents=True)
-        (folder / "a.c").write_text(source)
-        flags = ("-g", "-O1", "-o", str(folder.parent / "tool"))
-        run(compiler("gcc"), *flags, str(folder / "a.c"))
-    check(repository / "docs" / "diffing-protocol.md", tmp_path, 1)

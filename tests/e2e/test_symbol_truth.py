@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tokmill.base.errors import TokmillError
-from tokmill.x86.diff.truth.ground_truth import Score
 from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, compiles, stripped, symbols, true_functions
 
@@ -94,7 +93,7 @@ def test_parts_of_functions_are_neither_right_nor_wrong(built: Path, module: Any
     wanted = {first: True, parts[0] + 1: True, label: False, sizeless: True, sizeless + 2: False}
     assert truth.inside(np.asarray(list(wanted), np.uint64)).tolist() == list(wanted.values())
     found = np.asarray([first, first, parts[0], label], np.uint64)
-    assert module.score(found, truth) == Score(right=1, wrong=1, lost=1)
+    assert module.score(found, truth) == module.Score(right=1, wrong=1, lost=1)
 
 
 def test_a_stripped_file_has_none(built: Path, module: Any) -> None:

@@ -49,7 +49,7 @@ def read_debug(folder: Path) -> Any:
     from tokmill.x86.image.debug.debug_info import read_debug_info
 
     info = read_debug_info(folder / "program", debug_child(os.getpid()))
-    return info.name, info.entry.tolist(), info.row_start.tolist(), info.row_line.tolist()
+    return info.name, info.entry.tolist(), info.range_start.tolist(), info.unit.tolist()
 
 
 def small_graph() -> Any:

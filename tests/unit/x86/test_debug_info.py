@@ -1,8 +1,7 @@
-"""DWARF of programs that are compiled here, against their symbols and against addr2line."""
+"""DWARF of programs that are compiled here, against their symbols."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -51,28 +50,8 @@ def test_functions_are_those_of_the_symbols(built: Path, way: tuple[str, ...]) -
         # Clones have the name of what they were made of.
         assert name in {known.partition(".")[0] for known, at in places.items() if at == entry}
     assert not info.left_out
-    assert {Path(info.files[file]).suffix for file in info.file.tolist()} == {".c"}
-
-
-@pytest.mark.parametrize("way", WAYS, ids=" ".join)
-def test_lines_are_those_of_addr2line(built: Path, way: tuple[str, ...]) -> None:
-    by, *flags = way
-    path = compiles(built, f"debug-{'-'.join(way)}", C_SOURCE, *flags, by=by)
-    info = read_debug_info(path)
-    rows = np.arange(len(info.row_start))
-    addresses = info.row_start[rows]
-    listed = [hex(address) for address in addresses.tolist()]
-    done = subprocess.run(
-        [compiler("addr2line"), "-e", str(path), *listed],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    theirs = [line.split(" (")[0].rpartition(":")[2] for line in done.stdout.splitlines()]
-    at = info.row_at(addresses)
-    mine = [str(line) if row >= 0 else "?" for row, line in zip(at, info.row_line[at], strict=True)]
-    # addr2line says 0 or ? for code of no line.
-    assert mine == ["?" if line == "0" else line for line in theirs]
+    units = {info.files[unit] for unit in info.unit.tolist() if unit >= 0}
+    assert {Path(file).suffix for file in units} <= {".c"}
 
 
 def test_parts_belong_to_their_function_and_clones_have_its_name(built: Path) -> None:
@@ -104,7 +83,6 @@ def test_a_file_of_debug_information_alone(built: Path) -> None:
     run(compiler("objcopy"), "--only-keep-debug", str(path), str(alone))
     one, other = read_debug_info(path), read_debug_info(alone)
     assert named(one) == named(other)
-    assert (one.row_line == other.row_line).all() and (one.row_start == other.row_start).all()
 
 
 def test_names_that_dwz_moved_are_those_of_the_symbols(built: Path) -> None:
@@ -143,7 +121,7 @@ def test_what_is_refused(built: Path, tmp_path: Path) -> None:
         read_debug_info(tmp_path / "none")
 
 
-@pytest.mark.parametrize("section", [".debug_info", ".debug_line", ".debug_abbrev"])
+@pytest.mark.parametrize("section", [".debug_info", ".debug_abbrev"])
 def test_damage_is_told(built: Path, tmp_path: Path, section: str) -> None:
     whole = compiles(built, "debug-whole", C_SOURCE, "-g", "-O2")
     filled = tmp_path / "filled"

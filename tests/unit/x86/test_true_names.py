@@ -68,10 +68,8 @@ def _info(
     none = np.zeros(0, np.uint64)
     name, unit, entry, clone = zip(*functions, strict=True)
     return DebugInfo(
-        "", ["p/a.c", "p/b.c"], list(name), np.array(unit, np.int32),
-        np.zeros(len(name), np.int32), np.zeros(len(name), np.int32), np.array(entry, np.uint64),
-        np.array(clone), none, none, none.astype(np.int64), described, none, none,
-        none.astype(np.int64), none.astype(np.int64), {},
+        ["p/a.c", "p/b.c"], list(name), np.array(unit, np.int32), np.array(entry, np.uint64),
+        np.array(clone), none, none, none.astype(np.int64), described, {},
     )  # fmt: skip
 
 

@@ -24,7 +24,6 @@ from tokmill.x86.commands.program_options import (
     processes,
 )
 
-BINDIFF = ".BinDiff"
 SAME, DIFFER = 0, 1
 """Exit codes, as of `diff`; what is refused is 2, as there is no answer then."""
 KNOWN = "a program (ELF or PE for x86), a graph file of `tokmill cfg`, or two folders of them"
@@ -35,13 +34,7 @@ def diff(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, of the new version.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="diff.json",
-            help="Write all matches as JSON, or to a name that ends in .BinDiff as BinDiff's "
-            "database, with both programs as .BinExport beside it.",
-        ),
+        typer.Option("-o", "--out", metavar="diff.json", help="Write all matches as JSON."),
     ] = None,
     html: Annotated[
         Path | None,
@@ -56,21 +49,6 @@ def diff(
             help="Whether functions of the same symbol name are taken for the same.",
         ),
     ] = True,
-    truth: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(
-            "--truth",
-            metavar="OLD.debug NEW.debug",
-            help="Judge the matches by the debug information of both programs before `strip`.",
-        ),
-    ] = None,
-    source: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(
-            metavar="OLD_DIR NEW_DIR",
-            help="Of --truth: the source of both, where it is not the same.",
-        ),
-    ] = None,
     run: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Compare vectors by the model of this run, too."),
@@ -89,20 +67,18 @@ def diff(
     2 and above: the inputs cannot be compared.
     """
     try:
-        if source is not None and truth is None:
-            raise UsageError("--source is of --truth", hint="name the debug information, too")
+        if out is not None and out.suffix.lower() == ".bindiff":
+            raise UsageError(
+                "diff writes JSON",
+                where=str(out),
+                hint="for BinDiff, `tokmill cfg PROGRAM -o NAME.BinExport` of both programs",
+            )
         if old.is_dir() and new.is_dir():
-            named = {"--run": run, "--html": html, "--truth": truth}
+            named = {"--run": run, "--html": html}
             if option := next((name for name, value in named.items() if value), ""):
                 raise UsageError(
                     f"{option} is for two programs, not for two folders",
                     hint=f"leave {option} out, or name one program of each folder",
-                )
-            if out is not None and out.suffix.lower() == BINDIFF.lower():
-                raise UsageError(
-                    "BinDiff's database holds two programs, not two folders",
-                    where=str(out),
-                    hint="name a .json file, or one program of each folder",
                 )
             return _folders(old, new, out, names, workers, choice(suffix, glob), quiet, json)
         if old.is_dir() or new.is_dir():
@@ -111,9 +87,8 @@ def diff(
                 where=str(old if old.is_dir() else new),
                 hint="compare two programs, or two folders",
             )
-        check_outputs({"--out": out, "--html": html}, (old, new, *(truth or ())))
-        judges = (truth, source) if truth else None
-        return _programs(old, new, (out, html), names, (run, at, device, quiet), judges, json)
+        check_outputs({"--out": out, "--html": html}, (old, new))
+        return _programs(old, new, (out, html), names, (run, at, device, quiet), json)
     except TokmillError as error:
         if error.exit_code != DIFFER:
             raise
@@ -126,7 +101,6 @@ def _programs(
     outs: tuple[Path | None, Path | None],
     names: bool,
     model: tuple[Path | None, str, str, bool],
-    judges: tuple[tuple[Path, Path], tuple[Path, Path] | None] | None,
     json: bool,
 ) -> int:
     from tokmill.x86.commands.diff_tables import print_programs
@@ -146,23 +120,12 @@ def _programs(
     out, html = outs
     if out is not None:
         make_folder(out.parent)
-    written = [path for path in outs if path is not None]
-    if out is not None and out.suffix.lower() == BINDIFF.lower():
-        from tokmill.x86.diff.output.bindiff_database import write_bindiff
-
-        written += write_bindiff(out, *graphs, found, digests)
-    elif out is not None:
         write_diff(out, diff_file(*graphs, found, digests))
     if html is not None:
         from tokmill.x86.diff.output.diff_page import diff_page
 
         diff_page(*graphs, found, html, called=called)
     counts = counts_of(*graphs, found)
-    judged = None
-    if judges is not None:
-        from tokmill.x86.commands.diff_truth import judge
-
-        judged = judge(*graphs, found, *judges, names)
     if json:
         most = changed_most(*graphs, found, MOST_LISTED)
         print_json(
@@ -173,16 +136,11 @@ def _programs(
                 "changed_most": [msgspec.to_builtins(change) for change in most],
                 "other": msgspec.to_builtins(found.other),
                 "left_out": found.left_out,
-                **({"truth": judged} if judged else {}),
             }
         )
     else:
         print_programs(graphs, called, found, counts, digests[0] == digests[1])
-        if judged is not None:
-            from tokmill.x86.commands.diff_truth import print_truth
-
-            print_truth(judged)
-        for path in written:
+        for path in filter(None, outs):
             print(f"{path}: written")
     return DIFFER if found.other.any or not found.same else SAME
 

@@ -1,4 +1,4 @@
-"""A diff as JSON, as BinDiff's database, and as a page.
+"""A diff as JSON, in figures, and as a page.
 
-Read `files` first.
+Read `diff_json` first.
 """

@@ -1,4 +1,4 @@
-"""What an unstripped program says of its source: functions, and the lines of its code."""
+"""The functions of an unstripped program, by its debug information."""
 
 from __future__ import annotations
 
@@ -23,24 +23,19 @@ OUTPUT = 2 << 30
 
 @dataclass(slots=True)
 class DebugInfo:
-    """Functions and lines of one program, by its debug information.
+    """Functions of one program, by its debug information.
 
-    F functions, P ranges of code, R rows of lines, S source files. Addresses are those of the
-    file, as `lift` counts them.
+    F functions, P ranges of code, S source files. Addresses are those of the file, as `lift` counts
+    them.
     """
 
-    path: str
     files: list[str]
-    """(S), as the compiler was told them, joined with the folder in which it ran."""
+    """(S), of compilations, as the compiler was told, joined with the folder in which it ran."""
     name: list[str]
     """(F): the linkage name where there is one, without what compilers put after the names of
     clones, else the name."""
     unit: Array
     """(F,) i4: the source file whose compilation made it; -1 where the name is known everywhere."""
-    file: Array
-    """(F,) i4: the file that declares it; -1 where that is not said."""
-    line: Array
-    """(F,) i4: the line there, from 1; 0 where that is not said."""
     entry: Array
     """(F,) u8: where it begins."""
     clone: Array
@@ -53,14 +48,6 @@ class DebugInfo:
     """(P,) i8."""
     described: set[tuple[str, int]]
     """Name and unit of functions that have no code of their own: inlined, or not made."""
-    row_start: Array
-    """(R,) u8, ascending: the code of one line."""
-    row_stop: Array
-    """(R,) u8."""
-    row_file: Array
-    """(R,) i8."""
-    row_line: Array
-    """(R,) i8, from 1; 0 is code of no line."""
     left_out: dict[str, int]
     """What could not be read → how often."""
 
@@ -71,15 +58,6 @@ class DebugInfo:
             return np.full(len(addresses), -1, np.int64)
         inside = (at >= 0) & (addresses < self.range_stop[at])
         found: Array = np.where(inside, self.range_function[at], -1)
-        return found
-
-    def row_at(self, addresses: Array) -> Array:
-        """Return the row of lines of each address (u8): i8, -1 for none or for line 0."""
-        at = np.searchsorted(self.row_start, addresses, side="right") - 1
-        if not len(self.row_start):
-            return np.full(len(addresses), -1, np.int64)
-        inside = (at >= 0) & (addresses < self.row_stop[at]) & (self.row_line[at] > 0)
-        found: Array = np.where(inside, at, -1)
         return found
 
 
@@ -116,29 +94,21 @@ def read_debug_info(path: Path | str, reader: Child | None = None) -> DebugInfo:
             where=str(path),
             hint="is the file complete? `readelf --debug-dump=info` says where it is damaged",
         ) from None
-    return _debug_info(str(path), found)
+    return _debug_info(found)
 
 
-def _debug_info(path: str, found: dict[str, Any]) -> DebugInfo:
+def _debug_info(found: dict[str, Any]) -> DebugInfo:
     ranges = np.frombuffer(found["ranges"], np.uint64).reshape(-1, 3)
-    rows = np.frombuffer(found["rows"], np.uint64).reshape(-1, 4)
     units = np.frombuffer(found["described_unit"], np.int32).tolist()
     return DebugInfo(
-        path,
         found["files"],
         found["name"],
         np.frombuffer(found["unit"], np.int32),
-        np.frombuffer(found["file"], np.int32),
-        np.frombuffer(found["line"], np.int32),
         np.frombuffer(found["entry"], np.uint64),
         np.frombuffer(found["clone"], np.uint8) > 0,
         ranges[:, 0],
         ranges[:, 1],
         ranges[:, 2].astype(np.int64),
         set(zip(found["described"], units, strict=True)),
-        rows[:, 0],
-        rows[:, 1],
-        rows[:, 2].astype(np.int64),
-        rows[:, 3].astype(np.int64),
         found["left_out"],
     )

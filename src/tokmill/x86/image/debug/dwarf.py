@@ -1,13 +1,12 @@
 """Debug information of ELF files, read by pyelftools into plain columns.
 
-DWARF 2 to 5: functions are the entries `DW_TAG_subprogram` (section 3.3 of the standard), rows of
-lines those of the line number programs (section 6.2). pyelftools trusts what a file says of its
-own sizes, so `debug_info.py` calls `read` in a child process with limits.
+DWARF 2 to 5: functions are the entries `DW_TAG_subprogram` (section 3.3 of the standard).
+pyelftools trusts what a file says of its own sizes, so `debug_info.py` calls `read` in a child
+process with limits.
 """
 
 from __future__ import annotations
 
-import copy
 import posixpath
 import re
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from tokmill.base.errors import TokmillError
-from tokmill.store.schema import Array
 
 CLONE = re.compile(r"(\.(constprop|isra|part|cold|lto_priv|llvm|clone|specialized)\b[.\d]*)+$")
 """What GCC and Clang put after the name of a function when they make another one of it."""
@@ -41,9 +39,6 @@ class _Entry(NamedTuple):
 
     name: str
     linkage: str
-    file: int
-    """Number of the file that declares it; -1: not said."""
-    line: int
     external: bool
     refers: int
     """Where the entry lies that says more; -1: nowhere."""
@@ -67,7 +62,7 @@ def read(path: str) -> dict[str, Any]:
         if elf["e_type"] == "ET_REL":
             raise TokmillError("an object file", where=path, hint="link it first")
         info = elf.get_dwarf_info(follow_links=False)
-        if info.debug_info_sec is None or info.debug_line_sec is None:
+        if info.debug_info_sec is None:
             raise TokmillError("it has no debug information", where=path, hint=HINT)
         return _Reading(info, path, _code(elf), _symbols(elf)).columns()
 
@@ -99,15 +94,14 @@ class _Reading:
     ) -> None:
         self.info, self.path, self.code, self.symbols = info, path, code, symbols
         self.files: dict[str, int] = {}
-        self.tables: dict[int, list[int]] = {}
-        self.rows: list[tuple[int, int, int, int]] = []
         self.entries: dict[int, _Entry] = {}
         self.left_out: dict[str, int] = {}
 
     def columns(self) -> dict[str, Any]:
         for unit in self.info.iter_CUs():
             self._unit(unit)
-        return self._functions() | self._lines() | {"left_out": self.left_out}
+        files = [path.encode("utf-8", "replace").decode() for path in self.files]
+        return self._functions() | {"files": files, "left_out": self.left_out}
 
     def _count(self, what: str) -> None:
         self.left_out[what] = self.left_out.get(what, 0) + 1
@@ -122,7 +116,6 @@ class _Reading:
             raise TokmillError(what, where=self.path, hint="compile without -gsplit-dwarf")
         folder = _text(top, "DW_AT_comp_dir")
         own = self._file(posixpath.join(folder, _text(top, "DW_AT_name")))
-        table = self._line_program(unit, folder)
         low = top.attributes.get("DW_AT_low_pc")
         base = low.value if low else 0
         # By hand, as pyelftools keeps every entry of a unit that it walks through itself.
@@ -131,19 +124,16 @@ class _Reading:
             entry = DIE(unit, top.stream, place)
             place += entry.size
             if entry.tag == "DW_TAG_subprogram":
-                self.entries[entry.offset] = self._entry(entry, own, table, base)
+                self.entries[entry.offset] = self._entry(entry, own, base)
 
-    def _entry(self, entry: Any, unit: int, table: list[int], base: int) -> _Entry:
+    def _entry(self, entry: Any, unit: int, base: int) -> _Entry:
         said = entry.attributes
-        file = said["DW_AT_decl_file"].value if "DW_AT_decl_file" in said else -1
         linkage = "DW_AT_linkage_name"
         if linkage not in said:
             linkage = "DW_AT_MIPS_linkage_name"
         return _Entry(
             _text(entry, "DW_AT_name"),
             _text(entry, linkage),
-            table[file] if 0 <= file < len(table) else -1,
-            said["DW_AT_decl_line"].value if "DW_AT_decl_line" in said else 0,
             "DW_AT_external" in said,
             self._refers(entry),
             unit,
@@ -180,46 +170,9 @@ class _Reading:
         # Of functions that the linker dropped the addresses are 0, 1 or the largest number.
         return low < high and any(start <= low and high <= stop for start, stop in self.code)
 
-    def _line_program(self, unit: Any, folder: str) -> list[int]:
-        """Keep the rows of a unit, once, and return its files: number there → number here."""
-        program = self.info.line_program_for_CU(unit)
-        if program is None:
-            return []
-        at = unit.get_top_DIE().attributes["DW_AT_stmt_list"].value
-        if at in self.tables:
-            return self.tables[at]
-        header = program.header
-        folders = [one.decode("utf-8", "surrogateescape") for one in header.include_directory or ()]
-        first = []
-        if header.version < 5:
-            # There files are counted from 1, and folder 0 is the one that is not in the table.
-            folders, first = [folder, *folders], [self._file(folder)]
-        table = first + [
-            self._file(posixpath.join(
-                folder,
-                folders[one.dir_index] if one.dir_index < len(folders) else "",
-                one.name.decode("utf-8", "surrogateescape"),
-            ))
-            for one in header.file_entry or ()
-        ]  # fmt: skip
-        self.tables[at] = table
-        last = None
-        # A copy, as the program itself would keep its rows.
-        for one in copy.copy(program).get_entries():
-            state = one.state
-            if state is None:
-                continue
-            if last and self._is_code(last.address, state.address):
-                # Code of a file that the table does not have is code of no line.
-                known = last.file < len(table)
-                file, line = (table[last.file], last.line) if known else (0, 0)
-                self.rows.append((last.address, state.address, file, line))
-            last = None if state.end_sequence else state
-        return table
-
     def _functions(self) -> dict[str, Any]:
         names: list[str] = []
-        units, files, lines, entries = [], [], [], []
+        units, entries = [], []
         clones, ranges = [], []
         described: set[tuple[str, int]] = set()
         seen: set[tuple[str, int]] = set()
@@ -246,11 +199,8 @@ class _Reading:
                 continue
             seen.add((name, entry))
             ranges += [(low, high, len(names)) for low, high in one.ranges]
-            file = next((link.file for link in chain if link.file >= 0), -1)
             names.append(name)
             units.append(unit)
-            files.append(file)
-            lines.append(next((link.line for link in chain if link.line), 0))
             entries.append(entry)
             named = self.symbols.get(entry) or [one.linkage]
             clones.append(all(CLONE.search(symbol) for symbol in named))
@@ -258,8 +208,6 @@ class _Reading:
         return {
             "name": names,
             "unit": _bytes(units, "i4"),
-            "file": _bytes(files, "i4"),
-            "line": _bytes(lines, "i4"),
             "entry": _bytes(entries, "u8"),
             "clone": _bytes(clones, "u1"),
             "ranges": _bytes(sorted(ranges), "u8"),
@@ -272,12 +220,6 @@ class _Reading:
         first = one.ranges[0][0]
         named = [low for low, _ in one.ranges if not _all_cold(self.symbols.get(low, [".cold"]))]
         return named[0] if named else first
-
-    def _lines(self) -> dict[str, Any]:
-        rows: Array = np.asarray(self.rows, np.uint64).reshape(-1, 4)
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        files = [path.encode("utf-8", "replace").decode() for path in self.files]
-        return {"files": files, "rows": rows.tobytes()}
 
 
 def _all_cold(names: list[str]) -> bool:
