@@ -340,7 +340,6 @@ EXTRA_PACKAGES: dict[str, str] = {
     "pyarrow": "parquet",
     "iced_x86": "x86",
     "lief": "x86",
-    "elftools": "x86",
     "scipy": "x86",
     "sklearn": "bbv",
     "threadpoolctl": "bbv",

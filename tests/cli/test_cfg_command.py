@@ -77,28 +77,6 @@ def test_the_report_as_json(here: Here, programs: Path) -> None:
     assert report["functions"] > 5 < report["blocks"] < report["instructions"]
 
 
-def test_one_program_as_json_lines(here: Here, programs: Path, tmp_path: Path) -> None:
-    here("cfg", "programs/tiny", "-o", "tiny.jsonl", "-q")
-    first, *rows = map(json.loads, (tmp_path / "tiny.jsonl").read_text().splitlines())
-    assert first["graph"]["functions"] == 1
-    assert [row["code"] for row in rows] == ["ffd0", "c3"]
-    assert rows[0]["kinds"] == ["indirect", "fall"] and rows[0]["name"] == "_start"
-    assert rows[0]["successors"] == [0, rows[1]["address"]]
-    here("cfg", "programs", "-o", "graphs", "--format", "jsonl", "-q", "--workers", 0)
-    assert (tmp_path / "graphs/tiny.jsonl").read_bytes() == (tmp_path / "tiny.jsonl").read_bytes()
-
-
-def test_one_program_for_other_tools(here: Here, programs: Path, tmp_path: Path) -> None:
-    here("cfg", "programs/tiny", "-o", "tiny.BinExport", "-q")
-    here("cfg", "programs", "-o", "graphs", "--to", "binexport", "-q", "--workers", 0)
-    made = tmp_path / "graphs/tiny.BinExport"
-    assert made.read_bytes() == (tmp_path / "tiny.BinExport").read_bytes()
-    out, _ = here("inspect", "tiny.BinExport")
-    assert "the control flow of tiny, 64-bit code, in BinExport, which no build reads" in out
-    _, error = here("build", "x86", "tiny.BinExport", "-o", "store", code=1)
-    assert "graphs are read from Parquet files, not from binexport" in error
-
-
 def test_one_that_is_refused_is_told_with_its_reason(here: Here, programs: Path) -> None:
     _, error = here("cfg", "programs/notes", "-o", "new/graphs", "-q", code=1)
     assert "not a program" in error and "notes" in error and "hint:" in error
@@ -122,16 +100,14 @@ def test_a_file_is_no_folder_of_graphs(here: Here, programs: Path) -> None:
 
 def test_a_graph_replaces_no_program(here: Here, programs: Path) -> None:
     before = (programs / "tiny").read_bytes()
-    for name in ("tiny.parquet", "tiny.BinExport"):
-        (programs / name).write_bytes(before)
-        _, error = here("cfg", f"programs/{name}", "-o", f"programs/{name}", "-q", code=2)
-        assert "would replace the program" in error and "hint:" in error
+    (programs / "tiny.parquet").write_bytes(before)
+    _, error = here("cfg", "programs/tiny.parquet", "-o", "programs/tiny.parquet", "-q", code=2)
+    assert "would replace the program" in error and "hint:" in error
     _, error = here("cfg", "programs", "-o", "programs", "-q", "--workers", 0, code=2)
     assert "would replace the program" in error
-    for name in ("tiny.parquet", "tiny.BinExport"):
-        assert (programs / name).read_bytes() == before
-    _, error = here("cfg", "programs/tiny", "-o", "x.jsonl", "--to", "parquet", "-q", code=2)
-    assert "--format parquet, and the name ends in .jsonl" in error
+    assert (programs / "tiny.parquet").read_bytes() == before
+    _, error = here("cfg", "programs/tiny", "-o", "x.jsonl", "-q", code=2)
+    assert "no graph is written as .jsonl" in error
     assert not Path("x.jsonl").exists()
 
 

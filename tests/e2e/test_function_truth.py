@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from diff_sources import NEW, OLD
-from tokmill.x86.image.debug.debug_info import read_debug_info
 from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, compiler, run, stripped, symbols
 
@@ -30,7 +29,7 @@ def built_of(folder: Path, source: str, *flags: str) -> Path:
 
 
 def truth_of(script: Any, a: Path, b: Path) -> Any:
-    infos = read_debug_info(a), read_debug_info(b)
+    infos = script.read_debug_info(a), script.read_debug_info(b)
     return script.function_truth(lift(stripped(a)), lift(stripped(b)), *infos)
 
 

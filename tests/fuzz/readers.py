@@ -73,10 +73,8 @@ from small_files import (
     make_vocab_txt,
     read_asked,
     read_benchmarks,
-    read_binexport,
     read_compiler,
     read_extract,
-    read_graph_lines,
     read_mined,
     read_piped,
     read_profile_dump,
@@ -97,14 +95,12 @@ from small_points import (
 )
 from small_programs import (
     make_count_pickle,
-    make_debug_info,
     make_elf,
     make_graph,
     make_index,
     make_pair,
     make_vocabularies,
     read_compared,
-    read_debug,
     read_facts,
     read_graph_file,
     read_index,
@@ -374,7 +370,7 @@ def make_everything(folder: Path) -> Iterable[Path]:
     np.savez_compressed(folder / "a.npz", input_ids=np.ones((2, 3)), attention_mask=np.ones((2, 3)))
     (folder / "a.bin").write_bytes(np.arange(900, dtype="<u2").tobytes())
     made += [*compressed("gz")(folder), *compressed("zst")(folder)]
-    made += [*make_graph(".cfg.parquet")(folder), *make_graph(".cfg.jsonl")(folder)]
+    made += make_graph(".cfg.parquet")(folder)
     made += [*tokenizer_file("tokenizer.json")(folder), *tokenizer_file("gpt2.tiktoken")(folder)]
     made += [*make_recipe(folder), *tokenizer_file("vocab.json")(folder)]
     head = np.zeros(256, "<i4")
@@ -532,11 +528,8 @@ READERS: dict[str, Reader] = {
     "list of stores": Reader(make_lists, read_stores),
     "lists as text": Reader(make_text_lists, read_text_lists),
     # programs
-    "graph jsonl": Reader(make_graph(".cfg.jsonl"), read_graph_lines),
-    "graph binexport": Reader(make_graph(".cfg.BinExport"), read_binexport),
     "extract": Reader(make_extract, read_extract),
     "compiler": Reader(make_compiled, read_compiler),
-    "debug info": Reader(make_debug_info, read_debug, share=0.3),
     # functions that are alike
     "similarity keys": Reader(make_keys, read_scored, share=0.2),
     "similarity index dense": Reader(make_near("dense"), read_near, share=0.2),

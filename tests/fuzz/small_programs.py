@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +23,6 @@ def make_elf(folder: Path) -> Iterable[Path]:
     path = compiles(folder, "program", source, *flags)
     (folder / "program-source.c").unlink()
     return [path]
-
-
-def make_debug_info(folder: Path) -> Iterable[Path]:
-    from x86_programs import compiler, compiles, run
-
-    source = "static int f(int x){return x*3+1;}\nint g(int x){return x?f(x):2;}\n"
-    path = compiles(folder, "program", source, "-g", "-O1", "-shared", "-nostdlib")
-    (folder / "program-source.c").unlink()
-    run(compiler("objcopy"), "--only-keep-debug", str(path))
-    return [path]
-
-
-@cache
-def debug_child(process: int) -> Any:
-    """The child of a process that reads debug information: to start one takes longest."""
-    from tokmill.x86.image.debug.debug_info import debug_reader
-
-    return debug_reader(__file__)
-
-
-def read_debug(folder: Path) -> Any:
-    from tokmill.x86.image.debug.debug_info import read_debug_info
-
-    info = read_debug_info(folder / "program", debug_child(os.getpid()))
-    return info.name, info.entry.tolist(), info.range_start.tolist(), info.unit.tolist()
 
 
 def small_graph() -> Any:

@@ -12,12 +12,10 @@ from tokmill.base.progress import Progress
 from tokmill.builds.execution.processes import in_processes
 from tokmill.builds.scan import FolderOptions, InputFile, Inputs, find_files
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_files import SUFFIXES, read_graph
+from tokmill.x86.graphs.graph_files import SUFFIX, read_graph
 from tokmill.x86.graphs.lifting import PICKLE, check_levels, find_programs, lift_file
 
-GRAPH = SUFFIXES["parquet"]
-UNREAD = {ending: form for form, ending in SUFFIXES.items() if ending != GRAPH}
-"""Suffix of graph files that cannot be read → their form."""
+GRAPH = SUFFIX
 
 
 def find_inputs(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
@@ -45,13 +43,6 @@ def graphs_in(
         yield from plugins.require("tokmill.x86.graphs.saved_index").graphs_of(file.path, levels)
     elif file.path.suffix == GRAPH:
         yield read_graph(file.path)
-    elif file.path.suffix in UNREAD:
-        form = UNREAD[file.path.suffix]
-        raise TokmillError(
-            f"graphs are read from Parquet files, not from {form}",
-            where=str(file.path),
-            hint=f"leave out --format {form} of `tokmill cfg`",
-        )
     else:
         yield lift_file(file, lifter, facts=facts)
 
