@@ -19,7 +19,7 @@ from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.calls import calls_of
 from tokmill.x86.image.program import demangle
 from tokmill.x86.image.ranges import distinct, member, offsets
-from tokmill.x86.lift.enumerations import names
+from tokmill.x86.tokens.names import names
 
 # Message → its fields: number, name, type; * before the type: repeated.
 _MESSAGES = {

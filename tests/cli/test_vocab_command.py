@@ -117,7 +117,7 @@ def test_instructions(here: Here, program: Path) -> None:
     assert lines[0] == "text,bytes,code,bits,count,programs"
     assert f"{len(lines) - 1:,} distinct" in shown
     found = json.loads(
-        here("vocab", "instructions", program, "-o", "i.jsonl", "--workers", 0, "--json")[0]
+        here("vocab", "instructions", program, "-o", "j.csv", "--workers", 0, "--json")[0]
     )
     assert found["encodings"] == len(lines) - 1
 
@@ -144,7 +144,7 @@ def test_instructions_of_chosen_files(here: Here, program: Path) -> None:
         ("export . -o v", 1, ".: the folder holds no x86 vocabulary", "COLUMN_tokens.txt"),
         ("import . --column asm -o v", 2, "names the column of one file", "asm mne"),
         ("import one.txt -o v", 1, "one.txt: there is no such file", "check the path"),
-        ("instructions a -o i.txt", 2, "suffix must name its form", ".csv .jsonl .parquet"),
+        ("instructions a -o i.txt", 2, "written as CSV", "-o NAME.csv"),
     ],
 )
 def test_what_cannot_be_done(here: Here, arguments: str, code: int, error: str, hint: str) -> None:

@@ -69,9 +69,6 @@ class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """Largest number of tokens of a walk; it is cut between instructions."""
     walk_blocks: int = 0
     """Largest number of blocks of a walk; 0: as many as the tokens allow."""
-    restart: Literal["stop", "entry", "start", "random"] = "stop"
-    """What happens at a block without successors: the walk ends (stop), or continues at the entry,
-    at its first block (start) or at a random block of the function."""
     weight: Literal["uniform", "degree"] = "uniform"
     """How likely each successor is: uniform, or in proportion to 1 + its own successors
     (degree)."""

@@ -287,7 +287,7 @@ def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
     assert plan.left_out == {"file that is no program": 2}
     store = build(tmp_path / "s", *map(Path, inputs))
     assert len(store.manifest.rejected) == 2 and store.manifest.notes["programs"] == 1
-    assert "a script" in store.manifest.rejected
+    assert "not a program" in store.manifest.rejected
     assert store.records == build(tmp_path / "g", program).records
     none = How(quiet=True, max_rejects=0)
     with pytest.raises(TokmillError, match="2 of 3 items were rejected"):

@@ -68,9 +68,6 @@ def cfg(
         human_time(report.seconds),
     ]
     lines = [f"{out}: {', '.join(counts)}"]
-    if report.renewed:
-        graphs = human_count(report.renewed, "graph")
-        lines.append(f"made again: {graphs} that another version or lifter had made")
     for title, why in (("refused", report.refused), ("not followed", report.unresolved)):
         if why:
             reasons = ", ".join(f"{number:,} {reason}" for reason, number in why.items())

@@ -89,7 +89,7 @@ def instructions(
     programs: Programs,
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", readable=False, help="A .csv, .jsonl or .parquet file."),
+        typer.Option("-o", "--out", readable=False, help="A .csv file."),
     ],
     json: Json = False,
 ) -> int:

@@ -39,9 +39,6 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     made: bool = False
     """False if its graph existed already, or the program was refused."""
-    renewed: bool = False
-    """Whether it replaced a graph of the same bytes by another version of the lifter or the
-    file."""
     refused: str = ""
     """Why there is no graph."""
     hint: str = ""
@@ -70,8 +67,6 @@ class Report(msgspec.Struct, frozen=True):
     """Programs with a graph in the folder that are not among the inputs."""
     cut_short: dict[str, int] = {}
     """Reason why a search ended before it was complete → number of programs."""
-    renewed: int = 0
-    """How many of those made replaced a graph of the same bytes by another version."""
 
 
 class _Task(NamedTuple):
@@ -251,12 +246,11 @@ def _make(task: _Task) -> list[Outcome]:
             what = "there is a file with the name of its graph that is not a graph"
             hint = "remove it if it is a damaged graph, or choose another folder"
             return [Outcome(name, refused=what, hint=hint)]
-        renewed = about is not None and about.digest == digest
         with bounded(path):
             graph = lift_file(task.file, task.lifter, facts=True)
         make_folder(task.out.parent)
         about = write_graph(graph, task.out, digest, task.version)
-        return [Outcome(name, time.monotonic() - started, True, renewed, about=about)]
+        return [Outcome(name, time.monotonic() - started, True, about=about)]
     except (MachineError, MissingExtraError, UsageError):
         raise
     except TokmillError as error:
@@ -272,10 +266,9 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
         out = inside(task.out, f"{graph.program}{SUFFIX}", deep=True)
         about = read_about(out)
         made = about is None or not about.made_of(digest, PICKLES)
-        renewed = made and about is not None and about.digest == digest
         if made:
             about = write_graph(graph, out, digest, PICKLES)
-        yield Outcome(graph.program, time.monotonic() - started, made, renewed, about=about)
+        yield Outcome(graph.program, time.monotonic() - started, made, about=about)
 
 
 def _others(folder: Path, done: set[str]) -> list[str]:
@@ -318,5 +311,4 @@ def _report(
         seconds=seconds,
         others=others,
         cut_short=dict(sorted(cut_short.items())),
-        renewed=sum(outcome.renewed for outcome in done),
     )
