@@ -35,8 +35,6 @@ class Findings:
         """i8, ascending: offsets of further code within functions, such as landing pads."""
         self.found = np.zeros(0, np.int64)
         """i8, ascending: those of `starts` that the search has found."""
-        self.no_entries = np.zeros(0, np.int64)
-        """i8, ascending: offsets that looked like an entry, but code after them is a better one."""
         self.quiet = np.zeros(0, np.int64)
         """i8, ascending: offsets of calls whose callee does not return, found by following it."""
         self.jumps: list[Array] = [np.zeros(0, np.int64)]
