@@ -163,7 +163,6 @@ class Lifter:
                 known.jumps.append(np.full(len(table.targets), offset))
                 known.targets.append(table.targets)
                 found.append(table.targets)
-                self._add_roots(table.others)
                 known.entries[table.address] = table.size, table.entries
                 self._note_data(table.address, table.size)
             elif known.tables.computed:
