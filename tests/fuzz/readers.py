@@ -432,7 +432,7 @@ READERS: dict[str, Reader] = {
         lambda folder: read_source(
             "pairs",
             [folder / f"{number}.cfg.parquet" for number in (0, 1)],
-            pairs=str(folder / "pairs.toml"),
+            pair=("O0/tool:O1/tool",),
         ),
         source="pairs",
         share=0.2,

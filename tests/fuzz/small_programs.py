@@ -66,11 +66,10 @@ def make_graph(suffix: str) -> Make:
 
 
 def make_pair(folder: Path) -> Iterable[Path]:
-    """Write two graphs that name what they import and show, and a list of their pair."""
+    """Write two graphs that name what they import and show."""
     from pair_graphs import write_small
 
-    (folder / "pairs.toml").write_text('pairs = [["O0/tool", "O1/tool"]]\n')
-    return [write_small(folder, 1), folder / "pairs.toml", write_small(folder, 0)]
+    return [write_small(folder, 1), write_small(folder, 0)]
 
 
 def read_graph_file(name: str) -> Read:
