@@ -77,6 +77,15 @@ def test_the_report_as_json(here: Here, programs: Path) -> None:
     assert report["functions"] > 5 < report["blocks"] < report["instructions"]
 
 
+def test_one_program_as_json_lines(here: Here, programs: Path, tmp_path: Path) -> None:
+    here("cfg", "programs/tiny", "-o", "tiny.jsonl", "-q")
+    first, *rows = map(json.loads, (tmp_path / "tiny.jsonl").read_text().splitlines())
+    assert first["graph"]["functions"] == 1
+    assert [row["code"] for row in rows] == ["ffd0", "c3"]
+    assert rows[0]["kinds"] == ["indirect", "fall"] and rows[0]["name"] == "_start"
+    assert rows[0]["successors"] == [0, rows[1]["address"]]
+
+
 def test_one_that_is_refused_is_told_with_its_reason(here: Here, programs: Path) -> None:
     _, error = here("cfg", "programs/notes", "-o", "new/graphs", "-q", code=1)
     assert "not a program" in error and "notes" in error and "hint:" in error
@@ -106,9 +115,9 @@ def test_a_graph_replaces_no_program(here: Here, programs: Path) -> None:
     _, error = here("cfg", "programs", "-o", "programs", "-q", "--workers", 0, code=2)
     assert "would replace the program" in error
     assert (programs / "tiny.parquet").read_bytes() == before
-    _, error = here("cfg", "programs/tiny", "-o", "x.jsonl", "-q", code=2)
-    assert "no graph is written as .jsonl" in error
-    assert not Path("x.jsonl").exists()
+    _, error = here("cfg", "programs/tiny", "-o", "x.json", "-q", code=2)
+    assert "no graph is written as .json" in error
+    assert not Path("x.json").exists()
 
 
 def test_a_folder_may_have_a_dot_in_its_name(here: Here, programs: Path, tmp_path: Path) -> None:

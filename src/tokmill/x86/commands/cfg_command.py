@@ -30,7 +30,7 @@ def cfg(
             "-o",
             "--out",
             readable=False,
-            help="Folder for one file per program; for one program also a file GRAPH.parquet.",
+            help="Folder for one file per program; for one program also a file .parquet or .jsonl.",
         ),
     ],
     lifter: Annotated[str, typer.Option(help="native, or one of an installed package.")] = "native",
@@ -40,18 +40,18 @@ def cfg(
 
     Exit code 1 if a named file is refused, or all files are.
     """
-    from tokmill.x86.graphs.graph_files import SUFFIX
+    from tokmill.x86.graphs.graph_files import LINES, SUFFIX
     from tokmill.x86.graphs.lifting import lift_files
 
     inputs, how = programs
     # One program has a file, whose suffix may be misspelled; several have a folder, and that of
     # `coreutils-9.7` is no suffix.
     many = out.exists() or len(inputs) > 1 or any(Path(one).is_dir() for one in inputs)
-    if not many and out.suffix not in ("", SUFFIX):
+    if not many and out.suffix not in ("", SUFFIX, LINES):
         raise UsageError(
             f"no graph is written as {out.suffix}",
             where=str(out),
-            hint=f"a file that ends in {SUFFIX}, or a folder that is there",
+            hint=f"a file that ends in {SUFFIX} or {LINES}, or a folder that is there",
         )
     report = lift_files(inputs, out, lifter=lifter, **how)
     if not report.programs:

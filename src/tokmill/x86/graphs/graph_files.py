@@ -1,11 +1,12 @@
-"""Graphs as Parquet files, with one row for each block.
+"""Graphs as Parquet files, with one row for each block, or as JSON Lines.
 
 Columns: `program`, `function` (its address), `name` (raw symbol name, or `sub_401000`),
 `demangled`, `address`, `code` (bytes), `lengths` (bytes of each instruction), `successors`
 (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect, return), `strings`,
 `constants`, `references` (addresses) and `slots` (places on the stack) that instructions of the
 block take and, all in the first row, what is of the whole program (`WHOLE`). Facts about the whole
-program, also its imports, are in the metadata of the file.
+program, also its imports, are in the metadata of the file, and in the first line of JSON Lines,
+where code is hexadecimal.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ WHOLE = {
     "data": ("data", bytes),
 }  # fmt: skip
 """Column of a list in the first row → the column of the graph, and its type."""
-SUFFIX = ".parquet"
-"""Of the name of a graph file."""
+SUFFIX, LINES = ".parquet", ".jsonl"
+"""Of the name of a graph file; of one as JSON Lines, which are not read back."""
+JSON_ROWS = 4096
 
 
 class About(msgspec.Struct, frozen=True):
@@ -106,9 +108,9 @@ def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
 
 
 def write_graph(graph: Graph, path: Path, digest: str = "", lifter: str = "") -> About:
-    """Write a graph atomically."""
+    """Write a graph atomically, as JSON Lines if the path ends so, else as Parquet."""
     facts = about(graph, digest, lifter)
-    write_file(path, _parquet(graph, facts))
+    write_file(path, (_json_lines if path.suffix == LINES else _parquet)(graph, facts))
     return facts
 
 
@@ -303,15 +305,21 @@ def _made_up(address: int) -> str:
     return f"sub_{address:x}"
 
 
-def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
-    arrow = plugins.require("pyarrow")
-    blocks = len(graph.block_address)
-    number = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
+def _shown(graph: Graph) -> tuple[list[str], list[str]]:
+    """Return the names of the functions as they are written, raw and demangled."""
     addresses = graph.function_address.tolist()
     names = [
         name or _made_up(address)
         for name, address in zip(graph.function_name, addresses, strict=True)
     ]
+    return names, demangle(names)
+
+
+def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
+    arrow = plugins.require("pyarrow")
+    blocks = len(graph.block_address)
+    number = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
+    names, demangled = _shown(graph)
     code = [None, arrow.py_buffer(graph.block_bytes), arrow.py_buffer(graph.code)]
     kinds = arrow.DictionaryArray.from_arrays(
         arrow.array(graph.edge_kind.view(np.int8)), arrow.array(KINDS, arrow.string())
@@ -323,7 +331,7 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
             ),
             "function": arrow.array(graph.function_address[number]),
             "name": _repeated(names, number),
-            "demangled": _repeated(demangle(names), number),
+            "demangled": _repeated(demangled, number),
             "address": arrow.array(graph.block_address),
             "code": arrow.Array.from_buffers(arrow.large_binary(), blocks, code),
             "lengths": arrow.LargeListArray.from_arrays(
@@ -400,6 +408,61 @@ def _repeated(values: list[str], number: Array) -> Any:
     return arrow.DictionaryArray.from_arrays(
         arrow.array(index[number]), arrow.array(list(places), arrow.string())
     )
+
+
+def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
+    encode = msgspec.json.Encoder().encode
+    yield encode({"graph": facts}) + b"\n"
+    names, demangled = _shown(graph)
+    code = graph.code.tobytes()
+    function = np.repeat(np.arange(len(names)), np.diff(graph.function_blocks))
+    addresses = graph.function_address.tolist()
+    operands = [
+        _within(graph, places, each)
+        for places, each in ((graph.reference_place, PLACES), (graph.slot_place, 1))
+    ]
+    for begin in range(0, len(function), JSON_ROWS):
+        lines = []
+        for block in range(begin, min(begin + JSON_ROWS, len(function))):
+            number = int(function[block])
+            ways = slice(*graph.block_edges[block : block + 2].tolist())
+            place = slice(*graph.block_bytes[block : block + 2].tolist())
+            inside = slice(*graph.block_instructions[block : block + 2].tolist())
+            texts = slice(*graph.block_strings[block : block + 2].tolist())
+            numbers = slice(*graph.block_constants[block : block + 2].tolist())
+            places, slots = (slice(*ends[block : block + 2].tolist()) for ends, _ in operands)
+            row: dict[str, Any] = {
+                "program": graph.program,
+                "function": addresses[number],
+                "name": names[number],
+                "demangled": demangled[number],
+                "address": int(graph.block_address[block]),
+                "code": code[place].hex(),
+                "lengths": graph.lengths[inside].tolist(),
+                "successors": graph.edge_target[ways].tolist(),
+                "kinds": [KINDS[kind] for kind in graph.edge_kind[ways].tolist()],
+                "strings": [graph.strings[at] for at in graph.string[texts].tolist()],
+                "constants": graph.constant[numbers].tolist(),
+                "references": graph.reference[places].tolist(),
+                "reference_places": operands[0][1][places].tolist(),
+                "slots": graph.slot[slots].tolist(),
+                "slot_places": operands[1][1][slots].tolist(),
+                "slot_sizes": graph.slot_size[slots].tolist(),
+                **({name: [] for name in WHOLE} if block else _listed(graph)),
+            }
+            lines.append(encode(row))
+        yield b"\n".join(lines) + b"\n"
+
+
+def _listed(graph: Graph) -> dict[str, list[Any]]:
+    """Return the columns of the whole program; bytes as hexadecimal text."""
+    found: dict[str, list[Any]] = {}
+    for name, (field, kind) in WHOLE.items():
+        values = getattr(graph, field)
+        if kind is bytes:
+            values = [one.tobytes().hex() for one in values]
+        found[name] = values if isinstance(values, list) else values.tolist()
+    return found
 
 
 def _facts(file: Any, path: Path) -> About:

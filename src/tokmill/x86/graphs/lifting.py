@@ -24,7 +24,7 @@ from tokmill.base.progress import Progress, human_count
 from tokmill.builds.execution.processes import in_processes
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_files import SUFFIX, About, read_about, write_graph
+from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, write_graph
 from tokmill.x86.image import elf, pe
 from tokmill.x86.image.producer import made_by
 
@@ -92,13 +92,13 @@ def lift_files(
 ) -> Report:
     """Write the graph of each program below some paths.
 
-    `out` is a folder, or for one program a file that ends in `SUFFIX`. An existing graph of the
-    same bytes by the same lifter is kept. Raises `TokmillError` for paths that do not exist,
+    `out` is a folder, or for one program a file that ends in `SUFFIX` or `LINES`. An
+    existing graph of the same bytes by the same lifter is kept. Raises `TokmillError` for paths that do not exist,
     `UsageError` for options that do not fit together and if `out` is another kind of file.
     """
     started = time.monotonic()
     check_lifter(lifter)
-    single = out.suffix == SUFFIX
+    single = out.suffix in (SUFFIX, LINES)
     if out.is_file() and not single:
         raise UsageError(
             "is a file; graphs are written into a folder",
