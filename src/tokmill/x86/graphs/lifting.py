@@ -93,8 +93,9 @@ def lift_files(
     """Write the graph of each program below some paths.
 
     `out` is a folder, or for one program a file that ends in `SUFFIX` or `LINES`. An
-    existing graph of the same bytes by the same lifter is kept. Raises `TokmillError` for paths that do not exist,
-    `UsageError` for options that do not fit together and if `out` is another kind of file.
+    existing graph of the same bytes by the same lifter is kept. Raises `TokmillError` for paths
+    that do not exist, `UsageError` for options that do not fit together and if `out` is another
+    kind of file.
     """
     started = time.monotonic()
     check_lifter(lifter)
