@@ -25,14 +25,14 @@ import numpy as np
 
 import diffing_programs as programs
 import tokmill
+from binexport import binexport
+from debug_info import DebugInfo, read_debug_info
 from diffing_table import NO_ADDRESSES, THEIRS, Result, details, keep, kept, means, table
 from function_truth import FunctionTruth, function_truth, judge_functions
 from tokmill.base.children import child
 from tokmill.store.schema import Array
 from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.graphs.graph_files import write_graph
-from tokmill.x86.image.debug.debug_info import DebugInfo, debug_reader, read_debug_info
 from tokmill.x86.lift.cfg import lift
 
 CODE = Path(tokmill.__file__).parent / "x86"
@@ -92,8 +92,7 @@ class Bench:
     def info(self, path: Path) -> DebugInfo:
         """Return what the debug information of a program says."""
         if path not in self.infos:
-            with debug_reader(path) as reader:
-                self.infos[path] = read_debug_info(path, reader)
+            self.infos[path] = read_debug_info(path)
         return self.infos[path]
 
     def truth(self, pair: programs.Pair) -> FunctionTruth:
@@ -187,7 +186,7 @@ class Bench:
         path = self.folder / "exports" / f"{one.name}-{digest}.BinExport"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_graph(self.graph(one.bare), path, digest)
+            path.write_bytes(b"".join(binexport(self.graph(one.bare), digest)))
         return path
 
 

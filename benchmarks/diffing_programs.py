@@ -172,9 +172,11 @@ def utilities(cache: Path, names: Sequence[str] = UTILITIES) -> Pairs:
     if not (folder / "pairs.toml").exists():
         return Pairs(missing=["utilities of GNU: `make pairs` builds them"])
     found = Pairs()
-    listed = tomllib.loads((folder / "pairs.toml").read_text())["pairs"]
+    listed = tomllib.loads((folder / "pairs.toml").read_text())["options"]["pair"]
     for both in listed:
-        (project_a, way_a, name), (project_b, way_b, _) = (one.split("/") for one in both)
+        (project_a, way_a, name), (project_b, way_b, _) = (
+            one.split("/") for one in both.split(":")
+        )
         ways = tuple(tuple(way.split("-")) for way in (way_a, way_b))
         kinds = [kind for kind, own in WAYS.items() if own == ways]
         if name not in names or not kinds:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from debug_info import DebugInfo
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.debug.debug_info import DebugInfo
 from tokmill.x86.image.ranges import distinct, member
 
 # Why a function has no partner.

@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -46,20 +46,6 @@ def starts_of(path: Path, starts: Sequence[int]) -> Array:
     return found[kept]
 
 
-def inside(starts: Array, own: tuple[int, int] | None) -> Array:
-    """Return which starts lie between two addresses, both included: bool."""
-    low, high = own or (0, (1 << 64) - 1)
-    found: Array = (starts >= low) & (starts <= high)
-    return found
-
-
-def within(truth: Truth, own: tuple[int, int] | None) -> Truth:
-    """Return the functions that begin between two addresses."""
-    kept = inside(truth.start, own)
-    names = [name for name, one in zip(truth.name, kept.tolist(), strict=True) if one]
-    return replace(truth, start=truth.start[kept], stop=truth.stop[kept], name=names)
-
-
 @dataclass(frozen=True)
 class Row:
     """A row of a table of function starts: a name, and which programs count."""
@@ -81,7 +67,7 @@ ROWS = [
     Row("PE, mingw-w64", lambda case: case.kind == "PE"),
     *(
         Row(language, lambda case, one=language: case.kind == one)
-        for language in ("Haskell", "OCaml", "D", "Fortran", "Go", *programs.OPTIONS)
+        for language in ("OCaml", "D", "Fortran", "Go", *programs.OPTIONS)
     ),
 ]  # fmt: skip
 
@@ -97,7 +83,7 @@ def starts_table(
         path = path_of(case)
         if path is None or case.whole is None:
             continue
-        truth = within(read_truth(case.whole), case.own)
+        truth = read_truth(case.whole)
         sizes[case.name] = len(truth.start)
         for who in NAMES:
             found = bench.run(who, path)
@@ -105,7 +91,7 @@ def starts_table(
                 failures.append(f"{NAMES[who]} on {case.name}: {found.failed}")
             else:
                 starts = starts_of(path, found.starts)
-                scores[case.name, who] = score(starts[inside(starts, case.own)], truth)
+                scores[case.name, who] = score(starts, truth)
     lines = [
         f"| built by | programs | functions | {' | '.join(NAMES.values())} |",
         f"|---|---|---|{'---|' * len(NAMES)}",
@@ -236,7 +222,7 @@ def unstripped(cases: Sequence[programs.Case]) -> list[str]:
     """Return how many functions of unstripped programs decode without conflict."""
     total = Counter[str]()
     for case in cases:
-        if case.whole is None or case.kind == "PE" or case.own is not None:
+        if case.whole is None or case.kind == "PE":
             continue
         truth = read_truth(case.whole)
         found, sound, agreed = blocks.without_conflict(lift(case.whole), truth, swept(case.whole))
@@ -308,8 +294,8 @@ def main(cache: Path, peers_python: str, *, reuse: bool = False) -> list[str]:
     cases = made.cases
     built = [case for case in cases if case.whole is not None]
     return [
-        f"{len(built)} programs built here (C, C++, random bytes between functions, PE; alex in "
-        "Haskell, of which only its own code counts; small ones in OCaml, D and Fortran) and "
+        f"{len(built)} programs built here (C, C++, random bytes between functions, PE; small "
+        "ones in OCaml, D, Fortran and Go) and "
         f"{len(cases) - len(built)} of this machine. Recall / precision of function starts in per "
         "cent, from the stripped file; truth: symbols of functions, parts of functions (`.cold`, "
         "`.part`) left out. angr: CFGFast(normalize=True); SMDA with unwind tables; of objdump the "

@@ -7,7 +7,7 @@ CACHE/pairs lie
     programs/PROJECT-VERSION/COMPILER-LEVEL/PROGRAM    stripped: what is compared
     debug/PROJECT-VERSION/COMPILER-LEVEL/PROGRAM       the same with symbols and debug information
     sources/PROJECT-VERSION/                           what the line tables of these name
-    pairs.toml                                         pairs for `tokmill build pairs --pairs`
+    pairs.toml                                         a recipe of pairs for `tokmill build`
     built.json                                         versions of the compilers, what was left out
 
 What was made is kept, so the same command goes on. What cannot be fetched or built is named.
@@ -280,8 +280,9 @@ def report(made: Made) -> int:
     """Write the list of pairs and say what lies there."""
     programs = made.programs()
     pairs = pairs_of(programs)
-    lines = [f"  {json.dumps(list(pair))}," for pair in pairs]
-    text = "\n".join([f"# --layout '{LAYOUT}'", "pairs = [", *lines, "]", ""])
+    lines = [f"  {json.dumps(':'.join(pair))}," for pair in pairs]
+    options = ["[options]", f"layout = '{LAYOUT}'", "pair = [", *lines, "]", ""]
+    text = "\n".join(['source = "pairs"', "", *options])
     (made.folder / "pairs.toml").write_text(text)
     facts = {"compilers": compilers(), "layout": LAYOUT, "left_out": made.left_out}
     (made.folder / "built.json").write_text(json.dumps(facts, indent=1) + "\n")

@@ -23,7 +23,7 @@ from typing import Any
 
 import languages
 
-PACKAGES = ("alex", "bzip2", "zlib", "lua5.4", "sqlite3", "ninja-build")
+PACKAGES = ("bzip2", "zlib", "lua5.4", "sqlite3", "ninja-build")
 RELEASE = "/etc/os-release"
 SOURCES = """\
 Types: deb-src
@@ -36,7 +36,7 @@ LEVELS = ("O0", "O1", "O2", "O3", "Os")
 JUNK = 32
 """Random bytes between two functions: 1 to so many."""
 SYSTEM = (
-    "bin/ls", "bin/bash", "bin/git", "bin/shellcheck", "lib/x86_64-linux-gnu/libcrypto.so.*"
+    "bin/ls", "bin/bash", "bin/git", "lib/x86_64-linux-gnu/libcrypto.so.*"
 )  # fmt: skip
 """Programs of the machine below /usr, without symbols."""
 FUNCTION = re.compile(
@@ -77,8 +77,6 @@ class Case:
     """Stripped, `.eh_frame` cut off; None where that makes no sense."""
     compiler: str = ""
     level: str = ""
-    own: tuple[int, int] | None = None
-    """First and last address of functions that all have symbols; None: all of them have."""
 
 
 @dataclass
@@ -301,11 +299,10 @@ def _language_case(folder: Path, sources: Path, name: str, *how: str) -> Case:
     language, compiler, level = how
     whole = folder / f"{name}-{compiler}-{level}"
     if not whole.exists():
-        languages.build(run, whole, sources / "alex", language, compiler, level)
+        languages.build(run, whole, language, compiler, level)
     stripped = strip(whole, folder / "stripped" / whole.name)
     bare = strip(whole, folder / "bare" / whole.name, *UNWIND)
-    own = languages.own_code(whole)
-    return Case(whole.name, language, stripped, whole, bare, compiler, level, own)
+    return Case(whole.name, language, stripped, whole, bare, compiler, level)
 
 
 def system_programs() -> list[Path]:
@@ -330,7 +327,7 @@ def main(cache: Path) -> Programs:
             lost[package] = str(error)
             found.missing.append(f"source package {package}: {error}")
     wanted = [one for one in matrix() if PROGRAMS[one[0]].package not in lost]
-    wanted += [one for one in languages.MADE if one[1] != "Haskell" or "alex" not in lost]
+    wanted += languages.MADE
 
     def make(one: tuple[str, str, str, str]) -> Case | str:
         try:

@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import tokmill
+from debug_info import names_of, read_debug_info
 from program_pairs import LAYOUT, compilers
 from similarity_programs import COMPILERS, OLDER, splits
 from tokmill.base.errors import TokmillError
 from tokmill.builds.execution.resources import Amount
 from tokmill.builds.plan import How
 from tokmill.store.store import Store
+from tokmill.x86.graphs.graph_files import read_about, read_graph, write_graph
 from tokmill.x86.graphs.lifting import lift_files
 
 NAMED = "function ~ ^(?!sub_[0-9a-f]+$)"
@@ -75,15 +77,24 @@ def projects_of(split: str) -> list[str]:
     return [*known["test"], *known["unseen"]] if split == "older" else known[split]
 
 
+def name_functions(folder: Path) -> None:
+    """Name the functions in the graphs of stripped programs by their debug information."""
+    graphs = folder / "graphs"
+    for path in sorted(graphs.rglob("*.parquet")):
+        graph, about = read_graph(path), read_about(path)
+        if about is not None:
+            names = names_of(read_debug_info(folder / "debug" / graph.program))
+            graph.function_name = [names.get(at, "") for at in graph.function_address.tolist()]
+            write_graph(graph, path, about.digest, about.lifter)
+
+
 def make(folder: Path, workers: int) -> dict[str, Any]:
     """Make graphs and stores; return what is frozen of them."""
-    report = lift_files(
-        [str(folder / "programs")], folder / "graphs", names=folder / "debug", workers=workers,
-        quiet=False,
-    )  # fmt: skip
+    report = lift_files([str(folder / "programs")], folder / "graphs", workers=workers, quiet=False)
     print(f"graphs: {report.made:,} made, {report.kept:,} kept, {len(report.refusals)} refused")
     for one in report.refusals:
         print(f"  {one.program}: {one.refused}")
+    name_functions(folder)
     tokmill.build(
         "x86", folder / "graphs", folder / "functions", layout=LAYOUT,
         how=How(yes=True, amount=Amount(workers=workers)),

@@ -59,13 +59,11 @@ bash:bash
 # What else makes the programs that lifters are measured on.
 BENCH="
 tclsh:tcl
-ghc:ghc
 ocamlopt:ocaml-nox
 gdc:gdc
 ldc2:ldc
 gfortran:gfortran
 go:golang-go
-shellcheck:shellcheck
 "
 case "${1:-}" in
 pairs) WANTED="$WANTED$PAIRS" ;;

@@ -80,9 +80,6 @@ SOURCES: dict[str, Part] = {
     "triplets": Part(
         "tokmill.formats.pickles.triplets:TripletsSource", "", "pickles of triplets of intervals"
     ),
-    "recode": Part(
-        "tokmill.x86.recode:RecodeSource", "", "stores of x86 code, with other vocabularies"
-    ),
 }
 
 EXPORTS: dict[str, Part] = {
@@ -312,7 +309,6 @@ EXTRA_PACKAGES: dict[str, str] = {
     "pyarrow": "parquet",
     "iced_x86": "x86",
     "lief": "x86",
-    "elftools": "x86",
     "scipy": "x86",
     "sklearn": "bbv",
     "threadpoolctl": "bbv",

@@ -33,22 +33,12 @@ def test_vocabularies_of_programs(here: Here, program: Path) -> None:
     assert f"{sums['mne']:,} instructions" in first and sums["mne"] == sums["eflag"]
     assert 0 < sums["mne"] < sums["asm"] == sums["reg"] == sums["type"] == sums["rw"]
     again, _ = here("vocab", "build", "x86", program, "-o", "w", "--min-count", 1000, "--json",
-                    "--unknown-on", program, "--workers", 0, "-q")  # fmt: skip
+                    "--workers", 0, "-q")  # fmt: skip
     facts = json.loads(again)
     assert facts["columns"]["mne"] < 10
-    assert facts["unknown_on"] == facts["counted"]
-    assert facts["unknown_on"]["asm"]["share"] > 0.5
-    shown, _ = here("vocab", "build", "x86", program, "-o", "x", "--min-count", 2,
-                    "--unknown-on", program, "--workers", 0)  # fmt: skip
-    assert "unknown elsewhere, asm: " in shown
-
-
-def test_closed_vocabularies(here: Here, program: Path) -> None:
-    here("vocab", "build", "x86", "--closed", "-o", "v")
-    assert read_vocabularies("v")["asm"].to_json() == closed()["asm"].to_json()
-    here("vocab", "build", "x86", "--closed", program, "-o", "w", "--workers", 0)
-    counted = read_vocabularies("w")["asm"]
-    assert counted.tokens == closed()["asm"].tokens and max(counted.counts or ()) > 50
+    kept = sum(read_vocabularies("w", "tokmill")["asm"].counts or ())
+    counted = facts["counted"]["asm"]
+    assert counted["tokens"] - counted["unknown"] == kept and counted["unknown"] > kept
 
 
 def test_a_store_keeps_to_a_counted_vocabulary(here: Here, program: Path) -> None:
@@ -57,7 +47,7 @@ def test_a_store_keeps_to_a_counted_vocabulary(here: Here, program: Path) -> Non
     here("build", "x86", program, "-o", "s", *rules, "--vocab", "v", "--workers", 0)
     assert not any("unk" in note for note in Store("s").manifest.notes)
     counts = read_vocabularies("v")["asm"].counts
-    here("vocab", "export", "s", "--format", "pkl", "-o", "p")
+    here("vocab", "export", "v", "--format", "pkl", "-o", "p")
     found = pickle.loads(Path("p/asm_tokens_dict.pkl").read_bytes())  # noqa: S301
     assert sum(found.values()) == sum(counts or ()) == Store("s").tokens
 
@@ -79,7 +69,7 @@ def test_export_and_import(here: Here) -> None:
     assert shown.count("five special tokens first") == shown.count("kept") == 6
     assert Path("w/asm.json").read_bytes() == Path("v/asm.json").read_bytes()
     assert not Path("w/ids.json").exists()
-    facts = json.loads(here("vocab", "export", "w", "--format", "json", "-o", "u", "--json")[0])
+    facts = json.loads(here("vocab", "export", "w", "-o", "u", "--json")[0])
     assert len(facts["files"]) == 6
     _, said = here("vocab", "export", "v", "--format", "pkl", "-o", "p", code=1)
     assert "asm has no counts" in said
@@ -116,38 +106,9 @@ def test_maps_begin_with_the_ids_of_the_file(here: Here, lines: list[str]) -> No
     Path("old/asm_tokens.txt").write_text("\n".join(lines) + "\n")
     here("vocab", "compress", "old", "-o", "small")
     became = json.loads(Path("small/tokens.json").read_text())["asm"]
-    Path("keep.txt").write_text("mov\nadd\n")
-    Path("keep.txt").rename("asm_tokens.txt")
-    here("vocab", "prune", "old", "--keep", "asm_tokens.txt", "-o", "pruned")
-    for folder, file, wanted in (
-        ("small", "ids.json", [became.get(token, token) for token in lines]),
-        ("pruned", "ids.json", [t if t[0] == "[" or t in "mov add" else "[UNK]" for t in lines]),
-    ):
-        new = json.loads(Path(folder, "asm.json").read_text())["tokens"]
-        ids = json.loads(Path(folder, file).read_text())["asm"]
-        assert [new[number] for number in ids] == wanted, folder
-
-
-def test_prune(here: Here, program: Path) -> None:
-    here("vocab", "build", "x86", program, "-o", "v", "--workers", 0)
-    shown, _ = here("vocab", "prune", "v", "--min-count", 20, "-o", "w")
-    assert "w/ids.json: old id → new id" in shown
-    old, new = read_vocabularies("v"), read_vocabularies("w")
-    ids = json.loads(Path("w/ids.json").read_text())
-    for column in old:
-        for token, number in zip(old[column].tokens, ids[column], strict=True):
-            assert new[column].tokens[number] == (token if token in new[column].ids else "[UNK]")
-
-
-def test_a_store_is_recoded(here: Here, program: Path) -> None:
-    here("build", "x86", program, "-o", "s", "--workers", 0)
-    _, said = here("vocab", "prune", "s", "-o", "t", code=2)
-    assert "tokmill build recode s -o NEW" in said and not Path("t").exists()
-    here("build", "recode", "s", "-o", "t", "--workers", 0, "-q")
-    assert Store("t").manifest.notes == {} and Store("t").tokens == Store("s").tokens
-    here("store", "validate", "t", "--deep", 1)
-    here("build", "recode", "s", "--min-count", 50, "-o", "u", "--workers", 0)
-    assert Store("u").manifest.notes["tokens of asm replaced by unk"] > 0
+    new = json.loads(Path("small/asm.json").read_text())["tokens"]
+    ids = json.loads(Path("small/ids.json").read_text())["asm"]
+    assert [new[number] for number in ids] == [became.get(token, token) for token in lines]
 
 
 def test_instructions(here: Here, program: Path) -> None:
@@ -156,7 +117,7 @@ def test_instructions(here: Here, program: Path) -> None:
     assert lines[0] == "text,bytes,code,bits,count,programs"
     assert f"{len(lines) - 1:,} distinct" in shown
     found = json.loads(
-        here("vocab", "instructions", program, "-o", "i.jsonl", "--workers", 0, "--json")[0]
+        here("vocab", "instructions", program, "-o", "j.csv", "--workers", 0, "--json")[0]
     )
     assert found["encodings"] == len(lines) - 1
 
@@ -176,15 +137,14 @@ def test_instructions_of_chosen_files(here: Here, program: Path) -> None:
     ("arguments", "code", "error", "hint"),
     [
         ("build text a.txt -o v", 2, "vocabularies of 'text'", "tokenizer train"),
-        ("build x86 -o v", 2, "no program is named", "--closed"),
-        ("build x86 --closed --rules semanticbbv -o v", 2, "--closed means", "leave out"),
+        ("build x86 -o v", 2, "no program is named", "vocab build x86 INPUT"),
         ("build x86 none -o v", 1, "none: there is no such file", "check the path"),
         ("export none -o v", 1, "none: there is no such folder", "check the path"),
-        ("export . --format foo -o v", 2, "no format is called 'foo'", "json, pkl, txt"),
+        ("export . --format foo -o v", 2, "no format is called 'foo'", "pkl, txt"),
         ("export . -o v", 1, ".: the folder holds no x86 vocabulary", "COLUMN_tokens.txt"),
         ("import . --column asm -o v", 2, "names the column of one file", "asm mne"),
         ("import one.txt -o v", 1, "one.txt: there is no such file", "check the path"),
-        ("instructions a -o i.txt", 2, "suffix must name its form", ".csv .jsonl .parquet"),
+        ("instructions a -o i.txt", 2, "written as CSV", "-o NAME.csv"),
     ],
 )
 def test_what_cannot_be_done(here: Here, arguments: str, code: int, error: str, hint: str) -> None:
@@ -192,12 +152,6 @@ def test_what_cannot_be_done(here: Here, arguments: str, code: int, error: str, 
     assert not shown
     first, _, second = said.partition("\nhint:")
     assert error in first and hint in second
-
-
-def test_prune_needs_to_know_what_goes(here: Here) -> None:
-    write_vocabularies(Path("v"), closed())
-    _, said = here("vocab", "prune", "v", "-o", "w", code=2)
-    assert "no option says which tokens to remove" in said and "--used-by STORE" in said
 
 
 def test_two_lists_of_one_column(here: Here) -> None:
@@ -221,11 +175,14 @@ def test_frequency_of_a_vocabulary(here: Here, program: Path) -> None:
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_of_other_things_is_not_written_into(here: Here, tmp_path: Path) -> None:
-    here("vocab", "build", "x86", "--closed", "-o", "mine")
-    here("vocab", "build", "x86", "--closed", "-o", "mine")
+def test_a_folder_of_other_things_is_not_written_into(
+    here: Here, program: Path, tmp_path: Path
+) -> None:
+    build = ("vocab", "build", "x86", program, "-o", "mine", "--workers", 0)
+    here(*build)
+    here(*build)
     (tmp_path / "mine/notes.txt").write_text("mine")
-    _, error = here("vocab", "build", "x86", "--closed", "-o", "mine", code=1)
+    _, error = here(*build, code=1)
     assert "other files than a vocabulary: notes.txt" in error
 
 

@@ -34,7 +34,6 @@ STARTED = {
     "text/learning/train_tokenizer.py": {"call"},
     "training/launch.py": {"run"},
     "x86/image/program.py": {"shared"},
-    "x86/image/debug/debug_info.py": {"Child"},
 }
 """File → what starts processes in it: a new one needs a command below that uses it."""
 STARTS = {"subprocess.Popen", "subprocess.run", "subprocess.check_output", "subprocess.call",
@@ -127,9 +126,6 @@ COMMANDS: dict[str, list[str]] = {
         "tokenizer", "train", "{in}/a.txt", "-o", "{out}", "--vocab-size=270",
     ],
     "processes of a pool": ["cfg", "{in}/old.elf", "{in}/new.elf", "-o", "{out}", "--workers=2"],
-    "a child that reads debug information": [
-        "cfg", "{in}/old.elf", "-o", "{out}", "--names", "{in}/old.dbg",
-    ],
 }  # fmt: skip
 LONG: dict[str, list[str]] = {
     "valgrind": ["bbv", "profile", "-o", "{out}", "--", "/bin/true"],

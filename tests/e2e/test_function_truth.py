@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from diff_sources import NEW, OLD
-from tokmill.x86.image.debug.debug_info import read_debug_info
 from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, compiler, run, stripped, symbols
 
 
 @pytest.fixture(scope="module")
 def script(benchmark_script: Callable[[str], ModuleType]) -> Any:
-    return benchmark_script("function_truth")
+    found: Any = benchmark_script("function_truth")
+    found.read = benchmark_script("debug_info").read_debug_info
+    return found
 
 
 def built_of(folder: Path, source: str, *flags: str) -> Path:
@@ -30,7 +31,7 @@ def built_of(folder: Path, source: str, *flags: str) -> Path:
 
 
 def truth_of(script: Any, a: Path, b: Path) -> Any:
-    infos = read_debug_info(a), read_debug_info(b)
+    infos = script.read(a), script.read(b)
     return script.function_truth(lift(stripped(a)), lift(stripped(b)), *infos)
 
 

@@ -56,8 +56,9 @@ def test_a_tree_becomes_programs_and_pairs(
     assert b".debug_line" in whole.read_bytes() and b".symtab" not in bare.read_bytes()
     assert str(tmp_path).encode() not in whole.read_bytes()
     assert (made.folder / "sources/bzip2-1.0/bzip2.c").read_text() == SOURCE
-    pairs = tomllib.loads((made.folder / "pairs.toml").read_text())["pairs"]
-    assert len(pairs) == 6 and ["bzip2-1.0/gcc-O0/bzip2", "bzip2-1.0/gcc-O2/bzip2"] in pairs
+    options = tomllib.loads((made.folder / "pairs.toml").read_text())["options"]
+    pairs = options["pair"]
+    assert len(pairs) == 6 and "bzip2-1.0/gcc-O0/bzip2:bzip2-1.0/gcc-O2/bzip2" in pairs
     facts = json.loads((made.folder / "built.json").read_text())
     assert facts["left_out"] == made.left_out and "gcc" in facts["compilers"]
     # The same again compiles nothing.
@@ -65,10 +66,7 @@ def test_a_tree_becomes_programs_and_pairs(
     script.build(sources, "gcc", ("O0", "O2", "O3"), made, 1)
     assert bare.stat().st_mtime_ns == before
     lift_files([str(made.folder / "programs")], tmp_path / "graphs")
-    store = quick_build(
-        "pairs", tmp_path / "graphs", tmp_path / "store", pairs=str(made.folder / "pairs.toml"),
-        layout=script.LAYOUT, walks=1,
-    )  # fmt: skip
+    store = quick_build("pairs", tmp_path / "graphs", tmp_path / "store", walks=1, **options)
     assert isinstance(store, tokmill.Store) and store.manifest.notes["pairs"] == 6
     first = store.record(0)
     assert (first["project"], first["version"], first["program"]) == ("bzip2", "1.0", "bzip2")

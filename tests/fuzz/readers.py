@@ -72,10 +72,8 @@ from small_files import (
     make_vocab_txt,
     read_asked,
     read_benchmarks,
-    read_binexport,
     read_compiler,
     read_extract,
-    read_graph_lines,
     read_mined,
     read_profile_dump,
     read_prompts,
@@ -87,15 +85,12 @@ from small_files import (
 from small_points import make_table, read_table
 from small_programs import (
     make_count_pickle,
-    make_debug_info,
     make_elf,
     make_graph,
     make_index,
     make_pair,
     make_vocabularies,
-    make_x86_store,
     read_compared,
-    read_debug,
     read_facts,
     read_graph_file,
     read_index,
@@ -292,10 +287,6 @@ def make_dicts(folder: Path) -> Iterable[Path]:
     return [path]
 
 
-def read_recode(folder: Path) -> Any:
-    return read_source("recode", [folder / "s"])
-
-
 def make_overlay(suffix: str) -> Make:
     def make(folder: Path) -> Iterable[Path]:
         ids_store(folder / "s")
@@ -367,7 +358,7 @@ def make_everything(folder: Path) -> Iterable[Path]:
     np.savez_compressed(folder / "a.npz", input_ids=np.ones((2, 3)), attention_mask=np.ones((2, 3)))
     (folder / "a.bin").write_bytes(np.arange(900, dtype="<u2").tobytes())
     made += [*compressed("gz")(folder), *compressed("zst")(folder)]
-    made += [*make_graph(".cfg.parquet")(folder), *make_graph(".cfg.jsonl")(folder)]
+    made += make_graph(".cfg.parquet")(folder)
     made += [*tokenizer_file("tokenizer.json")(folder)]
     made += [*make_recipe(folder), *tokenizer_file("vocab.json")(folder)]
     export("megatron", folder, "m")
@@ -423,7 +414,7 @@ READERS: dict[str, Reader] = {
         lambda folder: read_source(
             "pairs",
             [folder / f"{number}.cfg.parquet" for number in (0, 1)],
-            pairs=str(folder / "pairs.toml"),
+            pair=("O0/tool:O1/tool",),
         ),
         source="pairs",
         share=0.2,
@@ -445,7 +436,6 @@ READERS: dict[str, Reader] = {
     "schedule of mlir": Reader(make_schedule, read_schedule, share=0.5),
     "measurements": Reader(make_measurements, read_measurements, share=0.5),
     "mine": Reader(make_functions, read_mined, source="mine", share=0.3),
-    "recode": Reader(make_x86_store, read_recode, source="recode", share=0.3),
     "datasets folder": of_source("parquet", make_dataset, "d", 0.2),
     "embed": Reader(make_embedded, read_embedded, source="embed", share=0.05),
     "select": Reader(
@@ -498,11 +488,8 @@ READERS: dict[str, Reader] = {
     "list of stores": Reader(make_lists, read_stores),
     "lists as text": Reader(make_text_lists, read_text_lists),
     # programs
-    "graph jsonl": Reader(make_graph(".cfg.jsonl"), read_graph_lines),
-    "graph binexport": Reader(make_graph(".cfg.BinExport"), read_binexport),
     "extract": Reader(make_extract, read_extract),
     "compiler": Reader(make_compiled, read_compiler),
-    "debug info": Reader(make_debug_info, read_debug, share=0.3),
     # functions that are alike
     "similarity keys": Reader(make_keys, read_scored, share=0.2),
     "similarity index": Reader(make_near, read_near, share=0.2),

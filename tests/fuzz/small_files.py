@@ -199,27 +199,9 @@ def make_compiled(folder: Path) -> Iterable[Path]:
 
 def read_compiler(folder: Path) -> Any:
     """The compiler that debug information names."""
-    from tokmill.x86.image.debug.producer import made_by
+    from tokmill.x86.image.producer import made_by
 
     return made_by(folder / "program")
-
-
-def read_graph_lines(folder: Path) -> Any:
-    """The first line of a graph in JSON Lines, which a lifter and `inspect` read."""
-    from tokmill.report.describe.inspect import describe
-    from tokmill.x86.graphs.graph_files import read_about
-
-    describe(folder / "a.cfg.jsonl")
-    return repr(read_about(folder / "a.cfg.jsonl"))
-
-
-def read_binexport(folder: Path) -> Any:
-    """What a `.BinExport` file says of itself, which `inspect` and `tokmill cfg` read."""
-    from tokmill.report.describe.inspect import describe
-    from tokmill.x86.graphs.graph_files import read_about
-
-    describe(folder / "a.cfg.BinExport")
-    return repr(read_about(folder / "a.cfg.BinExport"))
 
 
 def text_of(kind: str) -> Make:

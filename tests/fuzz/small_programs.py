@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +23,6 @@ def make_elf(folder: Path) -> Iterable[Path]:
     path = compiles(folder, "program", source, *flags)
     (folder / "program-source.c").unlink()
     return [path]
-
-
-def make_debug_info(folder: Path) -> Iterable[Path]:
-    from x86_programs import compiler, compiles, run
-
-    source = "static int f(int x){return x*3+1;}\nint g(int x){return x?f(x):2;}\n"
-    path = compiles(folder, "program", source, "-g", "-O1", "-shared", "-nostdlib")
-    (folder / "program-source.c").unlink()
-    run(compiler("objcopy"), "--only-keep-debug", str(path))
-    return [path]
-
-
-@cache
-def debug_child(process: int) -> Any:
-    """The child of a process that reads debug information: to start one takes longest."""
-    from tokmill.x86.image.debug.debug_info import debug_reader
-
-    return debug_reader(__file__)
-
-
-def read_debug(folder: Path) -> Any:
-    from tokmill.x86.image.debug.debug_info import read_debug_info
-
-    info = read_debug_info(folder / "program", debug_child(os.getpid()))
-    return info.name, info.entry.tolist(), info.range_start.tolist(), info.unit.tolist()
 
 
 def small_graph() -> Any:
@@ -93,11 +66,10 @@ def make_graph(suffix: str) -> Make:
 
 
 def make_pair(folder: Path) -> Iterable[Path]:
-    """Write two graphs that name what they import and show, and a list of their pair."""
+    """Write two graphs that name what they import and show."""
     from pair_graphs import write_small
 
-    (folder / "pairs.toml").write_text('pairs = [["O0/tool", "O1/tool"]]\n')
-    return [write_small(folder, 1), folder / "pairs.toml", write_small(folder, 0)]
+    return [write_small(folder, 1), write_small(folder, 0)]
 
 
 def read_graph_file(name: str) -> Read:
@@ -159,11 +131,6 @@ def x86_store(path: Path) -> Path:
     write_graph(small_graph(), path.parent / "g.cfg.parquet")
     quick_build("x86", path.parent / "g.cfg.parquet", path)
     return path
-
-
-def make_x86_store(folder: Path) -> Iterable[Path]:
-    made = x86_store(folder / "s")
-    return sorted(made.glob("shards/*.safetensors"))
 
 
 def make_vocabularies(folder: Path) -> Iterable[Path]:

@@ -199,17 +199,6 @@ def write_triplets(folder: Path, number: int) -> Path:
     return path
 
 
-def write_x86_store(folder: Path, number: int) -> Path:
-    """Build a store of the functions of a graph."""
-    from making import quick_build
-
-    graphs = folder / "graphs"
-    graphs.mkdir(exist_ok=True)
-    path = folder / f"functions-{number}"
-    quick_build("x86", write_graph(graphs, number), path)
-    return path
-
-
 def write_functions(folder: Path, number: int, together: bool = False) -> Path:
     """Write a store of functions under four builds, a shard each, or all in one shard."""
     draw = np.random.default_rng(number)
@@ -306,5 +295,4 @@ CASES: dict[str, SourceCase] = {
     # Their vocabularies hold what their inputs hold: with more inputs it is another recipe.
     "token-dicts": SourceCase(write_token_dicts, grows=False),
     "triplets": SourceCase(write_triplets),
-    "recode": SourceCase(write_x86_store, grows=False),
 }

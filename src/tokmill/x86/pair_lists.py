@@ -1,24 +1,15 @@
-"""Which programs are pairs: graph files by their names, and lists of pairs."""
+"""Which programs are pairs: graph files by their names."""
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import machine_errors
-from tokmill.base.headers import loads_toml
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, find_files, in_order
 from tokmill.x86.graphs.graph_files import read_facts
 from tokmill.x86.graphs.graph_inputs import GRAPH
-
-LARGEST = 256 << 20
-"""Largest size of a list of pairs, in bytes."""
 
 
 class GraphFile(NamedTuple):
@@ -95,40 +86,6 @@ class Names:
             raise UsageError(f"--pair {text!r} does not name two programs", hint="--pair A:B")
         known = [cut for cut in cuts if cut[0] in self.graphs and cut[1] in self.graphs]
         if len(known) > 1:
-            raise UsageError(
-                f"--pair {text!r} can be read in two ways", hint="list it in a file: --pairs"
-            )
+            raise UsageError(f"--pair {text!r} can be read in two ways", hint="name the files")
         first, second = known[0] if known else cuts[0]
         return self.find(first), self.find(second)
-
-
-def read_pairs(path: str) -> list[tuple[str, str]]:
-    """Return the pairs of a TOML file; raises `UsageError` if it holds something else."""
-    example = 'pairs = [["gcc-O0/ls", "gcc-O2/ls"]]'
-    with machine_errors("read", path):
-        state = os.stat(path)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST:
-            raise UsageError(
-                "this is not a list of pairs: it is not a file, or larger than 256 MiB",
-                where=path,
-                hint=f"a file in TOML, such as {example}",
-            )
-        raw = Path(path).read_bytes()
-    try:
-        table = loads_toml(raw.decode())
-    except ValueError as error:
-        raise UsageError(f"the file is not TOML: {error}", where=path, hint=example) from None
-    try:
-        pairs = msgspec.convert(table.pop("pairs", None), list[tuple[str, str]])
-    except msgspec.ValidationError as error:
-        raise UsageError(f"pairs: {error}", where=path, hint=f"such as {example}") from None
-    if table:
-        raise UsageError(f"the key {min(table)!r} is not known", where=path, hint=example)
-    if not pairs:
-        raise UsageError("the file lists no pairs", where=path, hint=f"such as {example}")
-    return pairs
-
-
-def placed(name: str) -> str:
-    """Return the absolute path of a file; another name is not changed."""
-    return os.path.abspath(name) if os.path.isfile(name) else name

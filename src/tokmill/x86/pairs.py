@@ -20,7 +20,7 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_graph
 from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.merged import NoFacts
-from tokmill.x86.pair_lists import GraphFile, Names, find_graphs, placed, read_pairs
+from tokmill.x86.pair_lists import GraphFile, Names, find_graphs
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
 from tokmill.x86.program_source import Caches, check_rules, cut_parts, take_file, vocabularies_of
 from tokmill.x86.tokens.rules import COLUMNS, make_rules
@@ -37,12 +37,8 @@ EXPANDS = 14
 class PairsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of pairs of programs."""
 
-    pairs: str = ""
-    """TOML file that lists pairs: pairs = [["A", "B"], …], programs by their names."""
     pair: tuple[str, ...] = ()
     """Two programs with a colon between them, by name or as files: A:B. May be repeated."""
-    listed: tuple[tuple[str, str], ...] = ()
-    """Pairs, in the form of the file `pairs`."""
     all_pairs: bool = False
     """Pair each program with each other program."""
     rules: str = "tokmill"
@@ -68,7 +64,7 @@ class PairsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_onl
     (degree)."""
 
 
-CHOOSING = ("pairs", "pair", "listed", "all_pairs")
+CHOOSING = ("pair", "all_pairs")
 """Options that only decide which pairs a plan lists."""
 
 
@@ -105,15 +101,6 @@ class PairsSource(Source):
         self.layout = KeyTemplate(config.layout)
         self._caches = Caches(config.rules, vocabularies)
         self._graphs: dict[tuple[str, str], Graph] = {}
-
-    @classmethod
-    def resolve(cls, config: Any, request: Request) -> Any:
-        """Return the options with the pairs of the file `pairs`."""
-        if not config.pairs:
-            return config
-        # Files by absolute path, so that they are found from any folder.
-        listed = ((placed(a), placed(b)) for a, b in read_pairs(config.pairs))
-        return msgspec.structs.replace(config, pairs="", listed=(*config.listed, *listed))
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
@@ -185,8 +172,6 @@ class PairsSource(Source):
         names = Names(graphs)
         for text in config.pair:
             yield names.split(text)
-        for first, second in config.listed:
-            yield names.find(first), names.find(second)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the walks of a pair; if one of its graphs cannot be read, it is a reject."""
@@ -260,13 +245,13 @@ def check(config: PairsConfig) -> None:
     unknown = [name for name in config.streams if name not in COLUMNS]
     if unknown:
         raise UsageError(f"no stream is called {unknown[0]!r}", hint=nearest(unknown[0], COLUMNS))
-    chosen = bool(config.pairs or config.listed or config.pair)
+    chosen = bool(config.pair)
     if chosen == config.all_pairs:
         raise UsageError(
             "all_pairs makes all pairs, so no pairs may be named"
             if chosen
             else "it is not said which programs are pairs",
-            hint="--pair A:B, or --pairs FILE.toml, or --all-pairs",
+            hint="--pair A:B, or --all-pairs",
         )
     if not LEAST_TOKENS <= config.walk_tokens <= MOST_TOKENS:
         raise UsageError(

@@ -69,9 +69,6 @@ class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """Largest number of tokens of a walk; it is cut between instructions."""
     walk_blocks: int = 0
     """Largest number of blocks of a walk; 0: as many as the tokens allow."""
-    restart: Literal["stop", "entry", "start", "random"] = "stop"
-    """What happens at a block without successors: the walk ends (stop), or continues at the entry,
-    at its first block (start) or at a random block of the function."""
     weight: Literal["uniform", "degree"] = "uniform"
     """How likely each successor is: uniform, or in proportion to 1 + its own successors
     (degree)."""
@@ -181,40 +178,31 @@ class X86Source(Source):
         yield from ()
 
     def _batches(self, item: Item, cutting: Cutting) -> Iterator[Records]:
-        """Yield the records of a program; a very large one is read in windows."""
-        graphs = self._graphs(item)
-        begun, told = False, set[str]()
-        while (graph := next(graphs, None)) is not None:
-            if isinstance(graph, str):
-                yield nothing(cutting.unit, self._caches.of(64), [Drop(0, graph, True)])
-                return
-            key = self.layout.key(graph.program, graph.compiler, graph.level)
-            fits = self.layout.fields(graph.program) is not None
-            for batch in records_of(graph, key, self._caches.of(graph.bits), cutting):
-                if begun:
-                    batch.notes.pop("programs", None)
-                elif not fits:
-                    batch.notes["programs whose path does not fit the layout"] = 1
-                for why in set(graph.cut_short) - told:
-                    batch.notes[f"programs that are not complete: {why}"] = 1
-                told.update(graph.cut_short)
-                begun = True
-                yield batch
-            # Frees the memory of this graph before the next one is lifted.
-            del graph
+        graph = self._graph(item)
+        if isinstance(graph, str):
+            yield nothing(cutting.unit, self._caches.of(64), [Drop(0, graph, True)])
+            return
+        notes = [f"programs that are not complete: {why}" for why in graph.cut_short]
+        if self.layout.fields(graph.program) is None:
+            notes.append("programs whose path does not fit the layout")
+        key = self.layout.key(graph.program, graph.compiler, graph.level)
+        for batch in records_of(graph, key, self._caches.of(graph.bits), cutting):
+            batch.notes |= dict.fromkeys(notes, 1)
+            notes = []
+            yield batch
 
-    def _graphs(self, item: Item) -> Iterator[Graph | str]:
-        """Yield the graphs of a program; if lifting fails, the last value is the reason."""
+    def _graph(self, item: Item) -> Graph | str:
+        """Return the graph of a program, or why there is none."""
         program = InputFile(item.name, Path(item.path), item.size, item.digest)
         try:
-            yield from graphs_in(program, lifter=self.config.lifter, windows=True)
+            return next(graphs_in(program, lifter=self.config.lifter))
         except (MachineError, MissingExtraError, UsageError, MemoryError, OSError):
             raise
         except TokmillError as error:
-            yield error.what
+            return error.what
         except Exception as error:
             # A bug of the lifter costs this program, not a build of thousands of programs.
-            yield f"the lifter failed: {type(error).__name__}"
+            return f"the lifter failed: {type(error).__name__}"
 
 
 class Caches:

@@ -41,7 +41,6 @@ class Walking(msgspec.Struct, frozen=True, kw_only=True):
     walk_from: Literal["every", "entry", "random"] = "every"
     walk_tokens: int = 512
     walk_blocks: int = 0
-    restart: Literal["stop", "entry", "start", "random"] = "stop"
     weight: Literal["uniform", "degree"] = "uniform"
 
 
@@ -153,7 +152,7 @@ class Walks:
     block: Array
     """i8: numbers of blocks."""
     edge: Array
-    """i8: the edge that led to each block; -1 where a walk begins or begins again."""
+    """i8: the edge that led to each block; -1 where a walk begins."""
 
 
 class Walker:
@@ -209,17 +208,9 @@ class Walker:
             walk, here = walk[going], here[going]
             draw = mix(key[walk] + np.asarray(len(visited), np.uint64) * _STEP)
             stuck = flow.first[here + 1] == flow.first[here]
-            if stuck.any():
-                again = self._again(walk, function, start, low, size, draw)
-                # At a block without edges it would begin again for ever.
-                stops = stuck & ((again < 0) | (flow.first[again + 1] == flow.first[again]))
-                walk, here, draw = walk[~stops], here[~stops], draw[~stops]
-                stuck, again = stuck[~stops], again[~stops]
+            walk, here, draw = walk[~stuck], here[~stuck], draw[~stuck]
             edge = self._choose(here, draw)
-            edge[stuck] = -1
             here = flow.target[edge] if len(flow.target) else here
-            if stuck.any():
-                here[stuck] = again[stuck]
         walk, block, edge = (np.concatenate(column) for column in zip(*visited, strict=True))
         order = np.argsort(walk, kind="stable")
         offsets = np.searchsorted(walk[order], np.arange(len(function) + 1))
@@ -232,19 +223,6 @@ class Walker:
         drawn = before + _below(draw, flow.below[flow.first[here + 1]] - before)
         edge: Array = np.searchsorted(flow.below, drawn, side="right") - 1
         return np.minimum(edge, max(len(flow.target) - 1, 0))
-
-    def _again(
-        self, walk: Array, function: Array, start: Array, low: Array, size: Array, draw: Array
-    ) -> Array:
-        """Return the block at which a walk begins again; -1: it ends."""
-        restart = self.walking.restart
-        if restart == "entry":
-            return self.graph.entry[function[walk]]
-        if restart == "start":
-            return start[walk]
-        if restart == "random":
-            return low[walk] + _below(draw, size[walk])
-        return np.full(len(walk), -1)
 
 
 def _below(draw: Array, limit: Array) -> Array:

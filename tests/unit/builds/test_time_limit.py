@@ -157,12 +157,6 @@ def triples(folder: Path) -> Case:
     return Case("triplets", folder / "in.pkl")
 
 
-def recoded(folder: Path) -> Case:
-    case = dicts(folder)
-    quick_build(*case[:2], folder / "base", **case.options)
-    return Case("recode", folder / "base", {"min_count": 1})
-
-
 def program(folder: Path) -> Case:
     functions = "".join(f"int f{i}(int x) {{ return x * {i + 3} ^ x; }}" for i in range(60))
     return Case(
@@ -244,7 +238,6 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "npz": exported("npz", "out", export={"max_length": 31, "stride": 31, "pad_id": 7}),
     "token-dicts": dicts,
     "triplets": triples,
-    "recode": recoded,
     "x86": program,
     "bbv": intervals,
     "pairs": pair,

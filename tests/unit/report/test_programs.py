@@ -50,10 +50,6 @@ def test_a_graph(tmp_path: Path) -> None:
     assert (facts["kind"], facts["what"]) == ("graph", "the control flow of one, 64-bit code")
     assert (facts["functions"], facts["blocks"], facts["instructions"]) == (1, 1, 2)
     assert facts["lifter"] == "by hand" and facts["not_followed"] == {"indirect jump": 1}
-    write_graph(recorded.graph("one"), tmp_path / "g.jsonl", lifter="by hand")
-    facts = describe(tmp_path / "g.jsonl")
-    assert facts["what"].endswith("in JSON Lines, which no build reads")
-    assert facts["next"] == "tokmill cfg PROGRAM -o GRAPH.parquet"
 
 
 def test_a_list_of_tokens(vocabulary: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -11,21 +10,20 @@ from typing import Any
 
 import iced_x86
 import networkx
-import pyarrow.parquet
 import pytest
 
 from making import quick_build
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.store.checks.stats import count
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.tokens.instructions import collect, distinct
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
-from tokmill.x86.tokens.vocabularies.count import count_graph, count_programs, parts, unknown
-from tokmill.x86.tokens.vocabularies.vocabulary import counted
-from tokmill.x86.tokens.vocabularies.vocabulary_changes import counts_in, vocabularies_in
+from tokmill.x86.tokens.vocabularies.count import count_graph, count_programs, parts
+from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
 from x86_programs import C_SOURCE, compiles
 
 LEAVE = bytes.fromhex("c9 c3")
@@ -70,14 +68,16 @@ def test_a_store_and_pickles_of_it_count_as_programs_do(
 ) -> None:
     wanted = count_programs([str(program)], "tokmill").counts
     store = quick_build("x86", program, tmp_path / "s", separator=separator)
-    found = counts_in(store)
-    for counts in found.values():
+    ids = count(store, once=("mne", "eflag")).ids
+    for column, tokens in read_vocabularies(store.path).items():
+        pairs = zip(tokens.tokens, ids[column].tolist(), strict=False)
+        counts = {token: number for token, number in pairs if number}
         assert counts.pop("[SEP]", 0) == separator * sum(wanted["mne"].values())
-    assert found == wanted
+        assert counts == wanted[column]
     export = plugins.load(plugins.EXPORTS, "token-dicts")
     export(export.Config()).write(store, tmp_path / "t.pkl")
     dicts = quick_build("token-dicts", tmp_path / "t.pkl", tmp_path / "t", rules="tokmill")
-    for column, tokens in vocabularies_in(dicts).items():
+    for column, tokens in read_vocabularies(dicts.path).items():
         counts = dict(zip(tokens.tokens, tokens.counts or [], strict=True))
         assert {token: n for token, n in counts.items() if n} == wanted[column]
 
@@ -124,16 +124,6 @@ def test_functions_that_are_no_code_to_the_rules_are_left_out() -> None:
     assert number == 2 and set(counts["mne"]) == {"LEAVE", "RET"}
 
 
-def test_what_a_vocabulary_does_not_know() -> None:
-    known = counted([{column: {"a": 4, "b": 1} for column in COLUMNS}], "tokmill", min_count=2)
-    found = unknown(known, {column: {"a": 6, "b": 2, "c": 2, "d": 6} for column in COLUMNS})
-    assert [one.column for one in found] == list(COLUMNS)
-    first = found[0]
-    assert (first.tokens, first.unknown, first.share, first.kinds) == (16, 10, 0.625, 3)
-    assert first.examples == [("d", 6), ("b", 2), ("c", 2)]
-    assert unknown(known, {column: {} for column in COLUMNS})[0].share == 0
-
-
 def test_nothing_to_count(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/text").write_text("no program")
@@ -143,9 +133,6 @@ def test_nothing_to_count(tmp_path: Path) -> None:
         count_programs([str(tmp_path / "a/text")], "tokmill")
     with pytest.raises(TokmillError, match="no such file"):
         count_programs([str(tmp_path / "b")], "tokmill")
-    (tmp_path / "a/graph.jsonl").write_text("{}")
-    with pytest.raises(TokmillError, match="Parquet files, not from jsonl"):
-        count_programs([str(tmp_path / "a/graph.jsonl")], "tokmill")
     with pytest.raises(UsageError):
         count_programs([str(tmp_path / "a")], "tokmil")
 
@@ -169,23 +156,15 @@ def test_distinct_instructions(graph: Graph) -> None:
     assert bits == 64 and found == expected
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_instructions_of_programs_as_a_file(
-    tmp_path: Path, program: Path, graph: Graph, suffix: str
-) -> None:
+def test_instructions_of_programs_as_a_file(tmp_path: Path, program: Path, graph: Graph) -> None:
     other = compiles(program.parent, "counted3", C_SOURCE, "-O3")
     inputs = [str(program), str(other)]
-    out = tmp_path / f"new/i{suffix}"
+    out = tmp_path / "new/i.csv"
     done = collect(inputs, out)
-    if suffix == ".csv":
-        with out.open(newline="") as file:
-            rows: list[dict[str, Any]] = list(csv.DictReader(file))
-        for row in rows:
-            row |= {name: int(row[name]) for name in ("bits", "count", "programs")}
-    elif suffix == ".jsonl":
-        rows = [json.loads(line) for line in out.read_text().splitlines()]
-    else:
-        rows = pyarrow.parquet.read_table(out).to_pylist()
+    with out.open(newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: int(row[name]) for name in ("bits", "count", "programs")}
     assert len(rows) == done.encodings and done.programs == 2
     assert sum(row["count"] for row in rows) == done.instructions
     keys = {key[: key[15]].hex() for key in distinct(graph)[1].tolist()}
@@ -213,7 +192,7 @@ def test_large_tables_are_merged(
 
 
 def test_files_that_no_instructions_go_to(tmp_path: Path, program: Path) -> None:
-    with pytest.raises(UsageError, match="suffix must name its form"):
+    with pytest.raises(UsageError, match="written as CSV"):
         collect([str(program)], tmp_path / "i.txt")
     (tmp_path / "text").write_text("no program")
     with pytest.raises(TokmillError, match="no program was read"):

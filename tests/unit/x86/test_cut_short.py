@@ -11,7 +11,7 @@ from tokmill.cli import main
 from tokmill.report.describe.inspect import describe
 from tokmill.x86.graphs.graph_files import read_graph, write_graph
 from tokmill.x86.lift import assign_functions as functions
-from tokmill.x86.lift import cfg, windows
+from tokmill.x86.lift import cfg
 from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, assembled, compiles, stripped
 
@@ -34,9 +34,8 @@ def test_rounds_that_were_not_enough(
     graph = lift(bare)
     why = "the search for functions ended after 1 rounds"
     assert graph.cut_short == (why,)
-    for name in ("g.parquet", "g.jsonl"):
-        write_graph(graph, tmp_path / name)
-        assert describe(tmp_path / name)["not_complete"] == [why]
+    write_graph(graph, tmp_path / "g.parquet")
+    assert describe(tmp_path / "g.parquet")["not_complete"] == [why]
     assert read_graph(tmp_path / "g.parquet").cut_short == (why,)
     with pytest.raises(SystemExit):
         main(["cfg", str(bare), "-o", str(tmp_path / "graphs"), "--quiet"])
@@ -45,11 +44,6 @@ def test_rounds_that_were_not_enough(
     for number, source in enumerate((bare, tmp_path / "g.parquet")):
         store = tokmill.build("x86", [source], tmp_path / str(number))
         assert store.manifest.notes[f"programs that are not complete: {why}"] == 1
-
-
-def test_windows_are_told(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "LARGE", 0)
-    assert lift(bare).cut_short == (windows.WINDOWED,)
 
 
 def test_code_that_too_many_functions_share(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

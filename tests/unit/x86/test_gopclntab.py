@@ -19,7 +19,7 @@ from tokmill.x86.lift.cfg import lift
 from x86_programs import flat, stripped, true_functions
 
 BASE, TABLE, MODULE = 0x401000, 0x480000, 0x4C0000
-MAGICS = {"1.2": 0xFFFFFFFB, "1.16": 0xFFFFFFFA, "1.18": 0xFFFFFFF0, "1.20": 0xFFFFFFF1}
+MAGICS = {"1.18": 0xFFFFFFF0, "1.20": 0xFFFFFFF1}
 # fib: call more; ret. more: ret, as a function may begin with NOP. last: jmp to itself.
 CODE = bytes.fromhex("e80b000000 c3") + b"\xcc" * 10 + b"\x90\xc3" + b"\xcc" * 14 + b"\xeb\xfe"
 NAMES = ["main.fib", "main.(*Stack[...]).Püsh·f", "main.last"]
@@ -35,37 +35,18 @@ def table_of(version: str, bits: int, text: int = BASE) -> bytes:
     for name in NAMES:
         places.append(len(names))
         names += name.encode() + b"\0"
-    stop = len(CODE)
-    if version in ("1.2", "1.16"):
-        pack = word
-        rows = [BASE + start for start in STARTS]
-        end = BASE + stop
-    else:
-        pack, rows, end = "<I", list(STARTS), stop
-    width = struct.calcsize(pack)
-    length = (2 * len(rows) + 1) * width + 4
     head = struct.pack("<IHBB", MAGICS[version], 0, 1, size)
-    if version == "1.2":
-        before = len(head) + size
-        records = before + length
-        text_at = records + 16 * len(rows)
-        table = head + struct.pack(word, len(rows))
-        record_base, name_base = 0, text_at
-    else:
-        fields = 7 if version == "1.16" else 8
-        names_at = len(head) + size * fields
-        before = -(-(names_at + len(names)) // 8) * 8
-        numbers = [len(rows), 0]
-        numbers += [text] if fields == 8 else []
-        numbers += [names_at, names_at, names_at, names_at, before]
-        table = (head + struct.pack("<" + word[1] * fields, *numbers) + names).ljust(before, b"\0")
-        records, record_base, name_base = length, 0, 0
-    for number, row in enumerate(rows):
-        table += struct.pack(pack, row) + struct.pack(pack, records + 16 * number + record_base)
-    table += struct.pack(pack, end) + bytes(4)
-    for row, place in zip(rows, places, strict=True):
-        table += (struct.pack(pack, row) + struct.pack("<i", place + name_base)).ljust(16, b"\0")
-    return table + (names if version == "1.2" else b"")
+    names_at = len(head) + size * 8
+    before = -(-(names_at + len(names)) // 8) * 8
+    numbers = [len(STARTS), 0, text, names_at, names_at, names_at, names_at, before]
+    table = (head + struct.pack("<" + word[1] * 8, *numbers) + names).ljust(before, b"\0")
+    records = (2 * len(STARTS) + 1) * 4 + 4
+    for number, row in enumerate(STARTS):
+        table += struct.pack("<II", row, records + 16 * number)
+    table += struct.pack("<I", len(CODE)) + bytes(4)
+    for row, place in zip(STARTS, places, strict=True):
+        table += struct.pack("<Ii", row, place).ljust(16, b"\0")
+    return table
 
 
 def program_of(table: bytes, bits: int = 64, name: str = "", before: int = 0) -> Program:
@@ -146,7 +127,7 @@ def test_damaged_tables_are_empty_or_right(version: str) -> None:
 
 
 def test_a_count_that_no_file_could_hold() -> None:
-    for version, place in (("1.2", 8), ("1.16", 8), ("1.20", 8)):
+    for version, place in (("1.18", 8), ("1.20", 8)):
         for count in (0, 4, 1 << 31, (1 << 63) - 1, (1 << 64) - 1):
             data = bytearray(table_of(version, 64))
             data[place : place + 8] = struct.pack("<Q", count)

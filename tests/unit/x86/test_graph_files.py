@@ -121,25 +121,11 @@ def test_others_read_a_row_a_block(graph: Graph, tmp_path: Path) -> None:
     assert all(shown.startswith("Thing::") for name, shown in named.items() if "_ZN5Thing" in name)
 
 
-def test_json_lines_say_the_same(graph: Graph, tmp_path: Path) -> None:
-    write_graph(graph, tmp_path / "stored.parquet", "digest", "lifter 1")
-    facts = write_graph(graph, tmp_path / "stored.jsonl", "digest", "lifter 1")
-    assert read_about(tmp_path / "stored.jsonl") == facts
-    first, *lines = (tmp_path / "stored.jsonl").read_text().splitlines()
-    assert json.loads(first)["graph"]["digest"] == "digest"
-    rows = pyarrow.parquet.read_table(tmp_path / "stored.parquet").to_pylist()
-    for row in rows:
-        row["code"] = row["code"].hex()
-        row["data"] = [one.hex() for one in row["data"]]
-    assert [json.loads(line) for line in lines] == rows
-
-
 def test_the_same_graph_gives_the_same_bytes(graph: Graph, tmp_path: Path) -> None:
-    for suffix in ("parquet", "jsonl"):
-        one, two = tmp_path / f"one.{suffix}", tmp_path / f"two.{suffix}"
-        write_graph(graph, one)
-        write_graph(graph, two)
-        assert one.read_bytes() == two.read_bytes()
+    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    write_graph(graph, one)
+    write_graph(graph, two)
+    assert one.read_bytes() == two.read_bytes()
 
 
 def test_what_is_no_graph_is_refused(graph: Graph, tmp_path: Path) -> None:

@@ -100,11 +100,11 @@ def test_a_graph_file_of_another_version_is_made_again(
 ) -> None:
     out = tmp_path / "graphs"
     report = lift_files([str(programs)], out)
-    assert (report.made, report.renewed) == (3, 0)
+    assert report.made == 3
     # A later tokmill.
     monkeypatch.setattr("tokmill.x86.graphs.graph_files.VERSION", 99)
     report = lift_files([str(programs)], out)
-    assert (report.made, report.kept, report.renewed) == (3, 0, 3)
+    assert (report.made, report.kept) == (3, 0)
 
 
 def test_processes_make_the_same_bytes(programs: Path, tmp_path: Path) -> None:
@@ -114,10 +114,9 @@ def test_processes_make_the_same_bytes(programs: Path, tmp_path: Path) -> None:
 
 
 def test_one_program_to_one_file(programs: Path, tmp_path: Path) -> None:
-    report = lift_files([str(programs / "first")], tmp_path / "x.jsonl", form="jsonl")
-    assert report.made == 1
-    assert (tmp_path / "x.jsonl").read_text().startswith('{"graph":')
-    assert lift_files([str(programs / "first")], tmp_path / "x.jsonl", form="jsonl").kept == 1
+    assert lift_files([str(programs / "first")], tmp_path / "x.parquet").made == 1
+    assert read_graph(tmp_path / "x.parquet").program == "first"
+    assert lift_files([str(programs / "first")], tmp_path / "x.parquet").kept == 1
     with pytest.raises(UsageError, match="is one file, and there are"):
         lift_files([str(programs)], tmp_path / "x.parquet")
 
@@ -125,23 +124,20 @@ def test_one_program_to_one_file(programs: Path, tmp_path: Path) -> None:
 def test_options_that_do_not_exist(programs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no lifter is called 'ghidra'"):
         lift_files([str(programs)], tmp_path / "x", lifter="ghidra")
-    with pytest.raises(UsageError, match="no format is called 'xml'"):
-        lift_files([str(programs)], tmp_path / "x", form="xml")
     with pytest.raises(TokmillError):
         lift_files([str(tmp_path / "nowhere")], tmp_path / "x")
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_a_file_that_is_no_graph_is_not_replaced(form: str, programs: Path, tmp_path: Path) -> None:
-    mine = tmp_path / f"graphs/first.{form}"
+def test_a_file_that_is_no_graph_is_not_replaced(programs: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "graphs/first.parquet"
     mine.parent.mkdir()
     mine.write_text("mine\n")
     (mine.parent / "thesis.tmp-1.doc").write_text("mine")
-    report = lift_files([str(programs)], mine.parent, form=form)
+    report = lift_files([str(programs)], mine.parent)
     assert mine.read_text() == "mine\n" and (mine.parent / "thesis.tmp-1.doc").exists()
     assert report.made == 2 and "first" in [one.program for one in report.refusals]
     # A file that is named is what the user said.
-    assert lift_files([str(programs / "first")], mine, form=form).made == 1
+    assert lift_files([str(programs / "first")], mine).made == 1
 
 
 def test_several_writers_of_a_folder(

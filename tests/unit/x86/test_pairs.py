@@ -22,7 +22,6 @@ from tokmill.store.store import Store
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.lifting import lift_files
-from tokmill.x86.pair_lists import read_pairs
 from tokmill.x86.pairs import NO_FACTS
 from tokmill.x86.tokens.rules import COLUMNS
 from x86_graphs import Block, graph_of
@@ -199,40 +198,6 @@ def test_a_changed_second_file_is_seen(tmp_path: Path) -> None:
 
 def _yes() -> How:
     return How(quiet=True, yes=True, amount=here())
-
-
-def test_the_programs_of_a_file_of_pairs(tmp_path: Path) -> None:
-    files = [write_small(tmp_path, number) for number in range(3)]
-    listed = tmp_path / "pairs.toml"
-    listed.write_text(f'pairs = [["O0/tool", "1.cfg.parquet"], ["2.cfg", "{files[0]}"]]')
-    store = build(tmp_path / "s", *files, pairs=str(listed))
-    found = {(r["first"], r["second"]) for r in map(store.record, range(store.records))}
-    assert found == {("O0/tool", "O1/tool"), ("O2/tool", "O0/tool")}
-
-
-def test_a_list_of_pairs_is_a_file() -> None:
-    with pytest.raises(UsageError, match="not a list of pairs"):
-        read_pairs("/dev/zero")
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("pairs = 3", "array"),
-        ("pairs = []", "lists no pairs"),
-        ('pairs = [["a"]]', "length"),
-        ("pairs = [", "not TOML"),
-        ('pairs = [["O0/tool", "O1/tool"]]\nmore = 1', "more"),
-        ('pairs = [["O0/tool", "O1/tol"]]', "there is no graph of a program"),
-        ('pairs = [["O0/tool", "O1/tool"], ["O0/tool", "O1/tool"]]', "named twice"),
-    ],
-)
-def test_files_of_pairs_that_are_refused(tmp_path: Path, text: str, what: str) -> None:
-    files = [write_small(tmp_path, number) for number in range(2)]
-    (tmp_path / "pairs.toml").write_text(text)
-    with pytest.raises(UsageError, match=what) as error:
-        build(tmp_path / "s", *files, pairs=str(tmp_path / "pairs.toml"))
-    assert error.value.hint
 
 
 @pytest.mark.parametrize(

@@ -178,22 +178,6 @@ def test_bytes_that_are_no_instruction(code: str) -> None:
     assert caught.value.hint
 
 
-def test_bytes_that_are_no_instruction_as_a_token() -> None:
-    code = bytes.fromhex("90 06 06 c3 0f")
-    found = tokenize_bytes(code, 0x1000, "semanticbbv", invalid="bad")
-    assert [one["asm"] for one in found] == [["NOP"], ["BAD"], ["BAD"], ["RET"], ["BAD"]]
-    assert all(len(stream) == 1 for one in found for stream in align(one).values())
-    assert found[1]["mne"] == "INVALID"
-    good = bytes.fromhex("55 48 89 e5 c3")
-    plain = tokenize_bytes(good, 0x1000, "semanticbbv")
-    assert tokenize_bytes(good, 0x1000, "semanticbbv", invalid="bad") == plain
-    with pytest.raises(UsageError, match="the rules tokmill have no token") as caught:
-        tokenize_bytes(code, 0x1000, invalid="bad")
-    assert "semanticbbv" in caught.value.hint
-    with pytest.raises(UsageError, match="invalid = 'skip' is not known"):
-        tokenize_bytes(code, 0x1000, invalid="skip")  # type: ignore[arg-type]
-
-
 def test_bytes_left_over() -> None:
     with pytest.raises(DecodeError, match="2 instructions, not one: 55 c3"):
         tokens("55c3")

@@ -155,29 +155,21 @@ def test_a_program_comes_back_as_it_was_lifted(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(graph, name), getattr(lifted, name), name)
 
 
-def test_an_index_gets_its_levels_from_the_extracts_beside_it(tmp_path: Path) -> None:
+def test_the_levels_of_an_index_are_given(tmp_path: Path) -> None:
     project = tmp_path / "zlib-minigzip"
     project.mkdir()
-    made = {
-        "O0": {"main": small(0x1000), "use": other(0x2000), "only here": other(0x9000)},
-        "O2": {"main": small(0x1000), "use": other(0x2000, 2), -1: other(0x9000)},
-        "Os": {"main": small(0x1040), "use": other(0x2000)},
+    index = {
+        "use": [other(0x2000), other(0x2000), other(0x2000, 2)],
+        "main": [small(0x1040), small(0x1000), small(0x1000)],
     }
-    for level, functions in made.items():
-        put(project / f"zlib-minigzip-{level}-{len(level)}f_extract.pkl", functions)
-    order = ("Os", "O0", "O2")
-    index = {name: [made[level][name] for level in order] for name in ("use", "main")}
     path = put(project / "saved_index.pkl", index)
-    graphs = list(graphs_of(path))
-    assert [level_of(graph.program) for graph in graphs] == list(order)
+    order = ("Os", "O0", "O2")
     named = [f"zlib-minigzip-saved_index-{level}-{i}" for i, level in enumerate(order)]
-    assert [graph.program for graph in graphs] == named
+    graphs = list(graphs_of(path, order))
+    assert [level_of(graph.program) for graph in graphs] == list(order)
     assert [graph.function_address.tolist() for graph in graphs] == [
         [0x1040, 0x2000], [0x1000, 0x2000], [0x1000, 0x2000],
     ]  # fmt: skip
-    # The lists' order says nothing, and is not believed without extracts.
-    for file in project.glob("*_extract.pkl"):
-        file.unlink()
     names = [graph.program for graph in graphs_of(path)]
     assert names == [f"zlib-minigzip-saved_index-unknown-{i}" for i in range(3)]
     assert {level_of(name) for name in names} == {"unknown"}
@@ -187,26 +179,6 @@ def test_an_index_gets_its_levels_from_the_extracts_beside_it(tmp_path: Path) ->
     assert "O1" in caught.value.hint
     with pytest.raises(UsageError, match="2 levels for 3 programs"):
         list(graphs_of(path, ["O0", "O1"]))
-
-
-@pytest.mark.parametrize(
-    ("there", "expected"),
-    [
-        (["O2-1", "O3-2"], ["O2", "O3", "unknown"]),
-        (["O2-1", "O3-2", "Os-3"], ["unknown", "unknown", "unknown"]),
-        (["O3-1", "O3-2", "O3-3"], ["O3", "O3", "unknown"]),
-        (["O3-1"], ["O3", "O3", "unknown"]),
-        (["O9-1", "O9-2"], ["unknown", "unknown", "unknown"]),
-    ],
-)
-def test_programs_that_are_equal(tmp_path: Path, there: list[str], expected: list[str]) -> None:
-    for name in there:
-        put(tmp_path / f"p-b-{name}_extract.pkl", {"f": other(16)})
-    index = put(tmp_path / "saved_index.pkl", {"f": [other(16), other(16), other(32)]})
-    found = [graph.program for graph in graphs_of(index)]
-    name = f"{tmp_path.name}-saved_index"
-    assert found == [f"{name}-{level}-{i}" for i, level in enumerate(expected)]
-    assert [level_of(name) for name in found] == expected
 
 
 class Old:
@@ -287,14 +259,6 @@ def test_an_empty_extract(tmp_path: Path) -> None:
         list(graphs_of(tmp_path / "a-b-O1-c_extract.pkl", ["O1"]))
 
 
-def test_an_extract_beside_that_holds_something_else(tmp_path: Path) -> None:
-    put(tmp_path / "saved_index.pkl", {"f": [other(1)]})
-    for value in ([1 << 70, [], b"", None], [1, [], "text", None], [[1], [], b"", None], 5):
-        put(tmp_path / "a-b-O0-c_extract.pkl", {"f": value})
-        (graph,) = graphs_of(tmp_path / "saved_index.pkl")
-        assert level_of(graph.program) == "unknown"
-
-
 def of_graph(nodes: Any, ways: Any = None) -> dict[str, list[Any]]:
     return {"f": [1, [], b"", Old({"_node": nodes, "_adj": ways or {}})]}
 
@@ -364,11 +328,6 @@ def test_nothing_of_it_is_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(TokmillError, match=r"names posix\.(mkdir|system), which is no data"):
             list(graphs_of(put(tmp_path / "saved_index.pkl", value)))
-    # An extract that is only looked at for its level is no better.
-    put(tmp_path / "saved_index.pkl", {"f": [other(1)]})
-    put(tmp_path / "a-b-O0-c_extract.pkl", {"f": harm})
-    with pytest.raises(TokmillError, match="which is no data"):
-        list(graphs_of(tmp_path / "saved_index.pkl"))
     assert not (tmp_path / "sprung").exists()
 
 
@@ -391,7 +350,7 @@ def test_lifting_takes_them_too(tmp_path: Path) -> None:
         assert report.functions == 4 and report.blocks == 3 * 6 + 1
     names = {path.stem for path in (tmp_path / "out").rglob("*.parquet")}
     index = "zlib-minigzip-saved_index"
-    assert names == {f"{index}-O1-0", f"{index}-unknown-1", "zlib-minigzip-O1-ab"}
+    assert names == {f"{index}-unknown-0", f"{index}-unknown-1", "zlib-minigzip-O1-ab"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 import tokmill
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import BuildRecipe, How, prepare
-from tokmill.builds.source import InputFile
 from tokmill.report.describe.shown_records import Reader, matching
 from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Records, each_drop
@@ -22,10 +21,8 @@ from tokmill.x86 import program_source as source_module
 from tokmill.x86 import records as records_module
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.graph_files import write_graph
-from tokmill.x86.graphs.graph_inputs import graphs_in
 from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.image.keys import Key
-from tokmill.x86.lift import windows
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.records import NO_INSTRUCTION, Cutting, records_of
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
@@ -275,25 +272,6 @@ def test_graphs_give_the_records_of_their_programs(tmp_path: Path, built: Path) 
         assert one.record(0)["level"] == "O1" and one.record(0)["compiler"].startswith("gcc-")
 
 
-def test_a_large_program_gives_its_records_a_window_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same as from its graph, which is whole."""
-    monkeypatch.setattr(windows, "LARGE", 0)
-    monkeypatch.setattr(windows, "WINDOW", 1 << 14)
-    gzip = Path("/usr/bin/gzip")
-    item = InputFile(gzip.name, gzip, gzip.stat().st_size, "")
-    assert len(list(graphs_in(item, windows=True))) > 2
-    lift_files([str(gzip)], tmp_path / "graphs")
-    for unit in ("function", "walk"):
-        one = build(tmp_path / f"p-{unit}", gzip, unit=unit)
-        two = build(tmp_path / f"g-{unit}", tmp_path / "graphs", unit=unit)
-        assert one.shard(0).path.read_bytes() == two.shard(0).path.read_bytes()
-        assert one.manifest.notes == two.manifest.notes and one.manifest.notes["programs"] == 1
-        told = [n for note, n in one.manifest.notes.items() if "not complete" in note]
-        assert told == [1], "once a program, not once a window"
-
-
 def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
     tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +287,7 @@ def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
     assert plan.left_out == {"file that is no program": 2}
     store = build(tmp_path / "s", *map(Path, inputs))
     assert len(store.manifest.rejected) == 2 and store.manifest.notes["programs"] == 1
-    assert "a script" in store.manifest.rejected
+    assert "not a program" in store.manifest.rejected
     assert store.records == build(tmp_path / "g", program).records
     none = How(quiet=True, max_rejects=0)
     with pytest.raises(TokmillError, match="2 of 3 items were rejected"):
@@ -317,10 +295,10 @@ def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
     half = How(quiet=True, max_rejects=0.7)
     assert tokmill.build("x86", inputs, tmp_path / "n", how=half).records == store.records
 
-    def broken(path: Path) -> list[Graph]:
+    def broken(path: Path, *, facts: bool) -> Graph:
         raise IndexError(path)
 
-    monkeypatch.setattr("tokmill.x86.lift.cfg.lift_windows", broken)
+    monkeypatch.setattr("tokmill.x86.lift.cfg.lift", broken)
     with pytest.raises(TokmillError, match="the lifter failed: IndexError"):
         build(tmp_path / "b", program)
 

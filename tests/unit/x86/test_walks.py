@@ -47,14 +47,11 @@ def numbers(graph: Graph, walking: Walking, functions: Sequence[int] | None = No
 
 
 def check_ways(walker: Walker, blocks: list[int], ways: list[int]) -> None:
-    """Each block is reached by the way that is told, or the walk begins again there."""
+    """Each block is reached by the way that is told."""
     first, target = walker.flow.first, walker.flow.target
     assert ways[0] == -1
     for before, block, way in zip(blocks, blocks[1:], ways[1:], strict=False):
-        if way >= 0:
-            assert first[before] <= way < first[before + 1] and target[way] == block
-        else:
-            assert first[before] == first[before + 1] and walker.walking.restart != "stop"
+        assert first[before] <= way < first[before + 1] and target[way] == block
 
 
 def test_only_ways_within_a_function_are_walked_and_equal_ones_are_one() -> None:
@@ -90,22 +87,6 @@ def test_where_walks_begin() -> None:
     assert [blocks[0] for _, _, blocks in entry] == [1, 1, 1, 4, 4, 4]
     drawn = [b[0] for _, _, b in numbers(graph, Walking(walks=400, walk_from="random"), [0])]
     assert all(60 < drawn.count(block) < 140 for block in range(4))
-
-
-@pytest.mark.parametrize(
-    ("restart", "again"), [("entry", {0}), ("start", {2}), ("random", {0, 1, 2, 3})]
-)
-def test_where_a_walk_goes_on(restart: Any, again: set[int]) -> None:
-    found = numbers(graph_of(DIAMOND), Walking(walks=20, restart=restart, walk_tokens=300))
-    walks = [blocks for function, number, blocks in found if not function and number % 4 == 2]
-    after = {b for blocks in walks for a, b in zip(blocks, blocks[1:], strict=False) if a == 3}
-    if restart == "random":
-        # Never at a block that has no successors either: there it ends.
-        assert after == again - {3}
-    else:
-        assert after == again and all(len(blocks) == 30 for blocks in walks)
-    # A function of one block has nowhere to go.
-    assert [blocks for function, _, blocks in found if function] == [[4]] * 20
 
 
 def test_a_walk_has_the_tokens_and_blocks_that_are_asked_for() -> None:
@@ -162,16 +143,7 @@ def twin(graph: Graph, walking: Walking, function: int, number: int) -> list[int
     while 10 * len(blocks) < walking.walk_tokens and len(blocks) != walking.walk_blocks:
         ways, draw = successors(blocks[-1]), mix(key + len(blocks) * STEP & U64)
         if not ways:
-            again = {
-                "stop": None,
-                "entry": entry,
-                "start": start,
-                "random": low + below(draw, high - low),
-            }[walking.restart]
-            if again is None or not successors(again):
-                break
-            blocks.append(again)
-            continue
+            break
         degree = walking.weight == "degree"
         weights = [1 + len(successors(way)) if degree else 1 for way in ways]
         drawn = below(draw, sum(weights))
@@ -201,7 +173,6 @@ def graphs(draw: Any) -> Graph:
         walk_from=st.sampled_from(["every", "entry", "random"]),
         walk_tokens=st.integers(1, 200),
         walk_blocks=st.integers(0, 5),
-        restart=st.sampled_from(["stop", "entry", "start", "random"]),
         weight=st.sampled_from(["uniform", "degree"]),
     ),
     st.integers(1, 5),

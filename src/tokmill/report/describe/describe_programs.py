@@ -10,10 +10,8 @@ from tokmill.base.files import read_file
 from tokmill.report.describe.recogniser import Facts, Look
 
 PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
-GRAPH, GRAPH_LINES = b"PAR1", b'{"graph":'
-"""First bytes of graphs of `tokmill cfg`, in Parquet and in JSON Lines."""
-FORMS = {".jsonl": "JSON Lines", ".BinExport": "BinExport"}
-"""Suffix of a graph file that no build reads → its format."""
+GRAPH = b"PAR1"
+"""First bytes of Parquet files."""
 SHOWN = 20
 
 
@@ -32,10 +30,8 @@ def program(look: Look) -> Facts | None:
 
 
 def graph(look: Look) -> Facts | None:
-    """A graph of `tokmill cfg`, in Parquet where pyarrow is installed, JSON Lines or BinExport."""
-    form = FORMS.get(look.path.suffix, "")
-    other = form == "BinExport" or (bool(form) and look.head.startswith(GRAPH_LINES))
-    if not other and look.head[:4] != GRAPH:
+    """A graph of `tokmill cfg`, where pyarrow is installed."""
+    if look.head[:4] != GRAPH:
         return None
     try:
         about: Any = plugins.require("tokmill.x86.graphs.graph_files").read_about(look.path)
@@ -43,10 +39,9 @@ def graph(look: Look) -> Facts | None:
         return None
     if about is None:
         return None
-    form = f", in {form}, which no build reads" if other else ""
     return {
         "kind": "graph",
-        "what": f"the control flow of {about.program or 'a program'}, {about.bits}-bit code{form}",
+        "what": f"the control flow of {about.program or 'a program'}, {about.bits}-bit code",
         "bytes": look.size,
         "functions": about.functions,
         "blocks": about.blocks,
@@ -55,9 +50,7 @@ def graph(look: Look) -> Facts | None:
         "lifter": about.lifter,
         **({"not_complete": list(about.cut_short)} if about.cut_short else {}),
         "not_followed": {reason: len(places) for reason, places in about.unresolved.items()},
-        "next": "tokmill cfg PROGRAM -o GRAPH.parquet"
-        if other
-        else f"tokmill build x86 {look.quoted} -o STORE",
+        "next": f"tokmill build x86 {look.quoted} -o STORE",
     }
 
 

@@ -275,7 +275,7 @@ def _same_vocabulary(mine: Vocabulary) -> str:
             "build it with the same vocabulary: `tokmill build … --tokenizer` takes the folder of "
             "a run or of a store"
         )
-    return "`tokmill build recode STORE --vocab RUN/vocab -o NEW` gives it the run's vocabularies"
+    return "build it with the vocabularies of the run: `tokmill build x86 … --vocab RUN/vocab`"
 
 
 def affix_notes(facts: Facts, store: Store) -> list[str]:

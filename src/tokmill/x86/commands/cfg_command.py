@@ -30,53 +30,30 @@ def cfg(
             "-o",
             "--out",
             readable=False,
-            help="Folder for one file per program; for one program also a file that ends in "
-            ".parquet, .jsonl or .BinExport.",
+            help="Folder for one file per program; for one program also a file .parquet or .jsonl.",
         ),
     ],
     lifter: Annotated[str, typer.Option(help="native, or one of an installed package.")] = "native",
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            "--to",
-            metavar="FORM",
-            help="parquet, jsonl or binexport; a single file has it as its suffix.",
-            show_default="parquet",
-        ),
-    ] = "",
-    names: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DEBUG",
-            readable=False,
-            help="Name functions by the debug information of the programs before `strip`: a folder "
-            "with the same names, or for one program the file.",
-        ),
-    ] = None,
     json: Json = False,
 ) -> int:
     """Find functions, blocks and edges of programs; the same command again continues.
 
     Exit code 1 if a named file is refused, or all files are.
     """
-    from tokmill.x86.graphs.graph_files import SUFFIXES
+    from tokmill.x86.graphs.graph_files import LINES, SUFFIX
     from tokmill.x86.graphs.lifting import lift_files
 
-    forms = {ending: name for name, ending in SUFFIXES.items()}
-    if form and forms.get(out.suffix, form) != form:
-        raise UsageError(
-            f"--format {form}, and the name ends in {out.suffix}",
-            where=str(out),
-            hint="leave --format out, or name a folder",
-        )
     inputs, how = programs
     # One program has a file, whose suffix may be misspelled; several have a folder, and that of
     # `coreutils-9.7` is no suffix.
-    many = out.is_dir() or len(inputs) > 1 or any(Path(one).is_dir() for one in inputs)
-    misspelled = "" if many else out.suffix.removeprefix(".")
-    form = form or forms.get(out.suffix, misspelled) or "parquet"
-    report = lift_files(inputs, out, lifter=lifter, form=form, names=names, **how)
+    many = out.exists() or len(inputs) > 1 or any(Path(one).is_dir() for one in inputs)
+    if not many and out.suffix not in ("", SUFFIX, LINES):
+        raise UsageError(
+            f"no graph is written as {out.suffix}",
+            where=str(out),
+            hint=f"a file that ends in {SUFFIX} or {LINES}, or a folder that is there",
+        )
+    report = lift_files(inputs, out, lifter=lifter, **how)
     if not report.programs:
         raise TokmillError("there are no programs", where=", ".join(inputs), hint=KNOWN)
     if report.programs == len(report.refusals) == 1:
@@ -91,9 +68,6 @@ def cfg(
         human_time(report.seconds),
     ]
     lines = [f"{out}: {', '.join(counts)}"]
-    if report.renewed:
-        graphs = human_count(report.renewed, "graph")
-        lines.append(f"made again: {graphs} that another version or lifter had made")
     for title, why in (("refused", report.refused), ("not followed", report.unresolved)):
         if why:
             reasons = ", ".join(f"{number:,} {reason}" for reason, number in why.items())

@@ -1,4 +1,4 @@
-"""`tokmill vocab export|import|prune|compress`: changes and conversions of vocabularies."""
+"""`tokmill vocab export|import|compress`: changes and conversions of vocabularies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import typer
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import make_folder, remove, write_file
-from tokmill.store.marks import has_store_files
 from tokmill.terminal.options import Json
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.x86.commands.program_options import Out
 
 MAP = "ids.json"
 BECAME = "tokens.json"
-FORMATS = {"txt": "a token per line", "pkl": "{token: frequency}", "json": "the frozen form"}
+FORMATS = {"txt": "a token per line", "pkl": "{token: frequency}"}
 
 Lists = Annotated[
     Path,
@@ -30,26 +29,16 @@ Lists = Annotated[
 def export(
     path: Lists,
     out: Out,
-    form: Annotated[
-        str, typer.Option("--format", metavar="FORM", help="txt, pkl or json.")
-    ] = "txt",
+    form: Annotated[str, typer.Option("--format", metavar="FORM", help="txt or pkl.")] = "txt",
     json: Json = False,
 ) -> None:
-    """Write vocabularies as asm_tokens.txt …, as asm_tokens_dict.pkl …, or frozen as asm.json …"""
-    from tokmill.store.store import Store
+    """Write vocabularies as asm_tokens.txt …, or with their counts as asm_tokens_dict.pkl …"""
     from tokmill.x86.tokens.vocabularies import vocabulary_files as files
-    from tokmill.x86.tokens.vocabularies.vocabulary_changes import counts_in, with_counts
 
     if form not in FORMATS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
     found, _ = _lists(path)
-    if form == "pkl" and has_store_files(path):
-        found = with_counts(found, counts_in(Store(path)))
-    write = {
-        "txt": files.write_texts,
-        "pkl": files.write_counts,
-        "json": files.write_vocabularies,
-    }[form]
+    write = files.write_texts if form == "txt" else files.write_counts
     _print_files(write(out, found), json)
 
 
@@ -136,57 +125,6 @@ def import_(
         say(f"{', '.join(missing)}: no list; a store needs all six")
 
 
-def prune(
-    path: Annotated[
-        Path, typer.Argument(metavar="VOCAB", readable=False, help="A folder of lists.")
-    ],
-    out: Out,
-    min_count: Annotated[
-        int, typer.Option(min=1, help="Leave out tokens that occur less often than this.")
-    ] = 1,
-    used_by: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STORE", help="Keep tokens of this store. May be repeated."),
-    ] = None,
-    keep: Annotated[
-        str, typer.Option(metavar="FILE", help="Keep tokens of this list, or folder of lists.")
-    ] = "",
-    json: Json = False,
-) -> None:
-    """Remove tokens from vocabularies; `tokmill build recode` does so for a store.
-
-    OUT/ids.json has the new id of each old one; removed tokens have that of [UNK].
-    """
-    from tokmill.store.store import Store
-    from tokmill.x86.tokens.vocabularies import vocabulary_changes as changes
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
-
-    if has_store_files(path):
-        raise UsageError(
-            "a store has ids of its vocabularies",
-            where=str(path),
-            hint=f"tokmill build recode {path} -o NEW",
-        )
-    if min_count == 1 and not used_by and not keep:
-        raise UsageError("no option says which tokens to remove", hint=changes.WAYS)
-    old, ids = _lists(path)
-    new = changes.pruned(
-        old,
-        min_count=min_count,
-        used=[changes.counts_in(Store(store)) for store in used_by or ()],
-        keep=changes.lists_to_keep(keep) if keep else None,
-    )
-    write_vocabularies(out, new)
-    _write_map(out / MAP, {name: changes.id_map(old[name], new[name]) for name in new}, ids)
-    rows = [[name, len(old[name]), len(new[name])] for name in new]
-    if json:
-        columns = {name: {"before": before, "after": after} for name, before, after in rows}
-        print_json({"out": str(out), "columns": columns, "map": str(out / MAP)})
-        return
-    print_table(["column", "tokens before", "after"], rows)
-    print(f"{out / MAP}: old id → new id")
-
-
 def compress(
     path: Annotated[
         Path,
@@ -197,33 +135,24 @@ def compress(
         ),
     ],
     out: Out,
-    pattern: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="REGEX=>TEXT",
-            help="Replace parts of tokens. May be repeated. By default, numbers become IMM and "
-            "memory operands MEM_SIZE[REG+IMM].",
-        ),
-    ] = None,
     column: Annotated[
         str, typer.Option(help="Column of a single FILE whose name does not tell it.")
     ] = "",
     json: Json = False,
 ) -> None:
-    """Merge tokens that differ only in a number or a register, or by your own patterns.
+    """Merge tokens that differ only in a number or a register: MEM_dword[REG+IMM], IMM.
 
     OUT/ids.json has the new id of each old one, OUT/tokens.json the new token of each old one.
     """
+    from tokmill.x86.tokens.vocabularies.operand_classes import compressed
     from tokmill.x86.tokens.vocabularies.vocabulary_files import read_list, write_vocabularies
-    from tokmill.x86.tokens.vocabularies.vocabulary_patterns import compressed, parse_patterns
 
-    patterns = parse_patterns(pattern or [])
     if path.is_dir():
         old, ids = _lists(path)
     else:
         one = read_list(path, column=column)
         old, ids = {one.tokens.column: one.tokens}, {one.tokens.column: one.ids}
-    made = compressed(old, patterns)
+    made = compressed(old)
     write_vocabularies(out, made.lists)
     maps = {
         name: [made.lists[name].ids[made.became[name].get(token, token)] for token in one.tokens]
@@ -245,13 +174,8 @@ def compress(
 
 def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
     """Return the vocabularies of a folder or of a store, and the ids of the file as `Found`."""
-    from tokmill.store.store import Store
-    from tokmill.x86.tokens.vocabularies.vocabulary_changes import vocabularies_in
     from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists
 
-    if has_store_files(path):
-        stored = vocabularies_in(Store(path))
-        return stored, {column: [*range(len(tokens))] for column, tokens in stored.items()}
     lists = find_lists(path)
     return {n: one.tokens for n, one in lists.items()}, {n: one.ids for n, one in lists.items()}
 

@@ -1,12 +1,12 @@
-"""Graphs as files: Parquet (which is read back), JSON Lines, or BinExport; one row for each block.
+"""Graphs as Parquet files, with one row for each block, or as JSON Lines.
 
-Columns of the first two: `program`, `function` (its address), `name` (raw symbol name, or
-`sub_401000`), `demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each
-instruction), `successors` (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect,
-return), `strings`, `constants`, `references` (addresses) and `slots` (places on the stack) that
-instructions of the block take and, all in the first row, what is of the whole program (`WHOLE`).
-Facts about the whole program, also its imports, are in the metadata of the Parquet file, and in the
-first line of JSON Lines.
+Columns: `program`, `function` (its address), `name` (raw symbol name, or `sub_401000`),
+`demangled`, `address`, `code` (bytes), `lengths` (bytes of each instruction), `successors`
+(addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect, return), `strings`,
+`constants`, `references` (addresses) and `slots` (places on the stack) that instructions of the
+block take and, all in the first row, what is of the whole program (`WHOLE`). Facts about the whole
+program, also its imports, are in the metadata of the file, and in the first line of JSON Lines,
+where code is hexadecimal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tokmill.base.files import write_file
 from tokmill.base.headers import arrow_errors, loads_json, refused
 from tokmill.store.schema import Array
 from tokmill.x86.graph import PLACES, TEXT, Edge, Graph
-from tokmill.x86.graphs.binexport import binexport, read_head
 from tokmill.x86.image.program import demangle
 
 KEY = b"tokmill.graph"
@@ -51,8 +50,8 @@ WHOLE = {
     "data": ("data", bytes),
 }  # fmt: skip
 """Column of a list in the first row → the column of the graph, and its type."""
-SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "binexport": ".BinExport"}
-"""Form of a graph file → suffix of its name."""
+SUFFIX, LINES = ".parquet", ".jsonl"
+"""Of the name of a graph file; of one as JSON Lines, which are not read back."""
 JSON_ROWS = 4096
 
 
@@ -109,14 +108,9 @@ def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
 
 
 def write_graph(graph: Graph, path: Path, digest: str = "", lifter: str = "") -> About:
-    """Write a graph atomically, in the form of the path's suffix (`SUFFIXES`, else Parquet)."""
+    """Write a graph atomically, as JSON Lines if the path ends so, else as Parquet."""
     facts = about(graph, digest, lifter)
-    if path.suffix == SUFFIXES["jsonl"]:
-        write_file(path, _json_lines(graph, facts))
-    elif path.suffix == SUFFIXES["binexport"]:
-        write_file(path, binexport(graph, msgspec.json.encode(facts), digest))
-    else:
-        write_file(path, _parquet(graph, facts))
+    write_file(path, (_json_lines if path.suffix == LINES else _parquet)(graph, facts))
     return facts
 
 
@@ -299,25 +293,12 @@ def read_facts(path: Path) -> About | None:
 def read_about(path: Path) -> About | None:
     """Return the facts of a graph file of any version; None if it is not one, or is damaged."""
     try:
-        if path.suffix == SUFFIXES["binexport"]:
-            found: About = loads_json(read_head(path), About)
-            return found
-        if path.suffix == SUFFIXES["jsonl"]:
-            with open(path, "rb") as file:
-                first: _First = loads_json(file.readline(), _First)
-                return first.graph
         if not path.exists():
             return None
         with _arrow_errors(path):
             return _facts(plugins.require("pyarrow.parquet").ParquetFile(path), path)
     except (TokmillError, OSError, ValueError):
         return None
-
-
-class _First(msgspec.Struct, frozen=True):
-    """The first line of a graph in JSON Lines."""
-
-    graph: About
 
 
 def _made_up(address: int) -> str:
@@ -431,7 +412,7 @@ def _repeated(values: list[str], number: Array) -> Any:
 
 def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
     encode = msgspec.json.Encoder().encode
-    yield encode(_First(facts)) + b"\n"
+    yield encode({"graph": facts}) + b"\n"
     names, demangled = _shown(graph)
     code = graph.code.tobytes()
     function = np.repeat(np.arange(len(names)), np.diff(graph.function_blocks))

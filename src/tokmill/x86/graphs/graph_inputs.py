@@ -12,12 +12,10 @@ from tokmill.base.progress import Progress
 from tokmill.builds.execution.processes import in_processes
 from tokmill.builds.scan import FolderOptions, InputFile, Inputs, find_files
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_files import SUFFIXES, read_graph
-from tokmill.x86.graphs.lifting import PICKLE, check_levels, find_programs, lift_file, lift_parts
+from tokmill.x86.graphs.graph_files import SUFFIX, read_graph
+from tokmill.x86.graphs.lifting import PICKLE, check_levels, find_programs, lift_file
 
-GRAPH = SUFFIXES["parquet"]
-UNREAD = {ending: form for form, ending in SUFFIXES.items() if ending != GRAPH}
-"""Suffix of graph files that cannot be read → their form."""
+GRAPH = SUFFIX
 
 
 def find_inputs(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
@@ -33,30 +31,18 @@ def graphs_in(
     levels: Sequence[str] | None = None,
     lifter: str = "native",
     *,
-    windows: bool = False,
     facts: bool = False,
 ) -> Iterator[Graph]:
     """Yield the graphs of one input: one for each program of a pickle, else one.
 
-    With `windows` a very large program gives several graphs, each with a part of its functions.
-    With `facts` a program is searched for imports, strings and constants too, but not in windows.
-
-    A program is lifted here, by `lifter`. Raises `TokmillError` for a file that is not a program, a
+    A program is lifted here, by `lifter`, with `facts` also searched for imports, strings and
+    constants. Raises `TokmillError` for a file that is not a program, a
     pickle or a graph.
     """
     if file.path.suffix == PICKLE:
         yield from plugins.require("tokmill.x86.graphs.saved_index").graphs_of(file.path, levels)
     elif file.path.suffix == GRAPH:
         yield read_graph(file.path)
-    elif file.path.suffix in UNREAD:
-        form = UNREAD[file.path.suffix]
-        raise TokmillError(
-            f"graphs are read from Parquet files, not from {form}",
-            where=str(file.path),
-            hint=f"leave out --format {form} of `tokmill cfg`",
-        )
-    elif windows:
-        yield from lift_parts(file, lifter)
     else:
         yield lift_file(file, lifter, facts=facts)
 

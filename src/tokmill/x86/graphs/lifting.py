@@ -24,10 +24,9 @@ from tokmill.base.progress import Progress, human_count
 from tokmill.builds.execution.processes import in_processes
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs import true_names
-from tokmill.x86.graphs.graph_files import SUFFIXES, About, read_about, write_graph
+from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, write_graph
 from tokmill.x86.image import elf, pe
-from tokmill.x86.image.debug.producer import made_by
+from tokmill.x86.image.producer import made_by
 
 PICKLE = ".pkl"
 PICKLES = "saved_index 1"
@@ -40,9 +39,6 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     made: bool = False
     """False if its graph existed already, or the program was refused."""
-    renewed: bool = False
-    """Whether it replaced a graph of the same bytes by another version of the lifter or the
-    file."""
     refused: str = ""
     """Why there is no graph."""
     hint: str = ""
@@ -71,22 +67,17 @@ class Report(msgspec.Struct, frozen=True):
     """Programs with a graph in the folder that are not among the inputs."""
     cut_short: dict[str, int] = {}
     """Reason why a search ended before it was complete → number of programs."""
-    renewed: int = 0
-    """How many of those made replaced a graph of the same bytes by another version."""
 
 
 class _Task(NamedTuple):
     file: InputFile
     out: Path
     """The graph file; for a pickle, which may hold several programs, the folder."""
-    suffix: str
     lifter: str
     version: str
     levels: tuple[str, ...] | None
     chosen: bool = True
     """Whether tokmill chose the name of the graph, and not the user."""
-    names: Path | None = None
-    """File or folder with the debug information that names the functions."""
 
 
 def lift_files(
@@ -94,31 +85,27 @@ def lift_files(
     out: Path,
     *,
     lifter: str = "native",
-    form: str = "parquet",
     levels: Sequence[str] | None = None,
     workers: int = 0,
     choice: FolderOptions | None = None,
-    names: Path | None = None,
     quiet: bool = True,
 ) -> Report:
     """Write the graph of each program below some paths.
 
-    `out` is a folder, or for one program a file that ends in one of `SUFFIXES`. An existing graph
-    of the same bytes by the same lifter is kept. `names`: debug information of the programs
-    (`tokmill.x86.graphs.true_names`). Raises `TokmillError` for paths that do not exist,
-    `UsageError` for options that do not fit together and if `out` is another kind of file.
+    `out` is a folder, or for one program a file that ends in `SUFFIX` or `LINES`. An
+    existing graph of the same bytes by the same lifter is kept. Raises `TokmillError` for paths
+    that do not exist, `UsageError` for options that do not fit together and if `out` is another
+    kind of file.
     """
     started = time.monotonic()
     check_lifter(lifter)
-    single = out.suffix in SUFFIXES.values()
+    single = out.suffix in (SUFFIX, LINES)
     if out.is_file() and not single:
         raise UsageError(
             "is a file; graphs are written into a folder",
             where=str(out),
             hint="choose another path; for one program also -o GRAPH.parquet",
         )
-    if form not in SUFFIXES:
-        raise UsageError(f"no format is called {form!r}", hint=nearest(form, SUFFIXES))
     files, left_out = find_programs(inputs, choice=choice)
     if single and (len(files) != 1 or files[0].path.suffix == PICKLE):
         raise UsageError(
@@ -128,21 +115,17 @@ def lift_files(
             hint="name a folder: it gets one file for each program",
         )
     check_levels(files, levels)
-    if names is not None and not names.exists():
-        raise UsageError("there is no such file or folder", where=str(names), hint="see --names")
     version = lifter_version(lifter)
     tasks = [
         _Task(
             file,
             out
             if single or file.path.suffix == PICKLE
-            else inside(out, f"{file.name}{SUFFIXES[form]}", deep=True),
-            SUFFIXES[form],
+            else inside(out, f"{file.name}{SUFFIX}", deep=True),
             lifter,
             version,
             None if levels is None else tuple(levels),
             not single,
-            names,
         )
         for file in files
     ]
@@ -156,9 +139,7 @@ def lift_files(
         # Graphs are written as a whole, so several processes may write into one folder.
         remove_leftovers(folder)
         done = _carry_out(tasks, workers, quiet)
-        others = (
-            [] if single else _others(out, SUFFIXES[form], {outcome.program for outcome in done})
-        )
+        others = [] if single else _others(out, {outcome.program for outcome in done})
     return _report(done, left_out, others, time.monotonic() - started)
 
 
@@ -211,19 +192,6 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
     return graph
 
 
-def lift_parts(file: InputFile, lifter: str = "native") -> Iterator[Graph]:
-    """Yield the graph of a program; for a very large one, a graph of each window of code."""
-    if lifter != "native":
-        yield lift_file(file, lifter)
-        return
-    compiler, level = made_by(file.path)
-    graphs: Iterator[Graph] = plugins.require("tokmill.x86.lift.cfg").lift_windows(file.path)
-    while (graph := next(graphs, None)) is not None:
-        graph.program, graph.compiler, graph.level = file.name, compiler, level
-        yield graph
-        del graph
-
-
 def check_lifter(name: str) -> None:
     """Refuse a lifter that is not known."""
     if name not in plugins.LIFTERS:
@@ -272,25 +240,18 @@ def _make(task: _Task) -> list[Outcome]:
         digest = sha256_file(path)
         if path.suffix == PICKLE:
             return list(_make_pickled(task, digest))
-        version, names = task.version, None
-        if task.names is not None:
-            names = true_names.debug_file(task.names, name)
-            version += f", {true_names.digest_of_names(names)}"
         about = read_about(task.out)
-        if about is not None and about.made_of(digest, version):
+        if about is not None and about.made_of(digest, task.version):
             return [Outcome(name, about=about)]
         if about is None and task.chosen and task.out.exists():
             what = "there is a file with the name of its graph that is not a graph"
             hint = "remove it if it is a damaged graph, or choose another folder"
             return [Outcome(name, refused=what, hint=hint)]
-        renewed = about is not None and about.digest == digest
         with bounded(path):
             graph = lift_file(task.file, task.lifter, facts=True)
-        if names is not None:
-            true_names.name_functions(graph, names)
         make_folder(task.out.parent)
-        about = write_graph(graph, task.out, digest, version)
-        return [Outcome(name, time.monotonic() - started, True, renewed, about=about)]
+        about = write_graph(graph, task.out, digest, task.version)
+        return [Outcome(name, time.monotonic() - started, True, about=about)]
     except (MachineError, MissingExtraError, UsageError):
         raise
     except TokmillError as error:
@@ -303,20 +264,19 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
     for graph in pickles.graphs_of(task.file.path, task.levels):
         started = time.monotonic()
         graph.level = pickles.level_of(graph.program)
-        out = inside(task.out, f"{graph.program}{task.suffix}", deep=True)
+        out = inside(task.out, f"{graph.program}{SUFFIX}", deep=True)
         about = read_about(out)
         made = about is None or not about.made_of(digest, PICKLES)
-        renewed = made and about is not None and about.digest == digest
         if made:
             about = write_graph(graph, out, digest, PICKLES)
-        yield Outcome(graph.program, time.monotonic() - started, made, renewed, about=about)
+        yield Outcome(graph.program, time.monotonic() - started, made, about=about)
 
 
-def _others(folder: Path, suffix: str, done: set[str]) -> list[str]:
+def _others(folder: Path, done: set[str]) -> list[str]:
     """Return the programs with a graph in a folder that are not among those just done."""
     with machine_errors("read", folder):
-        paths = sorted(folder.rglob(f"*{suffix}"))
-    names = {path: path.relative_to(folder).as_posix().removesuffix(suffix) for path in paths}
+        paths = sorted(folder.rglob(f"*{SUFFIX}"))
+    names = {path: path.relative_to(folder).as_posix().removesuffix(SUFFIX) for path in paths}
     return [
         name for path, name in names.items() if name not in done and read_about(path) is not None
     ]
@@ -352,5 +312,4 @@ def _report(
         seconds=seconds,
         others=others,
         cut_short=dict(sorted(cut_short.items())),
-        renewed=sum(outcome.renewed for outcome in done),
     )

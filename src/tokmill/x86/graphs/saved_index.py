@@ -10,7 +10,6 @@ PROJECT-PROGRAM-LEVEL-DIGEST_extract.pkl (`tokmill.x86.image.keys`). Source of t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,9 +38,8 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
 
     Args:
         path: the pickle.
-        levels: the optimisation levels of an index's programs, in the order of its lists. Without
-            them a program is looked for among the extracts in the folder of the index: an extract
-            matches if all of its functions have the same name, address and bytes.
+        levels: the optimisation levels of an index's programs, in the order of its lists; without
+            them they are unknown.
 
     The graph of an extract has the name of its file, those of an index are
     PROJECT-saved_index-LEVEL-NUMBER; `level_of` reads the level from either.
@@ -53,21 +51,17 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
     """
     path = Path(path)
     programs: list[Recorded] = []
-    prints: list[int] = []
-    names: set[str] = set()
-    extract = False
+    extract: bool | None = None
     budget = Pickle(path).budget()
     for name, value in _functions(path):
-        if not names:
+        if extract is None:
             extract = path.name.endswith(EXTRACT) or _is_function(value)
         rows = _placed(name, value, extract, len(programs), path)
         if not programs:
-            programs, prints = [Recorded() for _ in rows], [0] * len(rows)
-        names.add(name)
+            programs = [Recorded() for _ in rows]
         for number, (place, row) in enumerate(rows):
             _add(programs[number], row, name, place, path, budget)
             budget.take(len(row[2]))
-            prints[number] ^= _print(name, row)
     if extract or path.name.endswith(EXTRACT):
         if levels is not None:
             raise UsageError(
@@ -78,7 +72,7 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
         titles = [path.name.removesuffix(EXTRACT).removesuffix(path.suffix)]
         programs = programs or [Recorded()]
     else:
-        levels = _levels_beside(path, prints, names) if levels is None else levels
+        levels = [UNKNOWN] * len(programs) if levels is None else levels
         for level in levels:
             if level not in (*LEVELS, UNKNOWN):
                 raise UsageError(
@@ -198,34 +192,3 @@ def _unfit(path: Path, why: str) -> TokmillError:
         where=str(path),
         hint="`tokmill inspect` shows what it holds",
     )
-
-
-def _print(name: str, row: list[Any]) -> int:
-    """Return a digest of name, address and bytes; that of a program is the XOR of all."""
-    digest = hashlib.blake2b(f"{row[0]} {name}\0".encode("utf-8", "surrogatepass"), digest_size=16)
-    digest.update(row[2])
-    return int.from_bytes(digest.digest(), "little")
-
-
-def _levels_beside(path: Path, prints: list[int], names: set[str]) -> list[str]:
-    """Return the level of each program of an index, from the extracts in its folder."""
-    extracts: dict[int, list[str]] = {}
-    for file in sorted(path.absolute().parent.glob(f"*{EXTRACT}")):
-        found, missing = 0, set(names)
-        for name, row in _functions(file):
-            whole = _is_function(row) and _is_address(row[0]) and isinstance(row[2], bytes)
-            if whole and name in names:
-                found ^= _print(name, row)
-                missing.discard(name)
-        if not missing:
-            level = level_of(file.name.removesuffix(EXTRACT))
-            extracts.setdefault(found, []).append(level)
-    levels = []
-    for number, one in enumerate(prints):
-        same = extracts.get(one, [])
-        # Equal programs may have the levels in any order, if there are as many levels as programs.
-        if len(same) == prints.count(one):
-            levels.append(same[prints[:number].count(one)])
-        else:
-            levels.append(same[0] if len(set(same)) == 1 else UNKNOWN)
-    return levels

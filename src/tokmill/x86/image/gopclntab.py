@@ -1,16 +1,10 @@
 """The table of functions in programs of the Go compiler, stripped or not: `.gopclntab`.
 
 The runtime needs it for stack traces, so `strip` keeps it. Its layout is defined by the packages
-runtime (symtab.go) and debug/gosym of Go's library; the first four bytes are its version:
-
-| magic | Go | entries of the table of functions | they count from |
-|---|---|---|---|
-| fffffffb | 1.2 to 1.15 | two words | 0; records from the header |
-| fffffffa | 1.16, 1.17 | two words | 0; records from the table |
-| fffffff0, fffffff1 | 1.18, 1.19 and later | two numbers of 4 bytes | the beginning of Go's code |
-
-An entry is the start of a function and the place of its record; an address ends the table. A record
-begins with the function's address and the place of its name.
+runtime (symtab.go) and debug/gosym of Go's library; that of Go 1.18 and later is read. An entry is
+the start of a function and the place of its record, in 4 bytes each, from the beginning of Go's
+code and of the table; an address ends the table. A record begins with the function's address and
+the place of its name.
 """
 
 from __future__ import annotations
@@ -26,9 +20,10 @@ from tokmill.x86.image.ranges import member
 
 SECTION = ".gopclntab"
 """Suffix of the section's name; in position-independent programs it follows `.data.rel.ro`."""
-OLDEST, WORDS, OFFSETS = (0xFFFFFFFB,), (0xFFFFFFFA,), (0xFFFFFFF0, 0xFFFFFFF1)
-HEADER = 8
-"""Bytes: magic, two zeros, unit of code (1 on x86), bytes of a word."""
+MAGICS = (0xFFFFFFF0, 0xFFFFFFF1)
+"""The first four bytes: of Go 1.18 and 1.19, and of later ones."""
+HEADER, SIZE = 8, 4
+"""Bytes: magic, two zeros, unit of code (1 on x86), bytes of a word; those of a number."""
 LONGEST_NAME = 1 << 12
 MOST_TEXT = 4
 """Largest size of all names together, as a multiple of the bytes after the header."""
@@ -83,11 +78,9 @@ def _candidates(program: Program) -> Iterator[tuple[Section, int]]:
         first = -section.address % 4
         words = section.linked[first : first + max(0, len(section.linked) - first) // 4 * 4]
         numbers = words.view("<u4")
-        # All four magic numbers are this large; few other numbers are.
-        high = np.flatnonzero(numbers >= 0xFFFFFFF0)
+        high = np.flatnonzero((numbers == MAGICS[0]) | (numbers == MAGICS[1]))
         rest = numbers[np.minimum(high + 1, len(numbers) - 1)]
-        wanted = np.isin(numbers[high], (*OLDEST, *WORDS, *OFFSETS))
-        wanted &= rest == np.uint32(1 << 16 | program.word << 24)
+        wanted = rest == np.uint32(1 << 16 | program.word << 24)
         for place in (first + 4 * high[wanted]).tolist():
             yield section, place
 
@@ -106,57 +99,49 @@ class _Reader:
         """Return the functions; None if the table is not valid."""
         if len(self.data) < HEADER or self.data[4:8].tolist() != [0, 0, 1, self.word]:
             return None
-        magic = int(self.data[:4].view("<u4")[0])
-        if magic in OLDEST:
-            return self._functions(self._number(0), HEADER + self.word, self.word, 0, 0)
-        if magic in WORDS:
-            return self._functions(self._number(0), self._number(6), self.word, 0, self._number(2))
-        if magic in OFFSETS:
-            count, table, names = self._number(0), self._number(7), self._number(3)
-            found = self._functions(count, table, 4, self._number(2), names)
-            # Later linkers do not write the beginning of code.
-            return found or self._functions(count, table, 4, self._text(count, table), names)
-        return None
+        if int(self.data[:4].view("<u4")[0]) not in MAGICS:
+            return None
+        table, names = self._number(7), self._number(3)
+        rows = self._entries(self._number(0), table)
+        if rows is None:
+            return None
+        found = self._functions(rows, table, self._number(2), names)
+        # Later linkers do not write the beginning of code.
+        return found or self._functions(rows, table, self._text(rows), names)
 
     def _number(self, place: int) -> int:
         """Return a word of the header after its first eight bytes; 0 if the data end before it."""
         at = HEADER + place * self.word
         return int.from_bytes(self.data[at : at + self.word].tobytes(), "little")
 
-    def _entries(self, count: int, table: int, size: int) -> Array | None:
+    def _entries(self, count: int, table: int) -> Array | None:
         """Return the table of functions and its end as rows of two numbers (u8)."""
-        end = table + (2 * count + 1) * size
+        end = table + (2 * count + 1) * SIZE
         if not 0 < count <= len(self.data) or not 0 < table < end <= len(self.data):
             return None
-        numbers = self.data[table:end].view(f"<u{size}").astype(np.uint64)
+        numbers = self.data[table:end].view("<u4").astype(np.uint64)
         return np.append(numbers, np.uint64(0)).reshape(-1, 2)
 
-    def _functions(self, count: int, table: int, size: int, base: int, names: int) -> Table | None:
-        """Return the functions of a table of `count` entries, whose numbers have `size` bytes."""
-        rows = self._entries(count, table, size)
-        if rows is None:
-            return None
+    def _functions(self, rows: Array, table: int, base: int, names: int) -> Table | None:
+        """Return the functions of the rows of a table, whose code begins at `base`."""
         address = rows[:, 0] + np.uint64(base)
         start, stop = address[:-1], address[1:]
         low, high = self._section(start[0])
         sound = (start < stop).all() and low <= int(start[0]) and int(stop[-1]) <= high
         if not sound:
             return None
-        # Up to Go 1.15 records count from the header, later from the table.
-        records = rows[:-1, 1] + np.uint64(0 if names == 0 else table)
-        width = self.word if size == self.word else 4
-        inside = records <= np.uint64(max(0, len(self.data) - width - 4))
+        records = rows[:-1, 1] + np.uint64(table)
+        inside = records <= np.uint64(max(0, len(self.data) - 2 * SIZE))
         # A record repeats the function's address, which proves that the table is valid.
         place = np.where(inside, records, 0).astype(np.int64)
-        again = self._cells(place, width)
-        if not ((again == rows[:-1, 0]) & inside).all():
+        if not ((self._cells(place) == rows[:-1, 0]) & inside).all():
             return None
-        text = min(names, len(self.data)) + self._cells(place + width, 4).astype(np.int64)
+        text = min(names, len(self.data)) + self._cells(place + SIZE).astype(np.int64)
         return Table(start, self._trim(start, stop), self._names(text))
 
-    def _cells(self, place: Array, size: int) -> Array:
-        cells = self.data[place[:, None] + np.arange(size)]
-        found: Array = cells.view(f"<u{size}")[:, 0].astype(np.uint64)
+    def _cells(self, place: Array) -> Array:
+        cells = self.data[place[:, None] + np.arange(SIZE)]
+        found: Array = cells.view("<u4")[:, 0].astype(np.uint64)
         return found
 
     def _section(self, address: np.uint64) -> tuple[int, int]:
@@ -187,15 +172,12 @@ class _Reader:
             found.append(data[place:end].decode("utf-8", "replace") if end > 0 and left > 0 else "")
         return found
 
-    def _text(self, count: int, table: int) -> int:
+    def _text(self, rows: Array) -> int:
         """Return where Go's code begins, from the runtime's module data.
 
         They begin with a pointer to the table, and contain the lowest and the highest address of
         functions, whose difference is known.
         """
-        rows = self._entries(count, table, 4)
-        if rows is None:
-            return 0
         length = int(rows[-1, 0]) - int(rows[0, 0])
         for section in self.program.sections:
             first = -section.address % self.word

@@ -23,22 +23,10 @@ from tokmill.x86.image.image import Program
 OTHERS = {
     b"!<arch>\n": ("a static library", "unpack it with `ar x` and give its object files"),
     b"!<thin>\n": ("a thin static library", "give the object files that it names"),
-    b"BC\xc0\xde": ("LLVM bitcode", "compile it to an object file"),
-    b"\0asm": ("a WebAssembly module", ""),
-    b"#!": ("a script", ""),
-    b"\x1f\x8b": ("a gzip file", "unpack it first"),
-    b"\xfd7zXZ": ("an xz file", "unpack it first"),
-    b"\x28\xb5\x2f\xfd": ("a zstd file", "unpack it first"),
-    b"PK\3\4": ("a zip file", "unpack it first"),
     b"\x64\x86": ("a COFF object file", "link it first"),
     b"\x4c\x01": ("a COFF object file", "link it first"),
 }
-MACH = {b"\xfe\xed\xfa\xce": ">", b"\xfe\xed\xfa\xcf": ">", b"\xce\xfa\xed\xfe": "<",
-        b"\xcf\xfa\xed\xfe": "<"}  # fmt: skip
-MACH_MACHINES = {
-    7: "32-bit x86", 0x1000007: "x86-64", 12: "ARM", 0x100000C: "ARM64", 0x200000C: "ARM64",
-    18: "PowerPC", 0x1000012: "PowerPC64",
-}  # fmt: skip
+"""First bytes of files → what they are, and what to do."""
 KNOWN = "ELF and PE files for x86 are read"
 
 
@@ -78,20 +66,10 @@ def parse_program(data: Array, path: str) -> Program:
         program = pe.read_pe(data, path)
         name_go_functions(program)
         return program
-    what, hint = "not a program", KNOWN
-    if head[:4] in MACH:
-        number = int.from_bytes(head[4:8], "little" if MACH[head[:4]] == "<" else "big")
-        what = f"a Mach-O file for {MACH_MACHINES.get(number, f'machine {number}')}"
-    elif head[:4] == b"\xca\xfe\xba\xbe":
-        # The same four bytes begin a Java class, whose version is above 40.
-        universal = int.from_bytes(head[4:8], "big") < 40
-        what = "a universal Mach-O file" if universal else "a Java class"
-    else:
-        for magic, (name, way) in OTHERS.items():
-            if head.startswith(magic):
-                what, hint = name, way or KNOWN
-                break
-    raise TokmillError(what, where=path, hint=hint)
+    for magic, (what, hint) in OTHERS.items():
+        if head.startswith(magic):
+            raise TokmillError(what, where=path, hint=hint)
+    raise TokmillError("not a program", where=path, hint=KNOWN)
 
 
 def demangle(names: list[str]) -> list[str]:

@@ -170,14 +170,8 @@ def _roots(known: Findings, blocks: Blocks) -> tuple[Array, Array]:
     number = ranges.number(others)
     behind = others[number < 0]
     head = blocks.at(np.concatenate([served, ranges.start[number[number >= 0]]]))
-    # Outside of ranges it comes directly after a block of its function; a return point of GHC comes
-    # anywhere after the entry of its function.
-    before = blocks.at(behind) - 1
-    function = known.info_tables.function
-    inner = member(behind, known.info_tables.inner)
-    if inner.any():
-        before[inner] = blocks.at(function[np.searchsorted(function, behind[inner]) - 1])
-    head = np.concatenate([head, before])
+    # Outside of ranges it comes directly after a block of its function.
+    head = np.concatenate([head, blocks.at(behind) - 1])
     root = blocks.at(np.concatenate([pad, others[number >= 0], behind]))
     keep = (head >= 0) & (root >= 0)
     return head[keep], root[keep]

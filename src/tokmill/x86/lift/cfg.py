@@ -8,7 +8,6 @@ jump tables are read, and unreached code is searched for functions, until nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,6 @@ from tokmill.x86.lift.assign_functions import assemble
 from tokmill.x86.lift.blocks import Blocks
 from tokmill.x86.lift.calls import noreturn
 from tokmill.x86.lift.data.block_facts import add_facts
-from tokmill.x86.lift.data.info_tables import (
-    in_haskell,
-    through_registers,
-    through_tables,
-)
 from tokmill.x86.lift.findings import Findings
 from tokmill.x86.lift.gaps import range_gaps
 from tokmill.x86.lift.reach import Ways
@@ -40,9 +34,8 @@ from tokmill.x86.lift.starts import (
     trapped_starts,
 )
 from tokmill.x86.lift.switches.jump_tables import indirect_jumps
-from tokmill.x86.lift.windows import WINDOWED, called, is_cut, joined, windows
 
-VERSION = 10
+VERSION = 11
 """Raised when the graph of some program changes."""
 ROUNDS = 4096
 """Largest number of rounds. Each round finds something new, and programs need less than 100; the
@@ -64,29 +57,10 @@ def lift(program: Program | Path | str, *, facts: bool = False) -> Graph:
     """
     if not isinstance(program, Program):
         program = open_program(program)
-    graph = joined(list(lift_windows(program)))
+    graph = Lifter(program).lift()
     if facts:
         add_facts(graph, program)
     return graph
-
-
-def lift_windows(program: Program | Path | str) -> Iterator[Graph]:
-    """Yield the graphs of a program's windows, by address; most programs have one window.
-
-    Raises the errors of `lift`.
-    """
-    if not isinstance(program, Program):
-        program = open_program(program)
-    known = program.starts
-    for window in windows(program):
-        window.starts = known
-        graph = Lifter(window).lift()
-        if is_cut(program):
-            graph.cut_short = (*graph.cut_short, WINDOWED)
-        known = distinct(known, called(graph))
-        yield graph
-        # Its memory is needed for the next window.
-        del graph
 
 
 class Lifter:
@@ -178,13 +152,7 @@ class Lifter:
         read = np.sort(np.fromiter(self._read, np.int64, len(self._read)))
         fresh = ~member(offsets, read)
         rows, offsets = rows[fresh], offsets[fresh]
-        functions = known.functions()
-        mine = in_haskell(known.info_tables, functions, offsets)
-        plain = mine & through_registers(known.code, offsets)
-        self._read.update(offsets[plain].tolist())
-        tabled = set(offsets[mine & through_tables(known.code, offsets)].tolist())
-        rows, offsets = rows[~plain], offsets[~plain]
-        low, high = known.ranges.around(offsets, functions)
+        low, high = known.ranges.around(offsets, known.functions())
         found = [np.zeros(0, np.int64)]
         for row, offset, first, end in zip(
             rows.tolist(), offsets.tolist(), low.tolist(), high.tolist(), strict=True
@@ -195,10 +163,9 @@ class Lifter:
                 known.jumps.append(np.full(len(table.targets), offset))
                 known.targets.append(table.targets)
                 found.append(table.targets)
-                self._add_roots(table.others)
                 known.entries[table.address] = table.size, table.entries
                 self._note_data(table.address, table.size)
-            elif known.tables.computed or offset in tabled:
+            elif known.tables.computed:
                 known.computed.add(offset)
         return np.concatenate(found) if len(found) > 1 else None
 

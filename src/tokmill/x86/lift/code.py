@@ -7,15 +7,13 @@ import numpy as np
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import expand, member
+from tokmill.x86.image.ranges import member
 
 INT3 = 0xCC
 EBX = 3
 MASK = np.uint64(0xFFFFFFFF)
 NEAR = 1 << 14
 """Bytes in which a register keeps the address of the global offset table."""
-NOTHING = np.frombuffer(bytes.fromhex("0f1f840000000000"), np.uint8)
-"""A NOP of 8 bytes, in 64-bit and 32-bit code."""
 
 
 class Code:
@@ -80,12 +78,6 @@ class Code:
         found[mine] = self._stub_target[np.searchsorted(self._stub, address[mine])]
         return found
 
-    def in_data(self, offset: Array) -> Array:
-        """Return which offsets are in known data: bool."""
-        at = np.searchsorted(self.data_begin, offset, side="right")
-        found: Array = offset < np.append(0, self.data_end)[at]
-        return found
-
     def add_data(self, begin: Array, end: Array) -> None:
         """Mark the bytes between some offsets as data."""
         begin, end = np.append(self.data_begin, begin), np.append(self.data_end, end)
@@ -94,18 +86,6 @@ class Code:
         apart = begin[1:] > end[:-1]
         self.data_begin = begin[np.append(True, apart)]
         self.data_end = end[np.append(apart, True)]
-
-    def to_decode(self) -> Array:
-        """Return the bytes for decoding, in which known data is replaced by NOPs."""
-        if not len(self.data_begin):
-            return self.linked
-        found = self.linked.copy()
-        sizes = self.data_end - self.data_begin
-        place = expand(np.zeros_like(sizes), sizes)
-        whole = place < np.repeat(sizes - sizes % len(NOTHING), sizes)
-        rows = expand(self.data_begin, sizes)
-        found[rows] = np.where(whole, NOTHING[place % len(NOTHING)], INT3)
-        return found
 
     def _thunks(self) -> tuple[Array, Array]:
         data = self.linked

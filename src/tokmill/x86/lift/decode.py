@@ -77,7 +77,7 @@ class Instructions:
         self._words = np.zeros(code.size // 64 + 1, np.uint64)
         self._before = np.zeros(len(self._words), np.int32)
         self._waiting: dict[int, int] = {}
-        decoder, data = plugins.require("iced_x86").Decoder, code.to_decode()
+        decoder, data = plugins.require("iced_x86").Decoder, code.linked
         self._decoders = [
             decoder(code.bits, data[int(a) : int(b)].tobytes(), ip=int(base))
             for a, b, base in zip(code.edge[:-1], code.edge[1:], code.base, strict=True)
@@ -106,8 +106,7 @@ class Instructions:
                 ends = edge + np.cumsum(marked & (INVALID_BIT - 1), dtype=np.int32)
                 start = (ends - (marked & (INVALID_BIT - 1))).astype(np.int32)
                 edge = int(ends[-1])
-                code = ~self.code.in_data(start)
-                yield start[code], marked[code]
+                yield start, marked
 
     def decode(self, offsets: Array) -> Array:
         """Decode from each offset and from targets of jumps and calls, up to known instructions.

@@ -9,11 +9,10 @@ from tokmill.x86.image.image import Program
 from tokmill.x86.image.ranges import distinct
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.data.data_uses import DataUses
-from tokmill.x86.lift.data.info_tables import find_info_tables
 from tokmill.x86.lift.decode import Instructions
 from tokmill.x86.lift.gaps import Ranges
 from tokmill.x86.lift.reach import Ways
-from tokmill.x86.lift.switches.jump_tables import Tables, scaled_tables
+from tokmill.x86.lift.switches.jump_tables import Tables
 
 
 class Findings:
@@ -25,24 +24,17 @@ class Findings:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.code = Code(program)
-        self.info_tables = find_info_tables(program, self.code)
-        self.code.data_begin, self.code.data_end = self.info_tables[:2]
         self.instructions = Instructions(self.code)
         self.instructions.sweep()
         self.data_uses = DataUses(self.code)
         self.ranges = Ranges(program, self.instructions)
         self.tables = Tables(program, self.instructions)
-        if len(self.info_tables.end):
-            # Jump tables of GHC follow one another, and have no limit if they cover all cases.
-            self.tables.note(scaled_tables(self.instructions))
         self.starts = self._known_starts()
         """i8, ascending: offsets of known functions and parts of functions."""
-        self.roots = distinct(self.code.offset(program.unwind.pad), self.info_tables.inner)
+        self.roots = distinct(self.code.offset(program.unwind.pad))
         """i8, ascending: offsets of further code within functions, such as landing pads."""
-        self.found = self.info_tables.function
+        self.found = np.zeros(0, np.int64)
         """i8, ascending: those of `starts` that the search has found."""
-        self.no_entries = np.zeros(0, np.int64)
-        """i8, ascending: offsets that looked like an entry, but code after them is a better one."""
         self.quiet = np.zeros(0, np.int64)
         """i8, ascending: offsets of calls whose callee does not return, found by following it."""
         self.jumps: list[Array] = [np.zeros(0, np.int64)]
@@ -64,8 +56,7 @@ class Findings:
         found = [program.function_address, program.fragments, program.starts]
         found.append(np.asarray([program.entry], np.uint64))
         offsets = self.code.offset(np.concatenate(found))
-        named = [self.ranges.unwind_start, self.info_tables.function]
-        offsets = np.concatenate([offsets, *named])
+        offsets = np.concatenate([offsets, self.ranges.unwind_start])
         return distinct(offsets[offsets >= 0])
 
     def jump_tables(self) -> tuple[Array, Array]:

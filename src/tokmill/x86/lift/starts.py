@@ -13,7 +13,6 @@ from tokmill.x86.image.image import Program
 from tokmill.x86.image.ranges import distinct, expand, member, without
 from tokmill.x86.lift.code import INT3, Code
 from tokmill.x86.lift.decode import Flow, Instructions
-from tokmill.x86.lift.entry_points import nearest_entries, possible_entries
 from tokmill.x86.lift.findings import Findings
 from tokmill.x86.lift.gaps import ALIGNMENT, gaps, is_padding, opcodes, skip_padding
 from tokmill.x86.lift.reach import Ways
@@ -59,8 +58,6 @@ def hidden_starts(known: Findings) -> Array:
     at = np.searchsorted(begin, offsets, side="right") - 1
     offsets = offsets[(at >= 0) & (offsets < np.append(end, 0)[at])]
     begins = (code.address(offsets) % ALIGNMENT == 0) | _looks(code, offsets)
-    # Hand-written functions may begin at any offset after data.
-    begins[~begins] = possible_entries(code, offsets[~begins])
     found: Array = offsets[begins]
     return found
 
@@ -247,18 +244,8 @@ def gap_starts(known: Findings, functions: Array) -> Array:
     between = member(end, known.ranges.start) & (end - begin <= FEW)
     found &= plausible[gap] | ~between[gap]
     found &= _sound(known, rows) & (instructions.flow[rows] != Flow.STOP)
-    # If random bytes are between functions, no gap is plausible as a whole.
-    lone = first & ~found & ~plausible[gap] & (end[gap] - start > FEW)
-    guessed = ((found & ~looks) | lone) & ~member(start, known.no_entries)
-    at, solid = start[guessed], plausible[gap][guessed]
-    entered = nearest_entries(code, functions, at, end[gap][guessed])
-    # Plausible code stays a function, whatever registers it reads.
-    entered = np.where((entered < 0) & solid, at, entered)
-    stays = entered == at
-    known.no_entries = distinct(known.no_entries, at[~stays])
-    entered = entered[(entered >= 0) & ~(stays & lone[guessed])]
     called = _called_from(known, functions, begin[plausible], end[plausible])
-    return distinct(start[found & looks], entered, called)
+    return distinct(start[found], called)
 
 
 def _called_from(known: Findings, functions: Array, begin: Array, end: Array) -> Array:

@@ -18,12 +18,11 @@ from tokmill.builds.scan import FolderOptions
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_inputs import Seen, find_inputs, look_at
-from tokmill.x86.lift.enumerations import names
 from tokmill.x86.tokens.canonical import LONGEST
+from tokmill.x86.tokens.names import names
 from tokmill.x86.tokens.spellings import intel
 from tokmill.x86.tokens.vocabularies.count import nothing_read, parts
 
-SUFFIXES = (".csv", ".jsonl", ".parquet")
 COLUMNS = ("text", "bytes", "code", "bits", "count", "programs")
 KEY = np.dtype(f"S{LONGEST + 1}")
 """Bytes of an instruction, zeros, and its length: never 0, so numpy does not strip zeros."""
@@ -61,15 +60,11 @@ def collect(
     about 28 bytes of memory a row.
 
     Raises:
-        UsageError: the suffix of `out` is none of `SUFFIXES`.
+        UsageError: `out` does not end in .csv.
         TokmillError: a path does not exist, or nothing could be read.
     """
-    if out.suffix not in SUFFIXES:
-        raise UsageError(
-            "the file's suffix must name its form",
-            where=str(out),
-            hint=f"one of {' '.join(SUFFIXES)}",
-        )
+    if out.suffix != ".csv":
+        raise UsageError("instructions are written as CSV", where=str(out), hint="-o NAME.csv")
     files, left_out = find_inputs(inputs, choice)
     tables: dict[Literal[32, 64], _Table] = {}
     programs = instructions = 0
@@ -89,7 +84,7 @@ def collect(
     for table in tables.values():
         table.merge()
     make_folder(out.parent)
-    write_file(out, _FORMS[out.suffix](_rows(tables)))
+    write_file(out, _csv(_rows(tables)))
     return Collected(
         programs,
         instructions,
@@ -181,25 +176,3 @@ def _csv(rows: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
         yield out.getvalue().encode()
         out.seek(0)
         out.truncate()
-
-
-def _json_lines(rows: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
-    encode = msgspec.json.Encoder().encode_lines
-    for some in rows:
-        yield encode([dict(zip(COLUMNS, row, strict=True)) for row in some])
-
-
-def _parquet(rows: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
-    arrow = plugins.require("pyarrow")
-    types = [arrow.string()] * 3 + [arrow.uint8(), arrow.int64(), arrow.int64()]
-    schema = arrow.schema(list(zip(COLUMNS, types, strict=True)))
-    sink = arrow.BufferOutputStream()
-    writer = plugins.require("pyarrow.parquet").ParquetWriter(sink, schema, compression="zstd")
-    for some in rows:
-        columns = [arrow.array(c, t) for c, t in zip(zip(*some, strict=True), types, strict=True)]
-        writer.write_table(arrow.Table.from_arrays(columns, schema=schema))
-    writer.close()
-    yield memoryview(sink.getvalue()).tobytes()
-
-
-_FORMS = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}

@@ -8,7 +8,7 @@ and `rw` have runs, `mne` and `eflag` one string for all tokens. For many instru
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypedDict
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
@@ -53,8 +53,6 @@ class Rules(Protocol):
     name: ClassVar[str]
     version: ClassVar[int]
     """Raised when the tokens of any instruction change."""
-    bad: ClassVar[Tokens | None]
-    """Tokens for a byte that begins no instruction; None: the rules have no such token."""
     bits: int
     """64 or 32."""
 
@@ -141,49 +139,19 @@ def tokenize_bytes(
     address: int,
     rules: str = "tokmill",
     bits: int = 64,
-    *,
-    invalid: Literal["error", "bad"] = "error",
 ) -> list[Tokens]:
     """Return the six streams of each instruction in some bytes.
 
     Args:
         code, address, rules, bits: as for `tokenize_binary_instruction`, but for any number of
             instructions.
-        invalid: `bad` replaces each byte that begins no instruction by the token `BAD`. Only the
-            rules `semanticbbv` have this token.
 
     Raises:
         DecodeError, TypeError, ValueError: as in `tokenize_binary_instruction`.
-        UsageError: the rules have no such token, or `invalid` is another word.
+        UsageError: the rules are not known.
     """
     made = make_rules(rules, bits)
-    if invalid not in ("error", "bad"):
-        raise UsageError(f"invalid = {invalid!r} is not known", hint="'error' or 'bad'")
-    if invalid == "error":
-        return [made.tokens(instruction) for instruction in decode(code, address, bits)]
-    if made.bad is None:
-        having = [
-            name for name in plugins.RULES if plugins.load(plugins.RULES, name).bad is not None
-        ]
-        raise UsageError(
-            f"the rules {rules} have no token for a byte that begins no instruction",
-            hint=f"the rules {', '.join(having)} have one",
-        )
-    return list(_with_bad(made, made.bad, bytes(memoryview(code)), address))
-
-
-def _with_bad(rules: Rules, bad: Tokens, code: bytes, address: int) -> Iterator[Tokens]:
-    """Yield the tokens of instructions, and `bad` for each byte that begins no instruction."""
-    decoder = plugins.require("iced_x86").Decoder(rules.bits, code, ip=address)
-    while decoder.can_decode:
-        place = decoder.position
-        instruction = decoder.decode()
-        if instruction:
-            yield rules.tokens(instruction)
-        else:
-            yield bad
-            decoder.position = place + 1
-            decoder.ip = address + place + 1
+    return [made.tokens(instruction) for instruction in decode(code, address, bits)]
 
 
 def align(tokens: Tokens) -> dict[str, list[str]]:

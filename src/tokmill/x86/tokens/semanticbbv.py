@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from tokmill import plugins
-from tokmill.x86.lift.enumerations import names
-from tokmill.x86.tokens.register_names import flags, full_registers, operand_kinds
+from tokmill.x86.tokens.names import flags, full_registers, names, operand_kinds
 from tokmill.x86.tokens.rules import DecodeError, Runs, Tokens
 
 if TYPE_CHECKING:
@@ -35,15 +34,6 @@ class SemanticbbvRules:
 
     name: ClassVar[str] = "semanticbbv"
     version: ClassVar[int] = 1
-    bad: ClassVar[Tokens | None] = {
-        # NASM prints (bad), and iced-x86 calls the mnemonic INVALID.
-        "asm": ["BAD"],
-        "mne": "INVALID",
-        "type": [(NOTHING, 1)],
-        "reg": [NOTHING],
-        "rw": [(NOTHING, 1)],
-        "eflag": NOTHING,
-    }
 
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits

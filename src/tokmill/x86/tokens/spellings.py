@@ -21,8 +21,7 @@ from tokmill.base.files import inside, machine_errors, new_folder, remove_leftov
 from tokmill.builds.scan import FolderOptions
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_inputs import Seen, find_inputs, look_at
-from tokmill.x86.lift.enumerations import names
-from tokmill.x86.tokens.register_names import flags
+from tokmill.x86.tokens.names import flags, names
 from tokmill.x86.tokens.vocabularies.count import nothing_read
 
 if TYPE_CHECKING:

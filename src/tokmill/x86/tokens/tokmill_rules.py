@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from tokmill import plugins
-from tokmill.x86.lift.enumerations import names
-from tokmill.x86.tokens.register_names import flags, full_registers, operand_kinds
+from tokmill.x86.tokens.names import flags, full_registers, names, operand_kinds
 from tokmill.x86.tokens.rules import Runs, Tokens
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ class TokmillRules:
 
     name: ClassVar[str] = "tokmill"
     version: ClassVar[int] = 1
-    bad: ClassVar[Tokens | None] = None
 
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits

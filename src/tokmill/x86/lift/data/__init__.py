@@ -1,4 +1,4 @@
-"""Data in or near code: pointers, constants, GHC's info tables.
+"""Data in or near code: pointers, constants.
 
 Read `pointers` first.
 """

@@ -15,7 +15,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import distinct, without
+from tokmill.x86.image.ranges import distinct
 from tokmill.x86.lift.calls.return_addresses import overwrites, retpolines
 from tokmill.x86.lift.decode import Flow, Instructions
 from tokmill.x86.lift.reach import Ways
@@ -32,10 +32,6 @@ DISTANCES = (4, 2)
 """Possible sizes of entries that are distances, in bytes."""
 FAR = 1 << 12
 """A constant in the index moves the address of a table by less than this."""
-NEIGHBOURS = 64
-"""Entries on each side of a known one that are checked."""
-CONSTANT = (".rodata", ".data.rel.ro")
-"""Sections that do not change after the program is loaded."""
 NO_OFFSETS = np.zeros(0, np.int64)
 
 
@@ -49,8 +45,6 @@ class Table(NamedTuple):
     """Whether a comparison gives the number of entries, and all of them lead into the function."""
     size: int = 0
     """Bytes of the entries that were read."""
-    others: Array = NO_OFFSETS
-    """i8, offsets in further entries, if the jump uses one known entry."""
     entries: Array = NO_OFFSETS
     """i8, the offset in each entry, in order."""
 
@@ -104,17 +98,12 @@ class Tables:
         register = overwrites(instructions.code, target) + self._first_register
         self._gates = dict(zip(address.tolist(), register.tolist(), strict=True))
 
-    def note(self, addresses: Array) -> None:
-        """Note the beginnings (u8) of tables, at which other tables must end."""
-        self._ends = distinct(self._ends, addresses)
-
     def read(self, ways: Ways, row: int, low: int, high: int) -> Table | None:
         """Return the table of the indirect jump in `row`, with targets in low <= offset < high.
 
         None: the jump has no table, or it cannot be found.
         """
         best: Table | None = None
-        single: Table | None = None
         self.computed = False
         known: set[int] = set()
         for rows in _paths(ways, row):
@@ -124,10 +113,6 @@ class Tables:
                 return None
             if not target.terms:
                 known.add(target.number & self._mask)
-            elif (entry := self._known(target, low, high)) is not None:
-                single = entry if single is None else _both(single, entry)
-                if not _entered(ways, rows):
-                    return single
             elif self.program.section_at(target.number) is not None:
                 self.computed = True
                 self.labels.add(target.number)
@@ -141,43 +126,10 @@ class Tables:
         if best is not None:
             self._read.add(best.address)
             return best
-        if single is not None:
-            return single
         # There is no table, but the targets are constants before the jump.
         places = self.instructions.code.offset(np.asarray(sorted(known), np.uint64))
         places = places[places >= 0]
         return Table(0, places, False) if len(places) else None
-
-    def _known(self, target: Value, low: int, high: int) -> Table | None:
-        """Return the table of a jump with a known index: one target, and further entries.
-
-        Hand-written code has such jumps. Single pointers, and pointers that may change, are
-        variables and not tables.
-        """
-        word = self.program.word
-        load, factor = target.terms[0]
-        alone = len(target.terms) == 1 and factor == 1 and not target.number
-        if not alone or not isinstance(load, Load) or load.address.terms or load.size != word:
-            return None
-        address = load.address.number & self._mask
-        section = self.program.section_at(address)
-        if section is None or not (section.execute or section.name.startswith(CONSTANT)):
-            return None
-        before = min(NEIGHBOURS, (address - section.address) // word)
-        data = self.program.read(address - before * word, (before + NEIGHBOURS) * word)
-        words = data[: len(data) // word * word].view(f"<u{word}").astype(np.uint64)
-        offset = self.instructions.code.offset(words)
-        outside = np.flatnonzero((offset < low) | (offset >= high))
-        middle = np.searchsorted(outside, before)
-        first = int(outside[middle - 1]) + 1 if middle else 0
-        last = int(outside[middle]) if middle < len(outside) else len(offset)
-        if last - first < 2:
-            return None
-        begin = address + (first - before) * word
-        size = (last - first) * word
-        others = without(offset[first:last], offset[before : before + 1])
-        one = offset[before : before + 1]
-        return Table(begin, one, False, size, others, offset[first:last])
 
     def _forms(self, target: Value, row: int, low: int, high: int) -> Iterator[_Form]:
         for load, factor in target.terms:
@@ -285,16 +237,11 @@ class Tables:
         bounded &= bool(fits.all())
         cells = data[places[fits][:, None] + np.arange(form.size)]
         value = cells.view(f"<i{form.size}")[:, 0].astype(np.uint64)
-        # GHC writes 0 for values that do not occur. Relative to a label, 0 is the label itself.
-        base = int(self.instructions.code.offset(np.asarray([form.base], np.uint64))[0])
-        never = (value == 0) & (not low <= base < high)
         value += np.uint64(form.base)
         value &= np.uint64(self._mask)
         offset = self.instructions.code.offset(value)
         inside = (offset >= low) & (offset < high)
         synced = self.instructions.row(offset) >= 0
-        if bounded and never.any() and not never.all():
-            offset, inside, synced = offset[~never], inside[~never], synced[~never]
         # A case may be in a part that was moved out of the function.
         likely = inside.all() if form.guessed else (inside | synced).all() and inside.any()
         if bounded and likely:
@@ -319,25 +266,6 @@ class Tables:
         if len(data) < count * scale:
             return None
         return distinct(data.view(f"<u{scale}")).astype(np.int64)
-
-
-def _entered(ways: Ways, rows: list[int]) -> bool:
-    """Return whether known code leads into the middle of rows, or the rows are not successive.
-
-    Data that look like code may lead anywhere.
-    """
-    if rows[-1] - rows[0] + 1 != len(rows):
-        return True
-    sources = [source for source, _ in ways.into(rows[0] + 1, rows[-1])]
-    return bool(ways.reached(np.asarray(sources, np.int64)).any())
-
-
-def _both(one: Table, other: Table) -> Table:
-    """Return a table that is reached with two known indices."""
-    if one.address != other.address:
-        return one
-    targets = distinct(one.targets, other.targets)
-    return one._replace(targets=targets, others=without(one.others, targets))
 
 
 def _usable(limits: dict[Unknown, Limits], unknown: Unknown | None) -> Limits | None:

@@ -1,4 +1,4 @@
-"""Counts of tokens in programs, from which vocabularies are made, and of unknown tokens."""
+"""Counts of tokens in programs, from which vocabularies are made."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_inputs import Seen, find_inputs, look_at
 from tokmill.x86.tokens.rules import COLUMNS, DecodeError, make_rules
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabularies.vocabulary import Vocabularies
 
 BLOCK = 1 << 20
 """Instructions that are counted at a time."""
-EXAMPLES = 5
 
 Counts = dict[str, dict[str, int]]
 """Column → token → number of occurrences."""
@@ -38,21 +36,6 @@ class Counted(msgspec.Struct, frozen=True):
     """Program → why it was not counted."""
     left_out: dict[str, int]
     """Reason → number of files in folders that were not read."""
-
-
-class Unknown(msgspec.Struct, frozen=True):
-    """The tokens of a column that a vocabulary does not have."""
-
-    column: str
-    tokens: int
-    """Number of all tokens of the column."""
-    unknown: int
-    """Number of tokens that become [UNK]."""
-    share: float
-    kinds: int
-    """Number of distinct unknown tokens."""
-    examples: list[tuple[str, int]]
-    """The most frequent unknown tokens and their counts."""
 
 
 def count_programs(
@@ -146,19 +129,6 @@ def parts(graph: Graph, first: int, last: int, size: int = BLOCK) -> Iterator[tu
         end = begin + int(lengths.sum(dtype=np.int64))
         yield graph.code[begin:end], lengths
         begin = end
-
-
-def unknown(vocabularies: Vocabularies, counts: Counts) -> list[Unknown]:
-    """Return for each column the counted tokens that a vocabulary does not have."""
-    return [_unknown(column, vocabularies[column].ids, counts[column]) for column in vocabularies]
-
-
-def _unknown(column: str, ids: Mapping[str, int], counts: Mapping[str, int]) -> Unknown:
-    missing = {token: count for token, count in counts.items() if token not in ids}
-    tokens, lost = sum(counts.values()), sum(missing.values())
-    order = sorted(missing.items(), key=lambda pair: (-pair[1], pair[0]))
-    share = lost / tokens if tokens else 0.0
-    return Unknown(column, tokens, lost, share, len(missing), order[:EXAMPLES])
 
 
 @functools.cache

@@ -229,8 +229,7 @@ def write_counts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Pa
         if tokens.counts is None:
             raise TokmillError(
                 f"the list of {tokens.column} has no counts, which a pickle needs",
-                hint="export a store, whose tokens can be counted, or count programs with "
-                "`tokmill vocab build x86`",
+                hint="count programs: `tokmill vocab build x86`",
             )
     return _write(folder, vocabularies, "_tokens_dict.pkl", _pickle)
 

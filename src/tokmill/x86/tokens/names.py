@@ -1,4 +1,4 @@
-"""Names of registers, operands and flags of iced-x86."""
+"""What iced-x86 calls things: enumerations as tuples of names, registers, operands, flags."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import functools
 from typing import TYPE_CHECKING
 
 from tokmill import plugins
-from tokmill.x86.lift.enumerations import names
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction
 
 FLAG_GROUPS = ("read", "written", "cleared", "set", "undefined")
 FLAGS = ("OF", "SF", "ZF", "AF", "PF", "CF", "DF", "IF", "AC", "UIF", "C0", "C1", "C2", "C3")
+
+
+@functools.cache
+def names(enumeration: str) -> tuple[str, ...]:
+    """Return the names of an enumeration of iced-x86 (such as `Register`), by value."""
+    members = vars(getattr(plugins.require("iced_x86"), enumeration))
+    values = {value: name for name, value in members.items() if name.isupper()}
+    return tuple(values[value] for value in range(len(values)))
 
 
 @functools.cache

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.calls import calls_of
 from tokmill.x86.image.program import demangle
 from tokmill.x86.image.ranges import distinct, member, offsets
-from tokmill.x86.lift.enumerations import names
-
-ABOUT = 100_007_461
-"""Number of a field that only tokmill knows: the format leaves numbers from 100,000,000 on to other
-tools, and readers skip them."""
+from tokmill.x86.tokens.names import names
 
 # Message → its fields: number, name, type; * before the type: repeated.
 _MESSAGES = {
@@ -45,8 +39,7 @@ _MESSAGES = {
     "Library": "1 is_static bool, 3 name string",
     "BinExport2": "1 meta_information Meta, 4 mnemonic *Mnemonic, 5 instruction *Instruction, "
     "6 basic_block *BasicBlock, 7 flow_graph *FlowGraph, 8 call_graph CallGraph, "
-    "9 string_table *string, 11 string_reference *Reference, 14 library *Library, "
-    f"{ABOUT} about bytes",
+    "9 string_table *string, 11 string_reference *Reference, 14 library *Library",
 }
 
 
@@ -64,10 +57,7 @@ class VertexType:
 
 @functools.cache
 def message() -> Any:
-    """Return the class of the message of a whole file.
-
-    Raises `MissingExtraError` if protobuf is not installed.
-    """
+    """Return the class of the message of a whole file."""
     descriptors = plugins.require("google.protobuf.descriptor_pb2")
     field_type = descriptors.FieldDescriptorProto
     file = descriptors.FileDescriptorProto(name="tokmill.binexport", package="tokmill.binexport")
@@ -94,21 +84,15 @@ AT_ONCE = 1 << 15
 """Blocks or functions in one part of a file. Parts are written one after the other, because
 protobuf reads such messages as one."""
 ARCHITECTURES = {64: "x86-64", 32: "x86-32"}
-MOST_HEAD = 1 << 28
-"""Largest size in bytes of the facts in a file's head."""
 _FLOW = np.zeros(len(Edge), np.int64)
 """Kind of an edge within a function → its type in the file."""
 _FLOW[[Edge.FALL, Edge.JUMP]] = FlowType.UNCONDITIONAL
 _FLOW[[Edge.BRANCH, Edge.INDIRECT]] = FlowType.CONDITION_TRUE, FlowType.SWITCH
 
 
-def binexport(graph: Graph, about: bytes, digest: str) -> Iterator[bytes]:
-    """Yield the parts of a file; `read_head` returns `about`; `digest` is that of the program.
-
-    Raises `TokmillError` for a graph whose blocks are not instructions.
-    """
+def binexport(graph: Graph, digest: str) -> Iterator[bytes]:
+    """Yield the parts of a file; `digest` is that of the program."""
     writer = _Writer(graph)
-    yield message()(about=about).SerializeToString()
     yield writer.meta(digest)
     for begin in range(0, len(writer.address), AT_ONCE):
         yield writer.code(begin, begin + AT_ONCE)
@@ -119,46 +103,11 @@ def binexport(graph: Graph, about: bytes, digest: str) -> Iterator[bytes]:
     yield writer.strings()
 
 
-def read_head(path: Path) -> bytes:
-    """Return the facts (`about`) of a file by tokmill, which are its first field.
-
-    Raises `ValueError` for other files.
-    """
-    tag = _varint(ABOUT << 3 | 2)
-    with open(path, "rb") as file:
-        if file.read(len(tag)) == tag:
-            size = shift = 0
-            while (byte := file.read(1)) and shift < 35:
-                size |= (byte[0] & 0x7F) << shift
-                shift += 7
-                if byte[0] < 0x80 and size <= MOST_HEAD:
-                    return file.read(size)
-    raise ValueError("the file was not written by tokmill")
-
-
 def mnemonics_of(graph: Graph) -> Array:
-    """Return the `Mnemonic` of each instruction of a graph, as iced-x86 numbers them: (I,) i8.
-
-    Raises `TokmillError` for a graph whose blocks are not instructions.
-    """
+    """Return the `Mnemonic` of each instruction of a graph, as iced-x86 numbers them: (I,) i8."""
     decoder = plugins.require("iced_x86").Decoder(graph.bits, graph.code.tobytes())
     # Blocks lie end to end, and each ends with an instruction.
-    found = np.fromiter((one.mnemonic for one in decoder), np.int64)
-    if len(found) != len(graph.lengths):
-        raise TokmillError(
-            "its blocks hold bytes that are not instructions",
-            where=graph.program,
-            hint="lift the program again: tokmill cfg PROGRAM -o GRAPH.parquet",
-        )
-    return found
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])
+    return np.fromiter((one.mnemonic for one in decoder), np.int64)
 
 
 class _Writer:

@@ -1,4 +1,4 @@
-"""Vocabularies made smaller by patterns, and lists in which a line stands again."""
+"""Vocabularies of whole operands made smaller, and lists in which a line stands again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError
+from tokmill.x86.tokens.vocabularies.operand_classes import compressed, operand_class
 from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList
 from tokmill.x86.tokens.vocabularies.vocabulary_files import read_list, read_vocabularies
-from tokmill.x86.tokens.vocabularies.vocabulary_patterns import (
-    compressed,
-    operand_class,
-    parse_patterns,
-)
 
 
 @pytest.mark.parametrize(
@@ -41,22 +37,12 @@ def test_classes_of_operands(token: str, wanted: str) -> None:
 
 def test_counts_are_added_and_ids_follow() -> None:
     names = [*SPECIALS, "dword [rax+4]", "dword [rbx+8]", "mov"]
-    made = compressed({"asm": TokenList("asm", "semanticbbv", names, [0] * 5 + [3, 4, 5])}, [])
+    made = compressed({"asm": TokenList("asm", "semanticbbv", names, [0] * 5 + [3, 4, 5])})
     assert made.lists["asm"].tokens == [*SPECIALS, "MEM_dword[REG+IMM]", "mov"]
     assert made.lists["asm"].counts == [0] * 5 + [7, 5]
     assert made.became == {
         "asm": dict.fromkeys(("dword [rax+4]", "dword [rbx+8]"), "MEM_dword[REG+IMM]")
     }
-
-
-def test_patterns_of_ones_own() -> None:
-    patterns = parse_patterns([r"^(sub|loc)_[0-9a-f]+$=>\1", "^$=>never"])
-    made = compressed({"asm": TokenList.of("asm", "semanticbbv", ["sub_4010", "0x1"])}, patterns)
-    assert made.lists["asm"].tokens[5:] == ["0x1", "sub"]
-    assert made.lists["asm"].counts is None
-    for wrong in ("a", "(=>b", r"a=>\1", "=>b"):
-        with pytest.raises(UsageError, match="--pattern"):
-            parse_patterns([wrong])
 
 
 def test_the_command(tmp_path: Path, tokmill: Callable[..., object]) -> None:

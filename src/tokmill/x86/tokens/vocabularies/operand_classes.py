@@ -1,4 +1,4 @@
-"""Smaller vocabularies by patterns: tokens that differ in a number or a register become one.
+"""Smaller vocabularies of whole operands: tokens that differ in a number or a register become one.
 
 For lists whose tokens are whole operands, such as `dword [rax+0x10]`. The lists of the rules
 `tokmill` have no such tokens.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from tokmill.base.errors import UsageError
 from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, Vocabularies
 
 NUMBER = re.compile(r"(?<![\w*.])(?:0x[0-9a-f]+|[0-9][0-9a-f]*h|[0-9]+)(?![\w.])", re.IGNORECASE)
@@ -25,41 +24,12 @@ MEMORY = re.compile(r"(?<!\w)(?:(\w+)\s+(?:ptr\s+)?)?((?:\w\w:)?)\[([^\[\]]*)\]"
 """The size in words, a segment before the bracket, and what stands in brackets."""
 
 
-class Pattern(NamedTuple):
-    """A regular expression, and what each part of a token that it matches becomes."""
-
-    expression: re.Pattern[str]
-    replacement: str
-
-
 class Compressed(NamedTuple):
     """Smaller lists, and what became of each token of the old ones."""
 
     lists: Vocabularies
     became: dict[str, dict[str, str]]
     """Column → old token → new token, of those that changed."""
-
-
-def parse_patterns(texts: Sequence[str]) -> list[Pattern]:
-    """Return patterns from `REGEX=>TEXT`; raises `UsageError` for others."""
-    patterns = []
-    for text in texts:
-        expression, arrow, replacement = text.partition("=>")
-        if not arrow or not expression:
-            raise UsageError(
-                f"--pattern {text!r} is not of the form REGEX=>TEXT",
-                hint="such as --pattern '^(sub|loc)_[0-9a-f]+$=>NAME'",
-            )
-        try:
-            pattern = Pattern(re.compile(expression), replacement)
-            # What the replacement asks of groups is only checked when it is used.
-            re.compile(f"(?:{expression})|").sub(replacement, "")
-        except (re.error, IndexError) as error:
-            raise UsageError(
-                f"--pattern {text!r}: {error}", hint="Python's regular expressions, \\1 for a group"
-            ) from None
-        patterns.append(pattern)
-    return patterns
 
 
 def operand_class(token: str) -> str:
@@ -76,13 +46,10 @@ def operand_class(token: str) -> str:
     return MEMORY.sub(memory, NUMBER.sub("IMM", token))
 
 
-def compressed(vocabularies: Mapping[str, TokenList], patterns: Sequence[Pattern]) -> Compressed:
-    """Return lists whose tokens are those of the old ones by their patterns.
+def compressed(vocabularies: Mapping[str, TokenList]) -> Compressed:
+    """Return lists (column → list) in which each token is its `operand_class`.
 
-    Args:
-        vocabularies: column → list.
-        patterns: what tokens become, one after the other; without any `operand_class`. Special
-            tokens stay. Counts of tokens that become one are added.
+    Special tokens stay. Counts of tokens that become one are added.
     """
     lists: Vocabularies = {}
     became: dict[str, dict[str, str]] = {}
@@ -90,13 +57,7 @@ def compressed(vocabularies: Mapping[str, TokenList], patterns: Sequence[Pattern
         sums: Counter[str] = Counter()
         changed: dict[str, str] = {}
         for place, token in enumerate(tokens.tokens):
-            new = token
-            if token not in SPECIALS:
-                for pattern in patterns:
-                    new = pattern.expression.sub(pattern.replacement, new)
-                new = new if patterns else operand_class(new)
-                # An empty token could not be told from none.
-                new = new or token
+            new = token if token in SPECIALS else operand_class(token)
             if new != token:
                 changed[token] = new
             sums[new] += 0 if tokens.counts is None else tokens.counts[place]

@@ -1,37 +1,77 @@
-"""Debug information of ELF files, read by pyelftools into plain columns.
+"""The functions of an unstripped program by its debug information, read by pyelftools.
 
-DWARF 2 to 5: functions are the entries `DW_TAG_subprogram` (section 3.3 of the standard).
-pyelftools trusts what a file says of its own sizes, so `debug_info.py` calls `read` in a child
-process with limits.
+DWARF 2 to 5: functions are the entries `DW_TAG_subprogram` (section 3.3 of the standard). Files are
+trusted: they are what the benchmarks built.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
-from elftools.common.exceptions import ELFError
 from elftools.dwarf.descriptions import describe_form_class
 from elftools.dwarf.die import DIE
 from elftools.dwarf.ranges import BaseAddressEntry
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from tokmill.base.errors import TokmillError
+from tokmill.store.schema import Array
 
 CLONE = re.compile(r"(\.(constprop|isra|part|cold|lto_priv|llvm|clone|specialized)\b[.\d]*)+$")
 """What GCC and Clang put after the name of a function when they make another one of it."""
 STRUCTOR = re.compile(r"(?<=[CD])[1245](?=E)")
 """In names of C++ the kinds of a constructor and a destructor, which are mostly one function."""
 EXECUTE = 4
-HINT = "compile with -g, and give the file as it is before `strip`"
 REFERENCES = ("DW_AT_abstract_origin", "DW_AT_specification")
 IN_UNIT = ("DW_FORM_ref1", "DW_FORM_ref2", "DW_FORM_ref4", "DW_FORM_ref8", "DW_FORM_ref_udata")
 MOST_STEPS = 8
 """References that are followed from a function to what describes it."""
+
+
+@dataclass(slots=True)
+class DebugInfo:
+    """Functions of one program, by its debug information.
+
+    F functions, P ranges of code, S source files. Addresses are those of the file, as `lift` counts
+    them.
+    """
+
+    files: list[str]
+    """(S), of compilations, as the compiler was told, joined with the folder in which it ran."""
+    name: list[str]
+    """(F): the linkage name where there is one, without what compilers put after the names of
+    clones, else the name."""
+    unit: Array
+    """(F,) i4: the source file whose compilation made it; -1 where the name is known everywhere."""
+    entry: Array
+    """(F,) u8: where it begins."""
+    clone: Array
+    """(F,) bool: made by the compiler of a function of this name (`.constprop`, `.part`, …)."""
+    range_start: Array
+    """(P,) u8, ascending: the code of functions, with what was moved out of them (`.cold`)."""
+    range_stop: Array
+    """(P,) u8, after the last byte."""
+    range_function: Array
+    """(P,) i8."""
+    described: set[tuple[str, int]]
+    """Name and unit of functions that have no code of their own: inlined, or not made."""
+    left_out: dict[str, int]
+    """What could not be read → how often."""
+
+    def function_at(self, addresses: Array) -> Array:
+        """Return the function whose code lies at each address (u8): i8, -1 for none."""
+        at = np.searchsorted(self.range_start, addresses, side="right") - 1
+        if not len(self.range_start):
+            return np.full(len(addresses), -1, np.int64)
+        inside = (at >= 0) & (addresses < self.range_stop[at])
+        found: Array = np.where(inside, self.range_function[at], -1)
+        return found
 
 
 class _Entry(NamedTuple):
@@ -47,24 +87,40 @@ class _Entry(NamedTuple):
     ranges: list[tuple[int, int]]
 
 
-def read(path: str) -> dict[str, Any]:
-    """Return the columns of `DebugInfo`, arrays as bytes.
-
-    Raises `TokmillError` for a file without debug information, and whatever pyelftools raises for
-    a damaged one.
-    """
+def read_debug_info(path: Path) -> DebugInfo:
+    """Read the DWARF of a linked ELF file; raises `ValueError` for a file without any."""
     with open(path, "rb") as file:
-        try:
-            elf = ELFFile(file)
-        except ELFError:
-            what = "it is no ELF file, and DWARF of ELF files alone is read"
-            raise TokmillError(what, where=path, hint=HINT) from None
-        if elf["e_type"] == "ET_REL":
-            raise TokmillError("an object file", where=path, hint="link it first")
+        elf = ELFFile(file)
         info = elf.get_dwarf_info(follow_links=False)
         if info.debug_info_sec is None:
-            raise TokmillError("it has no debug information", where=path, hint=HINT)
-        return _Reading(info, path, _code(elf), _symbols(elf)).columns()
+            raise ValueError(f"{path} has no debug information")
+        return _Reading(info, _code(elf), _symbols(elf)).result()
+
+
+def names_of(info: DebugInfo) -> dict[int, str]:
+    """Return the name of the function that begins at each address.
+
+    A name that several compilations have (static functions) is followed by `@` and the name of its
+    source file. What the compiler cloned has the name of the whole function where that is not there
+    itself, else `.clone` behind it. Of several functions at one address the first by name is taken.
+    """
+    units: dict[str, set[int]] = {}
+    for name, unit in (*zip(info.name, info.unit.tolist(), strict=True), *info.described):
+        units.setdefault(name, set()).add(unit)
+    keys = list(zip(info.name, info.unit.tolist(), strict=True))
+    clone = info.clone.tolist()
+    whole = {key for key, cloned in zip(keys, clone, strict=True) if not cloned}
+    clones = Counter(key for key, cloned in zip(keys, clone, strict=True) if cloned)
+    found: dict[int, str] = {}
+    for place, address in enumerate(info.entry.tolist()):
+        name, unit = keys[place]
+        shown = name
+        if len(units[name]) > 1 and unit >= 0:
+            shown = f"{name}@{PurePosixPath(info.files[unit]).name}"
+        if clone[place] and (keys[place] in whole or clones[keys[place]] > 1):
+            shown += ".clone"
+        found[address] = min(shown, found.get(address, shown))
+    return found
 
 
 def _code(elf: Any) -> list[tuple[int, int]]:
@@ -90,18 +146,17 @@ class _Reading:
     """One file while it is read."""
 
     def __init__(
-        self, info: Any, path: str, code: list[tuple[int, int]], symbols: dict[int, list[str]]
+        self, info: Any, code: list[tuple[int, int]], symbols: dict[int, list[str]]
     ) -> None:
-        self.info, self.path, self.code, self.symbols = info, path, code, symbols
+        self.info, self.code, self.symbols = info, code, symbols
         self.files: dict[str, int] = {}
         self.entries: dict[int, _Entry] = {}
         self.left_out: dict[str, int] = {}
 
-    def columns(self) -> dict[str, Any]:
+    def result(self) -> DebugInfo:
         for unit in self.info.iter_CUs():
             self._unit(unit)
-        files = [path.encode("utf-8", "replace").decode() for path in self.files]
-        return self._functions() | {"files": files, "left_out": self.left_out}
+        return self._functions()
 
     def _count(self, what: str) -> None:
         self.left_out[what] = self.left_out.get(what, 0) + 1
@@ -111,9 +166,6 @@ class _Reading:
 
     def _unit(self, unit: Any) -> None:
         top = unit.get_top_DIE()
-        if {"DW_AT_dwo_name", "DW_AT_GNU_dwo_name"} & top.attributes.keys():
-            what = "its debug information lies in .dwo files"
-            raise TokmillError(what, where=self.path, hint="compile without -gsplit-dwarf")
         folder = _text(top, "DW_AT_comp_dir")
         own = self._file(posixpath.join(folder, _text(top, "DW_AT_name")))
         low = top.attributes.get("DW_AT_low_pc")
@@ -170,10 +222,11 @@ class _Reading:
         # Of functions that the linker dropped the addresses are 0, 1 or the largest number.
         return low < high and any(start <= low and high <= stop for start, stop in self.code)
 
-    def _functions(self) -> dict[str, Any]:
+    def _functions(self) -> DebugInfo:
         names: list[str] = []
         units, entries = [], []
-        clones, ranges = [], []
+        clones: list[bool] = []
+        ranges: list[tuple[int, int, int]] = []
         described: set[tuple[str, int]] = set()
         seen: set[tuple[str, int]] = set()
         for one in self.entries.values():
@@ -204,16 +257,19 @@ class _Reading:
             entries.append(entry)
             named = self.symbols.get(entry) or [one.linkage]
             clones.append(all(CLONE.search(symbol) for symbol in named))
-        found = sorted(described)
-        return {
-            "name": names,
-            "unit": _bytes(units, "i4"),
-            "entry": _bytes(entries, "u8"),
-            "clone": _bytes(clones, "u1"),
-            "ranges": _bytes(sorted(ranges), "u8"),
-            "described": [name for name, _ in found],
-            "described_unit": _bytes([unit for _, unit in found], "i4"),
-        }
+        places = np.asarray(sorted(ranges), np.uint64).reshape(-1, 3)
+        return DebugInfo(
+            list(self.files),
+            names,
+            np.asarray(units, np.int32),
+            np.asarray(entries, np.uint64),
+            np.asarray(clones, bool),
+            places[:, 0],
+            places[:, 1],
+            places[:, 2].astype(np.int64),
+            described,
+            self.left_out,
+        )
 
     def _begin(self, one: _Entry) -> int:
         """Return where a function begins; what was moved out of it may lie before it."""
@@ -230,7 +286,3 @@ def _text(entry: Any, name: str) -> str:
     said = entry.attributes.get(name)
     value = said.value if said else b""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
-
-
-def _bytes(values: Any, kind: str) -> bytes:
-    return np.asarray(values, kind).tobytes()
