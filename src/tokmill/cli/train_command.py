@@ -237,7 +237,7 @@ def train(
     if as_json:
         print_json({"run": str(result.path), **result.metrics, "step": result.step})
         return
-    keys = ("loss", "val_loss", "val_loss_ema", "val_perplexity", "val_bits_per_byte")
+    keys = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte")
     shown = [f"{key} {human_metric(result.metrics[key])}" for key in keys if key in result.metrics]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
     from tokmill.report.comparison.run_summaries import read_run

@@ -123,20 +123,6 @@ def test_columns_are_joined_end_to_end() -> None:
         made.embedding("asm")
 
 
-def test_the_form_of_the_recurrence_may_be_named() -> None:
-    ids = torch.randint(0, 9, (2, 40))
-    batch = Tensors({"token": ids}, torch.zeros_like(ids), torch.arange(40).expand(2, -1), True)
-    outputs = []
-    for form in ("step_by_step", "chunked"):
-        torch.manual_seed(0)
-        made = RWKV7(msgspec.structs.replace(SMALL, form=form), Inputs({"token": 9}))
-        for parameter in made.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-        outputs.append(made(batch))
-    assert not torch.equal(*outputs)
-    torch.testing.assert_close(*outputs)
-
-
 def test_weights_in_bfloat16_are_run_in_it() -> None:
     """As DeepSpeed's own bf16 holds them; the recurrence stays in float32."""
     ids = np.arange(1, 21).reshape(2, 10) % 11

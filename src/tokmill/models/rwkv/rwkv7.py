@@ -28,7 +28,7 @@ from tokmill.base.errors import UsageError
 from tokmill.models.fields import Fields, Join
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.models.model_inputs import Inputs, taken
-from tokmill.models.rwkv.wkv7 import Form, wkv7
+from tokmill.models.rwkv.wkv7 import wkv7
 from tokmill.models.rwkv.wkv7_torch import CHUNK, continues
 from tokmill.models.transformers.layers import Linear
 
@@ -64,9 +64,6 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     linear map."""
     field_dim: int = 0
     """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
-    form: Form = "auto"
-    """How the recurrence is computed, up to rounding: step_by_step, chunked or fla (`wkv7`);
-    auto: as fits the device."""
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -121,7 +118,7 @@ State = list[LayerState]
 
 
 class TimeMix(nn.Module):
-    """The branch with the recurrence; `form` says how that is computed (`wkv7`)."""
+    """The branch with the recurrence."""
 
     x_r: nn.Parameter
     x_w: nn.Parameter
@@ -147,7 +144,7 @@ class TimeMix(nn.Module):
         super().__init__()
         width = config.dim
         self.layer, self.layers, self.head_dim = layer, config.layers, config.head_dim
-        self.heads, self.form = width // config.head_dim, config.form
+        self.heads = width // config.head_dim
         for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a", "w0", "a0", "v0"):
             self.register_parameter(name, nn.Parameter(torch.empty(1, 1, width)))
         for letter, rank in config.ranks.items():
@@ -232,7 +229,6 @@ class TimeMix(nn.Module):
             removal * heads(rate),
             state.matrix,
             document=document,
-            form=self.form,
         )
         y_BTD = y_BTHN.reshape(size * length, width).to(self.ln_x.weight.dtype)
         y_BTD = self.ln_x(y_BTD).view(size, length, width)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
 from tokmill.models.model_inputs import taken
-from tokmill.models.transformers.layers import Linear, RMSNorm, product_dtype
+from tokmill.models.transformers.layers import Linear, product_dtype
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From queries (B, H, T, K), keys and values (B, G, T, K) to (B, H, T, K)."""
@@ -82,29 +82,6 @@ def grouped(q: Tensor, k: Tensor) -> bool:
     return q.ndim > 3 and q.shape[-3] != k.shape[-3]
 
 
-def rope(
-    x: Tensor, positions: Tensor, theta: float = 10_000.0, interleaved: bool = False
-) -> Tensor:
-    """Return x (…, T, K) with each pair of values turned by position · theta^(-2i / K).
-
-    `positions` are integers (…, T), with an axis of 1 where x has heads. Pair i is (i, i + K / 2),
-    as in public Llama checkpoints; `interleaved`: (2i, 2i + 1), as in the paper. The two differ
-    only in the order of rows in the weights of q and k: see `halves_from_pairs`.
-    """
-    width = x.shape[-1]
-    turn = rotary(positions, width, theta)
-    if not interleaved:
-        return rotate(x, turn)
-    halves = rotate(x.reshape(*x.shape[:-1], width // 2, 2).transpose(-1, -2).flatten(-2), turn)
-    return halves.view(*x.shape[:-1], 2, width // 2).transpose(-1, -2).flatten(-2)
-
-
-def halves_from_pairs(weight: Tensor, heads: int) -> Tensor:
-    """Return a weight (heads · K, D) of q or k, trained with interleaved pairs, for halves."""
-    rows, dim = weight.shape
-    return weight.view(heads, rows // heads // 2, 2, dim).transpose(1, 2).reshape(rows, dim)
-
-
 def rotary(
     positions: Tensor, width: int, theta: float = 10_000.0, scaling: RopeScaling | None = None
 ) -> Rotation:
@@ -147,15 +124,8 @@ class Attention(nn.Module):
         kv_heads: int = 0,
         head_dim: int = 0,
         bias: bool = False,
-        *,
-        qk_norm: bool = False,
-        norm_eps: float = 1e-5,
     ) -> None:
-        """Make the weights; 0 key and value heads: as many as `heads`; width 0: dim / heads.
-
-        `qk_norm`: queries and keys of each head pass an RMSNorm, `q_norm` and `k_norm`, before they
-        are turned (Henry et al. 2020; as in Qwen3).
-        """
+        """Make the weights; 0 key and value heads: as many as `heads`; width 0: dim / heads."""
         super().__init__()
         self.heads, self.groups = heads, kv_heads or heads
         width = head_dim or dim // heads
@@ -163,8 +133,6 @@ class Attention(nn.Module):
         self.k = Linear(dim, self.groups * width, bias=bias)
         self.v = Linear(dim, self.groups * width, bias=bias)
         self.o = Linear(self.heads * width, dim, bias=bias)
-        self.q_norm = RMSNorm(width, norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(width, norm_eps) if qk_norm else None
 
     def forward(
         self,
@@ -180,10 +148,6 @@ class Attention(nn.Module):
         x = x.to(product_dtype(x))  # once, and not before each of three products
         asking = x if places is None else taken(x, places)
         q, k = self.split(self.q(asking), self.heads), self.split(self.k(x), self.groups)
-        if self.q_norm is not None and self.k_norm is not None:
-            # Under autocast the squares are added up in the type of the scales, float32.
-            q = self.q_norm(q.type_as(self.q_norm.weight)).type_as(q)
-            k = self.k_norm(k.type_as(self.k_norm.weight)).type_as(k)
         if turn is not None:
             q = rotate(q, turn if places is None else turn_at(turn, places))
             k = rotate(k, turn)

@@ -2,7 +2,6 @@
 
     checkpoints/step-00000100/
       model.safetensors optimizer.safetensors    what the engine saved
-      average.safetensors                        with `optim.ema`: the average of the weights
       rng-00000.json                             random states, one file a process
       task-00000.safetensors                     the state of a task, one file a process
       state.json                                 how far the run is, its id, digests of all files
@@ -281,14 +280,6 @@ def checkpoints(run: Path) -> list[Path]:
 
 def step_of_name(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
-
-
-def strangers(run: Path) -> list[Path]:
-    """Return paths that have the name of a checkpoint and are none; they are never removed."""
-    folder = run / FOLDER
-    with machine_errors("read", folder):
-        found = list(folder.iterdir()) if folder.is_dir() else []
-        return sorted(p for p in found if NAME.fullmatch(p.name) and not is_checkpoint(p))
 
 
 def discard(folder: Path) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.files import sha256_file
-from tokmill.training.engines.devices.precision import SCALE
 from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.optimisers.average import AVERAGE
 from tokmill.training.engines.saving import MODEL, OPTIMIZER
 from tokmill.training.engines.tensors import check_tensors
 from tokmill.training.runs.checkpoint import (
@@ -22,7 +20,6 @@ from tokmill.training.runs.checkpoint import (
     read_state,
     set_aside,
     step_of_name,
-    strangers,
 )
 
 TENSORS = (MODEL, OPTIMIZER)
@@ -45,8 +42,6 @@ def newest_whole(run: Path, engine: Engine) -> Path | None:
 
 def find_whole(run: Path) -> Path | None:
     """Do what `newest_whole` does, in one process."""
-    for path in strangers(run):
-        say(f"{path} is no checkpoint, as it is no folder with a {STATE}: left alone")
     unusable: list[tuple[Path, TokmillError]] = []
     for folder in reversed(checkpoints(run)):
         try:
@@ -81,7 +76,7 @@ def check_checkpoint(folder: Path) -> State:
     state = read_state(folder)
     random = [name for name in state.files if RANDOM.fullmatch(name)]
     extra = [name for name in state.files if EXTRA.fullmatch(name)]
-    known = {*TENSORS, AVERAGE, SCALE, *random, *extra}
+    known = {*TENSORS, *random, *extra}
     if not state.files.keys() <= known or not state.files.keys() >= {*TENSORS}:
         raise damaged(folder / STATE, "it names other files than those of a checkpoint")
     if len(random) != state.world:

@@ -1,4 +1,10 @@
-"""The device of a process, and batches on it."""
+"""The device of a process, the precision of its matrix products, and batches on it.
+
+Weights, gradients and Adam's moments are float32 in every precision: autocast rounds copies of
+weights and inputs for each matrix product, and updates are added to the float32 weights
+(Micikevicius et al. 2018, "Mixed Precision Training"). bf16 has the range of float32, so the loss
+need not be scaled.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,9 @@ from torch import Tensor
 from tokmill.base.errors import UsageError
 from tokmill.models.model import Tensors
 from tokmill.training.launch import Place
+from tokmill.training.recipe.settings import tell
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def moved(batch: Tensors, device: torch.device) -> Tensors:
@@ -59,6 +68,33 @@ def pick_device(name: str, here: Place | None = None) -> torch.device:
             hint=f"--processes {found} --device cuda",
         )
     return torch.device("cuda", here.local_rank)
+
+
+class Precision:
+    """The precision of a run's matrix products.
+
+    Raises `UsageError` if the device does not support it.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.device, self.dtype = device, DTYPES[name]
+        # Without hardware for bf16, torch emulates it, which is slower than float32.
+        if name == "bf16" and device.type == "cuda":
+            with torch.cuda.device(device):
+                supported = torch.cuda.is_bf16_supported(including_emulation=False)
+            if not supported:
+                raise UsageError(
+                    "this GPU does not compute in bf16",
+                    where="run.precision",
+                    hint='--set run.precision="fp32"',
+                )
+        emulated = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if name == "bf16" and device.type == "cpu" and emulated:
+            tell("this processor does not compute in bf16; --set run.precision=fp32 is faster")
+
+    def autocast(self) -> torch.autocast:
+        """Return the context that a forward pass runs in."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
 
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
