@@ -18,8 +18,7 @@ from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 
-SMALL = RWKV7Config(dim=16, layers=2, head_dim=8, decay_rank=4, rate_rank=4, value_rank=4,
-                    gate_rank=4)  # fmt: skip
+SMALL = RWKV7Config(dim=16, layers=2, head_dim=8)
 
 
 def tensors(ids: np.ndarray, document: np.ndarray) -> Tensors:

@@ -51,14 +51,6 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Width N of a head."""
     hidden: int = 0
     """Width of the channel mix; 0: 4 times `dim`."""
-    decay_rank: int = 0
-    """Rank of the map to decays; 0: max(32, 2.5 √D rounded to a multiple of 32)."""
-    rate_rank: int = 0
-    """Rank of the map to in-context learning rates; 0: as `decay_rank`."""
-    value_rank: int = 0
-    """Rank of the map that mixes in the first layer's values; 0: the same with 1.7."""
-    gate_rank: int = 0
-    """Rank of the map to gates; 0: the same with 5."""
     join: Join = "sum"
     """How the embeddings of several columns become one vector: their sum, or end to end and a
     linear map."""
@@ -67,17 +59,14 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def ranks(self) -> dict[str, int]:
-        """Rank by the letter of the official names: w decays, a rates, v values, g gates."""
-        given = {
-            "w": (self.decay_rank, 2.5),
-            "a": (self.rate_rank, 2.5),
-            "v": (self.value_rank, 1.7),
-            "g": (self.gate_rank, 5.0),
-        }
+        """Rank by the letter of the official names: w decays, a rates, v values, g gates.
+
+        Each is max(32, factor × √D rounded to a multiple of 32).
+        """
+        factors = {"w": 2.5, "a": 2.5, "v": 1.7, "g": 5.0}
         root = math.sqrt(self.dim)
         return {
-            letter: rank or max(32, round(factor * root / 32) * 32)
-            for letter, (rank, factor) in given.items()
+            letter: max(32, round(factor * root / 32) * 32) for letter, factor in factors.items()
         }
 
     def check(self) -> None:
@@ -88,8 +77,7 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 where="model",
                 hint="--set model.layers=4, for example",
             )
-        ranks = (self.decay_rank, self.rate_rank, self.value_rank, self.gate_rank)
-        if min(self.hidden, self.field_dim, *ranks) < 0:
+        if min(self.hidden, self.field_dim) < 0:
             raise UsageError(
                 "a size cannot be negative", where="model", hint="0 means the default of this key"
             )

@@ -282,6 +282,14 @@ def step_of_name(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
 
 
+def strangers(run: Path) -> list[Path]:
+    """Return paths that have the name of a checkpoint and are none; they are never removed."""
+    folder = run / FOLDER
+    with machine_errors("read", folder):
+        found = list(folder.iterdir()) if folder.is_dir() else []
+        return sorted(p for p in found if NAME.fullmatch(p.name) and not is_checkpoint(p))
+
+
 def discard(folder: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that a partial one is never used."""
     private = folder.with_name(f"{TEMPORARY}old-{folder.name}")

@@ -20,6 +20,7 @@ from tokmill.training.runs.checkpoint import (
     read_state,
     set_aside,
     step_of_name,
+    strangers,
 )
 
 TENSORS = (MODEL, OPTIMIZER)
@@ -42,6 +43,8 @@ def newest_whole(run: Path, engine: Engine) -> Path | None:
 
 def find_whole(run: Path) -> Path | None:
     """Do what `newest_whole` does, in one process."""
+    for path in strangers(run):
+        say(f"{path} is no checkpoint, as it is no folder with a {STATE}: left alone")
     unusable: list[tuple[Path, TokmillError]] = []
     for folder in reversed(checkpoints(run)):
         try:
