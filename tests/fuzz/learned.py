@@ -96,8 +96,7 @@ def engine() -> Any:
 
 def read_resumed(folder: Path) -> Any:
     """What a resume reads: the newest checkpoint that is whole, into the engine."""
-    from tokmill.training.runs.checkpoint import load_checkpoint
-    from tokmill.training.runs.intact import find_whole
+    from tokmill.training.runs.checkpoint import find_whole, load_checkpoint
 
     said = io.StringIO()
     with contextlib.redirect_stderr(said):

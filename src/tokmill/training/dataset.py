@@ -1,6 +1,6 @@
-"""Stores in other people's training loops: a torch Dataset, and batches in our own order.
+"""Stores in other people's training loops: a torch Dataset.
 
-Both learn the same targets as the task next_token (`targets_of`).
+It learns the same targets as the task next_token (`targets_of`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from tokmill.tasks.task_rows import RowKind, check_cut, cut_rows
 
 IGNORED = -100
 """The label of a token that is not learned: torch's cross-entropy ignores it by default."""
-AHEAD = 2
-"""Batches that are made ahead."""
 
 
 class TokenDataset(Dataset[dict[str, Any]]):

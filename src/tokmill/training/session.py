@@ -30,7 +30,11 @@ from tokmill.training.budget.memory import check_memory
 from tokmill.training.budget.meter import Meter
 from tokmill.training.data import open_stores, with_epochs
 from tokmill.training.engines.compared_step import compare_step
-from tokmill.training.engines.devices.rng import seed_random_states, set_torch_states, torch_states
+from tokmill.training.engines.devices.device import (
+    seed_random_states,
+    set_torch_states,
+    torch_states,
+)
 from tokmill.training.engines.engine import Engine, add, make_engine, over_processes
 from tokmill.training.engines.optimisers.optim import learning_rate
 from tokmill.training.launch import one_a_machine, place, resume_command
@@ -39,8 +43,13 @@ from tokmill.training.recipe.check_recipe import notes, seconds
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs import run as runs
-from tokmill.training.runs.checkpoint import State, load_checkpoint, moves, save_checkpoint
-from tokmill.training.runs.intact import newest_whole
+from tokmill.training.runs.checkpoint import (
+    State,
+    load_checkpoint,
+    moves,
+    newest_whole,
+    save_checkpoint,
+)
 from tokmill.training.runs.run import Run
 from tokmill.training.runs.trackers import METRICS, Tracker, open_trackers
 from tokmill.training.runs.warm_start import start_facts, start_from

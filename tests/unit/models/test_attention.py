@@ -13,23 +13,21 @@ from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
 from tokmill.models.model import Tensors
-from tokmill.models.transformers import attention_ways
+from tokmill.models.transformers import attention as attention_module
 from tokmill.models.transformers.attention import (
     Attend,
     Attention,
-    attention,
-    causal_attention,
-    rotary,
-    rotate,
-)
-from tokmill.models.transformers.attention_ways import (
     Seen,
+    attention,
     attention_at,
     attention_by_document,
     attention_by_kernel,
+    causal_attention,
     document_attention,
     document_mask,
     has_kernel,
+    rotary,
+    rotate,
 )
 from tokmill.tasks.task import borders, is_whole, positions, to_tensors
 
@@ -164,7 +162,7 @@ def test_the_kernel_is_asked_for_what_the_mask_allows(
     from torch.nn.attention import varlen
 
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
-    monkeypatch.setattr(attention_ways, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(attention_module, "has_kernel", lambda *_: True)
     document, seen = DOCUMENTS * 0 if whole else DOCUMENTS, Seen(causal)
     batch, inputs = batch_of(document), qkv(document, groups=2)
     attend = document_attention(batch, torch.bfloat16, 8, seen)
@@ -228,7 +226,7 @@ def test_probabilities_are_dropped_one_by_one(way: str, causal: bool) -> None:
 
 def test_the_kernel_is_not_asked_to_drop(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot; the mask stands in for it."""
-    monkeypatch.setattr(attention_ways, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(attention_module, "has_kernel", lambda *_: True)
     batch = batch_of(DOCUMENTS)
     for seen in (Seen(dropout=0.1), Seen(False, 0.1)):
         attend = document_attention(batch, torch.bfloat16, 8, seen)

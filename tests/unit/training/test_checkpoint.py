@@ -14,7 +14,7 @@ from tokmill.models.model_inputs import Inputs
 from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.manifest import encode
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
-from tokmill.training.engines.devices.rng import seed_for
+from tokmill.training.engines.devices.device import seed_for
 from tokmill.training.engines.engine import Engine
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from tokmill.training.runs.checkpoint import (

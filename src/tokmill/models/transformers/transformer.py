@@ -20,8 +20,13 @@ from tokmill.base.errors import UsageError
 from tokmill.models.fields import Fields
 from tokmill.models.model import Model, Tensors
 from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.attention import Rotation, rotary
-from tokmill.models.transformers.attention_ways import Seen, attention_at, document_attention
+from tokmill.models.transformers.attention import (
+    Rotation,
+    Seen,
+    attention_at,
+    document_attention,
+    rotary,
+)
 from tokmill.models.transformers.block import Block, TransformerConfig, make_norm
 from tokmill.models.transformers.layers import product_dtype
 

@@ -32,8 +32,15 @@ from tokmill.training.engines.optimisers.optim import (
     clipped_together,
     make_optimizer,
 )
-from tokmill.training.engines.saving import MODEL, OPTIMIZER, read_weights, shapes_of, unfit
-from tokmill.training.engines.tensors import read_tensors, write_tensors
+from tokmill.training.engines.tensors import (
+    MODEL,
+    OPTIMIZER,
+    read_tensors,
+    read_weights,
+    shapes_of,
+    unfit,
+    write_tensors,
+)
 from tokmill.training.launch import one_a_machine, place
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 

@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.rng import seed_for
+from tokmill.training.engines.devices.device import seed_for
 from tokmill.training.engines.engine import Engine
 from tokmill.training.launch import LAUNCHED, LOST, check_host, place, told_when_waiting
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig

@@ -32,8 +32,7 @@ from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.hidden.framing import template_of
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import SEGMENT, Facts
-from tokmill.training.engines.saving import MODEL
-from tokmill.training.engines.tensors import write_tensors
+from tokmill.training.engines.tensors import MODEL, write_tensors
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import RECIPE, read_recipe

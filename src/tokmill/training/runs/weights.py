@@ -21,8 +21,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.base.files import make_folder, write_file
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
-from tokmill.training.engines.saving import MODEL, load_weights
-from tokmill.training.engines.tensors import read_metadata, write_tensors
+from tokmill.training.engines.tensors import MODEL, load_weights, read_metadata, write_tensors
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.checkpoint import FOLDER, checkpoints, discard, seal_of, step_of_name
 
