@@ -33,7 +33,7 @@ def step(entries: int, micro_tokens: int) -> dict[str, float]:
     from tokmill.models.transformers.encoder import Encoder, EncoderConfig
     from tokmill.tasks.comparison.contrastive import Contrastive, ContrastiveConfig
     from tokmill.training.engines.compared_step import compare_step
-    from tokmill.training.engines.single import Single
+    from tokmill.training.engines.engine import Engine
     from tokmill.training.recipe.config import OptimConfig, RunConfig
 
     torch.manual_seed(0)
@@ -41,7 +41,7 @@ def step(entries: int, micro_tokens: int) -> dict[str, float]:
     inputs = Inputs({"token": 2000})
     model = Encoder(EncoderConfig(layers=2), inputs)
     task = Contrastive(ContrastiveConfig(length=LENGTH), model, inputs)
-    engine = Single(RunConfig(device="cpu"))
+    engine = Engine(RunConfig(device="cpu"))
     engine.prepare(task, OptimConfig(lr=0.0, clip=0.0))
     rows = 2 * entries
     ids, number = torch.randint(0, 2000, (rows, LENGTH)), torch.arange(rows)

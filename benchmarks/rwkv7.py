@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -24,7 +25,8 @@ from measure import highest
 from tokmill.feed.feed import Batch
 from tokmill.models.model import Tensors
 from tokmill.models.model_inputs import Inputs
-from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config, TimeMix
+from tokmill.models.rwkv import rwkv7
+from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
 from tokmill.models.rwkv.wkv7 import Form, wkv7
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
@@ -81,21 +83,21 @@ def batch(rows: int, length: int) -> Tensors:
 
 
 def learner(form: Form) -> NextToken:
-    """Return a model of 4 layers with its head; `form` of the recurrence."""
+    """Return a model of 4 layers with its head; `form` of the recurrence, for all models."""
     torch.manual_seed(0)
     sizes = {"token": 4096}
     task = NextToken(NextTokenConfig(tied=False), RWKV7(CONFIG, Inputs(sizes)), Inputs(sizes))
-    for module in task.modules():
-        if isinstance(module, TimeMix):
-            module.form = form
+    rwkv7.wkv7 = partial(wkv7, form=form)  # type: ignore[assignment]
     return task
 
 
 def whole(form: Form, made: Tensors) -> Callable[[], None]:
     """Return a forward and backward pass of a model."""
     task = learner(form)
+    recurrence = rwkv7.wkv7
 
     def run() -> None:
+        rwkv7.wkv7 = recurrence
         loss, _ = task(made)
         loss.backward()
 

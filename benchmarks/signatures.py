@@ -134,9 +134,9 @@ def signatures(folder: Path, store: Store, program: str, kind: str, seed: int, s
     name = f"{kind}-{program}-{seed}"
     seen = folder / "seen" / f"{kind}-{program}"
     mined, run = folder / "mined" / name, folder / "runs" / name
-    npy = folder / "vectors" / f"{name}-{steps}.npy"
-    if npy.exists():
-        return np.load(npy)
+    overlay = f"{name}-{steps}"
+    if (store.path / "overlays" / overlay / "manifest.json").exists():
+        return Store(store.path, [overlay]).column("embedding")
     tokmill.build("select", store.path, seen, where=[f"program != {program}"], how=QUIET)
     options = {"what": "bbv", "across": True, "negatives": "semi-hard", "cpi": True, "seed": seed}
     tokmill.build("mine", seen, mined, how=QUIET, **options)
@@ -147,9 +147,8 @@ def signatures(folder: Path, store: Store, program: str, kind: str, seed: int, s
     recipe["task"] |= {"length": 256, "cpi_weight": 1.0}
     recipe["run"] |= {"steps": steps, "seed": seed, "eval_every": 0, "device": "cpu"}
     tokmill.train(recipe, run, quiet=True)
-    npy.parent.mkdir(parents=True, exist_ok=True)
-    embed(run, store.path, npy=npy)
-    return np.load(npy)
+    embed(run, store.path, name=overlay)
+    return Store(store.path, [overlay]).column("embedding")
 
 
 def lengths_one(vectors: np.ndarray) -> np.ndarray:

@@ -106,9 +106,8 @@ def learn_weights(folder: Path, graphs: Path, place: Path) -> str:
     store_path = place / "others"
     select(folder / "functions", store_path, of_projects(halves(folder)[1]), f"compiler != {OLDER}")
     store = Store(store_path)
-    file = place / "part.npy"
-    run("embed", place / "part", store_path, "--npy", file, "--fresh", "-q")
-    vectors = np.load(file)
+    run("embed", place / "part", store_path, "--name", "part", "--fresh", "-q")
+    vectors = Store(store_path, ["part"]).column("embedding")
     functions = store_functions(store, [graphs])
     sides = pairs(store, np.rint(np.expm1(functions.shape[functions.record, 0])))
     learned = vector_parts(functions, vectors)

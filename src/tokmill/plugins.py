@@ -117,11 +117,6 @@ MODELS: dict[str, Part] = {
     "encoder": Part(
         "tokmill.models.transformers.encoder:Encoder", "train", "Transformer that looks both ways"
     ),
-    "modernbert": Part(
-        "tokmill.models.transformers.modernbert:ModernBert",
-        "train",
-        "looks both ways, mostly near by",
-    ),
     "rwkv7": Part("tokmill.models.rwkv.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
     "bag": Part("tokmill.models.sets.bag:Bag", "train", "a bag of n-grams, quick to learn"),
     "set_transformer": Part(
@@ -192,11 +187,8 @@ OPTIMIZERS: dict[str, Part] = {
 }
 
 ENGINES: dict[str, Part] = {
-    "single": Part("tokmill.training.engines.single:Single", "train", "one process"),
+    "single": Part("tokmill.training.engines.engine:Engine", "train", "one process"),
     "ddp": Part("tokmill.training.engines.ddp:Ddp", "train", "processes that share the rows"),
-    "fsdp2": Part(
-        "tokmill.training.engines.fsdp2:Fsdp2", "train", "processes that share the weights too"
-    ),
     "deepspeed": Part(
         "tokmill.training.engines.deepspeed:DeepSpeed", "deepspeed", "DeepSpeed's ZeRO"
     ),
@@ -292,9 +284,6 @@ CHATS: dict[str, Part] = {
 }
 
 TRACKERS: dict[str, Part] = {
-    "tensorboard": Part(
-        "tokmill.training.runs.trackers:TensorBoard", "track", "event files in the run"
-    ),
     "wandb": Part(
         "tokmill.training.runs.trackers:Wandb", "track", "Weights & Biases, online or offline"
     ),
@@ -328,7 +317,6 @@ EXTRA_PACKAGES: dict[str, str] = {
     "ml_dtypes": "mlir",
     "matplotlib": "plot",
     "jinja2": "text",
-    "tensorboard": "track",
     "wandb": "track",
 }
 """Package → the extra that installs it."""

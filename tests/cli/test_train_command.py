@@ -250,11 +250,11 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
         (["train", "STORE", "-o", "RUN", "--set", "checkpoint_dir=x"], 2, "leave it out: -o names"),
         (["train", "STORE", "-o", "RUN", "--set", "use_wandb=true"], 2, "'run.track=[\"wandb\"]'"),
         (["train", "STORE", "-o", "RUN", "--set", "cosine_cycle_iters=9"], 2, "end at run.steps"),
-        (["train", "STORE", "-o", "RUN", "--set", "track=['tb']"], 2, "tensorboard"),
+        (["train", "STORE", "-o", "RUN", "--set", "track=['tb']"], 2, "wandb"),
         (
-            ["train", "STORE", "-o", "RUN", "--set", "track=tensorboard"],
+            ["train", "STORE", "-o", "RUN", "--set", "track=wandb"],
             2,
-            """--set 'run.track=["tensorboard"]'""",
+            """--set 'run.track=["wandb"]'""",
         ),
         (
             ["train", "STORE", "-o", "RUN", "--set", "data.weights=3,1"],

@@ -82,7 +82,7 @@ def engine() -> Any:
     import torch
 
     from tokmill.models.model_inputs import Inputs
-    from tokmill.training.engines.choose_engine import make_engine
+    from tokmill.training.engines.engine import make_engine
     from tokmill.training.recipe.check_recipe import from_dict
     from tokmill.training.runs.run import make_task
     from toy import recipe
@@ -96,8 +96,7 @@ def engine() -> Any:
 
 def read_resumed(folder: Path) -> Any:
     """What a resume reads: the newest checkpoint that is whole, into the engine."""
-    from tokmill.training.runs.checkpoint import load_checkpoint
-    from tokmill.training.runs.intact import find_whole
+    from tokmill.training.runs.checkpoint import find_whole, load_checkpoint
 
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
@@ -143,24 +142,6 @@ def plain_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None 
         data += raw
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-
-
-def read_scale(folder: Path) -> Any:
-    import torch
-
-    from tokmill.training.engines.devices.precision import Precision
-
-    found = Precision("fp16", torch.device("cpu"))
-    found.load(folder)
-    return repr(found.scale)
-
-
-def make_scale(folder: Path) -> Iterable[Path]:
-    import torch
-
-    from tokmill.training.engines.devices.precision import Precision
-
-    return [folder / name for name in Precision("fp16", torch.device("cpu")).save(folder)]
 
 
 class Remembering:
@@ -273,38 +254,28 @@ def make_public(kind: str, files: int = 1) -> Make:
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "mov", "##l")
 
 
-def make_encoder(kind: str) -> Make:
-    """A folder of an encoder as transformers writes it, and a vocab.txt."""
+def make_encoder(folder: Path) -> Iterable[Path]:
+    """A folder of a BERT as transformers writes it, and a vocab.txt."""
+    import torch
+    from test_huggingface import BERT_SMALL
 
-    def make(folder: Path) -> Iterable[Path]:
-        import torch
-        from test_huggingface import BERT_SMALL, MODERNBERT_SMALL
+    from tokmill.models.model_inputs import Inputs
+    from tokmill.models.public.huggingface import architecture, read_config
+    from tokmill.models.public.public_tensors import to_public
+    from tokmill.training.runs.exchange import recipe_of
+    from tokmill.training.runs.run import make_task
 
-        from tokmill.models.model_inputs import Inputs
-        from tokmill.models.public.huggingface import architecture, read_config
-        from tokmill.models.public.public_tensors import to_public
-        from tokmill.training.runs.exchange import recipe_of, task_keys
-        from tokmill.training.runs.run import make_task
-
-        torch.set_num_threads(1)
-        config = {"bert": BERT_SMALL, "modernbert": MODERNBERT_SMALL}[kind]
-        public, model = read_config(config, "")
-        family, head = architecture(config, "")
-        keys = {"kind": head.task, **{key: some[0] for key, some in head.keys.items()}}
-        roles = {name[1:-1].lower(): number for number, name in enumerate(WORDS[:5])}
-        inputs = Inputs(
-            {"token": 9}, {"token": roles}, {"segment": 2} if family.segments else {},
-            classes={"label": ("same", "other", "none")},
-        )  # fmt: skip
-        task = make_task(recipe_of(public, model, 0, "", keys), inputs)
-        tensors = to_public(task.state_dict(), public.tensor_names, head, "token")
-        assert task_keys(head, config, tensors, "")[0]["kind"] == head.task
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "vocab.txt").write_text("\n".join(WORDS))
-        plain_tensors(folder / "model.safetensors", tensors)
-        return [folder / name for name in ("config.json", "model.safetensors", "vocab.txt")]
-
-    return make
+    torch.set_num_threads(1)
+    public, model = read_config(BERT_SMALL, "")
+    _, head = architecture(BERT_SMALL, "")
+    roles = {name[1:-1].lower(): number for number, name in enumerate(WORDS[:5])}
+    inputs = Inputs({"token": 9}, {"token": roles}, {"segment": 2})
+    task = make_task(recipe_of(public, model, 0, "", {"kind": head.task}), inputs)
+    tensors = to_public(task.state_dict(), public.tensor_names, head, "token")
+    (folder / "config.json").write_text(json.dumps(BERT_SMALL))
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    plain_tensors(folder / "model.safetensors", tensors)
+    return [folder / name for name in ("config.json", "model.safetensors", "vocab.txt")]
 
 
 def imported(read: Callable[[Path, Path], Any]) -> Read:
@@ -331,30 +302,6 @@ def read_public(folder: Path, out: Path) -> None:
     import_model(folder, out)
 
 
-def make_official(name: str) -> Make:
-    def make(folder: Path) -> Iterable[Path]:
-        import torch
-        from test_weight_files import checkpoint
-
-        torch.set_num_threads(1)
-        if name.endswith(".pth"):
-            torch.save(checkpoint(), folder / name)
-        else:
-            plain_tensors(folder / name, checkpoint())
-        return [folder / name]
-
-    return make
-
-
-def read_official(name: str) -> Callable[[Path, Path], None]:
-    def read(folder: Path, out: Path) -> None:
-        from tokmill.training.runs.weight_files import import_file
-
-        import_file(folder / name, out)
-
-    return read
-
-
 TENSORFLOW = Path(__file__).parents[1] / "golden" / "tensorflow" / "two-shards"
 
 
@@ -368,15 +315,12 @@ def make_tensorflow(*patterns: str) -> Make:
     return make
 
 
-def read_tensorflow(verify: bool) -> Read:
-    def read(folder: Path) -> Any:
-        from tokmill.training.runs.tensorflow.google_bert_run import read_bert
+def read_tensorflow(folder: Path) -> Any:
+    from tokmill.training.runs.tensorflow.google_bert_run import read_bert
 
-        found = read_bert(folder, verify=verify)
-        tensors = {name: np.asarray(value).tobytes() for name, value in found.tensors.items()}
-        return tensors, found.config.to_config(), found.left_out
-
-    return read
+    found = read_bert(folder)
+    tensors = {name: np.asarray(value).tobytes() for name, value in found.tensors.items()}
+    return tensors, found.config.to_config(), found.left_out
 
 
 # ---- tensors ---------------------------------------------------------------------------------

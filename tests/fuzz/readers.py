@@ -25,23 +25,19 @@ from learned import (
     make_embedded,
     make_encoder,
     make_extra,
-    make_official,
     make_overlaid,
     make_public,
-    make_scale,
     make_tensor_file,
     make_tensorflow,
     make_text_run,
     make_unchecked,
     read_embedded,
     read_extra,
-    read_official,
     read_opened,
     read_overlaid,
     read_page,
     read_public,
     read_resumed,
-    read_scale,
     read_summary,
     read_tensor_file,
     read_tensorflow,
@@ -507,23 +503,16 @@ READERS: dict[str, Reader] = {
         restore=whole_run,
     ),
     "checkpoint unchecked": Reader(make_unchecked, read_unchecked),
-    "loss scale": Reader(make_scale, read_scale),
     "state of a task": Reader(make_extra, read_extra),
     # models of others
     "GPT-2": Reader(make_public("gpt2"), imported(read_public), share=0.2),
     "Llama": Reader(make_public("llama"), imported(read_public), share=0.2),
     "Llama in parts": Reader(make_public("llama", 3), imported(read_public), share=0.2),
-    "BERT": Reader(make_encoder("bert"), imported(read_public), share=0.2),
-    "ModernBERT": Reader(make_encoder("modernbert"), imported(read_public), share=0.2),
-    "RWKV-7 pth": Reader(make_official("a.pth"), imported(read_official("a.pth")), share=0.2),
+    "BERT": Reader(make_encoder, imported(read_public), share=0.2),
     "TensorFlow": Reader(
-        make_tensorflow("*.index", "*.data-*"), read_tensorflow(verify=True), digests=True
+        make_tensorflow("*.index", "*.data-*"), read_tensorflow, digests=True
     ),
-    "TensorFlow unchecked": Reader(
-        make_tensorflow("*.index", "*.index", "*.data-*", "*.json", "*.txt"),
-        read_tensorflow(verify=False),
-    ),
-    "RWKV-7 safetensors": Reader(
-        make_official("a.safetensors"), imported(read_official("a.safetensors")), share=0.2
+    "vocabulary of a TensorFlow BERT": Reader(
+        make_tensorflow("*.json", "*.txt"), read_tensorflow
     ),
 }  # fmt: skip

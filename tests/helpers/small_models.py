@@ -16,7 +16,6 @@ from tokmill.models.model_inputs import Inputs
 CONFIGS: dict[str, dict[str, Any]] = {
     "decoder": {"dim": 16, "layers": 2, "heads": 4, "kv_heads": 2},
     "encoder": {"dim": 16, "layers": 2, "heads": 4, "context": 64},
-    "modernbert": {"dim": 16, "layers": 3, "heads": 4, "window": 6},
     "rwkv7": {"dim": 16, "layers": 2, "head_dim": 8},
     "bag": {"dim": 16, "layers": 1, "buckets": 64},
     "set_transformer": {"dim": 16, "layers": 2, "heads": 4, "inducing": 3, "seeds": 2},

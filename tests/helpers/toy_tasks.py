@@ -23,7 +23,7 @@ from tokmill.models.model_inputs import Inputs
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import SEGMENT, Facts, joined, store_inputs
+from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
 
 CLASSES = 4
 NAMES = ("label", "soft", "pair", "triplet", "group", "set")
@@ -157,7 +157,10 @@ class Pair(Label):
         return Pairs(store, self.length, ("anchor", "other"), shards=shards, seed=seed)
 
     def prepare(self, batch: Batch) -> Batch:
-        return joined(super().prepare(batch))
+        batch = super().prepare(batch)
+        segment = np.maximum(batch.document, 0).astype(np.int64)
+        columns = {**batch.columns, SEGMENT: segment}
+        return dataclasses.replace(batch, columns=columns, document=np.minimum(batch.document, 0))
 
 
 class TripletConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

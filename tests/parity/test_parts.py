@@ -15,23 +15,19 @@ from tokmill.models.transformers.attention import (
     Attention,
     attention,
     causal_attention,
-    halves_from_pairs,
-    rope,
     rotary,
+    rotate,
 )
 from tokmill.models.transformers.block import Block
 from tokmill.models.transformers.decoder import DecoderConfig
 from tokmill.models.transformers.layers import (
     FeedForward,
-    cross_entropy,
     embedding,
     gelu,
-    layer_norm,
     linear,
     linear_cross_entropy,
     rms_norm,
     silu,
-    softmax,
     swiglu,
 )
 from tokmill.training.engines.optimisers.optim import clip_gradients, make_optimizer
@@ -73,14 +69,10 @@ def test_embedding() -> None:
 
 
 def test_norms() -> None:
-    x, weight, bias = 3 * torch.randn(B, T, D) + 1, torch.randn(D), torch.randn(D)
+    x, weight = 3 * torch.randn(B, T, D) + 1, torch.randn(D)
     wide = x.double()
     root = (wide.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()
     close(rms_norm(x, weight, 1e-3), wide / root * weight)
-    deviation = (wide.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-    centred = (wide - wide.mean(-1, keepdim=True)) / deviation
-    close(layer_norm(x, weight, bias), centred * weight + bias)
-    close(layer_norm(x, weight), centred * weight)
 
 
 def test_activations() -> None:
@@ -89,8 +81,6 @@ def test_activations() -> None:
     close(gelu(x), x.double() * torch.special.ndtr(x.double()))
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     close(gelu(x, approximate=True), 0.5 * x * (1 + torch.tanh(inner)))
-    close(softmax(x, 1), x.double().exp() / x.double().exp().sum(1, keepdim=True))
-    close(softmax(x * 0 + 1e4), torch.full_like(x, 1 / D))
 
 
 def test_swiglu() -> None:
@@ -108,10 +98,9 @@ def test_rope_is_a_product_of_complex_numbers() -> None:
     angle = place[..., None] * 10_000.0 ** -(torch.arange(0, D, 2).double() / D)
     pairs = torch.view_as_complex(x.double().reshape(B, H, T, D // 2, 2))
     expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
-    found = rope(x, place, interleaved=True)
-    torch.testing.assert_close(found, expected.float(), atol=2e-4, rtol=1e-4)
-    by_halves = rope(torch.cat((x[..., ::2], x[..., 1::2]), -1), place)
-    close(by_halves, torch.cat((found[..., ::2], found[..., 1::2]), -1))
+    halves = rotate(torch.cat((x[..., ::2], x[..., 1::2]), -1), rotary(place, D))
+    wanted = torch.cat((expected[..., ::2], expected[..., 1::2]), -1).float()
+    torch.testing.assert_close(halves, wanted, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("lead", [(), (B,), (B, H), (2, B, H)])
@@ -140,19 +129,16 @@ def test_heads_without_positions() -> None:
     close(layer(x), peer(x, x, x, attn_mask=ahead, need_weights=False)[0])
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_heads_with_rotary_positions(interleaved: bool) -> None:
+def test_heads_with_rotary_positions() -> None:
     weights = {part: torch.randn(D, D) / 6 for part in "qkvo"}
     x, place, theta = torch.randn(B, T, D), torch.arange(7, 7 + T), 500.0
 
     def heads(part: str) -> Tensor:
         return (x @ weights[part].T).view(B, T, H, D // H).transpose(1, 2)
 
-    q, k = (rope(heads(part), place, theta, interleaved) for part in "qk")
+    q, k = (rotate(heads(part), rotary(place, D // H, theta)) for part in "qk")
     seen = torch.ones(T, T, dtype=torch.bool).tril()
     y = by_formula(q, k, heads("v"), seen).transpose(1, 2).flatten(2)
-    if interleaved:
-        weights |= {part: halves_from_pairs(weights[part], H) for part in "qk"}
     layer = Attention(D, H)
     layer.load_state_dict({f"{part}.weight": weight for part, weight in weights.items()})
     close(layer(x, rotary(place, D // H, theta)), y @ weights["o"].double().T)
@@ -208,12 +194,11 @@ def test_language_model() -> None:
 
 
 def test_cross_entropy() -> None:
-    logits, targets = 50 * torch.randn(2, B, T, V), torch.randint(V, (2, B, T))
-    likely = logits.double().log_softmax(-1).gather(-1, targets[..., None])
-    close(cross_entropy(logits, targets), -likely.mean())
     hidden, weight = torch.randn(2, B, T, D), torch.randn(V, D)
-    summed = linear_cross_entropy(hidden, weight, targets)
-    close(summed / targets.numel(), cross_entropy(hidden @ weight.T, targets))
+    targets = torch.randint(V, (2, B, T))
+    logits = hidden.double() @ weight.double().T
+    likely = logits.log_softmax(-1).gather(-1, targets[..., None])
+    close(linear_cross_entropy(hidden, weight, targets), -likely.sum())
 
 
 @pytest.mark.parametrize("limit", [0.1, 1e3])

@@ -28,14 +28,7 @@ json.dump(whole.tolist(), open(sys.argv[3], "w"))
 """
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        RWKV7Config(dim=128, layers=3),
-        RWKV7Config(dim=192, layers=1, decay_rank=48, value_rank=16, gate_rank=40),
-    ],
-    ids=["by the rule", "other ranks"],
-)
+@pytest.mark.parametrize("config", [RWKV7Config(dim=128, layers=3), RWKV7Config(dim=192, layers=1)])
 def test_logits_equal_the_official_ones(config: RWKV7Config, tmp_path: Path) -> None:
     """The whole sequence at once, and a position after the other."""
     torch.manual_seed(0)

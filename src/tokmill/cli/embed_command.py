@@ -19,19 +19,11 @@ def embed(
     pool: Annotated[
         str,
         typer.Option(
-            metavar="auto|mean|last|attention|signature",
+            metavar="auto|mean|last|signature",
             help="How the hidden states of a record become one vector; auto: as the run was "
             "trained, else mean.",
         ),
     ] = "auto",
-    npy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F",
-            help="Write this .npy file, float32, and no overlay. An existing file is replaced only "
-            "with --fresh.",
-        ),
-    ] = None,
     at: At = "last",
     device: Device = "auto",
     name: Annotated[
@@ -41,13 +33,11 @@ def embed(
         int | None,
         typer.Option(min=1, help="Positions that are read at a time.", show_default="16384"),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start the overlay over, or overwrite the file.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start the overlay over.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a vector of every record with a trained model: an overlay of the store, or a file."""
+    """Make a vector of every record with a trained model: an overlay of the store."""
     from tokmill.inference import embed as module
     from tokmill.inference.vectors import BATCH_TOKENS
 
@@ -57,7 +47,6 @@ def embed(
         pool=cast(Any, pool),
         at=at,
         name=name,
-        npy=npy,
         device=device,
         batch_tokens=batch_tokens or BATCH_TOKENS,
         fresh=fresh,
@@ -68,5 +57,5 @@ def embed(
     if as_json:
         print_json(found)
         return
-    place = found.file or f"{store}: overlay {found.overlay}"
+    place = f"{store}: overlay {found.overlay}"
     print(f"{place}: {found.records:,} vectors of {found.width:,}, step {found.step:,}")

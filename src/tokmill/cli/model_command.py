@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tokmill.base.errors import UsageError
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, RunFolder
 from tokmill.terminal.output import print_json, say
 
-FILES = (".pth", ".safetensors", ".pt")
-"""Suffixes of single files of weights."""
+FILE = ".pt"
+"""Suffix of a single file of weights."""
 
 
 def import_(
@@ -21,8 +20,8 @@ def import_(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A folder as transformers writes it, a .pth or .safetensors file of RWKV-7, or "
-            "a BERT of TensorFlow: its folder or bert_model.ckpt.",
+            help="A folder as transformers writes it, or a BERT of TensorFlow: its folder or "
+            "bert_model.ckpt.",
         ),
     ],
     out: Annotated[
@@ -43,31 +42,15 @@ def import_(
     length: Annotated[
         int, typer.Option(help="Positions that the run sees; 0: the model's own, at most 4096.")
     ] = 0,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify/--no-verify", help="Check the checksums of a checkpoint of TensorFlow."
-        ),
-    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Make a run of a public checkpoint (GPT-2, Llama, BERT, ModernBERT, RWKV-7, …)."""
+    """Make a run of a public checkpoint (GPT-2, Llama, BERT, DistilBERT)."""
     from tokmill.training.runs.tensorflow.find_bundle import is_tensorflow
 
     if is_tensorflow(checkpoint):
         from tokmill.training.runs.tensorflow.google_bert_run import import_bert
 
-        run = import_bert(checkpoint, out, tokenizer=tokenizer, length=length, verify=verify)
-    elif not verify:
-        raise UsageError(
-            "--no-verify is only for checkpoints of TensorFlow",
-            where=str(checkpoint),
-            hint="leave it out",
-        )
-    elif checkpoint.is_file() or (checkpoint.suffix in FILES and not checkpoint.is_dir()):
-        from tokmill.training.runs.weight_files import import_file
-
-        run = import_file(checkpoint, out, tokenizer=tokenizer, length=length)
+        run = import_bert(checkpoint, out, tokenizer=tokenizer, length=length)
     else:
         from tokmill.training.runs.exchange import import_model
 
@@ -89,25 +72,22 @@ def export(
             "-o",
             "--out",
             metavar="FOLDER|FILE",
-            help="A new folder; or a file: .pth and .safetensors with RWKV-7's official names, .pt "
-            "with the run's own (any run).",
+            help="A new folder; or a .pt file with the names of the run's own tensors (any run).",
         ),
     ],
     at: At = "last",
     as_json: AsJson = False,
 ) -> None:
-    """Write the model of a run as a checkpoint that transformers or RWKV's programs read."""
-    if out.suffix in FILES:
-        from tokmill.training.runs.weight_files import export_file
+    """Write the model of a run as a checkpoint of transformers, or its weights as a .pt file."""
+    from tokmill.training.runs import exchange
 
-        file = export_file(run, out, at=at)
+    if out.suffix == FILE:
+        file = exchange.export_file(run, out, at=at)
         if as_json:
             print_json({"file": str(file)})
         else:
             say(f"{file}: the weights of {run}")
         return
-    from tokmill.training.runs import exchange
-
     folder = exchange.export_model(run, out, at=at)
     if as_json:
         print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})

@@ -128,7 +128,7 @@ def _training_keys(only: list[str]) -> list[dict[str, Any]]:
 
     `only`: kinds that replace all others of their table.
     """
-    from tokmill.training.recipe import kinds as module
+    from tokmill.training.recipe import config as module
 
     known = [kind for table in module.KINDS.values() for kind in table]
     if wrong := [kind for kind in only if kind not in known]:

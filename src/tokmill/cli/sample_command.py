@@ -32,14 +32,10 @@ def _sample(
         str,
         typer.Option(
             metavar="FILE",
-            help="Many prompts: one per line, or JSON Lines (.jsonl); - reads stdin. If the run "
-            "has no tokenizer, lines are ids.",
+            help="Many prompts, one per line; - reads stdin. If the run has no tokenizer, lines "
+            "are ids.",
         ),
     ] = "",
-    jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="Read --prompts as JSON Lines, whatever its name.")
-    ] = False,
-    field: Annotated[str, typer.Option(help="Key of the prompt in JSON Lines.")] = "prompt",
     chat: Annotated[
         str, typer.Option(help="Message of a user to answer, written with the chat template.")
     ] = "",
@@ -73,8 +69,6 @@ def _sample(
     is_chat = bool(chat or messages)
     if chat_template and not is_chat:
         raise UsageError("--chat-template needs messages", hint="--chat TEXT, or --messages FILE")
-    if jsonl and not prompts:
-        raise UsageError("--jsonl needs --prompts FILE", hint="name a file, or -")
     from tokmill.inference import sample as module
     from tokmill.training.runs import run as training
 
@@ -85,7 +79,7 @@ def _sample(
     bare = not all(facts.schema[name].vocab in facts.vocabularies for name in facts.columns)
     from tokmill.inference import prompts as reading
 
-    file: Any = reading.Prompts(prompts, jsonl, as_ids=bare, key=field) if prompts else None
+    file: Any = reading.Prompts(prompts, as_ids=bare) if prompts else None
     from tokmill.inference.coders import parse_ids
 
     single: Any = parse_ids(ids) if ids else prompt

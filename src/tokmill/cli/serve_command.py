@@ -19,7 +19,7 @@ def serve(
     pool: Annotated[
         str,
         typer.Option(
-            metavar="auto|mean|last|attention",
+            metavar="auto|mean|last|signature",
             help="How hidden states become a vector; auto: as the run was trained, else mean.",
         ),
     ] = "auto",

@@ -168,7 +168,7 @@ def _train(
     if as_json:
         print_json({"run": str(result.path), **result.metrics, "step": result.step})
         return
-    shown_keys = ("loss", "val_loss", "val_loss_ema", "val_perplexity", "val_bits_per_byte")
+    shown_keys = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte")
     found = result.metrics
     shown = [f"{key} {human_metric(found[key])}" for key in shown_keys if key in found]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")

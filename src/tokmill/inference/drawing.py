@@ -23,15 +23,13 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "temperature": (lambda x: 0 <= x <= MOST, "from 0 to 1e300", "0 takes the likeliest id"),
     "top_k": (lambda x: x >= 0, "from 0", "0 draws from all"),
     "top_p": (lambda x: 0 < x <= 1, "above 0 and up to 1", "1 draws from all"),
-    "min_p": (lambda x: 0 <= x <= 1, "from 0 to 1", "0 draws from all"),
-    "repetition_penalty": (lambda x: 0.01 <= x <= 100, "from 0.01 to 100", "1 changes nothing"),
     "seed": (lambda x: x >= 0, "from 0", "such as 1"),
 }
 """Option → test of its value, the range in words, and a hint. NaN passes no test."""
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
-    """How an id is chosen, in this order: penalty, temperature, top_k, top_p, min_p."""
+    """How an id is chosen, in this order: temperature, top_k, top_p."""
 
     temperature: float = 0.8
     """Divides the logits; 0, or less than a millionth, takes the likeliest id. Among equally likely
@@ -40,12 +38,6 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     """Draw from the k likeliest ids, of equal ones the lowest first; 0: from all."""
     top_p: float = 1.0
     """Draw from the fewest ids whose probabilities add up to this (Holtzman et al. 2020)."""
-    min_p: float = 0.0
-    """Draw from ids at least this times as likely as the likeliest (Nguyen et al.
-    2024)."""
-    repetition_penalty: float = 1.0
-    """Factor against ids that are in the row already: logits above 0 are divided by it, others are
-    multiplied (Keskar et al. 2019)."""
     seed: int = 0
     """Seed of the draws; each row's random numbers depend on it and on the number of the row."""
 

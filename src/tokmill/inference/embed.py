@@ -1,9 +1,7 @@
-"""`tokmill embed`: a vector per record from a run's hidden states, as an overlay or an .npy
-file."""
+"""`tokmill embed`: a vector per record from a run's hidden states, as an overlay."""
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import sys
@@ -17,8 +15,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
-from tokmill.base.files import machine_errors, make_folder, sha256_file, write_file
+from tokmill.base.errors import MachineError, UsageError
+from tokmill.base.files import machine_errors, make_folder, sha256_file
 from tokmill.base.progress import Progress
 from tokmill.builds.build import run as build
 from tokmill.builds.execution.resources import Amount
@@ -35,8 +33,7 @@ from tokmill.store.schema import Array, Column, Records
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
-from tokmill.training.engines.devices.device import keep_freed_memory, pick_device
-from tokmill.training.engines.devices.precision import Precision
+from tokmill.training.engines.devices.device import Precision, keep_freed_memory, pick_device
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import (
     affix_notes,
@@ -60,9 +57,6 @@ class Embedded(msgspec.Struct, frozen=True):
 
     store: str
     overlay: str
-    """Name of the overlay; "" if a file was written."""
-    file: str
-    """The .npy file; "" if an overlay was written."""
     records: int
     width: int
     empty: int
@@ -81,7 +75,6 @@ def embed(
     pool: Pool | Literal["auto"] = "auto",
     at: str = "",
     name: str = "",
-    npy: Path | str | None = None,
     device: str = "auto",
     batch_tokens: int = BATCH_TOKENS,
     fresh: bool = False,
@@ -92,29 +85,22 @@ def embed(
     Args:
         run: folder of a run.
         store: folder of a finished store with the run's vocabularies.
-        pool: mean; last; or attention, a mean weighted by softmax(q · h / sqrt(D)), where q is the
-            query that the run has learned, else the record's last hidden state; auto: as the run
-            was trained (`Task.pool_of`), else mean.
-        at: which weights (`weights_at`): "", "last", "best", "average" or a step.
+        pool: mean; last; signature; auto: as the run was trained (`Task.pool_of`), else mean.
+        at: which weights (`weights_at`): "", "last", "best" or a step.
         name: of the overlay; by default pooling and digest of the model.
-        npy: write this file, float32 (records, D), and no overlay.
         device: cpu, cuda, or auto.
         batch_tokens: positions that are read at a time; changes vectors only by rounding.
-        fresh: make an existing overlay again from the beginning, or overwrite a file.
+        fresh: make an existing overlay again from the beginning.
         quiet: show no progress.
 
     Raises:
-        TokmillError: there are no such weights, the file exists, the store is not finished, a
-            shard is damaged, or its ids have another meaning than the run's.
-        UsageError: an option is unknown, `name` is given with `npy`, or `npy` cannot be a file.
-        Interrupted: it was stopped; the same call continues an overlay.
+        TokmillError: there are no such weights, the store is not finished, a shard is damaged, or
+            its ids have another meaning than the run's.
+        UsageError: an option is unknown.
+        Interrupted: it was stopped; the same call continues it.
     """
     if pool != "auto":
         check_pool(pool)
-    if npy is not None and name:
-        raise UsageError("--npy writes no overlay, so it takes no name", hint="leave --name out")
-    if npy is not None:
-        check_target(Path(npy), fresh)
     config = EmbedConfig(
         run=str(run), pool=pool, at=at, name=name, device=device, batch_tokens=batch_tokens
     )
@@ -124,28 +110,24 @@ def embed(
     asked = facts.measures.continues and not quiet
     for note in affix_notes(facts, source.base) if asked else ():
         print(f"note: {note}", file=sys.stderr)
-    done = 0 if npy is not None or fresh else source.tokens_done(folder)
+    done = 0 if fresh else source.tokens_done(folder)
     total = source.base.tokens
     with Progress("embed", total, unit="tokens", done=done, quiet=quiet) as bar:
         token = _bar.set(bar)
         try:
-            if npy is not None:
-                empty = write_npy(source, Path(npy))
-            else:
-                options = msgspec.to_builtins(config)
-                made = BuildRecipe(source="embed", inputs=(str(store),), options=options)
-                # yes: if the store has grown, its overlay is extended without a question.
-                how = How(amount=Amount(workers=0), fresh=fresh, yes=True, quiet=True)
-                empty = build(made, how).manifest.notes.get(EMPTY, 0)
+            options = msgspec.to_builtins(config)
+            made = BuildRecipe(source="embed", inputs=(str(store),), options=options)
+            # yes: if the store has grown, its overlay is extended without a question.
+            how = How(amount=Amount(workers=0), fresh=fresh, yes=True, quiet=True)
+            empty = build(made, how).manifest.notes.get(EMPTY, 0)
         finally:
             _bar.reset(token)
-    if npy is None and not fresh and done == total and not quiet:
+    if not fresh and done == total and not quiet:
         print("all vectors exist already: there was nothing to do", file=sys.stderr)
     assert isinstance(source.overlay, Overlay)
     return Embedded(
         store=str(store),
-        overlay="" if npy is not None else folder.name,
-        file="" if npy is None else str(npy),
+        overlay=folder.name,
         records=len(source.base),
         width=source.schema[COLUMN].width,
         empty=empty,
@@ -161,7 +143,7 @@ class EmbedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     pool: Pool | Literal["auto"] = "auto"
     """How hidden states become one vector; auto: as the run was trained, else mean."""
     at: str = ""
-    """The weights: best, average, a step, or last."""
+    """The weights: best, a step, or last."""
     name: str = ""
     """Name of the overlay; by default pooling and digest of the model."""
     device: str = "auto"
@@ -196,7 +178,7 @@ class EmbedSource(OverlaySource):
         self.reads = {name: vector.store.content for name, vector in read.items()}
         width = self.model.width
         self.schema = {COLUMN: Column("f4", per="record", width=width)}
-        self.check_columns("`--npy FILE` writes vectors outside of the store")
+        self.check_columns("`build overlay` gives the column another name")
         about = {"model": self.model.digest, "step": self.model.step}
         about |= {"pool": self.model.pool, "width": width}
         self.overlay = Overlay(base=self.base.fingerprint, about=about)
@@ -224,7 +206,9 @@ class EmbedSource(OverlaySource):
         number, _ = self.place(item)
         digest.update(self.base.shards[number].sha256.encode())
         scratch = make_folder(self.folder(self.config, [str(self.base.path)]) / "cache")
-        vectors = self.empty(number, scratch)
+        # Mapped from a temporary file, because it may be larger than the memory.
+        shape = (self.base.shards[number].records, self.model.width)
+        vectors = scratch_array(scratch, shape)
         none = np.zeros(0, np.int64)
         for _ in self.fill(number, vectors):
             # No record is complete before all are, but a time limit can end the shard here.
@@ -234,13 +218,6 @@ class EmbedSource(OverlaySource):
             if empty := int(np.count_nonzero(np.diff(batch.offsets) == 0)):
                 batch.notes = {EMPTY: empty}
             yield batch
-
-    def empty(self, number: int, scratch: Path) -> Array:
-        """Return an array for the vectors of one shard's records, (records, D) float32.
-
-        It is mapped from a temporary file in `scratch`, because it may be larger than the memory.
-        """
-        return scratch_array(scratch, (self.base.shards[number].records, self.model.width))
 
     def fill(self, number: int, vectors: Array) -> Iterator[None]:
         """Fill the vectors of one shard's records; yields after each batch of them.
@@ -358,59 +335,3 @@ def scratch_array(folder: Path, shape: tuple[int, int]) -> Array:
         # A full disk is an error now; a later write to a sparse file would end in a signal.
         os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])
         return np.memmap(file, np.float32, "r+", shape=shape)
-
-
-def check_target(path: Path, fresh: bool) -> None:
-    """Refuse a path to which no .npy file can be written, before hours of work.
-
-    Raises `TokmillError` for an existing file unless `fresh`, else `UsageError`.
-    """
-    if path.suffix != ".npy":
-        raise UsageError(
-            "vectors are written to an .npy file", where=str(path), hint="--npy vectors.npy"
-        )
-    with machine_errors("read", path):
-        has_folder, is_folder, exists = path.parent.is_dir(), path.is_dir(), path.exists()
-    if not has_folder:
-        raise UsageError("there is no such folder", where=str(path.parent), hint="make it first")
-    if is_folder:
-        raise UsageError("it is a folder", where=str(path), hint="name another file")
-    if exists and not fresh:
-        raise TokmillError(
-            "the file exists already",
-            where=str(path),
-            hint="name another file, or overwrite it with --fresh",
-        )
-
-
-def write_npy(source: EmbedSource, path: Path) -> int:
-    """Write all vectors to a file, atomically; return the number of records without tokens.
-
-    Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-    """
-    base, empty = source.base, 0
-    head = io.BytesIO()
-    shape = (len(base), source.model.width)
-    np.lib.format.write_array_header_1_0(
-        head, {"descr": "<f4", "fortran_order": False, "shape": shape}
-    )
-
-    def chunks() -> Iterator[bytes | memoryview]:
-        nonlocal empty
-        yield head.getvalue()
-        for number in range(len(base.shards)):
-            empty += int(np.count_nonzero(np.diff(base.shard(number)["offsets"]) == 0))
-            vectors = source.empty(number, path.parent)
-            for _ in source.fill(number, vectors):
-                pass
-            yield np.ascontiguousarray(vectors, "<f4").reshape(-1).view(np.uint8).data
-
-    try:
-        write_file(path, chunks())
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "it was interrupted, and no file was written",
-            where=str(path),
-            hint="without --npy it writes an overlay, which can be continued",
-        ) from None
-    return empty

@@ -15,8 +15,7 @@ from tokmill.inference.coders import Coder, load_coder
 from tokmill.inference.embed import EmbedConfig, known_model, load_known
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, groups
 from tokmill.store.schema import Array
-from tokmill.training.engines.devices.device import pick_device
-from tokmill.training.engines.devices.precision import Precision
+from tokmill.training.engines.devices.device import Precision, pick_device
 
 Ids = dict[str, Array]
 """Column → the ids of one sequence."""

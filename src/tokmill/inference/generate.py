@@ -85,7 +85,6 @@ def continue_rows(
     place = {row.prompt: number for number, row in enumerate(distinct)}
     reader = reading(task)
     numbers = [how.numbers(row.prompt, row.sample) for row in alive]
-    seen = {name: Seen.of(alive, name, task, how) for name in names}
     with threads_for(task, len(alive)):
         hidden = reader.begin([row.ids for row in distinct])
         if len(distinct) < len(alive):
@@ -94,9 +93,7 @@ def continue_rows(
             hidden = hidden[copies.to(hidden.device)]
         for count in range(1, tokens + 1):
             chosen = {
-                name: choose(
-                    logits_of(task, hidden, name)[:, : sizes[name]], how, numbers, seen[name].mask
-                )
+                name: choose(logits_of(task, hidden, name)[:, : sizes[name]], how, numbers)
                 for name in names
             }
             values = {name: ids.tolist() for name, ids in chosen.items()}
@@ -120,9 +117,6 @@ def continue_rows(
                 numbers = [numbers[number] for number in kept]
                 here = which.to(hidden.device)
                 chosen = {name: ids[here] for name, ids in chosen.items()}
-                seen = {name: one.keep(here) for name, one in seen.items()}
-            for name, ids in chosen.items():
-                seen[name].add(ids)
             hidden = reader.next({name: ids[:, None] for name, ids in chosen.items()})
     if size := window(task):
         for row in rows:
@@ -135,31 +129,6 @@ def logits_of(task: Task, hidden: Tensor, name: str) -> Tensor:
     """Return the logits (B, V) of a column from hidden states (B, D)."""
     weight = task.head(name)
     return product_for(hidden, weight)(hidden, weight)
-
-
-class Seen:
-    """Which ids of a column each row has; empty unless they are penalised."""
-
-    def __init__(self, mask: Tensor | None) -> None:
-        self.mask = mask
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], name: str, task: Task, how: Drawing) -> Seen:
-        """Return the ids in the prompts of rows."""
-        if how.repetition_penalty == 1:
-            return cls(None)
-        mask = torch.zeros(len(rows), task.sizes[name], dtype=torch.bool)
-        for number, row in enumerate(rows):
-            mask[number, torch.tensor(row.ids[name], dtype=torch.long)] = True
-        return cls(mask.to(next(task.parameters()).device))
-
-    def add(self, ids: Tensor) -> None:
-        """Add an id to each row; ids: (B,)."""
-        if self.mask is not None:
-            self.mask.scatter_(1, ids[:, None], True)
-
-    def keep(self, rows: Tensor) -> Seen:
-        return Seen(None if self.mask is None else self.mask[rows])
 
 
 @contextlib.contextmanager
@@ -176,16 +145,11 @@ def threads_for(task: Task, rows: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def choose(logits: Tensor, how: Drawing, numbers: Sequence[Numbers], seen: Tensor | None) -> Tensor:
+def choose(logits: Tensor, how: Drawing, numbers: Sequence[Numbers]) -> Tensor:
     """Return an id for each row, int64 (B,), from logits (B, V).
 
-    `seen`: bool (B, V), the ids that a row has already; None: without a penalty. Raises
-    `TokmillError` if a logit is not a number.
+    Raises `TokmillError` if a logit is not a number.
     """
-    if seen is not None:
-        penalty = float(how.repetition_penalty)
-        penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
-        logits = torch.where(seen[:, : logits.shape[-1]], penalised, logits)
     # The first of equal logits; NaN counts as the highest.
     likeliest = first_highest(logits)
     highest = logits.gather(-1, likeliest)
@@ -203,8 +167,6 @@ def choose(logits: Tensor, how: Drawing, numbers: Sequence[Numbers], seen: Tenso
         shares = weights / weights.sum(-1, keepdim=True)
         before = shares.cumsum(-1) - shares
         weights[before >= max(how.top_p - ROUNDING, ROUNDING)] = 0
-    if how.min_p:
-        weights[weights < how.min_p] = 0
     sums = weights.cumsum(-1)
     at = torch.tensor([[row.take()] for row in numbers], dtype=torch.float64) * sums[:, -1:]
     # After the last possible id the sums stay equal; rounding must not select an id there.

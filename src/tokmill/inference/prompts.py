@@ -1,4 +1,4 @@
-"""Prompts from a file: a text in each line, or JSON Lines."""
+"""Prompts from a file, one in each line."""
 
 from __future__ import annotations
 
@@ -6,33 +6,23 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any
 
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import UsageError
 from tokmill.base.files import machine_errors
-from tokmill.base.headers import loads_json
 from tokmill.inference.coders import parse_ids
 
 LONGEST = 1 << 24
 """Largest line in bytes: a file without line ends is not a list of prompts."""
-JSON_SUFFIXES = (".jsonl", ".ndjson")
 
 
 @dataclass
 class Prompts:
-    """The prompts of a file, in its order.
-
-    A line of a text file is a prompt; with `as_ids` it has ids such as 1,2,3. A line of JSON Lines
-    (by the suffix, or `as_json`) is a string, a list of ids, or an object with one of these under
-    `key`.
-    """
+    """The prompts of a file, in its order: texts, or with `as_ids` ids such as 1,2,3."""
 
     path: str
     """Path of the file; - is stdin."""
-    as_json: bool = False
     as_ids: bool = False
-    key: str = "prompt"
     blank: int = field(default=0, init=False)
     """Number of blank lines so far, which are skipped."""
     taken: list[Any] = field(default_factory=list, init=False)
@@ -40,7 +30,6 @@ class Prompts:
 
     def __iter__(self) -> Iterator[str | list[int]]:
         """Yield text or ids; raises `UsageError` for a line that has neither."""
-        json = self.as_json or Path(self.path).suffix in JSON_SUFFIXES
         with self._open() as file:
             number = 0
             while line := file.readline(LONGEST + 1):
@@ -63,9 +52,7 @@ class Prompts:
                 if not text.strip():
                     self.blank += 1
                     continue
-                prompt = self._of_json(text, where) if json else text
-                if self.as_ids and isinstance(prompt, str):
-                    prompt = parse_ids(prompt, where)
+                prompt = parse_ids(text, where) if self.as_ids else text
                 self.taken.append(prompt)
                 yield prompt
 
@@ -74,30 +61,3 @@ class Prompts:
             return contextlib.nullcontext(sys.stdin.buffer)
         with machine_errors("read", self.path):
             return open(self.path, "rb")
-
-    def _of_json(self, text: str, where: str) -> str | list[int]:
-        try:
-            value = loads_json(text)
-        except ValueError as error:
-            raise UsageError(
-                f"the line is not JSON: {error}",
-                where=where,
-                hint="for lines of plain text, leave --jsonl out and use another suffix",
-            ) from None
-        if isinstance(value, dict):
-            if self.key not in value:
-                keys = ", ".join(map(repr, value)) or "none"
-                raise UsageError(
-                    f"the object has no key {self.key!r}; its keys: {keys[:200]}",
-                    where=where,
-                    hint=f"name it with --field; {nearest(self.key, value)}",
-                )
-            value = value[self.key]
-        ids = isinstance(value, list) and all(type(number) is int for number in value)
-        if not isinstance(value, str) and not (ids and value):
-            raise UsageError(
-                "a prompt is a text or a list of ids",
-                where=where,
-                hint='such as {"prompt": "The function"}',
-            )
-        return value

@@ -60,8 +60,6 @@ def generate(
     temperature: float = DEFAULT.temperature,
     top_k: int = DEFAULT.top_k,
     top_p: float = DEFAULT.top_p,
-    min_p: float = DEFAULT.min_p,
-    repetition_penalty: float = DEFAULT.repetition_penalty,
     seed: int = DEFAULT.seed,
     stop: Sequence[str] = (),
     end_ids: Sequence[int] = (),
@@ -86,12 +84,12 @@ def generate(
             records; an empty text is what begins a record. An iterator is read lazily.
         tokens: largest number of new ids of each; the end of a document ends it earlier.
         samples: continuations of each prompt.
-        temperature, top_k, top_p, min_p, repetition_penalty, seed: how an id is drawn (`Drawing`).
+        temperature, top_k, top_p, seed: how an id is drawn (`Drawing`).
         stop: texts that end a continuation; only for runs on text.
         end_ids: further ids that end a continuation, as the end of the document does.
         batch: rows in a batch.
         device: cpu, cuda, or auto: cuda where there is one.
-        at: the weights: "best", "average", a step, or "last".
+        at: the weights: "best", a step, or "last".
 
     Raises:
         UsageError: an option is out of its range, or a prompt cannot be read.
@@ -101,8 +99,6 @@ def generate(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
         seed=seed,
     )
     how.check()

@@ -5,7 +5,7 @@ Shapes: B rows, T positions, D width of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ from torch import Tensor
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.models.model import Recurrent, Tensors, take_rows
 from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import AttentionPooling, Pool, Segment, of_sets, pool_segments
+from tokmill.models.pooling import Pool, Segment, of_sets, pool_segments
 from tokmill.store.schema import Array
 from tokmill.store.shards.gather import Spans
 from tokmill.store.store import Store
 from tokmill.tasks.hidden.framing import is_framed
 from tokmill.tasks.task import Task, borders
-from tokmill.training.engines.devices.precision import Precision
+from tokmill.training.engines.devices.device import Precision
 
 BATCH_TOKENS = 16_384
 """Positions that are read at a time."""
@@ -34,8 +34,6 @@ class Vectors:
     Records are sorted by length and read in groups of at most `batch_tokens` positions, or one by
     one if they are longer; up to rounding, vectors do not depend on this.
 
-    With pool = "attention" the query is the one that the task has learned, if it has an
-    `AttentionPooling`. Otherwise it is the record's last state, and longer records are read twice.
     Records without the special tokens with which the task was trained (`Task.frame`) get them
     around each segment; the pooling leaves those out. Columns that a task makes, such as `segment`,
     are 0 everywhere, or as the store has them.
@@ -57,8 +55,6 @@ class Vectors:
         self.width = task.model.dim
         self.frame: Mapping[str, tuple[int, int]] = {}
         """Column → the special tokens around records; known of a store."""
-        learned = [module for module in task.modules() if isinstance(module, AttentionPooling)]
-        self.query: Tensor | None = learned[0].query.detach() if learned else None
 
     def fill(self, store: Store, number: int, vectors: Array) -> Iterator[int]:
         """Fill the vectors of a shard's records, (records, D) float32; of empty records with 0.
@@ -98,14 +94,8 @@ class Vectors:
         if self.pool == "signature":
             before()
             return self.signature(columns, lengths)
-        # Rows of a single segment are read once, even if their states are used twice.
-        one = [*self.segments(columns, lengths, before)] if lengths[0] <= self.held else None
         like = torch.empty(len(lengths), self.width, device=self.precision.device)
-
-        def read() -> Iterable[Segment]:
-            return one or self.segments(columns, lengths, before)
-
-        return pool_segments(read, like, self.pool, self.query)
+        return pool_segments(self.segments(columns, lengths, before), like, self.pool)
 
     def signature(self, columns: dict[str, Array], lengths: Array) -> Tensor:
         """Return the vectors of rows that a model of sets makes itself."""

@@ -1,4 +1,4 @@
-"""From hidden states to predictions: ids of columns, a class for each row, numbers for each row.
+"""From hidden states to predictions: ids of columns, a class for each row.
 
 Names of tensors carry their shape: B rows, T positions, D width of the model, V ids of a column,
 C classes. `…` stands for any axes.
@@ -10,7 +10,7 @@ If only some positions are predicted, as in masked language modelling, select th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Transform(nn.Module):
 
     @classmethod
     def of(cls, model: Model) -> Self:
-        """Return one in the style of a model, as those of BERT, DistilBERT and ModernBERT are."""
+        """Return one in the style of a model, as those of BERT and DistilBERT are."""
         style = getattr(model, "config", None)
         return cls(
             model.dim,
@@ -129,20 +129,19 @@ class Heads(nn.Module):
 
 
 class Pooler(nn.Module):
-    """A row's first hidden state, through a linear map and tanh (BERT) or ReLU (DistilBERT).
+    """A row's first hidden state, through a linear map and tanh.
 
     It belongs to the head that reads it: weights that no loss reaches are refused by DDP.
     """
 
-    def __init__(self, dim: int, activation: Literal["tanh", "relu"] = "tanh") -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
         self.linear = Linear(dim, dim)
-        self.activation = torch.tanh if activation == "tanh" else torch.relu
         init_linear(self.linear)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return (B, D) from the hidden states of rows."""
-        y_BD: Tensor = self.activation(self.linear(hidden_BTD[:, 0]))
+        y_BD: Tensor = torch.tanh(self.linear(hidden_BTD[:, 0]))
         return y_BD
 
 
@@ -163,26 +162,6 @@ class Classes(nn.Module):
         """Return the summed cross-entropy in nats; labels int64, -1 where there is none."""
         logits_BC = self(vectors_BD).float()
         return F.cross_entropy(logits_BC, labels_B, ignore_index=-1, reduction="sum")
-
-
-class Numbers(nn.Module):
-    """One or several numbers for each row, from one vector for each row."""
-
-    def __init__(self, dim: int, numbers: int = 1, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.dropout, self.linear = nn.Dropout(dropout), Linear(dim, numbers)
-        init_linear(self.linear)
-
-    def forward(self, vectors_BD: Tensor) -> Tensor:
-        """Return the numbers (B, C)."""
-        numbers_BC: Tensor = self.linear(self.dropout(vectors_BD))
-        return numbers_BC
-
-    def loss(self, vectors_BD: Tensor, targets_BC: Tensor) -> Tensor:
-        """Return the summed squared error; a target that is NaN does not count."""
-        known_BC = ~targets_BC.isnan()
-        error_BC: Tensor = self(vectors_BD).float() - targets_BC.nan_to_num()
-        return (error_BC.square() * known_BC).sum()
 
 
 def init_linear(layer: nn.Linear) -> None:

@@ -30,8 +30,7 @@ from tokmill.store.manifest import encode, read_json
 from tokmill.store.store import Store
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.engines.engine import Engine
-from tokmill.training.loader import Micro
-from tokmill.training.not_finite import PartLoss
+from tokmill.training.loader import Micro, PartLoss
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.session import Session
 

@@ -37,16 +37,6 @@ def label_column(store: Store, name: str) -> Column:
     return column
 
 
-def check_numbers(store: Store, name: str) -> None:
-    """Refuse a label column of fractions that all are NaN, which means: no label."""
-    if label_column(store, name).dtype.startswith("f") and name not in store.manifest.ranges:
-        raise UsageError(
-            f"no record has a finite number in the column {name!r}",
-            where=str(store.path),
-            hint="`tokmill inspect STORE` shows it; --set task.column names another",
-        )
-
-
 def classes_of(store: Store, name: str) -> tuple[str, ...]:
     """Return the names of the classes of a column, by number.
 
@@ -58,7 +48,7 @@ def classes_of(store: Store, name: str) -> tuple[str, ...]:
         raise UsageError(
             f"the column {name!r} holds fractions, not classes",
             where=str(store.path),
-            hint='--set task.target="number" learns the numbers themselves',
+            hint="number the classes from 0",
         )
     if column.vocab in store.vocabularies:
         return _names(store, column.vocab)
@@ -68,7 +58,7 @@ def classes_of(store: Store, name: str) -> tuple[str, ...]:
             f"the column {name!r} holds numbers from {low:g} to {high:g}; classes are 0 to at most "
             f"{MOST_CLASSES - 1:,}",
             where=str(store.path),
-            hint='number the classes from 0, or --set task.target="number"',
+            hint="number the classes from 0",
         )
     return tuple(str(number) for number in range(int(high) + 1))
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
-from tokmill.feed.feed import Batch, id_counts
+from tokmill.feed.feed import id_counts
 from tokmill.models.model_inputs import Inputs
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.measures import Measures
 
 MOST_CLASSES = 10_000
 """Largest number of classes of a label column."""
+
+
+class Measures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts about a task's metrics, and what its model can be used for."""
+
+    loss: str = ""
+    """Unit of the loss, such as "nats a token"; empty: no useful unit."""
+    higher: tuple[str, ...] = ()
+    """Metrics for which higher is better. For others lower is, unless their names say otherwise."""
+    continues: bool = False
+    """Whether rows can be continued: `tokmill sample`."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +54,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The same of those after it; of an imported run only those of its template."""
     ends: dict[str, tuple[int, ...]] = {}
     """Columns → all ids that end a text, of an imported run that names some."""
-    public: dict[str, str | None] = {}
-    """Keys of the config.json of an imported run that its export writes again."""
 
 
 def store_inputs(facts: Facts) -> Inputs:
@@ -81,16 +87,3 @@ def column_sizes(store: Store) -> dict[str, int]:
 
 SEGMENT = "segment"
 """A made column with 2 ids: 0 in the first span of a pair and at padding, 1 in the second span."""
-
-
-def joined(batch: Batch) -> Batch:
-    """Return rows of pairs (`feed.entries.Pairs`) with both documents joined, and a `SEGMENT`.
-
-    Both are then one document, so that the model sees them together.
-    """
-    segment = np.maximum(batch.document, 0).astype(np.int64)
-    return dataclasses.replace(
-        batch,
-        columns={**batch.columns, SEGMENT: segment},
-        document=np.minimum(batch.document, 0),
-    )

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import typer
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-At = Annotated[
-    str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
-]
+At = Annotated[str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

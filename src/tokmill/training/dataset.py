@@ -1,23 +1,19 @@
-"""Stores in other people's training loops: a torch Dataset, and batches in our own order.
+"""Stores in other people's training loops: a torch Dataset.
 
-Both learn the same targets as the task next_token (`targets_of`).
+It learns the same targets as the task next_token (`targets_of`).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.prefetch import prefetch
 from tokmill.feed.feed import Feed
 from tokmill.store.mask import LOSS, check_mask_of
 from tokmill.store.store import Store
@@ -28,8 +24,6 @@ from tokmill.tasks.task_rows import RowKind, check_cut, cut_rows
 
 IGNORED = -100
 """The label of a token that is not learned: torch's cross-entropy ignores it by default."""
-AHEAD = 2
-"""Batches that are made ahead."""
 
 
 class TokenDataset(Dataset[dict[str, Any]]):
@@ -125,82 +119,6 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, store=Store(*state["store"]))
         self._feed = self._make_feed()
-
-
-def batches(
-    store: Store | Path | str,
-    length: int,
-    batch_size: int,
-    *,
-    rows: RowKind = "windows",
-    seed: int = 0,
-    start_step: int = 0,
-    rank: int = 0,
-    world: int = 1,
-    device: torch.device | str = "cpu",
-    column: str = "",
-    ignore_index: int = IGNORED,
-    with_positions: bool = False,
-) -> Generator[tuple[Any, ...], None, None]:
-    """Return the batches (x, y) that `tokmill train` would learn from, step after step, endlessly.
-
-    x and y are int64, (batch_size / world, length) each, on the device; y is the next token of each
-    position, and -100 where nothing is learned. Of several columns x and y are dicts by names. A
-    batch depends on the step alone: a loop that stopped before step s goes on with `start_step=s`.
-    A thread makes the next ones ahead; closing the generator ends it.
-
-    Args:
-        store: a store or its folder. An unfinished one has to be given as a `Store`.
-        length: positions of a row, which reads one token more.
-        batch_size: rows a step, over all processes.
-        rows: as of `TokenDataset`.
-        seed: of the order of the rows.
-        start_step: the first step.
-        rank: which process this is.
-        world: how many processes there are.
-        device: where the tensors go; to CUDA from pinned memory, without waiting.
-        column: as of `TokenDataset`.
-        ignore_index: what stands in y where nothing is learned.
-        with_positions: yield (x, y, position): how far each token is from its document's first.
-
-    Raises:
-        TokmillError: the store cannot be read, is not complete, or holds nothing.
-        UsageError: rows or shares of these numbers cannot be cut.
-    """
-    check_cut(rows, length, 0)
-    if start_step < 0 or not 0 <= rank < world:
-        raise UsageError(
-            f"there is no step {start_step} of process {rank} of {world}",
-            hint="steps and processes are counted from 0",
-        )
-    source = opened(store)
-    columns, read = read_columns(source, column)
-    ends = ends_of(roles_of(source, columns[:1]))
-    feed = Feed(cut_rows(source, rows, length + 1, seed=seed), batch_size, seed=seed, columns=read)
-    feed.rows_of(start_step, rank, world)  # refuses now what would fail at the first step
-    place = torch.device(device)
-
-    def make() -> Iterator[list[Any]]:
-        if place.type == "cuda":
-            torch.cuda.set_device(place)  # of this thread: pinning opens the current device
-        for step in itertools.count(start_step):
-            batch = feed.batch(step, rank, world)
-            targets = targets_of(batch, columns, nothing_to_learn(batch, ends), ignore_index)
-            tokens = {name: batch.columns[name][:, :-1].astype(np.int64) for name in columns}
-            parts = [alone(tokens), alone(targets)]
-            if with_positions:
-                parts.append(positions(batch.document[:, :-1]))
-            tensors = [each(torch.from_numpy, part) for part in parts]
-            if place.type == "cuda":
-                tensors = [each(Tensor.pin_memory, part) for part in tensors]
-            yield tensors
-
-    def moved() -> Generator[tuple[Any, ...], None, None]:
-        with closing(prefetch(make(), AHEAD)) as made:
-            for tensors in made:
-                yield tuple(each(lambda one: one.to(place, non_blocking=True), x) for x in tensors)
-
-    return moved()
 
 
 def alone(columns: dict[str, Any]) -> Any:

@@ -21,10 +21,8 @@ from tokmill.tasks.task import Task, to_tensors
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.breakdown import Breakdown, Groups, unigram
 from tokmill.training.data import cut_notes, open_to_evaluate, overlay_notes
-from tokmill.training.engines.devices.device import moved, pick_device
-from tokmill.training.engines.devices.precision import Precision
-from tokmill.training.engines.reduce import add
-from tokmill.training.engines.single import Single
+from tokmill.training.engines.devices.device import Precision, moved, pick_device
+from tokmill.training.engines.engine import Engine, add
 from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import OptimConfig, TrainConfig
 from tokmill.training.runs.run import affix_notes, load_task, read_run
@@ -48,7 +46,7 @@ def evaluate(
     Args:
         run: folder of a run.
         store: folder of a store with the run's vocabulary.
-        at: which weights (`weights_at`): "", "last", "best", "average" or a step.
+        at: which weights (`weights_at`): "", "last", "best" or a step.
         rows: evenly spaced rows that are taken; 0: all, every token once.
         batch: rows at a time; 0: as many as in a step of the run.
         device: cpu, cuda, or auto.
@@ -93,7 +91,7 @@ def evaluate(
         else:
             refuse_by(by, config)
             # Measured as in the training loop.
-            engine = Single(replace(config.run, device=str(place), compile=False))
+            engine = Engine(replace(config.run, device=str(place)))
             engine.prepare(task, OptimConfig())
             found, targets = validation.measure(task, engine, config.run.micro_tokens)
     if not math.isfinite(found["loss"]):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tokmill.base.prefetch import prefetch
 from tokmill.feed.feed import Batch, Feed
@@ -17,6 +18,8 @@ from tokmill.tasks.task import Task, to_tensors
 
 STEP = 16
 """Rows are trimmed to a multiple of this length: there are few shapes, so few kernels are made."""
+PartLoss = tuple[Array, Tensor]
+"""The entry of each row of a micro-batch (a number within the process's share); its summed loss."""
 
 
 class Micro(NamedTuple):
@@ -31,7 +34,7 @@ class Loader:
     """The prepared batches of `steps`, for one process of `world`, cut into micro-batches.
 
     A batch is a pure function of the step, so there is nothing to save: a resumed run starts a
-    loader at its step. Use it in a `with` block, which ends the thread; `trim` as `micro_batches`.
+    loader at its step. Use it in a `with` block, which ends the thread.
     """
 
     def __init__(
@@ -45,12 +48,10 @@ class Loader:
         micro_tokens: int,
         device: torch.device,
         ahead: int = 2,
-        trim: bool = True,
     ) -> None:
         self._feed, self._task = feed, task
         self._steps, self._rank, self._world = steps, rank, world
         self._micro_tokens, self._device, self._ahead = micro_tokens, device, ahead
-        self._trim = trim
 
     def __enter__(self) -> Loader:
         self._batches = prefetch(self._make(), self._ahead)
@@ -71,7 +72,7 @@ class Loader:
     def _make(self) -> Iterator[tuple[list[Micro], int]]:
         for step in self._steps:
             batch = self._task.prepare(self._feed.batch(step, self._rank, self._world))
-            parts = micro_batches(batch, self._micro_tokens, trim=self._trim)
+            parts = micro_batches(batch, self._micro_tokens)
             yield [to_micro(part, self._device) for part in parts], self._task.count(batch)
 
 
@@ -80,16 +81,16 @@ def to_micro(part: Batch, device: torch.device) -> Micro:
     return Micro(part.entry, to_tensors(part, device))
 
 
-def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[Batch]:
+def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
     """Cut a prepared batch into parts of at most `tokens` positions.
 
-    A part has whole entries, at least one. With `trim`, entries are ordered by their longest row,
-    the longest first, and a part is as long as its longest row without padding, rounded up to a
-    multiple of `STEP`: so little padding is computed.
+    A part has whole entries, at least one. Entries are ordered by their longest row, the longest
+    first, and a part is as long as its longest row without padding, rounded up to a multiple of
+    `STEP`: so little padding is computed.
     """
     length = batch.document.shape[1]
     lengths = np.full(len(batch), length)
-    if trim and (batch.document[:, -1] < 0).any():
+    if (batch.document[:, -1] < 0).any():
         filled = np.count_nonzero(batch.document >= 0, axis=1).clip(min=1)
         lengths = np.minimum(-(-filled // STEP) * STEP, length)
     even = bool((lengths == length).all())

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tokmill.base.errors import TokmillError
 from tokmill.base.progress import Progress
+from tokmill.feed.feed import Feed
 from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.data import cut_notes, entries_a_step, make_feed
-from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.reduce import most
+from tokmill.training.engines.engine import Engine, most
 from tokmill.training.launch import place
-from tokmill.training.loader import Loader, evened
-from tokmill.training.not_finite import PartLoss, not_finite
+from tokmill.training.loader import Loader, PartLoss, evened
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import task_type
 from tokmill.training.session import Session
@@ -82,7 +84,6 @@ class RowLoop:
             micro_tokens=run.micro_tokens,
             device=engine.device,
             ahead=run.prefetch,
-            trim=not run.compile,  # each shape would be compiled for itself
         )
         with ShardCheck(watched) as self.shards:
             with self.loader:
@@ -110,3 +111,48 @@ class RowLoop:
             validation = replace(self.validation, bar=bar)
             found = validation.measure(self.task, self.engine, self.config.run.micro_tokens)[0]
         return {**found, "rows": self.validation.size}
+
+
+def not_finite(
+    feed: Feed,
+    task: Task,
+    engine: Engine,
+    step: int,
+    norm: float,
+    losses: Sequence[PartLoss],
+    where: str,
+) -> TokmillError:
+    """Return the error of a step whose loss or gradient is not finite; every process calls this.
+
+    It names the micro-batches whose loss is not finite, with their rows. If all losses are finite,
+    it names all rows, and the weights whose gradients are not finite. `step`: the number of steps
+    that are done; metrics and the message count from 1. `losses`: of this process.
+    """
+    # The first process reports, so it needs the results of all: for each row the number of its
+    # micro-batch, if the loss of that is not finite.
+    flags = np.zeros((engine.world, feed.batch_size // engine.world))
+    for number, (entries, loss) in enumerate(losses, 1):
+        if not math.isfinite(loss.item()):
+            flags[engine.rank, entries] = number
+    flags = np.asarray(engine.total(flags.ravel().tolist())).reshape(flags.shape).astype(np.int64)
+    named = []
+    for rank, found in enumerate(flags):
+        rows_of_all = feed.rows_of(step, rank, engine.world)
+        for part in np.unique(found[found > 0]).tolist():
+            process = f"process {rank}, " if engine.world > 1 else ""
+            which = f"micro-batch {part} of {len(losses)}, " if len(losses) > 1 else ""
+            some = feed.describe(*(values[found == part] for values in rows_of_all))
+            named.append(process + which + some)
+    what = "the loss is not finite"
+    if not named:
+        names = engine.bad_gradients()
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        through = f", through that of {names[0]}{more}" if names else ""
+        what = f"every loss is finite, but the gradient's norm is {norm}{through}"
+        named = [feed.describe(*feed.rows_of(step))]
+    return TokmillError(
+        f"step {step + 1}: {what} ({'; '.join(named[:4])}{'; …' if len(named) > 4 else ''})",
+        where=where,
+        hint="a checkpoint holds the weights from before this step; a smaller optim.lr or a longer "
+        "optim.warmup helps most often: in a new run, which may begin --from this one",
+    )

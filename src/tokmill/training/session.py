@@ -27,27 +27,33 @@ from tokmill.base.progress import Progress, human_facts, human_metric, human_tim
 from tokmill.base.stop import Stop
 from tokmill.tasks.task import Task
 from tokmill.training.budget.memory import check_memory
-from tokmill.training.budget.meter import Meter, peak_flops
+from tokmill.training.budget.meter import Meter
 from tokmill.training.data import open_stores, with_epochs
-from tokmill.training.engines.choose_engine import make_engine
 from tokmill.training.engines.compared_step import compare_step
-from tokmill.training.engines.devices.rng import seed_random_states, set_torch_states, torch_states
-from tokmill.training.engines.engine import Engine
+from tokmill.training.engines.devices.device import (
+    seed_random_states,
+    set_torch_states,
+    torch_states,
+)
+from tokmill.training.engines.engine import Engine, add, make_engine, over_processes
 from tokmill.training.engines.optimisers.optim import learning_rate
-from tokmill.training.engines.reduce import add, over_processes
 from tokmill.training.launch import one_a_machine, place, resume_command
-from tokmill.training.loader import Micro
-from tokmill.training.not_finite import PartLoss
+from tokmill.training.loader import Micro, PartLoss
 from tokmill.training.recipe.check_recipe import notes, seconds
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs import run as runs
-from tokmill.training.runs.checkpoint import State, load_checkpoint, moves, save_checkpoint
-from tokmill.training.runs.intact import newest_whole
+from tokmill.training.runs.checkpoint import (
+    State,
+    load_checkpoint,
+    moves,
+    newest_whole,
+    save_checkpoint,
+)
 from tokmill.training.runs.run import Run
 from tokmill.training.runs.trackers import METRICS, Tracker, open_trackers
 from tokmill.training.runs.warm_start import start_facts, start_from
-from tokmill.training.runs.weights import AVERAGED, BEST, FINAL, drop_final, save_weights
+from tokmill.training.runs.weights import BEST, FINAL, drop_final, save_weights
 
 
 class Loop(Protocol):
@@ -202,7 +208,7 @@ class Session:
         """Do the steps that are left; then write a checkpoint and the final weights."""
         run, state, engine = self.config.run, self.state, self.engine
         flops = self.task.flops_per_token(self.task.length)
-        peak = peak_flops(run, engine.device) * engine.world
+        peak = run.peak_flops * engine.world
         self.meter = Meter(state, run.steps, flops, peak, self.loop.unit)
         self.loss, self.saved = math.nan, state.step or -1
         self.greet()
@@ -230,9 +236,6 @@ class Session:
                     self.evaluate()
                 if last or due(state.step, run.checkpoint_every):
                     self.save()
-        if self.engine.average:
-            with self.engine.averaged():
-                self.write(AVERAGED)
         self.write(FINAL)
 
     def greet(self) -> None:
@@ -265,12 +268,10 @@ class Session:
         all processes.
         """
         sums, losses = self.gradients(parts, 1 / max(total, 1))
-        skipped = self.engine.skipped
         self.norm = self.engine.step(self.lr)
         summed = over_processes(self.engine, sums)
         self.loss = summed["loss"] / max(total, 1)
-        overflowed = self.engine.skipped > skipped
-        if not (math.isfinite(self.loss) and (overflowed or math.isfinite(self.norm))):
+        if not (math.isfinite(self.loss) and math.isfinite(self.norm)):
             self.refuse(losses)
         self.changed = True
         return summed
@@ -302,21 +303,12 @@ class Session:
     def log_step(self) -> None:
         """Write the metrics of the last step."""
         report = self.task.report(self.sums, self.count) if self.count else {}
-        if self.config.run.precision == "fp16":
-            report["skipped_steps"] = self.engine.skipped
         self.log({**report, "lr": self.lr, "grad_norm": self.norm, **self.meter.report()})
 
     def evaluate(self) -> None:
-        """Measure the weights, and their average too; keep the best weights."""
+        """Measure the weights; keep the best ones."""
         with self.meter.aside():
-            quiet = self.quiet or self.engine.rank > 0
-            report = self.loop.measure(quiet)
-            if self.engine.average:
-                with self.engine.averaged():
-                    averaged = self.loop.measure(quiet)
-                report |= {
-                    f"{name}_ema": value for name, value in averaged.items() if name != "rows"
-                }
+            report = self.loop.measure(self.quiet or self.engine.rank > 0)
             self.log({f"val_{name}": value for name, value in report.items()})
             best = math.inf if self.state.best_loss is None else self.state.best_loss
             if self.config.run.best and report["loss"] < best:

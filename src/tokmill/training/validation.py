@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.data import columns_to_read, open_to_evaluate
 from tokmill.training.engines.compared_step import results_of_all
-from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.reduce import add, most, on_first, over_processes
+from tokmill.training.engines.engine import Engine, add, most, on_first, over_processes
 from tokmill.training.loader import evened, micro_batches, to_micro
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import check_store, check_vectors
@@ -37,8 +36,6 @@ class Validation:
     rows: int
     bytes_per_token: float
     """Bytes of input a token; 0: not known, as for tokens that a mask selects."""
-    trim: bool = True
-    """Whether padding is trimmed (`micro_batches`)."""
     bar: Progress | None = None
     """Counts this process's entries."""
 
@@ -102,7 +99,7 @@ class Validation:
         count = 0
         for batch in self.batches(task, engine.rank, engine.world):
             count += task.count(batch)
-            cut = micro_batches(batch, micro_tokens, trim=self.trim)
+            cut = micro_batches(batch, micro_tokens)
             parts = [to_micro(part, engine.device) for part in cut]
             # Processes may exchange data in a forward pass, so all must do equally many.
             tensors = [part.tensors for part in evened(task, parts, most(engine, len(parts)))]
@@ -173,5 +170,4 @@ def validation_of(config: TrainConfig, facts: Facts, task: Task) -> Validation |
         return None
     store = open_to_evaluate(config.data.val, config.data)
     rows = config.run.eval_rows
-    found = open_validation(store, facts, task, batch=config.data.batch, rows=rows)
-    return replace(found, trim=not config.run.compile)
+    return open_validation(store, facts, task, batch=config.data.batch, rows=rows)

@@ -255,7 +255,7 @@ def test_a_run_goes_on_to_the_same_weights(played: Played, tmp_path: Path) -> No
 def test_metrics_are_written_and_plotted(played: Played) -> None:
     assert losses(played.folder / "run", "val_loss")
     assert (played.folder / "loss.svg").read_text().count("<path") > 5
-    played.run('tokmill train lm/train --dry-run --set \'run.track=["wandb", "tensorboard"]\'')
+    played.run("tokmill train lm/train --dry-run --set 'run.track=[\"wandb\"]'")
     said = played.run("tokmill train lm/train --dry-run --set 'run.track=[\"wand\"]'", code=2)
     assert "wandb" in said
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 import tokmill
+from embedded import vectors_of
 from making import files_of, write_store
 from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference import embed as module
@@ -21,13 +21,11 @@ from tokmill.inference.embed import embed
 from tokmill.inference.vectors import Vectors, groups
 from tokmill.models.model import Recurrent, Tensors, take_rows
 from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import AttentionPooling
 from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.precision import Precision
 from tokmill.training.runs.run import load_task
 
 LENGTH = 8
@@ -101,7 +99,7 @@ def states(task: Task, record: dict[str, Any]) -> Tensor:
     return torch.cat([read({n: c[:, i : i + LENGTH] for n, c in columns.items()}) for i in cuts])
 
 
-def wanted(task: Task, store: Path, pool: str, query: Tensor | None = None) -> np.ndarray:
+def wanted(task: Task, store: Path, pool: str) -> np.ndarray:
     """The definition, one record after the other."""
     rows = []
     for record in Store(store):
@@ -109,48 +107,26 @@ def wanted(task: Task, store: Path, pool: str, query: Tensor | None = None) -> n
             rows.append(torch.zeros(task.model.dim))
             continue
         hidden = states(task, record)
-        if pool == "mean":
-            rows.append(hidden.mean(0))
-        elif pool == "last":
-            rows.append(hidden[-1])
-        else:
-            q = hidden[-1] if query is None else query
-            rows.append((hidden @ q / math.sqrt(len(q))).softmax(0) @ hidden)
+        rows.append(hidden.mean(0) if pool == "mean" else hidden[-1])
     return torch.stack(rows).detach().numpy()
 
 
 @pytest.mark.parametrize("kind", ["decoder", "rwkv7"])
-@pytest.mark.parametrize("pool", ["mean", "last", "attention"])
+@pytest.mark.parametrize("pool", ["mean", "last"])
 def test_vectors_are_those_of_the_definition(
-    kind: str, pool: Any, folder: Path, store: Path, tmp_path: Path
+    kind: str, pool: Any, folder: Path, store: Path
 ) -> None:
     vectors = wanted(load_task(folder / kind), store, pool)
     assert np.abs(vectors).max() > 0.1
     # One at a time, some, and all at once.
     for tokens in (1, 40, 16_384):
-        embed(folder / kind, store, pool=pool, npy=tmp_path / f"{tokens}.npy", batch_tokens=tokens)
-        found = np.load(tmp_path / f"{tokens}.npy")
+        found = vectors_of(folder / kind, store, pool=pool, batch_tokens=tokens)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, vectors, rtol=1e-4, atol=1e-5)
     assert not (store / "overlays").exists()
 
 
-def test_a_query_that_was_learned(folder: Path, store: Path) -> None:
-    task = load_task(folder / "decoder")
-    pooling = AttentionPooling(8)
-    torch.nn.init.normal_(pooling.query, std=3)
-    task.add_module("pooling", pooling)
-    made = Vectors(task, Precision("fp32", torch.device("cpu")), "attention", 40)
-    opened, found = Store(store), []
-    for number, entry in enumerate(opened.shards):
-        part = np.full((entry.records, 8), np.nan, np.float32)
-        assert sum(made.fill(opened, number, part)) == opened.shards[number].tokens
-        found.append(part)
-    reached = wanted(task, store, "attention", pooling.query)
-    np.testing.assert_allclose(np.concatenate(found), reached, rtol=1e-4, atol=1e-5)
-
-
-def test_an_overlay_of_vectors(folder: Path, store: Path, tmp_path: Path) -> None:
+def test_an_overlay_of_vectors(folder: Path, store: Path) -> None:
     before = files_of(store)
     found = embed(folder / "decoder", store)
     assert (found.records, found.width, found.empty, found.step) == (9, 8, 1, 3)
@@ -158,8 +134,8 @@ def test_an_overlay_of_vectors(folder: Path, store: Path, tmp_path: Path) -> Non
     opened = Store(store, [found.overlay])
     overlay = opened.overlays[found.overlay].manifest.overlay
     assert overlay.about == {"model": found.model, "step": 3, "pool": "mean", "width": 8}
-    embed(folder / "decoder", store, npy=tmp_path / "v.npy")
-    np.testing.assert_array_equal(opened.column("embedding"), np.load(tmp_path / "v.npy"))
+    exact = wanted(load_task(folder / "decoder"), store, "mean")
+    np.testing.assert_allclose(opened.column("embedding"), exact, rtol=1e-4, atol=1e-5)
     assert not opened.record(1)["embedding"].any()
     after = {n: data for n, data in files_of(store).items() if not n.startswith("overlays/")}
     assert after == before and validate(Store(store)).ok
@@ -239,14 +215,11 @@ def test_a_damaged_shard_has_no_vectors(folder: Path, store: Path, tmp_path: Pat
         assert "`tokmill build` makes it again" in error.value.hint
         # What was right before it stays, and nothing was committed of it.
         assert len(list((store / "overlays/x/shards").glob("*.json"))) == 2
-    with pytest.raises(TokmillError, match="sha256 differs"):
-        embed(folder / "decoder", store, npy=tmp_path / "v.npy")
-    assert not (tmp_path / "v.npy").exists()
     path.write_bytes(whole)
     embed(folder / "decoder", store, name="x")
     found = np.stack([record["embedding"] for record in Store(store, ["x"])])
-    right = embed(folder / "decoder", make_store(tmp_path / "r", SHARDS), npy=tmp_path / "v.npy")
-    assert right.records == 9 and np.array_equal(found, np.load(tmp_path / "v.npy"))
+    right = vectors_of(folder / "decoder", make_store(tmp_path / "r", SHARDS))
+    assert np.array_equal(found, right)
 
 
 def test_groups_waste_little() -> None:
@@ -276,10 +249,6 @@ def test_what_is_refused(folder: Path, store: Path, tmp_path: Path) -> None:
         embed(run, other)
     with pytest.raises(UsageError, match="pooled by 'max'"):
         embed(run, store, pool="max")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="takes no name"):
-        embed(run, store, npy=tmp_path / "v.npy", name="v")
-    with pytest.raises(UsageError, match="no such folder"):
-        embed(run, store, npy=tmp_path / "nowhere/v.npy")
     with pytest.raises(UsageError, match="batch_tokens: 0 is below 1"):
         embed(run, store, batch_tokens=0)
     with pytest.raises(TokmillError, match="no weights of step 77"):
@@ -293,38 +262,6 @@ def test_what_is_refused(folder: Path, store: Path, tmp_path: Path) -> None:
         embed(run, store, name="v", pool="last")
     assert "--fresh" in error.value.hint
     assert embed(run, store, name="v", pool="last", fresh=True).pool == "last"
-
-
-def test_a_file_is_there_whole_or_not_at_all(
-    folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "v.npy"
-    target.write_bytes(b"old")
-
-    def stopped(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Vectors, "fill", stopped)
-    with pytest.raises(Interrupted, match="no file was written"):
-        embed(folder / "decoder", store, npy=target, fresh=True)
-    assert target.read_bytes() == b"old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "v.npy"]
-
-
-def test_a_file_that_is_there_stays(folder: Path, store: Path, tmp_path: Path) -> None:
-    run, target = folder / "decoder", tmp_path / "v.npy"
-    target.write_bytes(b"hours of work")
-    with pytest.raises(TokmillError, match="exists already") as error:
-        embed(run, store, npy=target)
-    assert "--fresh" in error.value.hint and target.read_bytes() == b"hours of work"
-    assert embed(run, store, npy=target, fresh=True).file == str(target)
-    assert np.load(target).shape == (9, 8)
-    (tmp_path / "folder.npy").mkdir()
-    for name in ("", "v", "v.bin", "folder.npy"):
-        place = tmp_path / name if name else ""
-        with pytest.raises(UsageError, match=r"\.npy file|a folder") as refused:
-            embed(run, store, npy=place)
-        assert refused.value.hint
 
 
 def test_a_device_that_is_not_there_is_told_first(

@@ -24,18 +24,6 @@ def test_a_line_is_a_prompt(tmp_path: Path) -> None:
     assert found.blank == 2
 
 
-def test_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        '{"prompt": "a\\nb", "id": 7}\n\n"two"\n[1, 2]\n{"prompt": [3]}\n{"prompt": ""}\n'
-    )
-    found = Prompts(str(path))
-    assert list(found) == ["a\nb", "two", [1, 2], [3], ""] and found.blank == 1
-    other = tmp_path / "no-suffix"
-    other.write_text('{"q": "x"}\n')
-    assert list(Prompts(str(other), as_json=True, key="q")) == ["x"]
-
-
 def test_stdin_and_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b"1,2,3\n4 5\n"))
     monkeypatch.setattr(sys, "stdin", stdin)
@@ -46,15 +34,6 @@ def test_stdin_and_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "says"),
     [
         (b"\xff\n", "not UTF-8: byte 0 is 0xff"),
-        (b"{'prompt': 1}\n", "not JSON"),
-        (b"{" * 100_000, "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"promt": "x"}', "no key 'prompt'; its keys: 'promt'"),
-        (b"{}", "its keys: none"),
-        (b'{"prompt": 3}', "a text or a list of ids"),
-        (b'{"prompt": [1, true]}', "a text or a list of ids"),
-        (b'{"prompt": []}', "a text or a list of ids"),
-        (b"null", "a text or a list of ids"),
         (b"x" * 2000, "more than 1,000 bytes"),
     ],
 )
@@ -62,8 +41,8 @@ def test_a_wrong_line_is_named(
     tmp_path: Path, line: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompts, "LONGEST", 1000 if line == b"x" * 2000 else 1 << 20)
-    path = tmp_path / "prompts.jsonl"
-    path.write_bytes(b'"fine"\n' + line)
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"fine\n" + line)
     with pytest.raises(UsageError, match=says) as error:
         list(Prompts(str(path)))
     assert error.value.where == f"{path}:2" and error.value.hint
@@ -80,14 +59,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.txt"
     path.write_bytes(data)
-    for as_json in (False, True):
-        for as_ids in (False, True):
-            try:
-                found = list(Prompts(str(path), as_json=as_json, as_ids=as_ids))
-            except UsageError as error:
-                assert error.hint and error.where.startswith(f"{path}:")
-            else:
-                assert all(isinstance(one, list) or (one and not as_ids) for one in found if one)
+    for as_ids in (False, True):
+        try:
+            found = list(Prompts(str(path), as_ids=as_ids))
+        except UsageError as error:
+            assert error.hint and error.where.startswith(f"{path}:")
+        else:
+            assert all(isinstance(one, list) or (one and not as_ids) for one in found if one)
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,-2", "1.5", "١", "9" * 19, "1;2", ","])

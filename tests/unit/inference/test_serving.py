@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 
 import tokmill
+from embedded import vectors_of
 from making import quick_build
 from tokmill.inference import serving
-from tokmill.inference.embed import embed
 from tokmill.x86.graphs.graph_files import write_graph
 from x86_graphs import Block, graph_of
 
@@ -138,10 +138,7 @@ def server(run: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def wanted(run: Path, code_store: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    file = code_store.parent / "vectors.npy"
-    embed(run, code_store, npy=file)
-    found: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = np.load(file)
-    return found
+    return vectors_of(run, code_store)
 
 
 def close_to(found: object, wanted: object) -> bool:

@@ -19,7 +19,7 @@ from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.next_token import NextTokenConfig
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.precision import Precision
+from tokmill.training.engines.devices.device import Precision
 
 LENGTHS = [5, 0, 31, 8, 1, 9, 16, 17, 2]
 SIZES = {"token": 17, "kind": 5}

@@ -13,27 +13,21 @@ from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
 from tokmill.models.model import Tensors
-from tokmill.models.transformers import attention_ways
+from tokmill.models.transformers import attention as attention_module
 from tokmill.models.transformers.attention import (
     Attend,
     Attention,
-    attention,
-    causal_attention,
-    halves_from_pairs,
-    rope,
-    rotary,
-    rotate,
-)
-from tokmill.models.transformers.attention_ways import (
     Seen,
+    attention,
     attention_at,
     attention_by_document,
     attention_by_kernel,
+    causal_attention,
     document_attention,
     document_mask,
     has_kernel,
-    whole_borders,
-    windowed_attention,
+    rotary,
+    rotate,
 )
 from tokmill.tasks.task import borders, is_whole, positions, to_tensors
 
@@ -58,14 +52,6 @@ def qkv(document: np.ndarray, heads: int = 4, groups: int = 4, width: int = 8) -
 
 WAYS = ["whole", "mask", "by document"]
 CAUSAL = pytest.mark.parametrize("causal", [True, False], ids=["back", "both"])
-WINDOW = pytest.mark.parametrize("window", [0, 1, 4, 16, 30])
-"""To each side; documents have 6 to 18 positions, and a whole row 24."""
-
-
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let small rows have several parts too."""
-    monkeypatch.setattr(attention_ways, "LEAST_QUERIES", 5)
 
 
 def by_formula(q: Tensor, k: Tensor, v: Tensor, document: np.ndarray, seen: Seen) -> Tensor:
@@ -75,30 +61,27 @@ def by_formula(q: Tensor, k: Tensor, v: Tensor, document: np.ndarray, seen: Seen
     scores = scores / q.shape[-1] ** 0.5
     for row, i, j in np.ndindex(len(document), length, length):
         apart = document[row, i] != document[row, j] or (seen.causal and j > i)
-        if apart or (seen.window and abs(i - j) > seen.window):
+        if apart:
             scores[row, :, i, j] = -torch.inf
     return scores.softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
 @CAUSAL
-@WINDOW
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.usefixtures("small_parts")
 def test_all_ways_equal_the_formula(
-    way: str, dtype: torch.dtype, groups: int, window: int, causal: bool
+    way: str, dtype: torch.dtype, groups: int, causal: bool
 ) -> None:
     """Outputs and gradients, in rows that hold documents and padding or are one document."""
     document = DOCUMENTS[:1] * 0 if way == "whole" else DOCUMENTS
-    batch, seen = batch_of(document), Seen(causal, window)
+    batch, seen = batch_of(document), Seen(causal)
     if way == "mask":
         batch.cu_seqlens = None
     inputs = [x.detach().to(dtype).requires_grad_() for x in qkv(document, groups=groups)]
     attend = document_attention(batch, dtype, 8, seen)
     plain = causal_attention if causal else attention
-    functions = {"whole": windowed_attention if window else plain, "mask": attention,
-                 "by document": attention_by_document}  # fmt: skip
+    functions = {"whole": plain, "mask": attention, "by document": attention_by_document}
     assert getattr(attend, "func", attend) is functions[way]
     wide = [x.detach().double().requires_grad_() for x in inputs]
     found, expected = attend(*inputs), by_formula(*wide, document, seen)
@@ -116,12 +99,9 @@ def test_all_ways_equal_the_formula(
 
 
 @CAUSAL
-@WINDOW
 @pytest.mark.parametrize("whole", [True, False])
-def test_queries_of_some_positions_see_what_they_saw(
-    whole: bool, window: int, causal: bool
-) -> None:
-    document, seen = DOCUMENTS * 0 if whole else DOCUMENTS, Seen(causal, window)
+def test_queries_of_some_positions_see_what_they_saw(whole: bool, causal: bool) -> None:
+    document, seen = DOCUMENTS * 0 if whole else DOCUMENTS, Seen(causal)
     batch, (q, k, v) = batch_of(document), qkv(document)
     places = torch.tensor([[0, 5, 23], [9, -1, -1], [14, 15, 16]])
     row = torch.arange(3)[:, None]
@@ -136,15 +116,12 @@ def test_queries_of_some_positions_see_what_they_saw(
     reason="the kernel needs CUDA and an Ampere GPU or a newer one",
 )
 @CAUSAL
-@WINDOW
 @pytest.mark.parametrize("groups", [4, 2])
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_kernel_for_documents_equals_the_mask(
-    whole: bool, groups: int, window: int, causal: bool
-) -> None:
-    document, seen = DOCUMENTS * 0 if whole else DOCUMENTS, Seen(causal, window)
+def test_the_kernel_for_documents_equals_the_mask(groups: int, causal: bool) -> None:
+    document, seen = DOCUMENTS, Seen(causal)
     batch = batch_of(document)
-    borders = whole_borders(batch.document) if batch.cu_seqlens is None else batch.cu_seqlens
+    borders = batch.cu_seqlens
+    assert borders is not None
     inputs = [x.detach().cuda().bfloat16().requires_grad_() for x in qkv(document, groups=groups)]
     found = attention_by_kernel(*inputs, borders=borders.cuda(), seen=seen)
     expected = attention(*inputs, document_mask(batch.document.cuda(), seen))
@@ -177,21 +154,19 @@ def stand_in(
 
 
 @CAUSAL
-@WINDOW
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_kernel_is_asked_for_what_the_mask_allows(
-    whole: bool, window: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+    whole: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a GPU: its arguments, read as PyTorch documents them, give what the mask gives."""
     from torch.nn.attention import varlen
 
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
-    monkeypatch.setattr(attention_ways, "has_kernel", lambda *_: True)
-    document, seen = DOCUMENTS * 0 if whole else DOCUMENTS, Seen(causal, window)
+    monkeypatch.setattr(attention_module, "has_kernel", lambda *_: True)
+    document, seen = DOCUMENTS * 0 if whole else DOCUMENTS, Seen(causal)
     batch, inputs = batch_of(document), qkv(document, groups=2)
     attend = document_attention(batch, torch.bfloat16, 8, seen)
-    by_kernel = bool(window) or not whole
-    assert (getattr(attend, "func", attend) is attention_by_kernel) == by_kernel
+    assert (getattr(attend, "func", attend) is attention_by_kernel) == (not whole)
     expected = attention(*inputs, document_mask(batch.document, seen))
     torch.testing.assert_close(attend(*inputs), expected, atol=1e-6, rtol=1e-5)
 
@@ -216,23 +191,21 @@ def test_which_attention_is_chosen(causal: bool) -> None:
     assert not has_kernel(torch.device("cuda"), torch.bfloat16, 12)
 
 
-def dropping(way: str, window: int, causal: bool) -> tuple[np.ndarray, Attend]:
+def dropping(way: str, causal: bool) -> tuple[np.ndarray, Attend]:
     """The documents of a batch, and its attention that drops a quarter."""
     document = DOCUMENTS[:1] * 0 if way == "whole" else DOCUMENTS
     batch = batch_of(document)
     if way == "mask":
         batch.cu_seqlens = None
-    return document, document_attention(batch, torch.float32, 8, Seen(causal, window, 0.25))
+    return document, document_attention(batch, torch.float32, 8, Seen(causal, 0.25))
 
 
 @CAUSAL
-@pytest.mark.parametrize("window", [0, 4])
 @pytest.mark.parametrize("way", [*WAYS, "places"])
-@pytest.mark.usefixtures("small_parts")
-def test_probabilities_are_dropped_one_by_one(way: str, window: int, causal: bool) -> None:
+def test_probabilities_are_dropped_one_by_one(way: str, causal: bool) -> None:
     """Values that are unit vectors show the probabilities: 0, or grown by 1 / (1 - share)."""
-    document, attend = dropping(way, window, causal)
-    seen, (rows, length) = Seen(causal, window), document.shape
+    document, attend = dropping(way, causal)
+    seen, (rows, length) = Seen(causal), document.shape
     q, k, _ = qkv(document)
     eye = torch.eye(length).expand(rows, 4, length, length)
     plain = attention(q, k, eye, document_mask(torch.from_numpy(document), seen))
@@ -253,9 +226,9 @@ def test_probabilities_are_dropped_one_by_one(way: str, window: int, causal: boo
 
 def test_the_kernel_is_not_asked_to_drop(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot; the mask stands in for it."""
-    monkeypatch.setattr(attention_ways, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(attention_module, "has_kernel", lambda *_: True)
     batch = batch_of(DOCUMENTS)
-    for seen in (Seen(dropout=0.1), Seen(False, 4, 0.1)):
+    for seen in (Seen(dropout=0.1), Seen(False, 0.1)):
         attend = document_attention(batch, torch.bfloat16, 8, seen)
         assert isinstance(attend, partial) and attend.func is not attention_by_kernel
         assert attend.keywords.get("dropout", seen.dropout) == 0.1
@@ -271,86 +244,30 @@ def test_borders_and_positions() -> None:
     assert batch_of(document[1:]).cu_seqlens is None
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rotary_scores_depend_on_distance_alone(interleaved: bool) -> None:
+def turned_at(x: Tensor, position: int, theta: float = 10_000.0) -> Tensor:
+    return rotate(x, rotary(torch.tensor([position]), x.shape[-1], theta))
+
+
+def test_rotary_scores_depend_on_distance_alone() -> None:
     torch.manual_seed(0)
     query, keyed = torch.randn(1, 8), torch.randn(1, 8)
 
     def score(i: int, j: int) -> float:
-        turned = [
-            rope(x, torch.tensor([p]), interleaved=interleaved) for x, p in ((query, i), (keyed, j))
-        ]
-        return float((turned[0] * turned[1]).sum())
+        return float((turned_at(query, i) * turned_at(keyed, j)).sum())
 
     assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)
     assert score(7, 3) != pytest.approx(score(8, 3), abs=1e-4)
 
 
 def test_rotary_turns_pairs_by_the_written_angles() -> None:
-    x, position, theta = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([5]), 100.0
+    x = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     angles = 5 * torch.tensor([1.0, 100.0**-0.5])
     first, second = x[:, :2], x[:, 2:]
     turned = (
         first * angles.cos() - second * angles.sin(),
         second * angles.cos() + first * angles.sin(),
     )
-    torch.testing.assert_close(rope(x, position, theta), torch.cat(turned, -1))
-    pairs = torch.tensor([[1.0, 3.0, 2.0, 4.0]])
-    torch.testing.assert_close(
-        rope(pairs, position, theta, interleaved=True), torch.stack(turned, -1).flatten(-2)
-    )
-
-
-def test_weights_for_pairs_become_weights_for_halves() -> None:
-    torch.manual_seed(0)
-    x, place = torch.randn(5, 12), torch.arange(5)
-    weights = [torch.randn(2 * 6, 12) for _ in range(2)]
-
-    def scores(interleaved: bool, weights: list[Tensor]) -> Tensor:
-        q, k = (
-            rope((x @ w.t()).view(5, 2, 6).transpose(0, 1), place, interleaved=interleaved)
-            for w in weights
-        )
-        return q @ k.transpose(1, 2)
-
-    turned = [halves_from_pairs(weight, 2) for weight in weights]
-    torch.testing.assert_close(scores(True, weights), scores(False, turned), atol=1e-4, rtol=1e-4)
-
-
-def test_norms_of_queries_and_keys_by_their_formula() -> None:
-    """Each head's are divided by their root mean square, scaled, and turned after that."""
-    torch.manual_seed(0)
-    layer = Attention(12, 3, kv_heads=1, qk_norm=True, norm_eps=0.1).double()
-    assert layer.q_norm is not None and layer.k_norm is not None
-    for norm in (layer.q_norm, layer.k_norm):
-        torch.nn.init.normal_(norm.weight)
-    x, place = torch.randn(2, 7, 12, dtype=torch.float64), torch.arange(7)
-
-    def heads(part: str, count: int) -> Tensor:
-        made = (x @ layer.get_parameter(f"{part}.weight").T).view(2, 7, count, 4).transpose(1, 2)
-        if part != "v":
-            root = (made**2).mean(-1, keepdim=True).add(0.1).sqrt()
-            made = made / root * layer.get_parameter(f"{part}_norm.weight")
-            made = rope(made, place)
-        return made
-
-    q, k, v = heads("q", 3), heads("k", 1), heads("v", 1)
-    scores = (q @ k.transpose(-1, -2) / 2).masked_fill(place > place[:, None], -torch.inf)
-    expected = (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2) @ layer.o.weight.T
-    torch.testing.assert_close(layer(x, rotary(place, 4)), expected, atol=1e-6, rtol=1e-6)
-
-
-def test_norms_keep_the_type_under_autocast() -> None:
-    layer, x = Attention(16, 2, qk_norm=True), torch.randn(2, 7, 16)
-    seen: list[Tensor] = []
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        seen.extend((q, k, v))
-        return causal_attention(q, k, v)
-
-    with torch.autocast("cpu", torch.bfloat16):
-        layer(x, rotary(torch.arange(7), 8), attend)
-    assert {part.dtype for part in seen} == {torch.bfloat16}
+    torch.testing.assert_close(turned_at(x, 5, 100.0), torch.cat(turned, -1))
 
 
 def test_rotation_keeps_the_type_and_the_length() -> None:

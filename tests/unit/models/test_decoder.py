@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -176,23 +175,6 @@ def test_initial_weights_have_the_promised_spread(style: str) -> None:
             continue
         adds = name.endswith(("attention.o.weight", "feed_forward.down.weight"))
         assert parameter.std().item() == pytest.approx(0.02 / (4 if adds else 1), rel=0.05)
-
-
-def test_branches_that_begin_at_zero_add_nothing() -> None:
-    config = DecoderConfig(dim=16, layers=3, heads=2, init_zero=True, qk_norm=True)
-    torch.manual_seed(0)
-    model = Decoder(config, Inputs({"token": 11}))
-    torch.manual_seed(0)
-    usual = Decoder(msgspec.structs.replace(config, init_zero=False), Inputs({"token": 11}))
-    for (name, parameter), other in zip(model.named_parameters(), usual.parameters(), strict=True):
-        zero = name.endswith(("attention.o.weight", "feed_forward.down.weight"))
-        assert torch.equal(parameter, torch.zeros_like(other) if zero else other)
-    batch = tensors(np.arange(12)[None] % 11, np.zeros((1, 12)))
-    assert model.norm is not None
-    torch.testing.assert_close(model(batch), model.norm(model.fields(batch.columns)))
-    # They learn from the first step on all the same.
-    model(batch).square().sum().backward()
-    assert all((p.grad != 0).any() for n, p in model.named_parameters() if n.endswith("o.weight"))
 
 
 def test_parameters_have_the_documented_names() -> None:

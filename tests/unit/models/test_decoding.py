@@ -11,9 +11,9 @@ from torch import Tensor
 from tokmill.models.model import Tensors
 from tokmill.models.model_inputs import Inputs
 from tokmill.models.transformers import matmul
-from tokmill.models.transformers.attention import RopeScaling, halves_from_pairs
+from tokmill.models.transformers.attention import RopeScaling
 from tokmill.models.transformers.decoder import Decoder, DecoderConfig
-from tokmill.models.transformers.decoding import SLOTS, Decoding, in_pairs
+from tokmill.models.transformers.decoding import SLOTS, Decoding
 
 STYLES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -26,9 +26,6 @@ STYLES: dict[str, dict[str, Any]] = {
     },
     "rope with biases": {"bias": True, "norm": "layer", "activation": "gelu"},
     "swiglu with biases": {"bias": True, "kv_heads": 2},
-    "geglu": {"activation": "geglu"},
-    "norms of queries and keys": {"qk_norm": True, "kv_heads": 2, "norm_eps": 0.01},
-    "norms without a turn": {"qk_norm": True, "position": "learned", "context": 200},
     "columns added": {"columns": 2},
     "columns end to end": {"columns": 2, "join": "concat", "field_dim": 8},
 }  # fmt: skip
@@ -121,8 +118,3 @@ def test_many_wide_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = reader.next({"a": ids[:, 19:]})
     expected = whole(model, {"a": ids})
     torch.testing.assert_close(hidden, expected, atol=3e-5, rtol=0)
-
-
-def test_pairs_side_by_side_and_back() -> None:
-    weight = torch.randn(24, 5)
-    assert torch.equal(halves_from_pairs(in_pairs(weight, 3), 3), weight)

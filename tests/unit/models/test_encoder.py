@@ -12,19 +12,17 @@ from small_models import small_model
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch
 from tokmill.inference.read_rows import reading
-from tokmill.models.heads import Heads, Pooler, Transform
+from tokmill.models.heads import Pooler
 from tokmill.models.model import Tensors
 from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.attention_ways import document_attention
 from tokmill.models.transformers.encoder import Encoder, EncoderConfig
-from tokmill.models.transformers.modernbert import ModernBert, ModernBertConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 
 STYLES: dict[str, dict[str, Any]] = {
     "bert": {},
     "pre-norm": {"norm_place": "pre", "position": "rope", "activation": "swiglu", "bias": False},
-    "rms": {"norm": "rms", "norm_place": "pre", "embedding_norm": False, "qk_norm": True},
+    "rms": {"norm": "rms", "norm_place": "pre", "embedding_norm": False},
 }
 STYLE = pytest.mark.parametrize("style", STYLES)
 
@@ -48,17 +46,6 @@ def test_sizes_have_the_published_number_of_weights(name: str, weights: int) -> 
         pooler = Pooler(model.dim)
     found = sum(p.numel() for p in model.parameters())
     found += sum(p.numel() for p in pooler.parameters()) * bool(made)
-    assert found == weights
-
-
-@pytest.mark.parametrize(("name", "weights"), [("base", 149_655_232), ("large", 395_881_664)])
-def test_modernbert_has_the_published_number_of_weights(name: str, weights: int) -> None:
-    with torch.device("meta"):
-        config = ModernBertConfig(**ModernBertConfig.sizes[name])
-        model = ModernBert(config, Inputs({"token": 50_368}))
-        transform = Transform(model.dim, bias=False)
-        head = Heads(model, {"token": 50_368}, tied=True, bias=True, transform=transform)
-    found = sum(p.numel() for p in (*model.parameters(), *head.parameters()))
     assert found == weights
 
 
@@ -164,39 +151,8 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         (EncoderConfig(context=0), "model.context"),
         (EncoderConfig(attention_dropout=1.0), "model.attention_dropout"),
         (EncoderConfig(dropout=-0.1), "model.dropout"),
+        (EncoderConfig(dim=6, heads=2, position="rope"), "model.heads"),
     ):
         with pytest.raises(UsageError) as caught:
             Encoder(config, Inputs({"token": 3}))
         assert caught.value.where == where
-    for modern, where in (
-        (ModernBertConfig(window=7), "model.window"),
-        (ModernBertConfig(global_every=0), "model.global_every"),
-        (ModernBertConfig(dim=6, heads=2), "model.heads"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            ModernBert(modern, Inputs({"token": 3}))
-        assert caught.value.where == where
-
-
-def test_a_local_block_sees_its_window() -> None:
-    """By the gradient of what it adds to the stream."""
-    model = small_model("modernbert", {"token": 11}, layers=2, window=6, global_every=1)
-    assert model.windows == [0, 0]
-    model = small_model("modernbert", {"token": 11}, layers=2, window=6).double()
-    assert model.windows == [0, 3]
-    x = torch.randn(1, 20, 16, dtype=torch.float64, requires_grad=True)
-    batch = tensors(np.zeros((1, 20), np.int64), np.zeros((1, 20)))
-    attend = document_attention(batch, x.dtype, 4, model.seen()[3])
-    y = model.blocks[1](x, model.turn(batch, 3), attend)
-    for t in (0, 9, 19):
-        (gradient,) = torch.autograd.grad(y[0, t, 0], x, retain_graph=True)
-        reached = gradient[0].abs().sum(-1) > 0
-        assert reached.tolist() == [abs(t - i) <= 3 for i in range(20)]
-
-
-def test_flops_count_windows() -> None:
-    config = ModernBertConfig(dim=8, layers=3, heads=2, hidden=16, window=4)
-    model = ModernBert(config, Inputs({"token": 3}))
-    weights = 3 * (4 * 8 * 8 + 3 * 8 * 16)
-    assert model.flops_per_token(100) == 6 * weights + 12 * 8 * (100 + 5 + 5)
-    assert model.flops_per_token(3) == 6 * weights + 12 * 8 * 9

@@ -12,19 +12,16 @@ from torch import Tensor
 from tokmill.base.errors import TokmillError
 from tokmill.models.model_inputs import Inputs
 from tokmill.models.public.huggingface import architecture, public_of, read_config
-from tokmill.models.public.public_decoders import GPT2, Llama, Mistral, Qwen3
-from tokmill.models.public.public_modernbert import layer_types
+from tokmill.models.public.public_decoders import GPT2, Llama
 from tokmill.models.public.public_tensors import (
     GPT2_NAMES,
     LLAMA_NAMES,
-    QWEN3_NAMES,
     from_public,
     to_public,
 )
 from tokmill.models.transformers.attention import RopeScaling
 from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.models.transformers.encoder import EncoderConfig
-from tokmill.models.transformers.modernbert import ModernBertConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 GPT2_SMALL = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -36,31 +33,19 @@ LLAMA_SMALL = {
     "num_attention_heads": 2,
 }
 BERT_SMALL = {
-    "architectures": ["BertForSequenceClassification"],
+    "architectures": ["BertForMaskedLM"],
     "vocab_size": 9,
     "hidden_size": 8,
     "intermediate_size": 12,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "max_position_embeddings": 16,
-    "id2label": {"0": "same", "1": "other", "2": "none"},
-}
-MODERNBERT_SMALL = {
-    "architectures": ["ModernBertForMaskedLM"],
-    "vocab_size": 9,
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 16,
-    "local_attention": 4,
 }
 GPT2_LIKE = DecoderConfig(
     norm="layer", position="learned", activation="gelu_tanh", bias=True, context=16, dim=8,
     layers=2, heads=2, hidden=32,
 )  # fmt: skip
 LLAMA_LIKE = DecoderConfig(dim=8, layers=2, heads=2, hidden=24)
-QWEN3_LIKE = DecoderConfig(dim=8, layers=2, heads=2, hidden=24, qk_norm=True)
 
 GPT2_HEAD, LLAMA_HEAD = GPT2.heads["GPT2LMHeadModel"], Llama.heads["LlamaForCausalLM"]
 
@@ -122,25 +107,6 @@ def test_lowered_frequencies_go_there_and_back() -> None:
         read_config({**LLAMA_SMALL, "rope_scaling": scaling}, "")
 
 
-def test_mistral_without_window_is_a_llama() -> None:
-    config = {**LLAMA_SMALL, "architectures": ["MistralForCausalLM"], "num_attention_heads": 8}
-    config |= {"hidden_size": 32, "sliding_window": None}
-    public, decoder = read_config(config, "")
-    # 8 key heads and 131,072 positions are what an absent key means there.
-    assert isinstance(public, Mistral) and public.length == 131_072
-    assert (decoder.kv_heads, decoder.activation) == (8, "swiglu")
-
-
-def test_queries_and_keys_that_are_normed_are_qwen3() -> None:
-    public = public_of(QWEN3_LIKE, 5, tied=False, length=16)
-    assert isinstance(public, Qwen3) and public.to_config()["architectures"] == ["Qwen3ForCausalLM"]
-    _, decoder = read_config({**LLAMA_SMALL, "architectures": ["Qwen3ForCausalLM"]}, "")
-    # 32 key heads 128 wide are what absent keys mean there.
-    keys = {"num_key_value_heads": 2, "head_dim": 4, "architectures": ["Qwen3ForCausalLM"]}
-    _, decoder = read_config({**LLAMA_SMALL, **keys}, "")
-    assert decoder == msgspec.structs.replace(QWEN3_LIKE, norm_eps=1e-6, kv_heads=2, head_dim=4)
-
-
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
@@ -167,9 +133,6 @@ def test_queries_and_keys_that_are_normed_are_qwen3() -> None:
             "partial_rotary_factor = 0.5",
         ),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window = True"),
-        # An absent window is one of 4,096 there.
-        ({"model_type": "mistral"}, "sliding_window = 4096"),
     ],
 )
 def test_what_the_decoder_cannot_be_is_refused(keys: dict[str, Any], named: str) -> None:
@@ -182,6 +145,8 @@ def test_what_the_decoder_cannot_be_is_refused(keys: dict[str, Any], named: str)
     "keys",
     [
         {"model_type": "mamba"},
+        {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+        {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
         {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
         {"architectures": []},
     ],
@@ -212,7 +177,7 @@ def test_a_key_of_a_wrong_type_is_named() -> None:
         read_config({**GPT2_SMALL, "n_embd": "8"}, "")
 
 
-@pytest.mark.parametrize("decoder", [GPT2_LIKE, LLAMA_LIKE, QWEN3_LIKE])
+@pytest.mark.parametrize("decoder", [GPT2_LIKE, LLAMA_LIKE])
 def test_config_goes_there_and_back(decoder: DecoderConfig) -> None:
     public = public_of(decoder, 5, tied=False, length=16)
     again, config = read_config(public.to_config(), "")
@@ -229,7 +194,6 @@ def test_config_goes_there_and_back(decoder: DecoderConfig) -> None:
         ),
         ({"dim": 9, "head_dim": 4}, "LlamaForCausalLM with model.dim = 8"),
         ({"norm": "layer"}, "LlamaForCausalLM with model.norm = 'rms'"),
-        ({"qk_norm": True, "bias": True}, "Qwen3ForCausalLM with model.bias = False"),
     ],
 )
 def test_a_mixture_has_no_public_counterpart(keys: dict[str, Any], named: str) -> None:
@@ -263,7 +227,7 @@ def test_gpt2_fuses_and_transposes() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("config", "layout"),
-    [(GPT2_LIKE, GPT2_NAMES), (LLAMA_LIKE, LLAMA_NAMES), (QWEN3_LIKE, QWEN3_NAMES)],
+    [(GPT2_LIKE, GPT2_NAMES), (LLAMA_LIKE, LLAMA_NAMES)],
 )
 def test_tensors_go_there_and_back(config: DecoderConfig, layout: Any, tied: bool) -> None:
     head = GPT2_HEAD if layout is GPT2_NAMES else LLAMA_HEAD
@@ -326,34 +290,6 @@ def test_keys_of_bert() -> None:
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [
-        {"global_rope_theta": 5e5, "local_rope_theta": 50.0, "global_attn_every_n_layers": 2},
-        {
-            "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": 5e5},
-                "sliding_attention": {"rope_theta": 50.0},
-            },
-            "layer_types": layer_types(5, 2),
-        },
-    ],
-)
-def test_both_ways_to_write_what_is_local(keys: dict[str, Any]) -> None:
-    _, model = read_config(MODERNBERT_SMALL | keys, "")
-    assert model == ModernBertConfig(
-        dim=8, layers=5, heads=2, hidden=12, window=4, global_every=2, rope_theta=5e5,
-        local_theta=50.0,
-    )  # fmt: skip
-    assert read_config({"model_type": "modernbert"}, "")[1] == ModernBertConfig(
-        **ModernBertConfig.sizes["base"]
-    )
-    # Half of an odd window, rounded down, is on each side; without a base of its own it is one.
-    odd = read_config(MODERNBERT_SMALL | {"local_attention": 5, "local_rope_theta": None}, "")[1]
-    assert isinstance(odd, ModernBertConfig)
-    assert odd.window == 4 and odd.local_theta == odd.rope_theta == 160_000
-
-
-@pytest.mark.parametrize(
     ("keys", "named"),
     [
         ({"model_type": "bert", "position_embedding_type": "relative_key"}, "'relative_key'"),
@@ -362,17 +298,6 @@ def test_both_ways_to_write_what_is_local(keys: dict[str, Any]) -> None:
         ({"model_type": "bert", "is_decoder": True}, "is_decoder = True"),
         ({"model_type": "bert", "add_cross_attention": True}, "add_cross_attention = True"),
         ({"model_type": "distilbert", "activation": "relu"}, "activation = 'relu'"),
-        ({**MODERNBERT_SMALL, "mlp_bias": True}, "(False, False, True, False)"),
-        ({**MODERNBERT_SMALL, "decoder_bias": False}, "decoder_bias = False"),
-        ({**MODERNBERT_SMALL, "hidden_activation": "relu"}, "hidden_activation = 'relu'"),
-        ({**MODERNBERT_SMALL, "layer_types": ["full_attention"] * 2}, "layer_types = ["),
-        ({**MODERNBERT_SMALL, "layer_types": layer_types(6, 2)[1:]}, "layer_types = ["),
-        ({**MODERNBERT_SMALL, "global_attn_every_n_layers": 0}, "global_attn_every_n_layers = 0"),
-        (
-            {**MODERNBERT_SMALL, "rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
-            "rope_parameters.full_attention",
-        ),
-        ({**MODERNBERT_SMALL, "rope_scaling": {"type": "linear"}}, "rope_scaling"),
     ],
 )
 def test_what_no_encoder_can_be_is_refused(keys: dict[str, Any], named: str) -> None:
@@ -385,10 +310,8 @@ def test_what_no_encoder_can_be_is_refused(keys: dict[str, Any], named: str) -> 
     ("model", "task", "segments"),
     [
         (EncoderConfig(dim=8, heads=2), "sentence_pair", True),
-        (EncoderConfig(dim=8, heads=2, activation="gelu_tanh"), "classify", True),
+        (EncoderConfig(dim=8, heads=2, activation="gelu_tanh"), "masked", True),
         (EncoderConfig(dim=8, heads=2), "masked", False),
-        (ModernBertConfig(dim=8, heads=2), "masked", False),
-        (ModernBertConfig(dim=8, heads=2, bias=True, activation="swiglu"), "masked", False),
     ],
 )
 def test_config_of_encoders_goes_there_and_back(model: Any, task: str, segments: bool) -> None:
@@ -400,13 +323,6 @@ def test_config_of_encoders_goes_there_and_back(model: Any, task: str, segments:
     assert msgspec.structs.replace(config, **without) == msgspec.structs.replace(model, **without)
 
 
-def test_windows_that_are_not_there_are_said_by_the_blocks() -> None:
-    model = ModernBertConfig(dim=8, heads=2, window=0)
-    said = public_of(model, 5, tied=True, length=16, task="masked").to_config("masked")
-    assert set(said["layer_types"]) == {"full_attention"}
-    assert read_config(said, "")[1].window_of(1) == 0
-
-
 @pytest.mark.parametrize(
     ("model", "task", "segments", "hint"),
     [
@@ -414,9 +330,7 @@ def test_windows_that_are_not_there_are_said_by_the_blocks() -> None:
         (EncoderConfig(norm_eps=1e-5), "masked", False, "norm_eps = 1e-12"),
         (EncoderConfig(norm_eps=1e-5), "masked", False, "BertForMaskedLM with a segment of tokens"),
         (EncoderConfig(), "sentence_pair", False, "BertForPreTraining with a segment of tokens"),
-        (ModernBertConfig(qk_norm=True), "masked", False, "model.qk_norm = False"),
-        (ModernBertConfig(), "masked", True, "ModernBertForMaskedLM with no segment"),
-        (ModernBertConfig(), "classify", False, "-o F.pt"),
+        (EncoderConfig(), "classify", True, "-o F.pt"),
         (LLAMA_LIKE, "masked", False, "-o F.pt"),
     ],
 )

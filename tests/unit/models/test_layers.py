@@ -11,12 +11,10 @@ from torch.nn import functional as F
 
 from tokmill.models.transformers import layers, matmul
 from tokmill.models.transformers.layers import (
-    GATES,
-    Activation,
     FeedForward,
-    cross_entropy,
     cross_entropy_with_gradient_,
     linear_cross_entropy,
+    swiglu,
 )
 
 
@@ -127,9 +125,6 @@ def test_two_backward_passes_add_up() -> None:
 
 def test_logits_far_from_zero_do_not_overflow() -> None:
     logits = torch.tensor([[1000.0, 0.0, -1000.0], [-1000.0, -1000.0, -1000.0]])
-    assert cross_entropy(logits, torch.tensor([0, 1])) == pytest.approx(
-        torch.log(torch.tensor(3.0)).item() / 2
-    )
     loss = cross_entropy_with_gradient_(logits, torch.tensor([2, -1]))
     assert loss == 2000
     torch.testing.assert_close(logits, torch.tensor([[1.0, 0, -1], [0, 0, 0]]))
@@ -137,20 +132,16 @@ def test_logits_far_from_zero_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
-def test_the_gated_branch_is_its_formula(
-    activation: Activation, bias: bool, bfloat16: bool
-) -> None:
+def test_the_gated_branch_is_its_formula(bias: bool, bfloat16: bool) -> None:
     torch.manual_seed(0)
-    branch, x = FeedForward(8, 24, activation, bias=bias), torch.randn(2, 3, 8)
-    function = F.silu if activation == "swiglu" else F.gelu
+    branch, x = FeedForward(8, 24, bias=bias), torch.randn(2, 3, 8)
     with torch.autocast("cpu", torch.bfloat16) if bfloat16 else nullcontext():
         found = branch(x)
-        expected = branch.down(function(branch.gate(x)) * branch.up(x))
+        expected = branch.down(F.silu(branch.gate(x)) * branch.up(x))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     if not bias:
         weights = branch.gate.weight, branch.down.weight, branch.up.weight
-        torch.testing.assert_close(GATES[activation](x, *weights), branch(x), rtol=0, atol=0)
+        torch.testing.assert_close(swiglu(x, *weights), branch(x), rtol=0, atol=0)
 
 
 def test_highest_logits_are_pulled_to_zero() -> None:

@@ -1,4 +1,4 @@
-"""Classes and numbers of records: labels, metrics, sentences, and runs that begin from others."""
+"""Classes of records: labels, metrics, sentences, and runs that begin from others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 import tokmill
 import toy
-from entry_stores import labelled, lay, tuples_of
+from entry_stores import lay
 from making import here
 from source_cases import block_store
 from task_cases import ROLES, make_stores, recipe, special_store, walks
@@ -22,11 +22,10 @@ from tokmill.cli import main
 from tokmill.feed.feed import Feed
 from tokmill.store.store import Store
 from tokmill.tasks.classes import label_column
-from tokmill.tasks.classify import LABEL, class_metrics, pearson
+from tokmill.tasks.classify import LABEL, class_metrics
 from tokmill.training.evaluate import evaluate
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, read_run
-from toy import losses
 
 torch.set_num_threads(1)
 
@@ -108,34 +107,6 @@ def test_metrics_are_those_of_a_table() -> None:
     assert (metrics["count_a"], metrics["found_a"]) == (3, 4)
     two = class_metrics(found % 2, label % 2, ["no", "yes"])
     assert two["f1"] == two["f1_yes"] != two["f1_macro"]
-    assert pearson(np.asarray([1.0, 2.0, 3.0]), np.asarray([2.0, 4.0, np.nan])) == pytest.approx(1)
-    assert pearson(np.ones(3), np.arange(3.0)) == 0
-
-
-def test_numbers_are_learned(stores: Path, tmp_path: Path) -> None:
-    value = recipe(stores, "classify", steps=60, eval_every=0)
-    value["data"]["overlays"] = ["number"]
-    value["task"] |= {"target": "number", "column": "number", "pool": "mean"}
-    tokmill.train(value, tmp_path / "run", quiet=True)
-    found = losses(tmp_path / "run")
-    assert np.mean([found[s] for s in range(51, 61)]) < 0.6 * found[1]
-    assert losses(tmp_path / "run", "val_pearson")[60] > 0.5
-
-
-def test_pairs_named_by_columns(tmp_path: Path) -> None:
-    functions = labelled(tmp_path / "functions")
-    tuples_of(tmp_path / "tuples", functions)
-    value = toy.recipe(
-        tmp_path / "tuples",
-        4,
-        data={"overlays": ["entries", "others", "labels"]},
-        model={"kind": "encoder", "context": 32},
-        task={"kind": "classify", "column": "same", "sentences": ["anchor", "other"]},
-    )
-    tokmill.train(value, tmp_path / "run", quiet=True)
-    config, facts = read_run(tmp_path / "run")
-    assert facts.classes == {"same": ("0", "1")}
-    assert inputs_of(config, facts).made == {"segment": 2}
 
 
 def test_a_record_gets_its_frame_and_its_label(stores: Path) -> None:
@@ -169,7 +140,6 @@ def test_it_begins_from_masked_and_tells_what_begins_anew(
         ({"task": {"column": "labl"}}, "the label column 'labl' is not there"),
         ({"task": {"column": "token"}}, "does not have one number for each record"),
         ({"task": {"column": "number"}}, "holds fractions"),
-        ({"task": {"sentences": ["a"]}}, "a pair has two columns"),
         ({"task": {"dropout": 1.0}}, "at least 0 and below 1"),
         ({"task": {"length": 3}}, "no room for tokens"),
         ({"task": {"length": 0}}, "no room for tokens"),
@@ -193,30 +163,6 @@ def test_a_label_of_texts_is_told_how_to_become_numbers(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'program' does not have one number") as caught:
         label_column(blocks, "program")
     assert "docs/bert.md" in (caught.value.hint or "")
-
-
-def test_numbers_of_no_record_are_an_error(tmp_path: Path) -> None:
-    store = special_store(tmp_path / "a", walks(3))
-    for name, values in (("none", [np.nan] * 3), ("some", [np.nan, 2.0, np.nan])):
-        lay(store, name, {name: np.asarray(values, np.float32)})
-    value = recipe(tmp_path, "classify", steps=1, eval_every=0)
-    value["data"] = {"train": str(tmp_path / "a"), "overlays": ["none", "some"], "batch": 2}
-    value["task"] |= {"target": "number", "column": "none"}
-    with pytest.raises(UsageError, match="no record has a finite number in the column 'none'"):
-        tokmill.train(value, tmp_path / "run", quiet=True)
-    value["task"]["column"] = "some"
-    # Without labels they teach nothing, do not count, and are told.
-    value["data"] |= {"batch": 3, "val": str(tmp_path / "a")}
-    value["run"] |= {"eval_every": 1, "eval_rows": 0}
-    tokmill.train(value, tmp_path / "run", quiet=True)
-    assert losses(tmp_path / "run", "targets") == {1: 1}
-    assert losses(tmp_path / "run", "without_label") == {1: 2}
-    assert losses(tmp_path / "run", "val_without_label") == {1: 2}
-    lay(store, "large", {"large": np.asarray([1.0, np.inf, 2.0], np.float32)})
-    value["data"]["overlays"] = ["large"]
-    value["task"]["column"] = "large"
-    with pytest.raises(TokmillError, match="a record has an infinite label"):
-        tokmill.train(value, tmp_path / "large", quiet=True)
 
 
 def test_labels_outside_are_errors(tmp_path: Path) -> None:

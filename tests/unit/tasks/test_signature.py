@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import tokmill
 import toy
+from embedded import vectors_of
 from making import quick_build, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
@@ -142,9 +143,9 @@ def test_embed_makes_the_signatures_of_the_training(stores: Path, tmp_path: Path
     store = Store(stores / "sets-val", ["signatures"])
     assert validate(store).ok
     for tokens in (1, 300):
-        file = tmp_path / f"{tokens}.npy"
-        embed(tmp_path / "run", stores / "sets-val", npy=file, device="cpu", batch_tokens=tokens)
-        np.testing.assert_allclose(np.load(file), store.column("embedding"), atol=1e-5)
+        keys = {"device": "cpu", "batch_tokens": tokens}
+        found = vectors_of(tmp_path / "run", stores / "sets-val", **keys)
+        np.testing.assert_allclose(found, store.column("embedding"), atol=1e-5)
     task = load_task(tmp_path / "run")
     batch = batch_of(task, Store(stores / "sets-val", ["entries"]), 13)
     with torch.no_grad():
@@ -243,8 +244,8 @@ def test_an_interval_without_blocks(tmp_path: Path) -> None:
     (tmp_path / "odd").mkdir()
     references = written_in(tmp_path / "odd", {"blocks": reference_to(tmp_path / "blocks")})
     write_store(tmp_path / "odd", SCHEMA, [rows], references=references)
-    made = embed(tmp_path / "run", tmp_path / "odd", npy=tmp_path / "v.npy", device="cpu")
-    found = np.load(tmp_path / "v.npy")
+    made = embed(tmp_path / "run", tmp_path / "odd", device="cpu")
+    found = Store(tmp_path / "odd", [made.overlay]).column("embedding")
     assert made.empty == 1 and np.isfinite(found).all()
     assert found.any(1).tolist() == [False, True, False]
 

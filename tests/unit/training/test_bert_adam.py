@@ -160,7 +160,7 @@ def test_keys_and_what_is_refused() -> None:
             from_dict({"optim": {"kind": "bert_adam", **optim}})
     with pytest.raises(UsageError, match="stage 2") as caught:
         from_dict({"run": {"engine": "deepspeed"}, "optim": {"kind": "bert_adam"}})
-    assert "fsdp2" in caught.value.hint
+    assert "--engine ddp" in caught.value.hint
 
 
 def test_it_learns_and_goes_on_to_the_bit(store: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_it_learns_and_goes_on_to_the_bit(store: Path, tmp_path: Path) -> None:
 
 def in_two(store: Path, folder: Path) -> None:
     """Train on two engines, whole and in parts, in one of two processes."""
-    for engine in ("ddp", "fsdp2"):
+    for engine in ("ddp",):
         value = recipe(store, run={"engine": engine, "micro_tokens": 32})
         tokmill.train(value, folder / engine / "whole", quiet=True)
         with pytest.MonkeyPatch.context() as patch, pytest.raises((Interrupted, SystemExit)):
@@ -203,7 +203,7 @@ def test_several_processes_train_as_one_does(store: Path, tmp_path: Path) -> Non
     values(together(2, in_two, store, tmp_path))
     values(together(2, with_deepspeed, store, tmp_path))
     tokmill.train(recipe(store, run={"micro_tokens": 32}), tmp_path / "single", quiet=True)
-    for engine in ("ddp", "fsdp2", "deepspeed"):
+    for engine in ("ddp", "deepspeed"):
         found = losses(tmp_path / engine / "whole")
         assert found == pytest.approx(losses(tmp_path / "single"), abs=1e-5)
         if engine == "deepspeed":

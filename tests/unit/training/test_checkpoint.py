@@ -14,9 +14,8 @@ from tokmill.models.model_inputs import Inputs
 from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.manifest import encode
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
-from tokmill.training.engines.devices.rng import seed_for
+from tokmill.training.engines.devices.device import seed_for
 from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.single import Single
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from tokmill.training.runs.checkpoint import (
     State,
@@ -34,7 +33,7 @@ SIZES = {"token": 23}
 @pytest.fixture
 def engine() -> Engine:
     model = Decoder(DecoderConfig(dim=8, layers=1, heads=2), Inputs(SIZES))
-    engine = Single(RunConfig(device="cpu"))
+    engine = Engine(RunConfig(device="cpu"))
     engine.prepare(NextToken(NextTokenConfig(length=8), model, Inputs(SIZES)), OptimConfig())
     return engine
 
@@ -96,8 +95,8 @@ def test_what_moved_is_named(engine: Engine) -> None:
     assert moves(State(machine="abacus", engine="single"), engine) == (
         f" (was abacus, is {here}: equal up to rounding)"
     )
-    assert moves(State(machine=here, engine="fsdp2"), engine) == (
-        " (engine: fsdp2 then, single now: equal up to rounding)"
+    assert moves(State(machine=here, engine="ddp"), engine) == (
+        " (engine: ddp then, single now: equal up to rounding)"
     )
 
 

@@ -22,13 +22,13 @@ from tokmill.models.model import Tensors
 from tokmill.models.model_inputs import Inputs
 from tokmill.tasks.task import Task
 from tokmill.training.engines.compared_step import compare_step, order_of
-from tokmill.training.engines.single import Single
+from tokmill.training.engines.engine import Engine
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 
 torch.set_num_threads(1)
-ENGINES = ["ddp", "fsdp2"]
+ENGINES = ["ddp"]
 if find_spec("deepspeed"):
     ENGINES += ["deepspeed-0", "deepspeed-2", "deepspeed-3"]
 LAST = "checkpoints/step-00000006"
@@ -139,12 +139,12 @@ def test_it_goes_on_in_one_process(runs: Path, store: Path, tmp_path: Path) -> N
     same_training(tmp_path / "run", runs / "single")
 
 
-def prepared(dropout: float) -> tuple[Single, Task]:
+def prepared(dropout: float) -> tuple[Engine, Task]:
     value = {"task": {"kind": "neighbours"}, "run": {"device": "cpu"}}
     value["model"] = {"dim": 16, "layers": 2, "heads": 2, "dropout": dropout}
     config = from_dict(value)
     task = make_task(config, Inputs({"token": 9}))
-    engine = Single(config.run)
+    engine = Engine(config.run)
     engine.prepare(task, config.optim)
     return engine, task
 

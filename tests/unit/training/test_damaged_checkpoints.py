@@ -15,11 +15,10 @@ import torch
 import tokmill
 from tokmill.base.errors import TokmillError
 from tokmill.store.manifest import read_json
-from tokmill.training.engines.devices.rng import RandomStates, random_states, set_random_states
+from tokmill.training.engines.devices.device import RandomStates, random_states, set_random_states
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate
-from tokmill.training.runs.checkpoint import digest_of
-from tokmill.training.runs.intact import check_checkpoint, find_whole
+from tokmill.training.runs.checkpoint import check_checkpoint, digest_of, find_whole
 from tokmill.training.runs.run import load_task
 from toy import recipe, weights
 

@@ -1,12 +1,9 @@
-"""Stores in other loops: items with labels that are not shifted, and batches by the step."""
+"""Stores in other loops: items with labels that are not shifted."""
 
 from __future__ import annotations
 
 import itertools
 import pickle
-import threading
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +15,12 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Sequential
 from making import TOKENS, rec, token_store, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.next_token import NextToken, NextTokenConfig, RowKind
-from tokmill.tasks.task import positions
-from tokmill.training.dataset import TokenDataset, batches
-from toy import SIZE, cycles, make_store
+from tokmill.tasks.next_token import RowKind
+from tokmill.training.dataset import TokenDataset
+from toy import cycles, make_store
 
 NO = -100
 THREE = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
@@ -110,9 +104,6 @@ def test_tokens_with_a_loss_of_zero_are_only_read(tmp_path: Path) -> None:
     schema = {**TOKENS, "loss": Column("u1")}
     made = write_store(tmp_path / "s", schema, [[rec([1, 2, 3, 4, 5], loss=[1, 1, 0, 0, 1])]])
     assert lists(TokenDataset(made, 5), "labels") == [[NO, 2, NO, NO, 5]]
-    with closing(batches(made, 4, 1)) as found:
-        _, y = next(found)
-    assert y.tolist() == [[2, NO, NO, 5]]
 
 
 def test_a_stream_differs_by_epoch_and_by_seed(store: Path) -> None:
@@ -171,53 +162,6 @@ def test_a_loader_fetches_a_batch_in_one_call(store: Path, monkeypatch: pytest.M
     assert calls == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
-@pytest.mark.parametrize("rows", ["windows", "packed", "whole", "stream"])
-def test_batches_are_those_that_a_training_learns_from(store: Path, rows: RowKind) -> None:
-    inputs = Inputs({"token": SIZE}, {"token": {"eot": 0}})
-    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), inputs)
-    task = NextToken(NextTokenConfig(length=12, rows=rows), model, inputs)
-    feed = Feed(task.rows(Store(store), seed=5), 4, seed=5, columns=["token"])
-    found = batches(store, 12, 4, rows=rows, seed=5, start_step=7, with_positions=True)
-    with closing(found):
-        for step in range(7, 7 + 2 * len(feed)):
-            x, y, place = next(found)
-            batch = task.prepare(feed.batch(step))
-            targets = batch.targets["token"]
-            assert np.array_equal(x, batch.columns["token"]) and x.dtype == torch.int64
-            assert np.array_equal(y, np.where(targets < 0, NO, targets)) and y.dtype == torch.int64
-            assert np.array_equal(place, positions(batch.document))
-
-
-def test_processes_share_a_batch(store: Path) -> None:
-    with closing(batches(store, 8, 6, start_step=2)) as one:
-        x, y = next(one)
-    parts = [batches(store, 8, 6, start_step=2, rank=rank, world=3) for rank in range(3)]
-    found = [next(part) for part in parts]
-    assert torch.equal(torch.cat([part[0] for part in found]), x)
-    assert torch.equal(torch.cat([part[1] for part in found]), y)
-    for part in parts:
-        part.close()
-
-
-def test_the_ignored_index_can_be_chosen(store: Path) -> None:
-    whole = [batches(store, 40, 6, rows="whole", ignore_index=i) for i in (NO, -1)]
-    with closing(whole[0]) as one, closing(whole[1]) as b:
-        y, other = next(one)[1], next(b)[1]
-    assert (y == NO).any() and torch.equal(torch.where(y == NO, -1, y), other)
-
-
-def test_a_loop_that_breaks_ends_the_thread(store: Path) -> None:
-    def threads() -> Iterator[threading.Thread]:
-        return (one for one in threading.enumerate() if one.name == "tokmill-prefetch")
-
-    assert not list(threads())
-    with closing(batches(store, 8, 4)) as found:
-        for _ in found:
-            assert list(threads())
-            break
-    assert not list(threads())
-
-
 def test_numbers_that_cannot_be_are_refused_at_once(store: Path) -> None:
     wrong: list[dict[str, Any]] = [
         {"length": 1},
@@ -230,22 +174,12 @@ def test_numbers_that_cannot_be_are_refused_at_once(store: Path) -> None:
     for options in wrong:
         with pytest.raises(UsageError):
             TokenDataset(store, **{"length": 16, **options})
-    for options in (
-        {"length": 0},
-        {"start_step": -1},
-        {"rank": 2, "world": 2},
-        {"world": 3},
-        {"batch_size": 0},
-    ):
-        with pytest.raises(UsageError):
-            batches(store, **{"length": 16, "batch_size": 4, **options})
 
 
 def test_a_store_that_is_not_complete_has_to_be_opened_by_hand(tmp_path: Path) -> None:
     path = make_store(tmp_path / "store", cycles(5), complete=False)
-    for refused in (lambda: TokenDataset(path, 16), lambda: batches(str(path), 16, 2)):
-        with pytest.raises(TokmillError, match="not complete"):
-            refused()
+    with pytest.raises(TokmillError, match="not complete"):
+        TokenDataset(path, 16)
     dataset = TokenDataset(Store(path), 16)
     assert len(pickle.loads(pickle.dumps(dataset))) == len(dataset)  # noqa: S301
 
@@ -253,10 +187,9 @@ def test_a_store_that_is_not_complete_has_to_be_opened_by_hand(tmp_path: Path) -
 def test_several_stores_are_refused_with_a_way_out(store: Path, tmp_path: Path) -> None:
     other = make_store(tmp_path / "other", cycles(5))
     for several in ([store, other], (Store(store), Store(other))):
-        for refused in (lambda s: TokenDataset(s, 16), lambda s: batches(s, 16, 2)):
-            with pytest.raises(UsageError, match="not several") as caught:
-                refused(several)
-            assert "ConcatDataset" in caught.value.hint
+        with pytest.raises(UsageError, match="not several") as caught:
+            TokenDataset(several, 16)  # type: ignore[arg-type]
+        assert "ConcatDataset" in caught.value.hint
     parts = [TokenDataset(path, 16) for path in (store, other)]
     joined = ConcatDataset(parts)
     assert len(joined) == len(parts[0]) + len(parts[1])
@@ -300,22 +233,3 @@ def test_packed_streams_and_one_of_them(streams: Store) -> None:
         assert torch.equal(item["labels"], other["labels"]["reg"])
     with pytest.raises(UsageError, match="no token column 'regs'"):
         TokenDataset(streams, 16, column="regs")
-
-
-def test_batches_of_all_streams(streams: Store) -> None:
-    """Each stream is what it is alone; a window's next tokens are those of its records."""
-    with closing(batches(streams, 6, 4, seed=2, with_positions=True)) as found:
-        x, y, place = next(found)
-    assert set(x) == set(y) == set(STREAMS) and place.shape == (4, 6)
-    for name in STREAMS:
-        with closing(batches(streams, 6, 4, seed=2, column=name)) as alone:
-            mine, theirs = next(alone)
-        assert torch.equal(x[name], mine) and torch.equal(y[name], theirs)
-    flat = [
-        tuple(int(r[name][i]) for name in STREAMS) for r in streams for i in range(len(r["rw"]))
-    ]
-    after = dict(itertools.pairwise(flat))
-    assert len(after) == len(flat) - 1
-    for row, column in np.argwhere(y["asm"].numpy() != NO):
-        here = tuple(int(x[name][row, column]) for name in STREAMS)
-        assert after[here] == tuple(int(y[name][row, column]) for name in STREAMS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +17,9 @@ from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
-from tokmill.training.engines.choose_engine import make_engine
 from tokmill.training.engines.ddp import Ddp
 from tokmill.training.engines.devices.device import moved, pick_device
-from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.single import Single
+from tokmill.training.engines.engine import Engine, make_engine
 from tokmill.training.launch import Place
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from toy import cycles, make_store
@@ -102,26 +99,13 @@ def test_recomputation_gives_the_same_gradients(task: NextToken, batch: Tensors)
 
 def test_which_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
-    for name, kind in (("auto", Single), ("single", Single), ("ddp", Ddp)):
+    for name, kind in (("auto", Engine), ("single", Engine), ("ddp", Ddp)):
         with make_engine(RunConfig(device="cpu", engine=name)) as engine:  # type: ignore[arg-type]
             assert type(engine) is kind and (engine.rank, engine.world) == (0, 1)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="single is one process, and 2 were started"):
         make_engine(RunConfig(device="cpu", engine="single"))
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"engine": "fsdp2", "compile": True}, "the engine fsdp2 does not compile"),
-        ({"engine": "deepspeed", "compile": True}, "the engine deepspeed does not compile"),
-    ],
-)
-def test_what_an_engine_does_not_do(options: dict[str, Any], what: str) -> None:
-    with pytest.raises(UsageError, match=what) as caught:
-        make_engine(RunConfig(device="cpu", **options))
-    assert caught.value.hint
 
 
 def test_each_process_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,22 +159,17 @@ def test_the_command(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     golden, out = str(GOLDEN / "bert/bert_model.ckpt"), str(tmp_path / "out")
     code, _, said = run(golden, "-o", out, "--length", "5")
     assert code == 0 and "93 variables of the optimiser" in said and "--from" in said
-    assert "checksums" not in said
     assert json.loads((tmp_path / "out/recipe.json").read_text())["task"]["length"] == 5
-    code, shown, _ = run(golden, "-o", out + "2", "--json", "--no-verify")
+    code, shown, _ = run(golden, "-o", out + "2", "--json")
     told = json.loads(shown)
     assert code == 0 and told["run"] == out + "2" and told["step"] == 0
-    assert told["said"][1] == "checksums were not checked"
     assert "already holds a run" in run(golden, "-o", out)[2]
     code, _, said = run(golden, "-o", out + "3", "--length", "8")
     assert code == 2 and "the model has 6 positions, not 8" in said
-    code, _, said = run(str(place), "-o", out + "3", "--no-verify")
+    code, _, said = run(str(place), "-o", out + "3")
     assert code == 1 and "hint:" in said
     code, _, said = run(str(GOLDEN / "version-1/model.ckpt"), "-o", out + "3")
     assert code == 1 and "format V1" in said
-    (place / "config.json").write_text("{}")
-    code, _, said = run(str(place), "-o", out + "3", "--no-verify")
-    assert code == 2 and "only for checkpoints" in said
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
     assert "holds other files" in run(golden, "-o", str(tmp_path / "other"))[2]

@@ -32,7 +32,6 @@ STYLES: list[dict[str, Any]] = [
     {"kind": "decoder", "heads": 4, "kv_heads": 2, "bias": True, "join": "concat"},
     {"kind": "decoder", "heads": 4, "norm": "layer", "position": "learned", "context": 16},
     {"kind": "encoder", "heads": 4, "context": 16},
-    {"kind": "modernbert", "heads": 4},
     {"kind": "rwkv7", "head_dim": 8},
     {"kind": "bag", "buckets": 64},
     {"kind": "set_transformer"},
@@ -44,7 +43,7 @@ def task_for(style: dict[str, Any]) -> dict[str, Any]:
     """Return what is learned with a model: not the next token, where it looks ahead."""
     if style["kind"] == "set_transformer":
         return {"kind": "signature", "length": 16}
-    if style["kind"] in ("encoder", "modernbert", "bag"):
+    if style["kind"] in ("encoder", "bag"):
         return {"kind": "toy_masked", "length": 16}
     return {"kind": "next_token", "length": 16, "tied": False}
 

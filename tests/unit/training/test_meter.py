@@ -1,13 +1,11 @@
-"""Rates, time left and MFU, by a clock that is turned by hand; and what is known of devices."""
+"""Rates, time left and MFU, by a clock that is turned by hand."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tokmill.training.budget import meter
 from tokmill.training.budget.meter import Meter
-from tokmill.training.recipe.config import RunConfig
 from tokmill.training.runs.checkpoint import State
 
 
@@ -58,38 +56,3 @@ def test_an_error_inside_is_counted_too(clock: Clock) -> None:
     made.read = 10
     assert made.report()["tokens_per_second"] == 10.0
     assert "mfu" not in made.report() and "MFU" not in made.line()
-
-
-@pytest.mark.parametrize(
-    ("name", "precision", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
-        ("NVIDIA H100 PCIe", "bf16", 756e12),
-        ("NVIDIA H200", "fp16", 989e12),
-        ("NVIDIA A100-SXM4-40GB", "bf16", 312e12),
-        ("NVIDIA A100-SXM4-40GB", "fp32", 19.5e12),
-        ("NVIDIA L4", "bf16", 121e12),
-        ("NVIDIA L40S", "bf16", 362e12),
-        ("NVIDIA A10G", "bf16", 70e12),
-        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
-        ("NVIDIA GeForce RTX 4090", "bf16", 165.2e12),
-        # Others than those whose names they hold.
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", 0),
-        ("NVIDIA GeForce RTX 3090 Ti", "bf16", 0),
-        ("NVIDIA L400", "bf16", 0),
-        # A slice of a board, and virtual GPUs.
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", 0),
-        ("GRID A100-10C", "bf16", 0),
-        ("NVIDIA A40-48Q", "bf16", 0),
-        ("NVIDIA H100-4-40C", "bf16", 0),
-        ("Abacus", "fp32", 0),
-    ],
-)
-def test_gpus_by_name(name: str, precision: str, peak: float) -> None:
-    assert meter.known(name, precision) == pytest.approx(peak)
-
-
-def test_of_a_cpu_nothing_is_known_and_the_recipe_wins() -> None:
-    cpu = torch.device("cpu")
-    assert meter.peak_flops(RunConfig(), cpu) == 0
-    assert meter.peak_flops(RunConfig(peak_flops=5e12), cpu) == 5e12

@@ -176,7 +176,7 @@ def test_numbers_and_models_that_make_no_training(store: Path, tmp_path: Path) -
     deepspeed = {"run": {"engine": "deepspeed"}, "optim": {"kind": "muon"}}
     with pytest.raises(UsageError, match="stage 2") as caught:
         from_dict(deepspeed)
-    assert "fsdp2" in caught.value.hint
+    assert "--engine ddp" in caught.value.hint
 
 
 def test_it_learns_and_goes_on_to_the_bit(store: Path, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_the_type_of_products_is_that_of_the_machine() -> None:
 def in_two(store: Path, folder: Path) -> list[str]:
     """Train on every engine that Muon works with, whole and in parts, in one of two processes."""
     told = []
-    for engine in ("ddp", "fsdp2"):
+    for engine in ("ddp",):
         value = recipe(store, run={"engine": engine, "micro_tokens": 32})
         tokmill.train(value, folder / engine / "whole", quiet=True)
         with pytest.MonkeyPatch.context() as patch, pytest.raises((Interrupted, SystemExit)):
@@ -264,7 +264,7 @@ def test_several_processes_train_as_one_does(store: Path, tmp_path: Path) -> Non
     tokmill.train(value, tmp_path / "single", quiet=True)
     # What bfloat16 rounds differs by the last bits of the gradients' sums.
     close = 2e-4 if product_type(torch.device("cpu")) is torch.bfloat16 else 1e-6
-    for engine in ("ddp", "fsdp2", "deepspeed"):
+    for engine in ("ddp", "deepspeed"):
         found = losses(tmp_path / engine / "whole")
         assert found == pytest.approx(losses(tmp_path / "single"), abs=close)
         if engine == "deepspeed":
@@ -272,8 +272,8 @@ def test_several_processes_train_as_one_does(store: Path, tmp_path: Path) -> Non
         for name in ("model.safetensors", "optimizer.safetensors"):
             files = [tmp_path / engine / run / LAST / name for run in ("whole", "parts")]
             assert files[0].read_bytes() == files[1].read_bytes(), engine
-    # Moments are whole: a checkpoint of either goes on in one process.
-    shutil.copytree(tmp_path / "fsdp2/parts", tmp_path / "on")
+    # Moments are whole: a checkpoint of two goes on in one process.
+    shutil.copytree(tmp_path / "ddp/parts", tmp_path / "on")
     shutil.rmtree(tmp_path / "on" / LAST)
     shutil.rmtree(tmp_path / "on/model")
     tokmill.train(

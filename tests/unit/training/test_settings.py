@@ -306,9 +306,9 @@ def test_deepspeeds_own_file_is_read(
     file, data = tmp_path / "ds_config.json", {"data": {"train": str(store)}}
     alone = resolve(file, Path("RUN"), {**data, "task": {"length": 40}}, False, 2)
     assert msgspec.to_builtins(alone) == msgspec.to_builtins(made)
-    more = {"run": {"engine": "fsdp2", "steps": 5}, "optim": {"lr": 1.0}, "data": {"batch": 48}}
+    more = {"run": {"engine": "ddp", "steps": 5}, "optim": {"lr": 1.0}, "data": {"batch": 48}}
     made = deepspeed(tmp_path, store, options=more)
-    assert (made.run.engine, made.run.steps, made.optim.lr) == ("fsdp2", 5, 1.0)
+    assert (made.run.engine, made.run.steps, made.optim.lr) == ("ddp", 5, 1.0)
     assert (made.data.batch, made.run.micro_tokens) == (48, 3 * 128)
 
 
@@ -391,7 +391,7 @@ def test_what_deepspeeds_file_leaves_out_is_its_default_or_the_recipes(
         ({"fp16": {"enabled": False, "loss_scal": 0}}, "fp16.loss_scal: DeepSpeed"),
         ({"optimizer": {"type": "AdamW", "param": {"lr": 1e-5}}}, "optimizer.param: DeepSpeed"),
         ({"scheduler": {"type": "WarmupLR", "parms": {}}}, "scheduler.parms: DeepSpeed"),
-        ({"fp16": {"enabled": True}, "bf16": None}, "computes in fp32 or bf16"),
+        ({"fp16": {"enabled": True}, "bf16": None}, "fp16: matrix products are in fp32 or bf16"),
         ({"torch_autocast": {"enabled": True}}, "run.precision decides this"),
         ({"optimizer": {"type": "Lamb"}}, "optimizer: Lamb cannot be read"),
         (

@@ -20,16 +20,15 @@ ONE = np.arange(6, dtype=np.float32).reshape(2, 3)
 CRC = masked(ONE.tobytes())
 
 
-def refused(match: str, prefix: Path, name: str = "a", *, verify: bool = True) -> None:
+def refused(match: str, prefix: Path, name: str = "a") -> None:
     with pytest.raises(TokmillError, match=match) as caught:
-        TensorBundle(prefix, verify=verify).read(name)
+        TensorBundle(prefix).read(name)
     assert caught.value.hint and caught.value.where
 
 
 @pytest.mark.parametrize("prefix", ["bert/bert_model.ckpt", "two-shards/model.ckpt-1234"])
-@pytest.mark.parametrize("verify", [True, False])
-def test_variables_are_those_that_tensorflow_reads(prefix: str, verify: bool) -> None:
-    bundle = TensorBundle(GOLDEN / prefix, verify=verify)
+def test_variables_are_those_that_tensorflow_reads(prefix: str) -> None:
+    bundle = TensorBundle(GOLDEN / prefix)
     assert bundle.shards == 1 + ("two" in prefix)
     assert len({one.shard for one in bundle.entries.values()}) == bundle.shards
     with np.load(GOLDEN / "bert/expected.npz") as expected:
@@ -119,7 +118,6 @@ def test_flipped_bits_are_seen_by_the_checksums(tmp_path: Path) -> None:
         changed[number] ^= 16
         data.write_bytes(changed)
         refused("checksum of the tensor '[ab]' is wrong", tmp_path / "m", "ab"[number // 24])
-        TensorBundle(tmp_path / "m", verify=False).read("a")
     index = (tmp_path / "m.index").read_bytes()
     for number in range(0, len(index) - 48, 3):
         changed = bytearray(index)
@@ -141,7 +139,7 @@ def test_files_that_end_early(tmp_path: Path) -> None:
     data = tmp_path / "m.data-00000-of-00001"
     for length in range(len(index)):
         (tmp_path / "m.index").write_bytes(index[:length])
-        refused("does not end as a table", tmp_path / "m", verify=length % 2 == 0)
+        refused("does not end as a table", tmp_path / "m")
     (tmp_path / "m.index").write_bytes(index)
     data.write_bytes(ONE.tobytes()[:-1])
     refused("it has 23 bytes, and 'a' ends at byte 24", tmp_path / "m")
@@ -169,7 +167,7 @@ def test_files_that_end_early(tmp_path: Path) -> None:
 )
 def test_entries_that_lie(match: str, extra: bytes, tmp_path: Path) -> None:
     write_bundle(tmp_path / "m", {"a": ONE}, extra={b"b": extra})
-    refused(match, tmp_path / "m", "b", verify=False)
+    refused(match, tmp_path / "m", "b")
 
 
 @pytest.mark.parametrize(
@@ -188,9 +186,9 @@ def test_headers_that_are_not_read(match: str, head: bytes, tmp_path: Path) -> N
 
 def test_tables_that_are_not_read(tmp_path: Path) -> None:
     index = tmp_path / "m.index"
-    for kind, name in ((1, "Snappy"), (2, "Zstandard"), (9, "the unknown kind 9")):
+    for kind in (1, 2, 9):
         write_bundle(tmp_path / "m", {"a": ONE}, kind=kind)
-        refused(f"compressed with {name}", tmp_path / "m")
+        refused("is compressed", tmp_path / "m")
     index.write_bytes(table({b"a": entry(1, (), 0, 4, 0)}))
     refused("it has no header", tmp_path / "m")
     index.write_bytes(table({}))
@@ -226,8 +224,7 @@ def test_without_the_package_for_checksums(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(MissingExtraError, match="google_crc32c") as caught:
         TensorBundle(GOLDEN / "bert/bert_model.ckpt")
-    assert "tokmill[tensorflow]" in caught.value.hint and "--no-verify" in caught.value.hint
-    assert TensorBundle(GOLDEN / "bert/bert_model.ckpt", verify=False).entries
+    assert "tokmill[tensorflow]" in caught.value.hint
 
 
 def test_names_are_no_paths(tmp_path: Path) -> None:

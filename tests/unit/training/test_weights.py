@@ -129,8 +129,7 @@ def test_the_step_of_an_evaluation_is_that_of_its_weights(
     monkeypatch.setattr("tokmill.inference.embed.load_task", then_replaced)
     shutil.copy(run / "best/model.safetensors", mine / "best/model.safetensors")
     with pytest.raises(MachineError, match="has replaced the weights"):
-        embed(mine, val, at="best", npy=tmp_path / "v.npy", device="cpu")
-    assert not (tmp_path / "v.npy").exists()
+        embed(mine, val, at="best", device="cpu")
 
 
 @pytest.mark.parametrize("metadata", [{}, {"step": "x"}, {"step": "-1"}, {"step": "9" * 5000}])

@@ -13,14 +13,12 @@ import msgspec
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.models.public.public import Public, unlike
-from tokmill.models.public.public_decoders import GPT2, Llama, Mistral, Qwen3
+from tokmill.models.public.public_decoders import GPT2, Llama
 from tokmill.models.public.public_encoders import Bert, DistilBert
-from tokmill.models.public.public_modernbert import ModernBert
 from tokmill.models.public.public_tensors import Head
 from tokmill.models.transformers.block import TransformerConfig
 
-READ: tuple[type[Public], ...] = (GPT2, Llama, Mistral, Qwen3, Bert, DistilBert, ModernBert)
-WRITTEN: tuple[type[Public], ...] = (GPT2, Llama, Qwen3, Bert, DistilBert, ModernBert)
+FAMILIES: tuple[type[Public], ...] = (GPT2, Llama, Bert, DistilBert)
 
 
 def architecture(config: Mapping[str, Any], where: str) -> tuple[type[Public], Head]:
@@ -31,9 +29,9 @@ def architecture(config: Mapping[str, Any], where: str) -> tuple[type[Public], H
     """
     names, kind = config.get("architectures"), config.get("model_type")
     name: Any = names[0] if isinstance(names, list) and names else None
-    heads = {name: (family, head) for family in READ for name, head in family.heads.items()}
+    heads = {name: (family, head) for family in FAMILIES for name, head in family.heads.items()}
     named = heads.get(name) if isinstance(name, str) else None
-    family = next((one for one in READ if one.model_type == kind), None)
+    family = next((one for one in FAMILIES if one.model_type == kind), None)
     if kind is None and named:
         return named
     if family and name is None:
@@ -45,7 +43,7 @@ def architecture(config: Mapping[str, Any], where: str) -> tuple[type[Public], H
     raise TokmillError(
         f"the architecture {name!r} of the model {kind!r} is not known",
         where=where,
-        hint=f"known: {', '.join(name for family in READ for name in family.heads)}",
+        hint=f"known: {', '.join(name for family in FAMILIES for name in family.heads)}",
     )
 
 
@@ -114,7 +112,7 @@ def public_of(
     Raises `TokmillError` if no public architecture computes the same.
     """
     wanted: list[str] = []
-    for family in WRITTEN:
+    for family in FAMILIES:
         names = [name for name, head in family.heads.items() if head.task == task]
         if family.kind != model.kind or not names:
             continue

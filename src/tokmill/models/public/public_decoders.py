@@ -1,8 +1,8 @@
 """Decoders as public checkpoints: what their config.json says.
 
 Formats: the configuration files of transformers, https://github.com/huggingface/transformers, for
-`GPT2LMHeadModel`, `LlamaForCausalLM`, `MistralForCausalLM` and `Qwen3ForCausalLM`. Keys and
-defaults are theirs, so that an absent key means here what it means there.
+`GPT2LMHeadModel` and `LlamaForCausalLM`. Keys and defaults are theirs, so that an absent key means
+here what it means there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tokmill.models.public.public import Public, divided, unlike
-from tokmill.models.public.public_tensors import GPT2_NAMES, LLAMA_NAMES, QWEN3_NAMES, Head
+from tokmill.models.public.public_tensors import GPT2_NAMES, LLAMA_NAMES, Head
 from tokmill.models.transformers.decoder import DecoderConfig
 
 ROLES = {"bos": "bos_token_id", "eot": "eos_token_id", "pad": "pad_token_id"}
@@ -92,7 +92,6 @@ class GPT2(Public, frozen=True, kw_only=True):
             "position": ("learned",),
             "activation": ("gelu_tanh", "gelu"),
             "bias": (True,),
-            "qk_norm": (False,),
             "kv_heads": (0, model.heads),
             "head_dim": (0, model.dim // model.heads),
             "dim": (divided(model),),
@@ -184,45 +183,5 @@ class Llama(Public, frozen=True, kw_only=True):
             "norm": ("rms",),
             "position": ("rope",),
             "activation": ("swiglu",),
-            "qk_norm": (False,),
             "dim": (divided(model),),
         }
-
-
-class Mistral(Llama, frozen=True, kw_only=True):
-    """Mistral (Jiang et al. 2023) without its sliding window: a Llama with other defaults."""
-
-    intermediate_size: int = 14_336
-    num_key_value_heads: int | None = 8
-    max_position_embeddings: int = 131_072
-    sliding_window: int | None = 4096
-
-    heads = {"MistralForCausalLM": next_token("model.embed_tokens")}
-    model_type = "mistral"
-    known = {**Llama.known, "sliding_window": (None,)}
-
-
-class Qwen3(Llama, frozen=True, kw_only=True):
-    """Qwen3 (Yang et al. 2025) without a window: a Llama with norms of queries and keys."""
-
-    vocab_size: int = 151_936
-    hidden_size: int = 4096
-    intermediate_size: int = 22_016
-    num_key_value_heads: int | None = 32
-    head_dim: int | None = 128
-    max_position_embeddings: int = 32_768
-    use_sliding_window: bool = False
-
-    heads = {"Qwen3ForCausalLM": next_token("model.embed_tokens")}
-    model_type = "qwen3"
-    tensor_names = QWEN3_NAMES
-    known = {**Llama.known, "use_sliding_window": (False,)}
-
-    def model(self, where: str) -> dict[str, Any]:
-        """Return the keys of the decoder that computes the same."""
-        return {**super().model(where), "qk_norm": True}
-
-    @classmethod
-    def needs(cls, model: DecoderConfig) -> dict[str, tuple[Any, ...]]:
-        # There is no key for biases of the feed-forward branch.
-        return {**super().needs(model), "qk_norm": (True,), "bias": (False,)}

@@ -79,8 +79,6 @@ BERT_SAME = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 BERT_POOLER = both("bert.pooler.dense", "pooler.linear")
-FIRST = {"pool": ("first",), "target": ("class", "number")}
-"""Keys of the task classify: the first state predicts a class."""
 ALWAYS = {"segment": ("always", True)}
 """Keys of tasks without a segment: the model has one, even if the store does not."""
 
@@ -129,11 +127,6 @@ class Bert(Public, frozen=True, kw_only=True):
             BERT_SAME,
             unused=("bert.pooler.", "cls.seq_relationship."),
             keys=ALWAYS,
-        ),
-        "BertForSequenceClassification": Head(
-            "classify",
-            (*BERT_POOLER, *both("classifier", "output.linear")),
-            keys=FIRST | ALWAYS | {"pooler": ("tanh",)},
         ),
     }
     known = {
@@ -204,11 +197,6 @@ class DistilBert(Public, frozen=True, kw_only=True):
             ),
             {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
         ),
-        "DistilBertForSequenceClassification": Head(
-            "classify",
-            (*both("pre_classifier", "pooler.linear"), *both("classifier", "output.linear")),
-            keys=FIRST | {"pooler": ("relu",)},
-        ),
     }
     known = {"activation": tuple(ACTIVATIONS)}
 
@@ -234,7 +222,6 @@ class DistilBert(Public, frozen=True, kw_only=True):
 def plain_heads(model: Any) -> dict[str, tuple[Any, ...]]:
     """Return key → values of a model with dim / heads wide heads and one key head for each."""
     return {
-        "qk_norm": (False,),
         "kv_heads": (0, model.heads),
         "head_dim": (0, model.dim // model.heads),
         "dim": (divided(model),),

@@ -1,7 +1,7 @@
 """Public checkpoints: the names of their tensors, and the map to ours.
 
 Formats: the modelling files of transformers, https://github.com/huggingface/transformers, for
-`GPT2LMHeadModel`, `LlamaForCausalLM` and `Qwen3ForCausalLM`; encoders are in `public_encoders`.
+`GPT2LMHeadModel` and `LlamaForCausalLM`; encoders are in `public_encoders`.
 """
 
 from __future__ import annotations
@@ -95,15 +95,6 @@ LLAMA_NAMES = TensorNames(
         PublicModule("mlp.up_proj", ("feed_forward.up",)),
         PublicModule("mlp.down_proj", ("feed_forward.down",)),
     ),
-)
-
-
-QWEN3_NAMES = LLAMA_NAMES._replace(
-    block=(
-        *LLAMA_NAMES.block,
-        PublicModule("self_attn.q_norm", ("attention.q_norm",)),
-        PublicModule("self_attn.k_norm", ("attention.k_norm",)),
-    )
 )
 
 

@@ -28,7 +28,7 @@ from tokmill.base.errors import UsageError
 from tokmill.models.fields import Fields, Join
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.models.model_inputs import Inputs, taken
-from tokmill.models.rwkv.wkv7 import Form, wkv7
+from tokmill.models.rwkv.wkv7 import wkv7
 from tokmill.models.rwkv.wkv7_torch import CHUNK, continues
 from tokmill.models.transformers.layers import Linear
 
@@ -51,36 +51,22 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Width N of a head."""
     hidden: int = 0
     """Width of the channel mix; 0: 4 times `dim`."""
-    decay_rank: int = 0
-    """Rank of the map to decays; 0: max(32, 2.5 √D rounded to a multiple of 32)."""
-    rate_rank: int = 0
-    """Rank of the map to in-context learning rates; 0: as `decay_rank`."""
-    value_rank: int = 0
-    """Rank of the map that mixes in the first layer's values; 0: the same with 1.7."""
-    gate_rank: int = 0
-    """Rank of the map to gates; 0: the same with 5."""
     join: Join = "sum"
     """How the embeddings of several columns become one vector: their sum, or end to end and a
     linear map."""
     field_dim: int = 0
     """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
-    form: Form = "auto"
-    """How the recurrence is computed, up to rounding: step_by_step, chunked or fla (`wkv7`);
-    auto: as fits the device."""
 
     @property
     def ranks(self) -> dict[str, int]:
-        """Rank by the letter of the official names: w decays, a rates, v values, g gates."""
-        given = {
-            "w": (self.decay_rank, 2.5),
-            "a": (self.rate_rank, 2.5),
-            "v": (self.value_rank, 1.7),
-            "g": (self.gate_rank, 5.0),
-        }
+        """Rank by the letter of the official names: w decays, a rates, v values, g gates.
+
+        Each is max(32, factor × √D rounded to a multiple of 32).
+        """
+        factors = {"w": 2.5, "a": 2.5, "v": 1.7, "g": 5.0}
         root = math.sqrt(self.dim)
         return {
-            letter: rank or max(32, round(factor * root / 32) * 32)
-            for letter, (rank, factor) in given.items()
+            letter: max(32, round(factor * root / 32) * 32) for letter, factor in factors.items()
         }
 
     def check(self) -> None:
@@ -91,8 +77,7 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 where="model",
                 hint="--set model.layers=4, for example",
             )
-        ranks = (self.decay_rank, self.rate_rank, self.value_rank, self.gate_rank)
-        if min(self.hidden, self.field_dim, *ranks) < 0:
+        if min(self.hidden, self.field_dim) < 0:
             raise UsageError(
                 "a size cannot be negative", where="model", hint="0 means the default of this key"
             )
@@ -121,7 +106,7 @@ State = list[LayerState]
 
 
 class TimeMix(nn.Module):
-    """The branch with the recurrence; `form` says how that is computed (`wkv7`)."""
+    """The branch with the recurrence."""
 
     x_r: nn.Parameter
     x_w: nn.Parameter
@@ -147,7 +132,7 @@ class TimeMix(nn.Module):
         super().__init__()
         width = config.dim
         self.layer, self.layers, self.head_dim = layer, config.layers, config.head_dim
-        self.heads, self.form = width // config.head_dim, config.form
+        self.heads = width // config.head_dim
         for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a", "w0", "a0", "v0"):
             self.register_parameter(name, nn.Parameter(torch.empty(1, 1, width)))
         for letter, rank in config.ranks.items():
@@ -232,7 +217,6 @@ class TimeMix(nn.Module):
             removal * heads(rate),
             state.matrix,
             document=document,
-            form=self.form,
         )
         y_BTD = y_BTHN.reshape(size * length, width).to(self.ln_x.weight.dtype)
         y_BTD = self.ln_x(y_BTD).view(size, length, width)

@@ -1,4 +1,4 @@
-"""The recurrence of RWKV-7 (Peng et al. 2025, arXiv 2503.14456), in three forms of one function.
+"""The recurrence of RWKV-7 (Peng et al. 2025, arXiv 2503.14456).
 
 Shapes: B rows, T positions, H heads, N width of a head (of its keys and of its values).
 
@@ -7,20 +7,20 @@ before a document's first position,
 
     S_t = S_{t-1} · diag(exp(w_t)) + (S_{t-1} a_t) b_tᵀ + v_t k_tᵀ        y_t = S_t r_t
 
-`step_by_step` is that, a position after the other, and `chunked` a chunk of positions at a time
-(`wkv7_torch`); `by_fla` is that in the kernels of flash-linear-attention, in bf16 on CUDA.
+`step_by_step` is that, a position after the other, as sampling takes it; `chunked` a chunk of
+positions at a time (`wkv7_torch`); `by_fla` is that in the kernels of flash-linear-attention, in
+bf16 on CUDA.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokmill.base.errors import UsageError
 from tokmill.models.rwkv.wkv7_torch import chunked, continues, step_by_step
 from tokmill.plugins import require
 
@@ -28,7 +28,6 @@ Form = Literal["auto", "step_by_step", "chunked", "fla"]
 FEW = 8
 """Positions up to which the recurrence itself costs least, where no gradient is wanted."""
 HAS_FLA = importlib.util.find_spec("fla") is not None
-"""Looked up when this is imported, as torch.compile cannot look for packages."""
 
 
 def wkv7(
@@ -58,60 +57,25 @@ def wkv7(
     Returns:
         y (B, T, H, N) of the type of r; the state (B, H, N, N) in float32, or in float64.
 
-    Raises:
-        ValueError: shapes and types do not fit, or the form is unknown.
-        UsageError: the form is fla, and the tensors are not on CUDA or are computed in float32.
-        MissingExtraError: the form is fla, which is not installed.
     """
-    _check(r, w, k, v, a, b, state, form)
     wide = torch.promote_types(r.dtype, torch.float32)
     size, length, heads, width = r.shape
     if state is None:
         state = r.new_zeros(size, heads, width, width, dtype=wide)
     inputs = r, w, k, v, a, b
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, state))
     if form == "auto":
-        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, state))
         form = "fla" if HAS_FLA and _suits_fla(r) else "chunked"
         if not learns and length <= FEW:
             form = "step_by_step"
     if form == "fla":
-        if not _suits_fla(r):
-            raise UsageError(
-                f"the form fla computes in bf16 on CUDA, not in {wide} on {r.device}",
-                where="model.form",
-                hint='run.precision = "bf16" on a GPU, or form = "auto", which takes what fits',
-            )
         return by_fla(*inputs, state, document)
     inputs = r.to(wide), w.to(wide), k.to(wide), v.to(wide), a.to(wide), b.to(wide)
-    compute = {"chunked": chunked, "step_by_step": step_by_step}[form]
+    compute = step_by_step if form == "step_by_step" else chunked
     # Autocast would take the products in half precision, which powers of the decay do not bear.
     with torch.autocast(r.device.type, enabled=False):
         y_BTHN, state = compute(*inputs, state.to(wide), document)
     return y_BTHN.to(r.dtype), state
-
-
-def _check(
-    r: Tensor,
-    w: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    state: Tensor | None,
-    form: str,
-) -> None:
-    if form not in get_args(Form):
-        raise ValueError(f"there is no form {form!r}: {', '.join(get_args(Form))}")
-    for name, x in zip("rwkvab", (r, w, k, v, a, b), strict=True):
-        if x.ndim != 4 or x.shape != r.shape or not x.is_floating_point():
-            raise ValueError(
-                f"{name} is {x.dtype} {[*x.shape]}; wanted are six tensors (B, T, H, N) of one "
-                f"shape and a floating type, r is {r.dtype} {[*r.shape]}"
-            )
-    if state is not None:
-        shape = (r.shape[0], r.shape[2], r.shape[3], r.shape[3])
-        if state.shape != shape:
-            raise ValueError(f"the state is {[*state.shape]}, not (B, H, N, N) = {[*shape]}")
 
 
 def _suits_fla(r: Tensor) -> bool:

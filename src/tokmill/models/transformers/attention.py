@@ -1,16 +1,24 @@
-"""Self-attention: scaled dot products and rotary positions. Masks of documents: `attention_ways`.
+"""Self-attention within documents: scaled dot products and rotary positions.
 
 Names of tensors carry their shape: B rows, T positions, M selected positions, D width, H
-query heads, G key and value heads, K width of a head.
+query heads, G key and value heads, K width of a head, L positions of a document, N = B · T
+positions of all rows end to end. `x_BHTK` is (B, H, T, K).
 
 Sources: Vaswani et al. 2017 (attention), Su et al. 2021 (rotary positions), Ainslie et al. 2023
 (grouped queries).
+
+A position attends to its own document, or to the part of it before itself (`Seen`).
+`document_attention` takes the way that is fastest on the device. All ways give the same result
+except for rounding; the mask is the slow and readable one. Dropout draws from torch's generator,
+and differs between the ways.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -18,8 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
+from tokmill.models.model import Tensors
 from tokmill.models.model_inputs import taken
-from tokmill.models.transformers.layers import Linear, RMSNorm, product_dtype
+from tokmill.models.transformers.layers import Linear, product_dtype
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From queries (B, H, T, K), keys and values (B, G, T, K) to (B, H, T, K)."""
@@ -82,29 +91,6 @@ def grouped(q: Tensor, k: Tensor) -> bool:
     return q.ndim > 3 and q.shape[-3] != k.shape[-3]
 
 
-def rope(
-    x: Tensor, positions: Tensor, theta: float = 10_000.0, interleaved: bool = False
-) -> Tensor:
-    """Return x (…, T, K) with each pair of values turned by position · theta^(-2i / K).
-
-    `positions` are integers (…, T), with an axis of 1 where x has heads. Pair i is (i, i + K / 2),
-    as in public Llama checkpoints; `interleaved`: (2i, 2i + 1), as in the paper. The two differ
-    only in the order of rows in the weights of q and k: see `halves_from_pairs`.
-    """
-    width = x.shape[-1]
-    turn = rotary(positions, width, theta)
-    if not interleaved:
-        return rotate(x, turn)
-    halves = rotate(x.reshape(*x.shape[:-1], width // 2, 2).transpose(-1, -2).flatten(-2), turn)
-    return halves.view(*x.shape[:-1], 2, width // 2).transpose(-1, -2).flatten(-2)
-
-
-def halves_from_pairs(weight: Tensor, heads: int) -> Tensor:
-    """Return a weight (heads · K, D) of q or k, trained with interleaved pairs, for halves."""
-    rows, dim = weight.shape
-    return weight.view(heads, rows // heads // 2, 2, dim).transpose(1, 2).reshape(rows, dim)
-
-
 def rotary(
     positions: Tensor, width: int, theta: float = 10_000.0, scaling: RopeScaling | None = None
 ) -> Rotation:
@@ -147,15 +133,8 @@ class Attention(nn.Module):
         kv_heads: int = 0,
         head_dim: int = 0,
         bias: bool = False,
-        *,
-        qk_norm: bool = False,
-        norm_eps: float = 1e-5,
     ) -> None:
-        """Make the weights; 0 key and value heads: as many as `heads`; width 0: dim / heads.
-
-        `qk_norm`: queries and keys of each head pass an RMSNorm, `q_norm` and `k_norm`, before they
-        are turned (Henry et al. 2020; as in Qwen3).
-        """
+        """Make the weights; 0 key and value heads: as many as `heads`; width 0: dim / heads."""
         super().__init__()
         self.heads, self.groups = heads, kv_heads or heads
         width = head_dim or dim // heads
@@ -163,8 +142,6 @@ class Attention(nn.Module):
         self.k = Linear(dim, self.groups * width, bias=bias)
         self.v = Linear(dim, self.groups * width, bias=bias)
         self.o = Linear(self.heads * width, dim, bias=bias)
-        self.q_norm = RMSNorm(width, norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(width, norm_eps) if qk_norm else None
 
     def forward(
         self,
@@ -180,10 +157,6 @@ class Attention(nn.Module):
         x = x.to(product_dtype(x))  # once, and not before each of three products
         asking = x if places is None else taken(x, places)
         q, k = self.split(self.q(asking), self.heads), self.split(self.k(x), self.groups)
-        if self.q_norm is not None and self.k_norm is not None:
-            # Under autocast the squares are added up in the type of the scales, float32.
-            q = self.q_norm(q.type_as(self.q_norm.weight)).type_as(q)
-            k = self.k_norm(k.type_as(self.k_norm.weight)).type_as(k)
         if turn is not None:
             q = rotate(q, turn if places is None else turn_at(turn, places))
             k = rotate(k, turn)
@@ -194,3 +167,131 @@ class Attention(nn.Module):
     def split(self, x: Tensor, heads: int) -> Tensor:
         """Return (…, heads, T, K) from (…, T, heads · K)."""
         return x.view(*x.shape[:-1], heads, -1).transpose(-3, -2)
+
+
+SHORT = 8
+"""If documents have fewer tokens on average, one call for each costs more than a mask wastes."""
+
+
+class Seen(NamedTuple):
+    """The part of its document that a position attends to."""
+
+    causal: bool = True
+    """True: itself and positions before it; False: also those after it."""
+    dropout: float = 0.0
+    """The share of probabilities that are dropped."""
+
+
+CAUSAL = Seen()
+
+
+def document_attention(
+    batch: Tensors, dtype: torch.dtype, width: int, seen: Seen = CAUSAL
+) -> Attend:
+    """Return attention within documents, in the way that is fastest here.
+
+    `dtype` and `width` are those of a head. The kernel cannot apply dropout; with dropout the mask
+    is used in its place.
+    """
+    borders, device = batch.cu_seqlens, batch.document.device
+    if batch.whole:
+        if seen.dropout:
+            return partial(attention, causal=seen.causal, dropout=seen.dropout)
+        return causal_attention if seen.causal else attention
+    if borders is not None:
+        if has_kernel(device, dtype, width) and not seen.dropout:
+            return partial(attention_by_kernel, borders=borders, seen=seen)
+        if device.type == "cpu" and batch.document.numel() >= SHORT * (len(borders) - 1):
+            lengths = borders.diff().tolist()
+            return partial(attention_by_document, lengths=lengths, seen=seen)
+    mask = document_mask(batch.document, seen)
+    return partial(attention, mask=mask, dropout=seen.dropout)
+
+
+def attention_at(batch: Tensors, places_BM: Tensor, seen: Seen = CAUSAL) -> Attend:
+    """Return `document_attention` for queries only at the positions `places`, (B, H, M, K)."""
+    if batch.whole and not seen.causal:
+        return partial(attention, dropout=seen.dropout) if seen.dropout else attention
+    document, place_T = batch.document, torch.arange(batch.document.shape[1])
+    places_BM, place_T = places_BM.clamp(min=0), place_T.to(document.device)
+    seen_BMT = document.gather(1, places_BM)[:, :, None] == document[:, None, :]
+    if seen.causal:
+        seen_BMT &= place_T <= places_BM[..., None]
+    return partial(attention, mask=seen_BMT[:, None], dropout=seen.dropout)
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Say whether a device has `attention_by_kernel`: CUDA from Ampere on, for 16 bits alone."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.float16, torch.bfloat16)
+        and width % 8 == 0
+        and width <= 256
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def document_mask(document_BT: Tensor, seen: Seen = CAUSAL) -> Tensor:
+    """Return (B, 1, T, T) bool: the positions that each position attends to.
+
+    Padding is a document of its own, so no row of the mask is empty.
+    """
+    same_BTT = document_BT[:, :, None] == document_BT[:, None, :]
+    place_T = torch.arange(document_BT.shape[1], device=same_BTT.device)
+    if seen.causal:
+        same_BTT &= place_T <= place_T[:, None]
+    return same_BTT[:, None]
+
+
+def attention_by_document(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, lengths: Sequence[int], seen: Seen = CAUSAL
+) -> Tensor:
+    """Return attention of one document after the other; `lengths` add up to N.
+
+    On a CPU this is the fastest exact way: it computes nothing that a mask would discard.
+    """
+    lengths = list(lengths)
+    parts = (torch.split(end_to_end(x), lengths) for x in (q_BHTK, k_BGTK, v_BGTK))
+    done = []
+    for one in zip(*parts, strict=True):
+        q_1HLK, k_1GLK, v_1GLK = (x_LHK.transpose(0, 1)[None] for x_LHK in one)
+        y_1HLK = attention(q_1HLK, k_1GLK, v_1GLK, causal=seen.causal, dropout=seen.dropout)
+        done.append(y_1HLK[0].transpose(0, 1))
+    return rows_again(torch.cat(done), q_BHTK)
+
+
+def attention_by_kernel(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, borders: Tensor, seen: Seen = CAUSAL
+) -> Tensor:
+    """Return attention within documents by PyTorch's kernel for rows of variable length (CUDA).
+
+    `borders` is int32 (documents + 1,), on the same device. There is no dropout.
+    """
+    # Imported here: it registers operators that only CUDA has.
+    from torch.nn.attention.varlen import varlen_attn
+
+    # No document is longer than a row; the exact length would have to be fetched from the device.
+    longest = q_BHTK.shape[2]
+    y_NHK = varlen_attn(
+        end_to_end(q_BHTK),
+        end_to_end(k_BGTK),
+        end_to_end(v_BGTK),
+        borders,
+        borders,
+        longest,
+        longest,
+        window_size=(-1, 0 if seen.causal else -1),
+        enable_gqa=grouped(q_BHTK, k_BGTK),
+    )
+    assert isinstance(y_NHK, Tensor)
+    return rows_again(y_NHK, q_BHTK)
+
+
+def end_to_end(x_BHTK: Tensor) -> Tensor:
+    """Return (N, H, K)."""
+    return x_BHTK.transpose(1, 2).flatten(0, 1)
+
+
+def rows_again(y_NHK: Tensor, like_BHTK: Tensor) -> Tensor:
+    """Return (B, H, T, K) from (N, H, K)."""
+    return y_NHK.view(len(like_BHTK), -1, *y_NHK.shape[1:]).transpose(1, 2)

@@ -21,7 +21,7 @@ from tokmill.models.transformers.attention import (
     Rotation,
     causal_attention,
 )
-from tokmill.models.transformers.layers import GATES, Activation, FeedForward, RMSNorm
+from tokmill.models.transformers.layers import Activation, FeedForward, RMSNorm
 
 Sizes = Mapping[str, Mapping[str, int]]
 """Name of a size → the keys that it stands for."""
@@ -52,8 +52,8 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     context: int = 0
     """Positions of the learned table; a document may not be longer."""
     activation: Activation = "swiglu"
-    """Activation of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh
-    GPT-2's approximation of it."""
+    """Activation of the feed-forward branch; swiglu has a gate; gelu is exact, gelu_tanh GPT-2's
+    approximation of it."""
     bias: bool = False
     """Whether linear maps and LayerNorm add a bias."""
     rope_theta: float = 10_000.0
@@ -62,12 +62,6 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """How rotary frequencies are lowered, as in Llama 3.1; none: they are not."""
     norm_eps: float = 1e-5
     """Added to the mean square or variance in a norm."""
-    qk_norm: bool = False
-    """Whether queries and keys of each head are divided by their root mean square, with a learned
-    scale, before the rotary turn."""
-    init_zero: bool = False
-    """Whether output projections begin at 0, so that at first a branch adds nothing to the
-    stream."""
     dropout: float = 0.0
     """Share of values dropped after the embedding and after each branch, while training."""
     attention_dropout: float = 0.0
@@ -85,16 +79,8 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     @property
     def feed_forward(self) -> int:
         """Width F of the feed-forward branch."""
-        gated = self.activation in GATES
+        gated = self.activation == "swiglu"
         return self.hidden or (-(-8 * self.dim // 3 // 32) * 32 if gated else 4 * self.dim)
-
-    def window_of(self, block: int) -> int:
-        """Return how many positions to each side a block attends to; 0: its whole document."""
-        return 0
-
-    def theta_of(self, window: int) -> float:
-        """Return the base of the rotary frequencies of blocks with a window; 0: without one."""
-        return self.rope_theta
 
     @property
     def groups(self) -> int:
@@ -157,24 +143,19 @@ class Block(nn.Module):
     """Attention, then feed-forward; each adds to the stream.
 
     A branch reads a norm of the stream, as in Llama and GPT-2. With `post_norm` it reads the
-    stream itself, and the sum is normed, as in Vaswani et al. 2017 and BERT. With `normed` the
-    input is normed already, and attention reads it unchanged.
+    stream itself, and the sum is normed, as in Vaswani et al. 2017 and BERT.
     """
 
-    def __init__(
-        self, config: TransformerConfig, post_norm: bool = False, *, normed: bool = False
-    ) -> None:
+    def __init__(self, config: TransformerConfig, post_norm: bool = False) -> None:
         super().__init__()
         self.post_norm = post_norm
-        self.attention_norm = nn.Identity() if normed else make_norm(config)
+        self.attention_norm = make_norm(config)
         self.attention = Attention(
             config.dim,
             config.heads,
             config.groups,
             config.head_width,
             config.bias,
-            qk_norm=config.qk_norm,
-            norm_eps=config.norm_eps,
         )
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(

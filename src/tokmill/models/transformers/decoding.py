@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from tokmill.models.transformers import matmul
 from tokmill.models.transformers.attention import attention, causal_attention, rotary
 from tokmill.models.transformers.block import Block
-from tokmill.models.transformers.layers import GATES, RMSNorm, gelu
+from tokmill.models.transformers.layers import RMSNorm, gelu
 from tokmill.models.transformers.transformer import Transformer
 
 SLOTS = 64
@@ -36,8 +36,6 @@ class Layer(NamedTuple):
 
     attention_norm: Function
     qkv: Weights
-    qk_norm: Tensor | None
-    """(H + G, K), the scales of queries and keys; None: they are not normed."""
     o: Weights
     feed_forward_norm: Function
     gate: Weights | None
@@ -58,9 +56,7 @@ class Decoding:
         self.rotary = model.positions is None
         assert model.norm is not None  # A decoder has its norms before the branches.
         self.norm = as_function(model.norm)
-        self.eps = config.norm_eps
         self.gelu = partial(gelu, approximate=config.activation == "gelu_tanh")
-        self.gated = F.silu if config.activation == "swiglu" else self.gelu
         with torch.no_grad():
             self.layers = [self._layer(block) for block in model.blocks if isinstance(block, Block)]
         self.device = self.layers[0].qkv[0].device
@@ -128,9 +124,6 @@ class Decoding:
             qkv = product(layer.attention_norm(x), *layer.qkv)
             qkv_BTHK = qkv.view(rows, length, heads + 2 * groups, width)
             turned_BTHK = qkv_BTHK.narrow(2, 0, heads + groups)
-            if layer.qk_norm is not None:
-                normed = torch.rms_norm(turned_BTHK, (width,), None, self.eps)
-                turned_BTHK.copy_(normed.mul_(layer.qk_norm))
             if turn is not None:
                 pairs = turned_BTHK.view(rows, length, heads + groups, -1, 2)
                 torch.view_as_complex(pairs).mul_(turn)
@@ -149,7 +142,7 @@ class Decoding:
             x = x + product(y, *layer.o)
             h = layer.feed_forward_norm(x)
             up = product(h, *layer.up)
-            y = up.mul_(self.gated(product(h, *layer.gate))) if layer.gate else self.gelu(up)
+            y = up.mul_(F.silu(product(h, *layer.gate))) if layer.gate else self.gelu(up)
             x = x + product(y, *layer.down)
         self.filled = filled
         return self.norm(x.view(rows, length, -1)[:, -1])
@@ -199,30 +192,22 @@ class Decoding:
         parts = [(made.q, self.heads), (made.k, self.groups), (made.v, 0)]
         heads = [(part, heads if self.rotary else 0) for part, heads in parts]
         biases = [in_pairs(part.bias, n) for part, n in heads if part.bias is not None]
-        scales = None
-        if made.q_norm is not None and made.k_norm is not None:
-            normed = ((made.q_norm.weight, self.heads), (made.k_norm.weight, self.groups))
-            scales = torch.cat([in_pairs(w, int(self.rotary)).expand(n, -1) for w, n in normed])
         return Layer(
             as_function(block.attention_norm),
             (
                 torch.cat([in_pairs(part.weight, n) for part, n in heads]),
                 torch.cat(biases) if biases else None,
             ),
-            scales,
             (made.o.weight, made.o.bias),
             as_function(block.feed_forward_norm),
-            (forward.gate.weight, forward.gate.bias) if config.activation in GATES else None,
+            (forward.gate.weight, forward.gate.bias) if config.activation == "swiglu" else None,
             (forward.up.weight, forward.up.bias),
             (forward.down.weight, forward.down.bias),
         )
 
 
 def in_pairs(rows: Tensor, heads: int) -> Tensor:
-    """Return rows (heads · K, …) with each pair (i, i + K / 2) adjacent; 0 heads: unchanged.
-
-    The reverse of `halves_from_pairs`.
-    """
+    """Return rows (heads · K, …) with each pair (i, i + K / 2) adjacent; 0 heads: unchanged."""
     if not heads:
         return rows
     return rows.view(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).flatten(0, 2)

@@ -32,8 +32,8 @@ class EncoderConfig(TransformerConfig, frozen=True, forbid_unknown_fields=True, 
     context: int = 512
     """Positions of the learned table; a document may not be longer."""
     activation: Activation = "gelu"
-    """Activation of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh
-    GPT-2's approximation of it."""
+    """Activation of the feed-forward branch; swiglu has a gate; gelu is exact, gelu_tanh GPT-2's
+    approximation of it."""
     bias: bool = True
     """Whether linear maps and LayerNorm add a bias."""
     norm_eps: float = 1e-12

@@ -18,12 +18,11 @@ from tokmill.models.transformers import matmul
 from tokmill.models.transformers.matmul import linear, prefers_onednn, product
 
 __all__ = [
-    "GATES", "Activation", "FeedForward", "Linear", "RMSNorm", "cross_entropy", "embedding",
-    "geglu", "gelu", "layer_norm", "linear", "linear_cross_entropy", "rms_norm", "silu", "softmax",
-    "swiglu",
+    "Activation", "FeedForward", "Linear", "RMSNorm", "embedding", "gelu", "linear",
+    "linear_cross_entropy", "rms_norm", "silu", "swiglu",
 ]  # fmt: skip
 
-Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
+Activation = Literal["swiglu", "gelu", "gelu_tanh"]
 
 CHUNK = 1 << 22
 """Logits in memory at a time: 16 MiB in float32, which malloc reuses; from 32 MiB on it would ask
@@ -44,11 +43,6 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """Return x / sqrt(mean(x²) + eps) · weight over the last axis (Zhang and Sennrich 2019)."""
     return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """Return (x - mean) / sqrt(variance + eps) · weight + bias (Ba et al. 2016)."""
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -78,37 +72,6 @@ def swiglu(
     return linear(silu(linear(x, w1, b1)) * linear(x, w3, b3), w2, b2)
 
 
-def geglu(
-    x: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    w3: Tensor,
-    b1: Tensor | None = None,
-    b2: Tensor | None = None,
-    b3: Tensor | None = None,
-) -> Tensor:
-    """Return w2 · (gelu(w1 · x + b1) ⊙ (w3 · x + b3)) + b2 (Shazeer 2020); shapes as `swiglu`."""
-    x = x.to(product_dtype(x))
-    return linear(gelu(linear(x, w1, b1)) * linear(x, w3, b3), w2, b2)
-
-
-GATES = {"swiglu": swiglu, "geglu": geglu}
-"""Activations that have a gate → the branch that they make."""
-
-
-def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Return exp(x) / sum(exp(x)) along an axis; the largest value is subtracted first."""
-    return torch.softmax(x, dim)
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean of -log softmax(logits)[target] in nats, from (…, V) and int64 (…).
-
-    A target of -1 is not learned and does not count.
-    """
-    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=-1)
-
-
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -125,13 +88,6 @@ def linear_cross_entropy(
     `pull`: adds `pull` · the highest logit to the gradient of that logit, at each position with a
     target. It keeps logits near 0, and is not in the returned loss. (RWKV's L2Wrap.)
     """
-    if torch.compiler.is_compiling():
-        # The same in plain operations, which a compiler can optimise.
-        logits = F.linear(hidden, weight).flatten(0, -2).float()
-        logits, learnt = logits if bias is None else logits + bias, targets.flatten() >= 0
-        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
-        square = pull / 2 * (logits.amax(-1) ** 2 * learnt).sum()
-        return loss + (square - square.detach()) if pull else loss
     summed: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.flatten(0, -2),
         weight,
@@ -266,14 +222,14 @@ class RMSNorm(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A branch of width `hidden`: `gate`, `up` and `down` (`GATES`), or `up`, GELU and `down`."""
+    """A branch of width `hidden`: `gate`, `up` and `down` (`swiglu`), or `up`, GELU and `down`."""
 
     def __init__(
         self, dim: int, hidden: int, activation: Activation = "swiglu", bias: bool = False
     ) -> None:
         super().__init__()
         self.activation = activation
-        if activation in GATES:
+        if activation == "swiglu":
             self.gate = Linear(dim, hidden, bias=bias)
         self.up = Linear(dim, hidden, bias=bias)
         self.down = Linear(hidden, dim, bias=bias)
@@ -281,8 +237,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return (…, D)."""
         up, down = self.up, self.down
-        if self.activation in GATES:
-            gate, branch = self.gate, GATES[self.activation]
-            return branch(x, gate.weight, down.weight, up.weight, gate.bias, down.bias, up.bias)
+        if self.activation == "swiglu":
+            gate = self.gate
+            return swiglu(x, gate.weight, down.weight, up.weight, gate.bias, down.bias, up.bias)
         y: Tensor = down(gelu(up(x), approximate=self.activation == "gelu_tanh"))
         return y

@@ -74,7 +74,6 @@ def prefers_onednn(a: Tensor, b: Tensor, least: int = ROWS) -> bool:
         and a.device.type == b.device.type == "cpu"
         and a.numel() >= least * a.shape[-1]
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
 
 

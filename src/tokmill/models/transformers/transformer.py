@@ -9,7 +9,6 @@ name by name:
     embedding_norm.weight .bias (asked for)   norm.weight .bias (not with post_norm)
     blocks.N.attention_norm.weight .bias      blocks.N.attention.{q,k,v,o}.weight .bias
     blocks.N.feed_forward_norm.weight .bias   blocks.N.feed_forward.{gate,up,down}.weight .bias
-    blocks.N.attention.{q_norm,k_norm}.weight (qk_norm)
 """
 
 from __future__ import annotations
@@ -21,8 +20,13 @@ from tokmill.base.errors import UsageError
 from tokmill.models.fields import Fields
 from tokmill.models.model import Model, Tensors
 from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.attention import Rotation, rotary
-from tokmill.models.transformers.attention_ways import Seen, attention_at, document_attention
+from tokmill.models.transformers.attention import (
+    Rotation,
+    Seen,
+    attention_at,
+    document_attention,
+    rotary,
+)
 from tokmill.models.transformers.block import Block, TransformerConfig, make_norm
 from tokmill.models.transformers.layers import product_dtype
 
@@ -31,8 +35,7 @@ class Transformer(Model):
     """Embeddings, positions and blocks. A kind of model says whether it is `causal`.
 
     `post_norm`: where the blocks' norms stand (`Block`); the stream is normed at its end where they
-    stand in front of the branches. `embedding_norm`: whether it is normed at its beginning too;
-    with `norm_once` the first block's attention then has no norm of its own.
+    stand in front of the branches. `embedding_norm`: whether it is normed at its beginning too.
     """
 
     def __init__(
@@ -42,7 +45,6 @@ class Transformer(Model):
         *,
         post_norm: bool = False,
         embedding_norm: bool = False,
-        norm_once: bool = False,
     ) -> None:
         super().__init__()
         config.check()
@@ -53,11 +55,7 @@ class Transformer(Model):
             self.positions = nn.Embedding(config.context, config.dim)
         self.embedding_norm = make_norm(config) if embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(config, post_norm, normed=norm_once and not number)
-            for number in range(config.layers)
-        )
-        self.windows = [config.window_of(number) for number in range(config.layers)]
+        self.blocks = nn.ModuleList(Block(config, post_norm) for _ in range(config.layers))
         self.norm = None if post_norm else make_norm(config)
         self.init_weights()
 
@@ -66,14 +64,13 @@ class Transformer(Model):
 
         `adding_scale` is for what adds to the stream.
         """
-        adding_scale = 0.0 if self.config.init_zero else self.adding_scale
         self.fields.init_weights()
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
         for name, parameter in self.blocks.named_parameters():
             if parameter.ndim == 2:
                 adds = name.endswith(("attention.o.weight", "feed_forward.down.weight"))
-                nn.init.normal_(parameter, std=0.02 * (adding_scale if adds else 1.0))
+                nn.init.normal_(parameter, std=0.02 * (self.adding_scale if adds else 1.0))
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -90,35 +87,25 @@ class Transformer(Model):
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = self.dropout(x_BTD)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        turn, seen = self.turn(batch), Seen(self.causal, dropout)
         dtype, width = product_dtype(x_BTD), self.config.head_width
-        looks = {
-            window: (self.turn(batch, window), document_attention(batch, dtype, width, seen))
-            for window, seen in self.seen().items()
-        }
+        attend = document_attention(batch, dtype, width, seen)
         *blocks, last = self.blocks
-        for block, window in zip(blocks, self.windows, strict=False):
-            x_BTD = self.run_block(block, x_BTD, *looks[window])
-        turn, attend = looks[self.windows[-1]]
+        for block in blocks:
+            x_BTD = self.run_block(block, x_BTD, turn, attend)
         if places is not None:
             # Nobody reads what the last block would make of other positions.
-            attend = attention_at(batch, places, self.seen()[self.windows[-1]])
+            attend = attention_at(batch, places, seen)
         x_BTD = self.run_block(last, x_BTD, turn, attend, places)
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
-    def seen(self) -> dict[int, Seen]:
-        """Return window → what a position looks at in blocks with that window."""
-        dropout = self.config.attention_dropout if self.training else 0.0
-        return {
-            window: Seen(self.causal, window, dropout) for window in dict.fromkeys(self.windows)
-        }
-
-    def turn(self, batch: Tensors, window: int) -> Rotation | None:
-        """Return the rotation of blocks with a window; None where positions are learned."""
-        config = self.config
+    def turn(self, batch: Tensors) -> Rotation | None:
+        """Return the rotation of queries and keys; None where positions are learned."""
+        config, place = self.config, batch.position[:, None]
         if self.positions is not None:
             return None
-        place, theta = batch.position[:, None], config.theta_of(window)
-        return rotary(place, config.head_width, theta, config.rope_scaling)
+        return rotary(place, config.head_width, config.rope_theta, config.rope_scaling)
 
     def checked(self, position_BT: Tensor) -> Tensor:
         """Return the positions, none of which is past the learned table."""
@@ -150,10 +137,9 @@ class Transformer(Model):
         """Return 6 a weight of the blocks and 12 · layers · heads · K · length for attention.
 
         Forward and backward; after Chowdhery et al. 2022 (PaLM), appendix B. Attention is halved
-        where a position does not look ahead; with a window its length is at most that.
+        where a position does not look ahead.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2)
         width = self.config.heads * self.config.head_width
-        seen = sum(min(length, 2 * window + 1) if window else length for window in self.windows)
-        attention = (6.0 if self.causal else 12.0) * width * seen
+        attention = (6.0 if self.causal else 12.0) * width * self.config.layers * length
         return 6.0 * weights + attention

@@ -20,9 +20,14 @@ from tokmill.report.describe.recogniser import Facts, read_header
 from tokmill.store.manifest import read_json
 from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.measures import Measures
-from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
-from tokmill.training.recipe.kinds import DEFAULT_KINDS, LEARNED
+from tokmill.tasks.task_inputs import Measures
+from tokmill.training.recipe.config import (
+    DEFAULT_KINDS,
+    LEARNED,
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+)
 from tokmill.training.recipe.read_recipe import RECIPE, flatten, read_recipe
 from tokmill.training.runs.trackers import METRICS, read_metrics
 

@@ -251,7 +251,6 @@ def coverage(table: Array) -> list[tuple[float, int]]:
 LOSSES = {
     "loss": ("train", "-"),
     "val_loss": ("validation", "--"),
-    "val_loss_ema": ("validation of averaged weights", ":"),
 }
 """Metric of a run → label and style (`Series.line`) of its curve."""
 

@@ -202,8 +202,7 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
         _schedules(run, section)
     elif logged:
         what = "Cross-entropy" if run.measures.loss.startswith("nats") else "The loss"
-        caption = f"{what} by step; dashed: validation rows"
-        caption += "; dotted: averaged weights." if "val_loss_ema" in facts["metrics"] else "."
+        caption = f"{what} by step; dashed: validation rows."
         section.figures.append(picture(figures.loss([path]), section, caption))
     section.samples_title = "Continued by the model"
     try:

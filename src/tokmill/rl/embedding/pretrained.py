@@ -16,8 +16,7 @@ from tokmill.models.fields import PREFIX
 from tokmill.models.transformers.encoder import EncoderConfig
 from tokmill.rl.embedding.distilbert import DistilBert
 from tokmill.rl.embedding.embeddings import Embedding
-from tokmill.training.engines.saving import MODEL
-from tokmill.training.engines.tensors import read_tensors
+from tokmill.training.engines.tensors import MODEL, read_tensors
 from tokmill.training.runs.checkpoint import seal_of
 from tokmill.training.runs.run import VOCAB, read_run
 from tokmill.training.runs.warm_start import OF_MODEL, find_weights, in_words

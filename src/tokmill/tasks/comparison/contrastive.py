@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
-from tokmill.models.model import Group, Model, Tensors, decay_groups
+from tokmill.models.model import Model, Tensors
 from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import AttentionPooling, Pool, of_sets, vector_of
+from tokmill.models.pooling import Pool, of_sets, vector_of
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.tasks.comparison.compared_entries import (
@@ -39,8 +39,8 @@ from tokmill.tasks.comparison.comparison_losses import (
     relations,
     triplet,
 )
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
+from tokmill.tasks.task_inputs import Measures
 
 MARGINS = {"triplet": 0.2, "circle": 0.25, "in_batch": 0.0}
 """The margin of each loss, if none is given: that of jTrans, that of Sun et al. 2020."""
@@ -84,8 +84,8 @@ class ContrastiveConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True,
     size: int = 2
     """Without columns of references: alike records of an entry, drawn anew each epoch."""
     pool: Pool = "mean"
-    """How the hidden states of a record become its vector, as `tokmill embed` does it; attention:
-    with a learned query; signature: a model of sets makes it itself."""
+    """How the hidden states of a record become its vector, as `tokmill embed` does it; signature: a
+    model of sets makes it itself."""
 
 
 class Contrastive(Task):
@@ -99,8 +99,6 @@ class Contrastive(Task):
         super().__init__(config, model, inputs)
         check_likeness(config)
         self.margin = MARGINS[config.loss] if config.margin is None else config.margin
-        learned = self.pool_of(config) == "attention"
-        self.attention = AttentionPooling(model.dim) if learned else None
         if self.pool_of(config) == "signature":
             of_sets(model)
 
@@ -168,8 +166,7 @@ class Contrastive(Task):
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
         """Return the vectors, of length 1, and what the rows are to each other."""
-        query = None if self.attention is None else self.attention.query
-        made = vector_of(self.model, batch, self.pool_of(self.config), query)
+        made = vector_of(self.model, batch, self.pool_of(self.config))
         return {"vectors": F.normalize(made, dim=1), **self.relations_of(batch)}
 
     def relations_of(self, batch: Tensors) -> dict[str, Tensor]:
@@ -202,8 +199,3 @@ class Contrastive(Task):
     def measure(self, results: Mapping[str, Tensor]) -> dict[str, float]:
         """Return ranks of the nearest alike record among all negatives of the evaluation."""
         return rank_metrics(results["vectors"], results)
-
-    def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model and of the learned query."""
-        own = [] if self.attention is None else self.attention.parameters()
-        return super().param_groups(weight_decay) + decay_groups(own, weight_decay)

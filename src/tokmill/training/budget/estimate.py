@@ -23,8 +23,7 @@ from tokmill.training.budget.memory import (
     whole_bytes,
 )
 from tokmill.training.data import make_feed, open_stores, with_epochs
-from tokmill.training.engines.devices.device import moved, pick_device
-from tokmill.training.engines.devices.precision import Precision
+from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
@@ -76,7 +75,7 @@ def estimate(
     if timed and kind.reads_stores:
         # A step in an environment takes as long as the environment does.
         pace = seconds_a_step(config, inputs, micro, -(-share // micro), flops * task.length)
-        if pace is not None and feed and not config.run.compile:
+        if pace is not None and feed:
             pace *= computed(feed, task, config, processes)
     return {
         "model": config.model.kind,

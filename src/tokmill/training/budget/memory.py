@@ -29,7 +29,7 @@ from tokmill.builds.execution.resources import machine_memory
 from tokmill.models.model import Tensors, blocks_of
 from tokmill.models.model_inputs import Inputs
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.precision import DTYPES
+from tokmill.training.engines.devices.device import DTYPES
 from tokmill.training.engines.optimisers.optim import make_optimizer, moment_bytes
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.deepspeed_config import all_settings, stage_of
@@ -92,9 +92,8 @@ class Shares(NamedTuple):
 
 
 def stage_of_run(config: TrainConfig) -> int:
-    """Return the stage of ZeRO that says what an engine splits; `fsdp2` splits as stage 3 does."""
-    stages = {"fsdp2": 3, "deepspeed": stage_of(config.engine.deepspeed)}
-    return stages.get(config.run.engine, 0)
+    """Return the stage of ZeRO that says what an engine splits."""
+    return stage_of(config.engine.deepspeed) if config.run.engine == "deepspeed" else 0
 
 
 def shares_of(config: TrainConfig, world: int) -> Shares:
@@ -110,14 +109,13 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
     float32, of which a process holds the share w, of gradients g and of moments m (`Shares`; 1, or
     1 / `world`), that is
 
-        w W + m M + a w W + A + G + E
+        w W + m M + A + G + E
 
-    M: bytes of all moments, 2 W with AdamW; a: 1 where an average of the weights is kept
-    (`optim.ema`), else 0; A: what else is alive at the worst moment of forward and backward passes
-    over micro-batches of `rows` whole rows, whole gradients (g = 1) among it; G: g W, where
-    gradients are split. E, where weights are split:
-    weights and gradients of one block, and of what is in no block, whole; and of DeepSpeed's stages
-    its float32 copy of W / `world`, and its bucket of gradients.
+    M: bytes of all moments, 2 W with AdamW; A: what else is alive at the worst moment of forward
+    and backward passes over micro-batches of `rows` whole rows, whole gradients (g = 1) among it;
+    G: g W, where gradients are split. E, where weights are split: weights and gradients of one
+    block, and of what is in no block, whole; and DeepSpeed's float32 copy of W / `world`, and its
+    bucket of gradients.
     """
     shares = shares_of(config, world)
     without = task_type(config).runs_without_numbers
@@ -142,9 +140,7 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
                     loss, sums = example_loss(task, batch)
                 torch.autograd.backward(loss)
                 del loss, sums
-    held = shares.weights * (2 if config.optim.ema else 1) + (
-        shares.gradients if shares.gradients < 1 else 0
-    )
+    held = shares.weights + (shares.gradients if shares.gradients < 1 else 0)
     kept = math.ceil(held * weights + shares.moments * moments)
     return peak.most - weights + kept + extra_bytes(config, task, world)
 
@@ -175,10 +171,9 @@ def extra_bytes(config: TrainConfig, task: Task, world: int) -> int:
     if stage == 3:
         within = [size_of(block) for block in blocks_of(task)]
         extra += 2 * (size_of(task) - sum(within) + max(within, default=0))
-    if config.run.engine == "deepspeed":
-        count = task.parameter_count()
-        zero = all_settings(config.engine.deepspeed, 0.0, count)["zero_optimization"]
-        extra += size_of(task) / world + 4 * zero["reduce_bucket_size"]
+    count = task.parameter_count()
+    zero = all_settings(config.engine.deepspeed, 0.0, count)["zero_optimization"]
+    extra += size_of(task) / world + 4 * float(zero["reduce_bucket_size"])
     return math.ceil(extra)
 
 
@@ -237,8 +232,8 @@ def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world
 def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int, world: int = 1) -> float:
     """Return a quick upper bound of `tensor_bytes`; infinite for models of unknown sizes.
 
-    16 bytes a weight, 4 more with an average, and for each position of `rows` and each block 400
-    values of the width, 10 of the hidden width, and attention as a whole matrix.
+    16 bytes a weight, and for each position of `rows` and each block 400 values of the width, 10 of
+    the hidden width, and attention as a whole matrix.
     """
     model, length = config.model, config.task.length
     if not hasattr(model, "layers") or not hasattr(model, "dim"):
@@ -246,8 +241,7 @@ def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int, world: int = 1) 
     hidden = getattr(model, "hidden", 0) or 4 * model.dim
     matrix = getattr(model, "heads", 0) * length
     each: float = 4.0 * (model.layers + 1) * (400 * model.dim + 10 * hidden + 2 * matrix)
-    each_weight = 20.0 if config.optim.ema else 16.0
-    weights = each_weight * parameter_count(config, inputs) * max(*shares_of(config, world))
+    weights = 16.0 * parameter_count(config, inputs) * max(*shares_of(config, world))
     positions: float = rows * length
     return weights + positions * (each + 8.0 * max(inputs.embedded.values(), default=0))
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.rng import set_torch_states, torch_states
-from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.reduce import on_first
+from tokmill.training.engines.devices.device import set_torch_states, torch_states
+from tokmill.training.engines.engine import Engine, on_first
 
 
 def compare_step(

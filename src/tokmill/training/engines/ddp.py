@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.rng import set_torch_states, torch_states
+from tokmill.training.engines.devices.device import set_torch_states, torch_states
 from tokmill.training.engines.engine import Pull
 from tokmill.training.engines.several import Several, peers
 from tokmill.training.recipe.config import EngineConfig, RunConfig

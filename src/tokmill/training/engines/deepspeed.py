@@ -23,12 +23,10 @@ from tokmill.base.errors import UsageError
 from tokmill.models.model import Tensors
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.device import moved, pick_device
-from tokmill.training.engines.devices.precision import Precision
-from tokmill.training.engines.engine import Pull
+from tokmill.training.engines.devices.device import Precision, moved, pick_device
+from tokmill.training.engines.engine import Learner, Pull
 from tokmill.training.engines.optimisers.optim import STEP
 from tokmill.training.engines.several import Several, peers
-from tokmill.training.engines.single import Learner
 from tokmill.training.launch import one_a_machine, place
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 from tokmill.training.recipe.deepspeed_config import FILE, all_settings, stage_of
@@ -40,8 +38,6 @@ class DeepSpeed(Several):
     name = "deepspeed"
     model: Any = None
     """DeepSpeed's engine, around the task."""
-
-    compiles = False
 
     def __init__(self, config: RunConfig, settings: EngineConfig | None = None) -> None:
         table = (settings or EngineConfig()).deepspeed

@@ -25,8 +25,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.rng import seed_for
-from tokmill.training.engines.single import Single
+from tokmill.training.engines.devices.device import seed_for
+from tokmill.training.engines.engine import Engine
 from tokmill.training.launch import LAUNCHED, LOST, check_host, place, told_when_waiting
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 
@@ -53,7 +53,7 @@ class LostPeer(MachineError):
     """Another process of the training is gone."""
 
 
-class Several(Single):
+class Several(Engine):
     """One of `world` processes. At an error one process reports it and the others end silently."""
 
     store: PrefixStore | None = None

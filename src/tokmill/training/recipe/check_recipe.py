@@ -12,15 +12,16 @@ from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import UsageError, nearest
 from tokmill.builds.execution.resources import parse_seconds
-from tokmill.training.recipe.config import OptimConfig, TrainConfig
-from tokmill.training.recipe.deepspeed_config import check_table, stage_of
-from tokmill.training.recipe.kinds import (
+from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
     LEARNED,
+    OptimConfig,
+    TrainConfig,
     check_kind,
     config_type,
     kinds_of,
 )
+from tokmill.training.recipe.deepspeed_config import check_table, stage_of
 
 LARGEST = {"layers": 1_000, "dim": 1 << 18, "heads": 1 << 14, "hidden": 1 << 22,
            "context": 1 << 24, "length": 1 << 24}  # fmt: skip
@@ -32,8 +33,6 @@ MOST_STEPS = 10**15
 """The most steps; a recipe of epochs alone has so many until its stores are open."""
 SEEDS = (-(1 << 63), (1 << 63) - 1)
 """The least and the most that a seed may be: what fits into eight bytes."""
-MOST_EMA = 0.999999
-"""The maximum decay: with a larger one, a step's change is too small for float32."""
 
 
 def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
@@ -91,7 +90,7 @@ def check_optimizer(config: TrainConfig, where: str = "") -> None:
             f"the optimiser {config.optim.kind} needs whole weights, and stage {stage} of "
             "DeepSpeed keeps parts of them",
             where=where or "optim.kind",
-            hint="--engine fsdp2 splits weights and works with it; so does stage 0 of DeepSpeed",
+            hint="--engine ddp, or --set engine.deepspeed.zero_optimization.stage=0",
         )
 
 
@@ -132,7 +131,6 @@ def check(config: TrainConfig, where: str = "") -> None:
         "optim.floor": (optim.floor, 0, 1),
         "optim.clip": (optim.clip, 0, math.inf),
         "optim.weight_decay": (optim.weight_decay, 0, math.inf),
-        "optim.ema": (optim.ema, 0, MOST_EMA),
         "optim.eps": (optim.eps, 0, math.inf),
     }
     for name, (value, least, most) in limits.items():
@@ -156,18 +154,6 @@ def check(config: TrainConfig, where: str = "") -> None:
             f"optim.betas: {list(optim.betas)} are not both from 0 to below 1",
             where=where,
             hint="--set 'optim.betas=[0.9, 0.95]'",
-        )
-    if run.precision == "fp16" and run.engine == "deepspeed":
-        raise UsageError(
-            "the engine deepspeed computes in fp32 or bf16",
-            where=where or "run.precision",
-            hint='--set run.precision="bf16"',
-        )
-    if optim.ema and run.engine == "deepspeed":
-        raise UsageError(
-            "the engine deepspeed keeps no average of the weights",
-            where=where or "optim.ema",
-            hint="--set optim.ema=0, or --engine fsdp2, which splits weights and moments too",
         )
     if data.weights and len(data.weights) != len(data.stores):
         raise UsageError(

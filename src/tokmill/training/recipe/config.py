@@ -1,10 +1,14 @@
-"""The recipe of a training: `[data] [model] [task] [optim] [run] [engine]`."""
+"""The recipe of a training: `[data] [model] [task] [optim] [run] [engine]`, and its kinds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+
+from tokmill import plugins
+from tokmill.base.errors import UsageError, nearest
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,10 +69,6 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Added to the root of the second moment."""
     clip: float = 1.0
     """Largest norm of the gradient; 0: no limit."""
-    ema: float = 0.0
-    """Decay of a moving average of the weights, such as 0.999; 0: none. The average is evaluated
-    and kept beside the weights. Step t, from 0, uses the decay min(ema, (1 + t) / (10 + t)), so the
-    average is over about the last ninth of the steps so far, and at most over 1 / (1 - ema)."""
 
     def own_rate(self, step: int, steps: int) -> float | None:
         """Return the learning rate of a step if the kind has its own schedule, else None."""
@@ -89,13 +89,11 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """cpu, cuda, or auto: cuda where there is one."""
     engine: str = "auto"
     """How a step runs. single: in one process; ddp: in several, each with a part of the rows;
-    fsdp2, deepspeed: each with a part of the weights too; auto: ddp if there are several."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of matrix products; weights and moments are float32. fp16 scales the loss."""
+    deepspeed: each with a part of the weights or moments too; auto: ddp if there are several."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of matrix products; weights and moments are float32."""
     recompute: bool = False
     """Run blocks again in the backward pass instead of keeping what they computed."""
-    compile: bool = False
-    """Compile the model with torch.compile, which needs a C++ compiler."""
     micro_tokens: int = 16_384
     """Largest number of tokens of a micro-batch; a process's share of a batch is cut into these."""
     log_every: int = 10
@@ -113,10 +111,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     start: str = ""
     """Folder of a run whose weights this one begins with."""
     track: tuple[str, ...] = ()
-    """Trackers besides metrics.jsonl: tensorboard, wandb."""
+    """Trackers besides metrics.jsonl: wandb."""
     peak_flops: float = 0.0
-    """Peak of the device in operations a second, for MFU; 0: a table of GPUs is used, and for a CPU
-    no MFU is reported."""
+    """Peak of the device in operations a second, for MFU; 0: no MFU is reported."""
     max_time: str = ""
     """Time after which the run saves a checkpoint and stops, such as 90s, 10m or 2h."""
     prefetch: int = 2
@@ -133,7 +130,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole recipe; `kinds.config_type` gives `model` and `task` the types of their kinds."""
+    """A whole recipe; `config_type` gives `model` and `task` the types of their kinds."""
 
     data: DataConfig = DataConfig()
     model: Any = None
@@ -141,3 +138,73 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     optim: OptimConfig = OptimConfig()
     run: RunConfig = RunConfig()
     engine: EngineConfig = EngineConfig()
+
+
+KINDS = {"model": plugins.MODELS, "task": plugins.TASKS, "optim": plugins.OPTIMIZERS}
+"""Table of a recipe whose keys depend on its `kind` → all kinds."""
+DEFAULT_KINDS = {"model": "decoder", "task": "next_token", "optim": "adamw"}
+"""The kinds of a recipe that names none."""
+LEARNED = ("model", "task")
+"""The tables that decide which weights there are."""
+
+
+def config_type(**kinds: str) -> type[TrainConfig]:
+    """Return the strict type of recipes with these kinds; by default those of `DEFAULT_KINDS`."""
+    fields = []
+    for section, kind in (DEFAULT_KINDS | kinds).items():
+        check_kind(section, kind)
+        part = plugins.load(KINDS[section], kind)
+        fields.append((section, part.Config, part.Config()))
+    struct: Any = msgspec.defstruct(
+        "TrainConfig",
+        fields,
+        bases=(TrainConfig,),
+        module=__name__,
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+    )
+    made: type[TrainConfig] = struct
+    return made
+
+
+def check_kind(section: str, kind: str, where: str = "") -> None:
+    """Raise `UsageError` for an unknown kind of a table."""
+    if kind not in KINDS[section]:
+        name = "optimiser" if section == "optim" else section
+        raise UsageError(
+            f"no {name} is called {kind!r}", where=where, hint=nearest(kind, KINDS[section])
+        )
+
+
+def kinds_of(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kinds of model, task and optimiser of a recipe given as nested dicts."""
+    kinds = dict(DEFAULT_KINDS)
+    for section in kinds:
+        part = value.get(section)
+        if isinstance(part, Mapping) and isinstance(part.get("kind"), str):
+            kinds[section] = part["kind"]
+    return kinds
+
+
+def with_size(value: Mapping[str, Any], model: str, where: str = "") -> dict[str, Any]:
+    """Return a recipe in which `model.size = "base"` is the keys that it stands for.
+
+    Keys that stand beside it win. `model`: the kind of the model.
+    """
+    table = value.get("model")
+    if not isinstance(table, Mapping) or "size" not in table:
+        return dict(value)
+    check_kind("model", model, where)
+    known = getattr(plugins.load(plugins.MODELS, model).Config, "sizes", {})
+    size = table["size"]
+    if not isinstance(size, str) or size not in known:
+        raise UsageError(
+            f"model.size: no {model} is called {size!r}"
+            if known
+            else f"model.size: the sizes of the model {model} have no names",
+            where=where,
+            hint=nearest(str(size), known) if known else "set model.dim, model.layers, model.heads",
+        )
+    kept = {key: one for key, one in table.items() if key != "size"}
+    return {**value, "model": {**known[size], **kept}}

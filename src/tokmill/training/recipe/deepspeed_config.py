@@ -7,8 +7,7 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
-from tokmill.training.recipe.config import DataConfig
-from tokmill.training.recipe.kinds import kinds_of
+from tokmill.training.recipe.config import DataConfig, kinds_of
 from tokmill.training.recipe.read_recipe import flatten
 from tokmill.training.recipe.settings import tell
 
@@ -180,6 +179,12 @@ def as_recipe(
     for name in ("bf16", "fp16"):
         precision = _decided(_object(found, name, where))
         if precision.pop("enabled", False):
+            if name == "fp16":
+                raise UsageError(
+                    "fp16: matrix products are in fp32 or bf16",
+                    where=where,
+                    hint='"bf16": {"enabled": true} in its place',
+                )
             run["precision"] = name
             unused += [f"{name}.{key}" for key in precision]
     table = {name: value for name, value in said.items() if name in HANDED}

@@ -14,10 +14,12 @@ import msgspec
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import UsageError, nearest
-from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
-from tokmill.training.recipe.kinds import (
+from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
     KINDS,
+    DataConfig,
+    OptimConfig,
+    RunConfig,
     check_kind,
     config_type,
     kinds_of,
@@ -46,7 +48,7 @@ OTHER_NAMES = {
     "learning_rate": "optim.lr", "max_learning_rate": "optim.lr", "max_lr": "optim.lr",
     "warmup_iters": "optim.warmup", "warmup_steps": "optim.warmup",
     "lr_scheduler_type": "optim.schedule",
-    "ema_decay": "optim.ema", "optimizer": "optim.kind",
+    "optimizer": "optim.kind",
     "grad_clip": "optim.clip", "max_grad_norm": "optim.clip", "max_l2_norm": "optim.clip",
     "max_iters": "run.steps", "max_steps": "run.steps", "num_steps": "run.steps",
     "total_steps": "run.steps",

@@ -11,10 +11,8 @@ import msgspec
 
 from tokmill.base import recipe as recipes
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import machine_errors
 from tokmill.base.inflate import MAGIC
 from tokmill.store.manifest import read_json
-from tokmill.store.marks import has_store_files
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.key_names import in_tables, merged
 
@@ -70,17 +68,6 @@ RECIPE = "recipe.json"
 """The resolved recipe in the folder of a run."""
 DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", *MAGIC, ".parquet", ".bin")
 """Endings of data files, which are no recipes."""
-BUILT_FROM = {
-    b"\x7fELF": ("programs", "tokmill build x86 FOLDER -o STORE"),
-    b"MZ": ("programs", "tokmill build x86 FOLDER -o STORE"),
-    b"PAR1": (
-        "Parquet files",
-        "`tokmill build x86` of graphs of programs, `tokmill build parquet` of texts",
-    ),
-}
-"""First bytes of files from which stores are built → what they are, and the command."""
-LOOKED_AT = 100
-"""Files of a folder that are checked for these first bytes."""
 
 
 def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dict[str, Any], str]:
@@ -98,7 +85,6 @@ def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dic
                 where=str(path),
                 hint="name all of them by --data: --data A --data B mixes two",
             )
-        _check_folder(path)
         return {"data": {"train": str(path)}}, "options"
     if path.is_file():
         return read_file(path), str(path)
@@ -113,24 +99,6 @@ def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dic
         if "mean" in hint
         else "`tokmill build` makes a store, `tokmill recipe list` shows recipes",
     )
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder of programs or Parquet files, from which a store must be built first."""
-    if has_store_files(folder):
-        return
-    with machine_errors("read", folder):
-        files = [path for path in sorted(folder.iterdir())[:LOOKED_AT] if path.is_file()]
-    for path in files:
-        with machine_errors("read", path), open(path, "rb") as file:
-            head = file.read(4)
-        for magic, (what, hint) in BUILT_FROM.items():
-            if head.startswith(magic):
-                raise TokmillError(
-                    f"the folder holds no store, but {what} ({path.name})",
-                    where=str(folder),
-                    hint=f"build one first: {hint}",
-                )
 
 
 def read_file(path: Path) -> dict[str, Any]:

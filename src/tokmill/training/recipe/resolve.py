@@ -21,9 +21,14 @@ from tokmill.training.recipe.check_recipe import (
     check_stores,
     from_dict,
 )
-from tokmill.training.recipe.config import OptimConfig, TrainConfig
+from tokmill.training.recipe.config import (
+    DEFAULT_KINDS,
+    LEARNED,
+    OptimConfig,
+    TrainConfig,
+    kinds_of,
+)
 from tokmill.training.recipe.deepspeed_config import as_recipe
-from tokmill.training.recipe.kinds import DEFAULT_KINDS, LEARNED, kinds_of
 from tokmill.training.recipe.read_recipe import RECIPE, over, read_given, read_recipe, run_of
 from tokmill.training.recipe.settings import (
     base_of,

@@ -182,7 +182,7 @@ def base_of(files: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], 
         return BERT
     model, data = (options.get(name, {}) for name in ("model", "data"))
     if isinstance(model, Mapping) and "kind" in model:
-        return BERT if model["kind"] in ("encoder", "modernbert") else ""
+        return BERT if model["kind"] == "encoder" else ""
     stores = (data if isinstance(data, Mapping) else {}).get("train", options.get("train", ()))
     stores = stores if isinstance(stores, list | tuple) else [stores]
     known = (one for store in stores for one in Store(str(store)).vocabularies.values())

@@ -2,13 +2,12 @@
 
     checkpoints/step-00000100/
       model.safetensors optimizer.safetensors    what the engine saved
-      average.safetensors                        with `optim.ema`: the average of the weights
       rng-00000.json                             random states, one file a process
       task-00000.safetensors                     the state of a task, one file a process
       state.json                                 how far the run is, its id, digests of all files
 
 It is written under a private name, every file is synced, and then it is renamed. Nothing is
-pickled. `intact.py` finds the newest checkpoint that is not damaged.
+pickled. `find_whole` finds the newest checkpoint that is not damaged.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokmill.base.errors import TokmillError
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.files import (
     TEMPORARY,
     machine_errors,
@@ -36,7 +36,7 @@ from tokmill.base.files import (
 from tokmill.base.headers import loads_json
 from tokmill.store.manifest import canonical_digest, encode, read_json
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.rng import (
+from tokmill.training.engines.devices.device import (
     RandomStates,
     random_states,
     seed_for,
@@ -44,6 +44,8 @@ from tokmill.training.engines.devices.rng import (
 )
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.tensors import (
+    MODEL,
+    OPTIMIZER,
     check_tensors,
     damaged,
     read_metadata,
@@ -316,3 +318,93 @@ def discard_unfinished(folder: Path) -> None:
         for path in folder.glob(f"{TEMPORARY}*"):
             if PRIVATE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
+
+
+TENSORS = (MODEL, OPTIMIZER)
+SEALED = ".safetensors"
+"""Suffix of files of tensors, whose digest is their seal."""
+
+
+def newest_whole(run: Path, engine: Engine) -> Path | None:
+    """Return the newest checkpoint that is whole; None: the run has no checkpoint yet.
+
+    Newer checkpoints that are damaged or of another run are renamed, and the first process prints
+    this. Every process calls this function.
+
+    Raises `TokmillError` if there are checkpoints and none is whole.
+    """
+    found = find_whole(run) if engine.rank == 0 else None
+    step = int(engine.total([0 if found is None else 1 + step_of_name(found)])[0])
+    return run / "checkpoints" / f"step-{step - 1:08d}" if step else None
+
+
+def find_whole(run: Path) -> Path | None:
+    """Do what `newest_whole` does, in one process."""
+    for path in strangers(run):
+        say(f"{path} is no checkpoint, as it is no folder with a {STATE}: left alone")
+    unusable: list[tuple[Path, TokmillError]] = []
+    for folder in reversed(checkpoints(run)):
+        try:
+            state = check_checkpoint(folder)
+        except MachineError:
+            raise
+        except TokmillError as error:
+            unusable.append((folder, error))
+            continue
+        for path, reason in unusable:
+            aside = set_aside(path, "foreign" if isinstance(reason, OtherRun) else "damaged")
+            say(f"{reason.where}: {reason.what}; the checkpoint is called {aside.name} now")
+        if unusable:
+            say(f"continues from step {state.step}, the newest checkpoint that is whole")
+        return folder
+    if unusable:
+        newest = unusable[0][1]
+        raise TokmillError(
+            f"no checkpoint of the run can be used ({len(unusable)} found): {newest.what}",
+            where=newest.where,
+            hint="a new run can begin with undamaged weights: `tokmill train STORE --from "
+            "RUN/best -o NEW`; without --from it begins from random weights",
+        )
+    return None
+
+
+def check_checkpoint(folder: Path) -> State:
+    """Compare all files of a checkpoint with their digests, and return its state.
+
+    Raises `TokmillError` with the first damaged file.
+    """
+    state = read_state(folder)
+    random = [name for name in state.files if RANDOM.fullmatch(name)]
+    extra = [name for name in state.files if EXTRA.fullmatch(name)]
+    known = {*TENSORS, *random, *extra}
+    if not state.files.keys() <= known or not state.files.keys() >= {*TENSORS}:
+        raise damaged_checkpoint(folder / STATE, "it names other files than those of a checkpoint")
+    if len(random) != state.world:
+        raise damaged_checkpoint(
+            folder / STATE, f"{len(random)} random states of {state.world} processes"
+        )
+    if len(extra) > state.world:
+        raise damaged_checkpoint(folder / STATE, f"{len(extra)} tasks of {state.world} processes")
+    for name, digest in state.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise damaged_checkpoint(path, "it is missing")
+        found = check_tensors(path) if name.endswith(SEALED) else sha256_file(path)
+        if found != digest:
+            raise damaged_checkpoint(
+                path, f"its digest is {found[:12] or 'missing'}, and {STATE} says {digest[:12]}"
+            )
+    return state
+
+
+def damaged_checkpoint(path: Path, what: str) -> TokmillError:
+    return TokmillError(
+        f"the checkpoint is damaged: {what}",
+        where=str(path),
+        hint="an older checkpoint of the run may be whole: `tokmill train --resume` looks for it",
+    )
+
+
+def say(text: str) -> None:
+    """Print a warning, in quiet runs too."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ FOLDER/                 what `save_pretrained` of transformers writes
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,7 @@ from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.hidden.framing import template_of
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import SEGMENT, Facts
-from tokmill.training.engines.saving import MODEL
-from tokmill.training.engines.tensors import write_tensors
+from tokmill.training.engines.tensors import MODEL, write_tensors
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import RECIPE, read_recipe
@@ -50,8 +50,7 @@ from tokmill.training.runs.run import (
 )
 from tokmill.training.runs.weights import CONFIG, FINAL, save_weights
 
-COLUMN, LABEL = "token", "label"
-PROBLEM = "problem_type"
+COLUMN = "token"
 GENERATION = "generation_config.json"
 WRITTEN = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", GENERATION, MODEL)
 LONGEST = 4096
@@ -61,11 +60,8 @@ READERS = {
     "next_token": "AutoModelForCausalLM",
     "masked": "AutoModelForMaskedLM",
     "sentence_pair": "AutoModelForPreTraining",
-    "classify": "AutoModelForSequenceClassification",
 }
 """Task → the class of transformers that reads what is exported."""
-MOST_LABELS = 10_000
-"""Classes that are taken over by their names."""
 
 
 def import_model(
@@ -132,7 +128,7 @@ def run_of(
             where=str(where.parent),
             hint="name the one that it was trained with: --tokenizer",
         )
-    keys, names = task_keys(head, said, tensors, str(where))
+    keys = {"kind": head.task, **{key: values[0] for key, values in head.keys.items()}}
     config = recipe_of(public, model, length, str(where), keys)
     before, after = template_of(*vocabulary) if vocabulary else ([], [])
     roles = vocabulary[0].roles if vocabulary else {}
@@ -146,12 +142,9 @@ def run_of(
         columns={COLUMN: public.vocab_size},
         schema=schema,
         vocabularies={COLUMN: vocabulary[0]} if vocabulary else {},
-        classes={LABEL: names} if names else {},
         prefix={COLUMN: tuple(before)} if vocabulary else {},
         suffix={COLUMN: tuple(after)} if vocabulary else {},
         ends=end_ids(said, generation, family.roles, public.vocab_size, usual),
-        # Without a word transformers shows a number as the sigmoid of it.
-        public={PROBLEM: said.get(PROBLEM)} if keys.get("target") == "number" else {},
     )
     with torch.device("meta"):
         task = make_task(config, inputs_of(config, facts))
@@ -181,45 +174,6 @@ def end_ids(
     ids = named if isinstance(named, list) else [named]
     ids = [one for one in ids if isinstance(one, int) and one < size]
     return {COLUMN: tuple(ids)} if ids and ids != usual else {}
-
-
-def task_keys(
-    head: Head, said: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the keys of the task that a head belongs to, and the names of its classes, if any."""
-    keys = {"kind": head.task, **{key: values[0] for key, values in head.keys.items()}}
-    theirs = next((name for name, ours in head.tensors if ours == OUTPUT), None)
-    if theirs is None:
-        return keys, ()
-    if theirs not in tensors:
-        raise TokmillError(
-            f"the checkpoint lacks the tensors {theirs}",
-            where=where,
-            hint="config.json and the weights are not of one model",
-        )
-    count, labels, kind = len(tensors[theirs]), said.get("id2label"), said.get(PROBLEM)
-    usual = "regression" if count == 1 else "single_label_classification"
-    if kind not in (None, usual):
-        raise TokmillError(
-            f"{PROBLEM} = {kind!r} with {count} outputs: the task classify tells one class of "
-            "several, or one number",
-            where=where,
-            hint="a model of several labels or several numbers cannot be imported",
-        )
-    if count == 1:
-        return {**keys, "target": "number"}, ()
-    if count > MOST_LABELS:
-        raise TokmillError(
-            f"the head tells {count} classes; at most {MOST_LABELS} are taken over",
-            where=where,
-            hint="is the checkpoint one of a classifier?",
-        )
-    labels = labels if isinstance(labels, dict) and len(labels) == count else {}
-    return keys, tuple(str(labels.get(str(number), number)) for number in range(count))
-
-
-OUTPUT = "output.linear.weight"
-"""The matrix of the task classify."""
 
 
 def write_run(
@@ -276,7 +230,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     if ends := facts.ends.get(column):
         ids[public.roles["eot"]] = [*ends] if len(ends) > 1 else ends[0]
     state = to_public(task.state_dict(), public.tensor_names, head, column)
-    said = public.to_config(head.task) | ids | labels_of(task) | facts.public
+    said = public.to_config(head.task) | ids
     with writing(folder / CONFIG):
         if vocabulary:
             tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer")
@@ -287,6 +241,18 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
             write_file(folder / GENERATION, encode(ids))
         write_file(folder / CONFIG, encode(said))
     return folder
+
+
+def export_file(run: Path | str, path: Path | str, *, at: str = "") -> Path:
+    """Write the weights of a run as one file for `torch.load`, and return its path.
+
+    It is the state dict of the task, under the names of the run's own `model.safetensors`.
+    """
+    path, buffer = Path(path), io.BytesIO()
+    state = load_task(run, at).state_dict()
+    torch.save({name: value.detach().cpu() for name, value in state.items()}, buffer)
+    write_file(path, buffer.getvalue())
+    return path
 
 
 def reader(run: Path | str) -> str:
@@ -320,22 +286,6 @@ def public_parts(task: Task, where: str) -> tuple[Public, Head, str]:
     return public, head, column
 
 
-def labels_of(task: Task) -> dict[str, Any]:
-    """Return what config.json says of the classes of a task; {} where it tells none."""
-    if task.config.kind != "classify":
-        return {}
-    names = [*task.reads.classes.get(task.config.column, ())]
-    if task.config.target == "number":
-        return {PROBLEM: "regression", "id2label": {"0": LABEL}, "label2id": {LABEL: 0}}
-    # A head has two classes at least.
-    names += [str(number) for number in range(len(names), 2)]
-    return {
-        PROBLEM: "single_label_classification",
-        "id2label": {str(number): name for number, name in enumerate(names)},
-        "label2id": {name: number for number, name in enumerate(names)},
-    }
-
-
 def recipe_of(
     public: Public,
     model: TransformerConfig,
@@ -356,6 +306,5 @@ def recipe_of(
         task["column"] = COLUMN
     elif task["kind"] == "masked":
         task["rows"] = "whole"
-    if task["kind"] != "classify":
-        task["tied"] = public.tie_word_embeddings
+    task["tied"] = public.tie_word_embeddings
     return from_dict({"model": msgspec.to_builtins(model), "task": task}, where)

@@ -20,8 +20,7 @@ from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.files import inside, read_file
 from tokmill.base.headers import loads_json, refused
 from tokmill.store.vocab import Vocabulary
-from tokmill.training.engines.saving import MODEL
-from tokmill.training.engines.tensors import read_tensors
+from tokmill.training.engines.tensors import MODEL, read_tensors
 
 T = TypeVar("T")
 INDEX = "model.safetensors.index.json"

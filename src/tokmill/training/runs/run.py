@@ -6,7 +6,6 @@ RUN/
   run-id                 a random id, which its checkpoints have too
   metrics.jsonl  checkpoints/step-…/
   model/ best/           weights at the end, and with the lowest validation loss
-  average/               the average of the weights at the end (`optim.ema`)
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Trackers besides metrics.jsonl: `run.track = ["tensorboard", "wandb"]`.
+"""metrics.jsonl, and a tracker beside it: `run.track = ["wandb"]`.
 
-Their packages come with the extra `track`. Both get the step of a resumed run, so that metrics from
-after its checkpoint are not logged twice.
+Its package comes with the extra `track`.
 """
 
 from __future__ import annotations
@@ -89,25 +88,6 @@ def open_trackers(run: Path, config: TrainConfig, step: int, rank: int) -> Itera
     finally:
         for tracker in trackers:
             tracker.finish()
-
-
-class TensorBoard:
-    """Event files in RUN/tensorboard, which `tensorboard --logdir` reads."""
-
-    FOLDER = "tensorboard"
-
-    def __init__(self, run: Path, config: TrainConfig, step: int) -> None:
-        writers = plugins.require("torch.utils.tensorboard")
-        self.writer = writers.SummaryWriter(str(run / self.FOLDER), purge_step=step + 1)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write each metric as a scalar."""
-        for name, value in metrics.items():
-            self.writer.add_scalar(name, value, step)
-
-    def finish(self) -> None:
-        """Write what is buffered."""
-        self.writer.close()
 
 
 class Wandb:

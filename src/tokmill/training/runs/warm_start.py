@@ -14,10 +14,8 @@ from tokmill.base.progress import human_count
 from tokmill.store.manifest import read_json
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
-from tokmill.training.engines.saving import MODEL
-from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.kinds import LEARNED
+from tokmill.training.engines.tensors import MODEL, read_tensors
+from tokmill.training.recipe.config import LEARNED, TrainConfig
 from tokmill.training.recipe.read_recipe import differences, read_recipe, run_of
 from tokmill.training.runs.checkpoint import seal_of
 from tokmill.training.runs.run import FACTS

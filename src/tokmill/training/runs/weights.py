@@ -2,9 +2,8 @@
 
 RUN/
   model/                 model.safetensors and config.json, when the last step is done
-  average/               the same of the average of the weights (`optim.ema`)
   best/                  the same of the step with the lowest validation loss
-  checkpoints/step-…/    model.safetensors, average.safetensors, and the state to resume from
+  checkpoints/step-…/    model.safetensors, and the state to resume from
 
 The file of weights is replaced by one rename, so after a kill it holds the old weights or the new
 ones. config.json is written after it.
@@ -22,13 +21,11 @@ from tokmill.base.errors import TokmillError
 from tokmill.base.files import make_folder, write_file
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
-from tokmill.training.engines.optimisers.average import AVERAGE
-from tokmill.training.engines.saving import MODEL, load_weights
-from tokmill.training.engines.tensors import read_metadata, write_tensors
+from tokmill.training.engines.tensors import MODEL, load_weights, read_metadata, write_tensors
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.checkpoint import FOLDER, checkpoints, discard, seal_of, step_of_name
 
-FINAL, BEST, AVERAGED, CONFIG = "model", "best", "average", "config.json"
+FINAL, BEST, CONFIG = "model", "best", "config.json"
 
 
 def save_weights(
@@ -56,9 +53,8 @@ def save_weights(
 
 def drop_final(run: Path) -> None:
     """Remove the final weights of a run that continues; its newest checkpoint holds the same."""
-    for name in (FINAL, AVERAGED):
-        if (run / name).exists():
-            discard(run / name)
+    if (run / FINAL).exists():
+        discard(run / FINAL)
 
 
 def newest_weights(run: Path) -> Path | None:
@@ -67,20 +63,13 @@ def newest_weights(run: Path) -> Path | None:
     return next((place for place in places if (place / MODEL).exists()), None)
 
 
-def newest_average(run: Path) -> Path | None:
-    """Return the file of a run's average, final or in its newest checkpoint, or None."""
-    files = [run / AVERAGED / MODEL, *(place / AVERAGE for place in reversed(checkpoints(run)))]
-    return next((file for file in files if file.exists()), None)
-
-
 def weights_at(run: Path, at: str = "") -> Path:
     """Return the file with the weights of a run at a point of its training.
 
     Args:
         run: folder of a run.
         at: "" or "last": the final weights, else those of the newest checkpoint; "best": those
-            with the lowest validation loss; "average": the newest average of the weights
-            (`optim.ema`); a number: those of this step.
+            with the lowest validation loss; a number: those of this step.
 
     Raises:
         TokmillError: there are no such weights; the hint lists those that there are.
@@ -88,11 +77,9 @@ def weights_at(run: Path, at: str = "") -> Path:
     places = [run / BEST, *checkpoints(run), run / FINAL]
     found = sorted((place for place in places if (place / MODEL).exists()), key=step_of)
     named = {str(step_of(place)): place / MODEL for place in found}
-    newest, average = newest_weights(run), newest_average(run)
+    newest = newest_weights(run)
     if run / BEST in found:
         named["best"] = run / BEST / MODEL
-    if average is not None:
-        named["average"] = average
     if newest is not None:
         named |= {"": newest / MODEL, "last": newest / MODEL}
     if at in named:

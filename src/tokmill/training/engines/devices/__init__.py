@@ -1,4 +1,4 @@
-"""The device of a process: precision, random states, compilation, memory.
+"""The device of a process: precision, random states, memory.
 
 Read `device` first.
 """

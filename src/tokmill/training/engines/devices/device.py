@@ -1,18 +1,30 @@
-"""The device of a process, and batches on it."""
+"""The device of a process, the precision of its matrix products, and batches on it.
+
+Weights, gradients and Adam's moments are float32 in every precision: autocast rounds copies of
+weights and inputs for each matrix product, and updates are added to the float32 weights
+(Micikevicius et al. 2018, "Mixed Precision Training"). bf16 has the range of float32, so the loss
+need not be scaled.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
 import os
+import random
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
-from tokmill.base.errors import UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.models.model import Tensors
 from tokmill.training.launch import Place
+from tokmill.training.recipe.settings import tell
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def moved(batch: Tensors, device: torch.device) -> Tensors:
@@ -61,6 +73,33 @@ def pick_device(name: str, here: Place | None = None) -> torch.device:
     return torch.device("cuda", here.local_rank)
 
 
+class Precision:
+    """The precision of a run's matrix products.
+
+    Raises `UsageError` if the device does not support it.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.device, self.dtype = device, DTYPES[name]
+        # Without hardware for bf16, torch emulates it, which is slower than float32.
+        if name == "bf16" and device.type == "cuda":
+            with torch.cuda.device(device):
+                supported = torch.cuda.is_bf16_supported(including_emulation=False)
+            if not supported:
+                raise UsageError(
+                    "this GPU does not compute in bf16",
+                    where="run.precision",
+                    hint='--set run.precision="fp32"',
+                )
+        emulated = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if name == "bf16" and device.type == "cpu" and emulated:
+            tell("this processor does not compute in bf16; --set run.precision=fp32 is faster")
+
+    def autocast(self) -> torch.autocast:
+        """Return the context that a forward pass runs in."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
+
+
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`; see mallopt(3)."""
 KEPT, LARGEST = 1 << 30, 32 << 20
@@ -80,3 +119,83 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(MMAP_THRESHOLD, LARGEST) and mallopt(TRIM_THRESHOLD, KEPT))
+
+
+class RandomStates(msgspec.Struct):
+    """The states of the random generators of a process, fit for JSON."""
+
+    torch: str
+    """In hexadecimal, as that of CUDA."""
+    cuda: list[str]
+    python: tuple[int, list[int], float | None]
+    numpy: tuple[str, list[int], int, int, float]
+
+
+def seed_random_states(seed: int) -> None:
+    """Seed torch, numpy and Python, so that a run depends on nothing before it."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def seed_for(seed: int, step: int, rank: int) -> None:
+    """Seed one of several processes for the steps from `step` on, each with another seed."""
+    words = np.random.SeedSequence((seed % 2**64, step, rank)).generate_state(1, np.uint64)
+    seed_random_states(int(words[0]) >> 1)
+
+
+def on_cuda() -> bool:
+    """Say whether this process computes on a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def random_states() -> RandomStates:
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, normal = np.random.get_state(legacy=True)
+    return RandomStates(
+        torch=torch.get_rng_state().numpy().tobytes().hex(),
+        cuda=[torch.cuda.get_rng_state().numpy().tobytes().hex()] if on_cuda() else [],
+        python=(version, list(internal), gauss),
+        numpy=(str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(normal)),
+    )
+
+
+def set_random_states(states: RandomStates, where: str = "") -> None:
+    """Put back what `random_states` returned.
+
+    Raises `TokmillError` if it is no valid state; `where`: the file that holds it.
+    """
+
+    def tensor(text: str) -> torch.Tensor:
+        return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+    version, internal, gauss = states.python
+    name, keys, place, has_gauss, normal = states.numpy
+    try:
+        if not 0 <= place <= len(keys):
+            raise ValueError(f"the place {place} among {len(keys)}")  # numpy does not check this
+        torch.set_rng_state(tensor(states.torch))
+        if states.cuda and torch.cuda.is_available():
+            # For the current device, which may have had another number when this was saved.
+            torch.cuda.set_rng_state(tensor(states.cuda[0]))
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state((name, np.asarray(keys, np.uint32), place, has_gauss, normal))
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise TokmillError(
+            f"the file is damaged: it holds no states of random generators ({error})",
+            where=where,
+            hint="remove the folder of this checkpoint: --resume then goes on from the one before",
+        ) from error
+
+
+def torch_states() -> list[torch.Tensor]:
+    """Return the states that dropout uses; this is cheap enough for every step."""
+    cuda = [torch.cuda.get_rng_state()] if on_cuda() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def set_torch_states(states: list[torch.Tensor]) -> None:
+    """Put back what `torch_states` returned."""
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)

@@ -1,4 +1,4 @@
-"""Optimisers, and the average of weights.
+"""Optimisers.
 
 Read `optim` first.
 """

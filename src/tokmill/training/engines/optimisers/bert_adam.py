@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
 from tokmill.models.model import Group
-from tokmill.training.engines.optimisers.optim import MOMENTS, learning_rate, local_part
+from tokmill.training.engines.optimisers.optim import MOMENTS, learning_rate
 from tokmill.training.recipe.config import OptimConfig
 
 KEPT = ("exp_avg", "exp_avg_sq")
@@ -124,8 +124,7 @@ class BertAdam(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             for some in some_at_a_time(weights):
                 moments, squares = self._moments(some)
-                gradients = [local_part(weight.grad) for weight in some if weight.grad is not None]
-                values = [local_part(weight) for weight in some]
+                gradients = [weight.grad for weight in some if weight.grad is not None]
                 torch._foreach_mul_(moments, first)
                 torch._foreach_add_(moments, gradients, alpha=1 - first)
                 torch._foreach_mul_(squares, second)
@@ -134,15 +133,15 @@ class BertAdam(torch.optim.Optimizer):
                 torch._foreach_add_(below, self.eps)
                 updates = torch._foreach_div(moments, below)
                 if group["weight_decay"]:
-                    torch._foreach_add_(updates, values, alpha=group["weight_decay"])
-                torch._foreach_add_(values, updates, alpha=-group["lr"])
+                    torch._foreach_add_(updates, some, alpha=group["weight_decay"])
+                torch._foreach_add_(some, updates, alpha=-group["lr"])
 
     def _moments(self, weights: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return both moments of weights, made in their first step."""
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight] = {name: torch.zeros_like(weight) for name in KEPT}
-        first, second = ([local_part(self.state[w][name]) for w in weights] for name in KEPT)
+        first, second = ([self.state[w][name] for w in weights] for name in KEPT)
         return first, second
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
 from tokmill.models.model import Group
-from tokmill.training.engines.optimisers.optim import MOMENTS, AdamW, part_of, whole_of
+from tokmill.training.engines.optimisers.optim import MOMENTS, AdamW
 from tokmill.training.recipe.config import OptimConfig
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -119,12 +119,12 @@ class Muon(AdamW):
         torch._foreach_lerp_(buffers, gradients, 1 - self.momentum)
         updates = [g.lerp(m, self.momentum) for g, m in zip(gradients, buffers, strict=True)]
         for some in alike(updates):
-            moves = orthogonal(torch.stack([whole_of(updates[number]) for number in some]))
+            moves = orthogonal(torch.stack([updates[number] for number in some]))
             rate = group["lr"] * 0.2 * math.sqrt(max(moves.shape[-2:]))
             for number, move in zip(some, moves, strict=True):
                 weight = weights[number]
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(part_of(move, weight), alpha=-rate)
+                weight.add_(move, alpha=-rate)
 
 
 def matrices_of(blocks: Iterable[nn.Module]) -> Iterator[nn.Parameter]:

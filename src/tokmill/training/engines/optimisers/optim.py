@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -146,28 +146,6 @@ def total_norm(gradients: Iterable[Tensor]) -> Tensor:
     ]
     norm = torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros(())
     return norm.to(torch.promote_types(found[0].dtype, torch.float32))
-
-
-def local_part(value: Tensor) -> Tensor:
-    """Return what this process holds of a tensor, which `fsdp2` may have split, without a copy."""
-    local: Tensor = value.to_local() if hasattr(value, "to_local") else value
-    return local
-
-
-def whole_of(value: Tensor) -> Tensor:
-    """Return all of a matrix, of which this process may hold a part (`fsdp2`)."""
-    gathered: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return gathered
-
-
-def part_of(value: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part of a whole matrix, which is split as a weight is."""
-    if not hasattr(like, "full_tensor"):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh: Any = like
-    return distribute_tensor(value, mesh.device_mesh, mesh.placements, src_data_rank=None)
 
 
 KEPT = (STEP, "exp_avg", "exp_avg_sq")

@@ -37,12 +37,11 @@ class BertCheckpoint(NamedTuple):
     """Variables of the optimiser."""
 
 
-def read_bert(place: Path | str, *, verify: bool = True) -> BertCheckpoint:
+def read_bert(place: Path | str) -> BertCheckpoint:
     """Read a checkpoint of Google's BERT code.
 
     Args:
         place: its folder, `…/bert_model.ckpt`, or one of its files.
-        verify: see `TensorBundle`.
 
     Raises:
         TokmillError: the checkpoint is damaged, is not whole, is no BERT, or does not fit its
@@ -58,7 +57,7 @@ def read_bert(place: Path | str, *, verify: bool = True) -> BertCheckpoint:
         )
     config = read_public(file, GoogleBert)
     check_config(config, str(file))
-    bundle = TensorBundle(prefix, verify=verify)
+    bundle = TensorBundle(prefix)
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     names, left_out = chosen(config, shapes, str(prefix))
     tensors: dict[str, Tensor] = {}
@@ -80,19 +79,18 @@ def import_bert(
     *,
     tokenizer: Path | str | None = None,
     length: int = 0,
-    verify: bool = True,
 ) -> Run:
     """Make a run at step 0 of a checkpoint of Google's BERT code, of the task `sentence_pair`.
 
     Args:
-        place, verify: as of `read_bert`.
+        place: as of `read_bert`.
         out, tokenizer, length: as of `exchange.import_model`; without a tokenizer it is the
             vocab.txt beside the checkpoint.
 
     Raises:
         TokmillError: as of both.
     """
-    found = read_bert(place, verify=verify)
+    found = read_bert(place)
     said, words = found.config.to_config(), found.place / WORDS
     if tokenizer is None and words.exists():
         tokenizer = words
@@ -104,6 +102,4 @@ def import_bert(
     if found.left_out:
         count, first = len(found.left_out), found.left_out[0]
         told.append(f"left out: {count} variables of the optimiser ({first}, …)")
-    if not verify:
-        told.append("checksums were not checked")
     return Run(run.path, run.step, run.metrics, (*run.said, *told))

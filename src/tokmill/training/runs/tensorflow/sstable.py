@@ -24,8 +24,6 @@ MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 FOOTER = 48
 TRAILER = 5
 """Bytes after a block: compression and checksum."""
-KINDS = {1: "Snappy", 2: "Zstandard"}
-"""Kinds of compression of LevelDB; 0: none."""
 MOST_BYTES = 16 << 20
 """Largest size of a table; an index of 100,000 tensors has about 8 MB."""
 LONGEST_KEY = 4096
@@ -43,11 +41,11 @@ def is_table(path: Path) -> bool:
         return handle.read() == MAGIC
 
 
-def read_table(path: Path, checksum: Checksum | None) -> Iterator[tuple[bytes, bytes]]:
+def read_table(path: Path, checksum: Checksum) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values of a table, in the order of the keys.
 
-    `checksum`: None leaves those of the blocks unchecked. Raises `TokmillError` where the file is
-    damaged or compressed, `MachineError` where it cannot be read.
+    Raises `TokmillError` where the file is damaged or compressed, `MachineError` where it cannot be
+    read.
     """
     with reading(path) as handle:
         size = handle.seek(0, 2)
@@ -90,7 +88,7 @@ def unmasked(masked: int) -> int:
     return (turned >> 17 | turned << 15) & 0xFFFFFFFF
 
 
-def _entries(data: bytes, checksum: Checksum | None) -> Iterator[tuple[bytes, bytes]]:
+def _entries(data: bytes, checksum: Checksum) -> Iterator[tuple[bytes, bytes]]:
     end = len(data) - FOOTER
     if end < 0 or not data.endswith(MAGIC):
         raise ValueError("it does not end as a table of TensorFlow does")
@@ -120,7 +118,7 @@ def _place(data: bytes, at: int, end: int) -> tuple[tuple[int, int], int]:
 
 
 def _block(
-    data: bytes, place: tuple[int, int], end: int, checksum: Checksum | None
+    data: bytes, place: tuple[int, int], end: int, checksum: Checksum
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield the entries of a block that lies before `end`."""
     offset, size = place
@@ -128,13 +126,10 @@ def _block(
         raise ValueError(f"the block at byte {offset} goes beyond the file")
     behind = offset + size + 1
     crc = int.from_bytes(data[behind : behind + 4], "little")
-    if checksum is not None and checksum(data[offset:behind]) != unmasked(crc):
+    if checksum(data[offset:behind]) != unmasked(crc):
         raise ValueError(f"the checksum of the block at byte {offset} is wrong")
-    if kind := data[behind - 1]:
-        name = KINDS.get(kind, f"the unknown kind {kind}")
-        raise ValueError(
-            f"the block at byte {offset} is compressed with {name}; TensorFlow writes plain ones"
-        )
+    if data[behind - 1]:
+        raise ValueError(f"the block at byte {offset} is compressed; TensorFlow writes plain ones")
     block = data[offset : behind - 1]
     stop = size - 4
     if stop >= 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.errors import MissingExtraError, TokmillError, nearest
+from tokmill.base.errors import TokmillError, nearest
 from tokmill.base.files import machine_errors
 from tokmill.store.schema import Array
 from tokmill.training.runs.tensorflow.bundle_entry import (
@@ -36,18 +36,16 @@ class TensorBundle:
 
     Args:
         prefix: the checkpoint without the endings of its files, `…/bert_model.ckpt`.
-        verify: whether checksums of the index and of tensors are checked; it needs the extra
-            `tensorflow`.
 
     Raises:
         TokmillError: the files are damaged, are missing, or are of a kind that is not read.
         MissingExtraError: the package for checksums is missing.
     """
 
-    def __init__(self, prefix: Path, *, verify: bool = True) -> None:
+    def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
         self.index = prefix.with_name(prefix.name + INDEX)
-        self.checksum = load_checksum() if verify else None
+        self.checksum: Checksum = plugins.require("google_crc32c").value
         self.shards = 0
         self.entries: dict[str, TensorEntry] = {}
         """Name of a tensor → its entry in the index."""
@@ -92,7 +90,7 @@ class TensorBundle:
             with machine_errors("read", path):
                 # Mode c maps private pages: torch needs arrays that can be written to.
                 data = np.memmap(path, np.uint8, "c", entry.offset, (entry.size,))
-        if self.checksum is not None and self.checksum(data) != unmasked(entry.crc):
+        if self.checksum(data) != unmasked(entry.crc):
             raise damaged(path, f"the checksum of the tensor {name!r} is wrong")
         values = np.require(data.view(DTYPES[entry.dtype]), requirements="A")
         if entry.dtype == BFLOAT16:
@@ -144,13 +142,3 @@ class TensorBundle:
             end = entry.offset + entry.size
             if end > size:
                 raise damaged(path, f"it has {size:,} bytes, and {name!r} ends at byte {end:,}")
-
-
-def load_checksum() -> Checksum:
-    """Return the function for CRC-32C; raises `MissingExtraError` without its package."""
-    try:
-        checksum: Checksum = plugins.require("google_crc32c").value
-    except MissingExtraError as error:
-        hint = f"{error.hint}; --no-verify reads without checking"
-        raise MissingExtraError(error.what, hint=hint) from None
-    return checksum
