@@ -46,11 +46,6 @@ def _shipped(path: Path) -> Path | None:
     return known
 
 
-def is_recipe(name: str) -> bool:
-    """Return whether a name is that of a TOML file or of a shipped recipe."""
-    return name.endswith(".toml") or name in shipped()
-
-
 def read_toml(path: Path | str) -> dict[str, Any]:
     """Return a TOML file as a dict, merged over the files that it `extends`.
 

@@ -14,10 +14,12 @@ import tokmill
 import toy
 from embedded import vectors_of
 from entry_stores import labelled, lay, tuples_of
+from making import rec, write_store
 from tokmill.base.errors import UsageError
+from tokmill.base.files import write_file
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole
-from tokmill.store.schema import ROLES
+from tokmill.store.schema import ROLES, Column
 from tokmill.store.store import Store
 from tokmill.tasks.comparison.compared_entries import asking_entries, with_relations
 from tokmill.tasks.task import to_tensors
@@ -208,12 +210,23 @@ def test_a_store_that_says_nothing_of_likeness_is_refused(stores: Path, tmp_path
 @pytest.mark.parametrize("what", ["triplets", "groups"])
 def test_stores_that_build_mine_makes(what: str, tmp_path: Path) -> None:
     """Families are never negatives of each other, also where one is dealt to several groups."""
-    labelled(tmp_path / "functions")
-    lay(tmp_path / "functions", "build", {"build": np.arange(40).astype(np.uint32)})
+    drawn = Store(labelled(tmp_path / "drawn"), ["label"])
+    label = drawn.column("label")
+    write_store(
+        tmp_path / "functions",
+        {
+            "token": Column("u1", vocab="token"),
+            "label": Column("u4", per="record"),
+            "build": Column("u4", per="record"),
+        },
+        [[rec(drawn.record(n)["token"], label=label[n], build=n) for n in range(len(drawn))]],
+        vocabularies=drawn.manifest.vocabularies,
+    )
+    write_file(tmp_path / "functions" / "vocab" / "token.json", b"toy")
     tokmill.build(
         "mine", tmp_path / "functions", tmp_path / "mined",
-        what=what, overlays=("label", "build"), same=("label",), differ=("build",),
-        apart=("label",), **({"members": 4} if what == "groups" else {}),
+        what=what, same=("label",), differ=("build",), apart=("label",),
+        **({"members": 4} if what == "groups" else {}),
     )  # fmt: skip
     value = toy.recipe(
         tmp_path / "mined",
@@ -226,8 +239,7 @@ def test_stores_that_build_mine_makes(what: str, tmp_path: Path) -> None:
     batch = task.prepare(Feed(task.rows(store), 2, shuffle=False, columns=columns).batch(0))
     named = [store.record(n) for n in range(len(store))][:2]
     rows = [i for n in named for i in (n["member"] if what == "groups" else [n[r] for r in ROLES])]
-    label = Store(tmp_path / "functions", ["label"]).column("label")[np.asarray(rows)]
-    pairs = set(zip(batch.values["group"].tolist(), label.tolist(), strict=True))
+    pairs = set(zip(batch.values["group"].tolist(), label[np.asarray(rows)].tolist(), strict=True))
     assert len(pairs) == len({one for one, _ in pairs}) == len({one for _, one in pairs})
     assert len(np.unique(store.column("group"))) == 4 < len(store)
     tokmill.train(value, tmp_path / "run", quiet=True)

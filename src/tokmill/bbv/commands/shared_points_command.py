@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -11,14 +11,16 @@ import typer
 from tokmill.base.errors import UsageError
 from tokmill.base.files import inside, make_folder, write_file
 from tokmill.base.progress import Progress, human_count
+from tokmill.bbv.points import executions as reading
+from tokmill.bbv.points import shared_points as sharing
+from tokmill.bbv.points.choose_points import point_files
+from tokmill.bbv.points.clusters import Floats, Ints
+from tokmill.bbv.points.executions import Executions
+from tokmill.bbv.points.shared_points import Shared
+from tokmill.builds.mining.vector_table import VectorTable
+from tokmill.store.store import Store
 from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import print_json, print_table, say
-
-if TYPE_CHECKING:
-    from tokmill.bbv.points.clusters import Floats, Ints
-    from tokmill.bbv.points.executions import Executions
-    from tokmill.bbv.points.shared_points import Shared
-    from tokmill.store.store import Store
 
 UNTRAINED = "untrained"
 PUBLISHED = (
@@ -50,10 +52,6 @@ def shared_points(
     json: Json = False,
 ) -> None:
     """Choose intervals that stand for all programs of a store, and estimate their CPI."""
-    from tokmill.bbv.points import executions as reading
-    from tokmill.bbv.points import shared_points as sharing
-    from tokmill.store.store import Store
-
     opened = Store(store)
     executions = reading.read_executions(opened)
     if len(executions.names) < 2:
@@ -126,8 +124,6 @@ def _print(shared: Shared, executions: Executions) -> None:
 
 def _trained(store: Store, signatures: str, records: Ints, quiet: bool) -> Floats:
     """Return signatures of records: of an overlay, an .npy file, or a run that makes them."""
-    from tokmill.builds.mining.vector_table import VectorTable
-
     if Path(signatures).is_dir():
         from tokmill.inference.embed import embed
 
@@ -139,8 +135,6 @@ def _trained(store: Store, signatures: str, records: Ints, quiet: bool) -> Float
 
 def _write(out: Path, shared: Shared, executions: Executions) -> None:
     """Write the points, records of the store, and a file of weights a program."""
-    from tokmill.bbv.points.choose_points import point_files
-
     make_folder(out)
     for number, name in enumerate(executions.names):
         # A name out of a store is a path of a trace at times.

@@ -159,14 +159,6 @@ def template(
     }
 
 
-def pattern_of(data: Mapping[str, Any]) -> str:
-    """Return the pattern of a file that `byte_level` made."""
-    split = next(
-        (s for s in flatten(data["pre_tokenizer"], "pretokenizers") if s["type"] == "Split"), None
-    )
-    return GPT2 if split is None else str(split["pattern"]["Regex"])
-
-
 def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     """Read and check the content of a tokenizer.json.
 
