@@ -34,8 +34,9 @@ app = typer.Typer(
 
 app.command()(rl_search.search)
 app.command(
+    "train",
     help="Learn to schedule modules: `tokmill train` with a recipe of the task schedules, such as "
-    "schedules-lstm, or a JSON file of settings."
+    "schedules-lstm, or a JSON file of settings.",
 )(training.train)
 app.command("eval")(rl_eval.evaluate)
 app.command()(rl_tune.tune)
