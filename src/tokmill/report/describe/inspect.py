@@ -239,7 +239,7 @@ def recipe(look: Look) -> Facts | None:
                   "next": f"tokmill train {look.quoted} -o RUN"}  # fmt: skip
     elif "extends" in value:
         facts |= {"kind": "recipe", "what": f"a recipe that extends {value['extends']}",
-                  "next": f"tokmill recipe show {look.quoted}"}  # fmt: skip
+                  "next": f"tokmill train {look.quoted} --dry-run"}  # fmt: skip
     return {**facts, "content": shorten(value)}
 
 

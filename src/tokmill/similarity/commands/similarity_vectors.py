@@ -41,7 +41,7 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
     raise UsageError(
         "this is no run and no .npy file",
         where=str(path),
-        hint="`tokmill train` makes a run; `tokmill embed RUN STORE --npy FILE` writes a file",
+        hint="`tokmill train` makes a run; a file has a row of numbers for each record",
     )
 
 

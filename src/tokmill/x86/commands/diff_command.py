@@ -60,12 +60,8 @@ def diff(
     2 and above: the inputs cannot be compared.
     """
     try:
-        if out is not None and out.suffix.lower() == ".bindiff":
-            raise UsageError(
-                "diff writes JSON",
-                where=str(out),
-                hint="for BinDiff, `tokmill cfg PROGRAM -o NAME.BinExport` of both programs",
-            )
+        if out is not None and out.suffix.lower() != ".json":
+            raise UsageError("diff writes JSON", where=str(out), hint="such as -o diff.json")
         if folder := next((path for path in (old, new) if path.is_dir()), None):
             raise UsageError(
                 "this is a folder", where=str(folder), hint="name two programs, or two graph files"
