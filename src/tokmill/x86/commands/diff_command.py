@@ -60,13 +60,13 @@ def diff(
     2 and above: the inputs cannot be compared.
     """
     try:
-        if out is not None and out.suffix.lower() != ".json":
-            raise UsageError("diff writes JSON", where=str(out), hint="such as -o diff.json")
         if folder := next((path for path in (old, new) if path.is_dir()), None):
             raise UsageError(
                 "this is a folder", where=str(folder), hint="name two programs, or two graph files"
             )
         check_outputs({"--out": out, "--html": html}, (old, new))
+        if out is not None and out.suffix.lower() != ".json":
+            raise UsageError("diff writes JSON", where=str(out), hint="such as -o diff.json")
         return _programs(old, new, (out, html), names, run, quiet, json)
     except TokmillError as error:
         if error.exit_code != DIFFER:
