@@ -74,7 +74,7 @@ def test_the_help_of_a_kind_shows_what_it_takes(here: Command, folder: Path) -> 
     _, error = here("build", "x86", "in", "-o", "s", "--tokenizer", "t.json", code=2)
     assert "x86 code has no tokenizer\nhint: --vocab names vocabularies" in error
     _, error = here("build", "x86", "in", "-o", "s", "--engine", "tokenizers", code=2)
-    assert "--engine chooses the encoder of text, but x86 encodes no text" in error
+    assert "No such option: --engine" in error
 
 
 def test_many_unknown_tokens_are_a_warning(here: Command, tmp_path: Path) -> None:
@@ -111,8 +111,7 @@ def test_training_before_building(here: Command, folder: Path, tmp_path: Path) -
     assert "a recipe of the build x86, not of a training" in error
     assert "hint: tokmill build r.toml INPUT… -o STORE" in error
     _, error = here("train", "in", "-o", "run", code=1)
-    assert "the folder holds no store, but programs (half)" in error
-    assert "hint: build one first: tokmill build x86" in error
+    assert "the folder holds no store" in error and "hint: `tokmill inspect" in error
     _, error = here("build", "token-dicts", "in/whole", "-o", "s", code=1)
     assert "this is no sound pickle: no operation of pickles" in error
     _, error = here("plot", "lengths", "in/whole", "-o", "f.svg", code=1)

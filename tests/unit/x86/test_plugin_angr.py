@@ -186,7 +186,7 @@ def test_without_angr_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_no_program_is_refused_before_angr_runs(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("#!/bin/sh\n")
-    with pytest.raises(TokmillError, match="a script"):
+    with pytest.raises(TokmillError, match="not a program"):
         angr.lift(path)
 
 
