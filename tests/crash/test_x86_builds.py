@@ -49,7 +49,7 @@ def command(programs: Path, store: Path, *more: object) -> list[str]:
     """Return the arguments of a build of walks, which are random."""
     words = [
         "build", "x86", programs, "-o", store, "--quiet", "--unit", "walk", "--min-tokens", 20,
-        "--walks", 3, "--restart", "random", *more,
+        "--walks", 3, *more,
     ]  # fmt: skip
     return list(map(str, words))
 

@@ -18,7 +18,7 @@ CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '[' + message['role'] + ']' }}"
     "{% if loop.last and message.content is string %}{{ message['content'] | trim }}"
-    "{% endif %}{{ eos_token }}{% endfor %}"
+    "{% endif %}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 

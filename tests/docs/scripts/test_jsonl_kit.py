@@ -241,7 +241,7 @@ def test_a_part_is_kept_and_the_rest_follows(played: Played, tmp_path: Path) -> 
 def test_one_line_is_explained(played: Played) -> None:
     output = said(played, "--explain")
     first = sequences(played, "a")[0]
-    assert "record 0 of tokenized" in output and f"0 to {len(first)}" in output
+    assert "a.jsonl, line 1, byte 0" in output
     assert " ".join(map(str, first[:8])) in output
     left_out = played.run("tokmill store rejects tokenized --skipped")
     assert left_out.count("skipped, ") == 3 and "b.jsonl" in left_out

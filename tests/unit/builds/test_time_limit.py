@@ -265,7 +265,8 @@ def build(case: Case, out: Path, how: How | None = None) -> Store:
     return quick_build(case.source, path, place if place != Path() else "", how=how, **case.options)
 
 
-@pytest.mark.parametrize("name", CASES)
+# Pickles come in the batches in which they were written, of 1,000 entries.
+@pytest.mark.parametrize("name", [n for n in CASES if n not in ("token-dicts", "triplets")])
 def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -287,7 +288,7 @@ def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
     whole = build(case, tmp_path / "whole")
     batches, seen = seen, 0
     assert batches > 5 * LIMIT, "too few batches to tell"
-    if name not in ("x86", "token-dicts"):
+    if name != "x86":
         said = [end for end in ends if end is not None]
         assert len(said) == len(ends) and said == sorted(said) and said[-1] == pytest.approx(1.0)
     looks = 0

@@ -253,9 +253,9 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     def differs(key: str) -> bool:
         kind = f"{key.partition('.')[0]}.kind"
         values = {canonical_digest(one[key]) for one in settings if key in one}
-        have = {one.get(kind) for one in settings if key in one}
-        lack = {one.get(kind) for one in settings if key not in one}
-        return len(values) > 1 or bool((have & lack) - {None})
+        have = {str(one[kind]) for one in settings if key in one and kind in one}
+        lack = {str(one[kind]) for one in settings if key not in one and kind in one}
+        return len(values) > 1 or bool(have & lack)
 
     return [key for key in dict.fromkeys(k for one in settings for k in one) if differs(key)]
 

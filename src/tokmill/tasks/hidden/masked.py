@@ -27,10 +27,11 @@ from tokmill.store.store import Store
 from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
 from tokmill.tasks.hidden.masked_config import MaskedConfig, check_shares, inside_words
 from tokmill.tasks.hidden.masking import choose, replaced, unit_sums, units, wanted
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.next_token import choose_column
 from tokmill.tasks.scores import BORDER, Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
-from tokmill.tasks.task_inputs import SEGMENT, Facts, Measures, store_inputs
+from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
 from tokmill.tasks.task_rows import check_cut, cut_rows
 
 PLACES = "places"
