@@ -32,7 +32,7 @@ from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.plan import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.builds.scan import PACKED, in_words
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Manifest, Plan, Receipt
+from tokmill.store.manifest import Manifest, Plan, PlannedItem, Receipt
 from tokmill.store.marks import LOCK
 from tokmill.store.receipts import planned_receipts
 from tokmill.store.store import Store
@@ -127,26 +127,11 @@ def say_remark(prepared: Prepared) -> None:
 def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     """Make the missing shards and finish the store."""
     plan, planned = prepared.plan, prepared.planned
-    if how.part is None:
-        sweep(out)
-    damaged: list[Path] = []
-    receipts = planned_receipts(out, planned, damaged)
-    if damaged and not how.quiet:
-        what = human_count(len(damaged), "receipt")
-        print(f"{what} damaged, made again with the shard: {damaged[0]}", file=sys.stderr)
-    tasks = missing_tasks(planned, receipts)
-    # A shard that was cut is completed, under the same name.
-    receipts = [receipt for receipt in receipts if receipt.cut is UNSET]
-    if how.part is not None:
-        mine, of = how.part
-        tasks = [task for i, task in enumerate(tasks) if int(task.shard, 16) % of == mine - 1]
+    receipts, tasks = missing(out, planned, how)
     if not tasks:
         if not how.quiet:
             print("no shard was missing: nothing was left to do", file=sys.stderr)
         return finish(out, prepared, receipts, how)
-    if how.limit_seconds is not None:
-        # Names are digests, so the first ones are a random sample of the input.
-        tasks.sort(key=lambda task: task.shard)
     if how.part is None and not is_complete(out):
         # It names the shards that were cut, which are now replaced.
         remove(out / layout.MANIFEST)
@@ -177,31 +162,22 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     begun = {receipt.shard for receipt in receipts}
     rejects = Rejects(out, how.max_rejects, plan, planned)
     rejects.add(receipts)
-    try:
-        with stop, bar, contextlib.closing(executor.map(until(tasks, stop.until))) as done:
-            for task, made in done:
-                if not made:
-                    continue
-                if task.shard in begun:
-                    again = {receipt.name for receipt in made}
-                    receipts = [receipt for receipt in receipts if receipt.name not in again]
-                receipts += made
-                bar.advance(read_of(task, made) - task.size + task.left)
-                watch.event("shard", shard=task.shard, bytes=task.size, rate=round(bar.rate))
-                rejects.add(made)
-    except KeyboardInterrupt:
-        watch.event("interrupted")
-        raise Interrupted(
-            "ended at once; what was committed before is kept",
-            where=str(out),
-            hint="run the same command again: it continues",
-        ) from None
-    except MachineError:
-        # If one worker fails, the others are killed; remove their files, as the disk may be full.
-        if workers and how.part is None:
-            with contextlib.suppress(MachineError):
-                sweep(out)
-        raise
+    with (
+        stopped_at_once(out, watch, swept=bool(workers) and how.part is None),
+        stop,
+        bar,
+        contextlib.closing(executor.map(until(tasks, stop.until))) as done,
+    ):
+        for task, new in done:
+            if not new:
+                continue
+            if task.shard in begun:
+                again = {receipt.name for receipt in new}
+                receipts = [receipt for receipt in receipts if receipt.name not in again]
+            receipts += new
+            bar.advance(read_of(task, new) - task.size + task.left)
+            watch.event("shard", shard=task.shard, bytes=task.size, rate=round(bar.rate))
+            rejects.add(new)
     if make.clock() >= stop.until.value and missing_tasks(planned, receipts):
         name = stop.signal or ("a signal" if limit is None else "")
         watch.event("interrupted" if name else "time limit")
@@ -222,6 +198,48 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
             hint="run the same command again: it continues",
         )
     return store
+
+
+def missing(
+    out: Path, planned: Sequence[PlannedItem], how: How
+) -> tuple[list[Receipt], list[ShardJob]]:
+    """Return the receipts of whole shards, and the shards that this process is to make."""
+    if how.part is None:
+        sweep(out)
+    damaged: list[Path] = []
+    receipts = planned_receipts(out, planned, damaged)
+    if damaged and not how.quiet:
+        what = human_count(len(damaged), "receipt")
+        print(f"{what} damaged, made again with the shard: {damaged[0]}", file=sys.stderr)
+    tasks = missing_tasks(planned, receipts)
+    if how.part is not None:
+        mine, of = how.part
+        tasks = [task for task in tasks if int(task.shard, 16) % of == mine - 1]
+    if how.limit_seconds is not None:
+        # Names are digests, so the first ones are a random sample of the input.
+        tasks.sort(key=lambda task: task.shard)
+    # A shard that was cut is completed, under the same name.
+    return [receipt for receipt in receipts if receipt.cut is UNSET], tasks
+
+
+@contextlib.contextmanager
+def stopped_at_once(out: Path, watch: Watch, *, swept: bool) -> Iterator[None]:
+    """End an interrupted build with what it kept; with `swept`, remove files of killed workers."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        watch.event("interrupted")
+        raise Interrupted(
+            "ended at once; what was committed before is kept",
+            where=str(out),
+            hint="run the same command again: it continues",
+        ) from None
+    except MachineError:
+        # If one worker fails, the others are killed; remove their files, as the disk may be full.
+        if swept:
+            with contextlib.suppress(MachineError):
+                sweep(out)
+        raise
 
 
 def is_complete(out: Path) -> bool:

@@ -306,6 +306,13 @@ def _cut(
         if part >= item.parts_done:
             digest.update(data)
 
+    def whole_records(end: int, ends_part: bool) -> Iterator[Block]:
+        nonlocal data, position, lost
+        read(data[:end])
+        if part >= item.parts_done:
+            yield from _without_long(data[:end], position, delimiter, lost, ends_part)
+        data, position, lost = data[end:], position + end, []
+
     for chunk in chain(chunks, (None,)):
         if chunk is not None:
             pending.append(chunk)
@@ -314,12 +321,9 @@ def _cut(
                 continue
         data = b"".join(pending)
         if skipping:
-            end = data.find(delimiter)
-            # The last bytes may be the beginning of a delimiter.
-            gone = end + len(delimiter) if end >= 0 else max(0, len(data) - len(delimiter) + 1)
-            gone = len(data) if end < 0 and chunk is None else gone
+            gone, skipping = _skipped(data, delimiter, chunk is None)
             read(data[:gone])
-            data, position, skipping = data[gone:], position + gone, end < 0
+            data, position = data[gone:], position + gone
         if skipping:
             pending, size = [data], len(data)
             continue
@@ -329,20 +333,12 @@ def _cut(
             end = 0 if over else _end_after(data, part_stop - position, delimiter)
             if end < 0:
                 break
-            read(data[:end])
-            if part >= item.parts_done:
-                yield from _without_long(data[:end], position, delimiter, lost, True)
-            lost = []
+            yield from whole_records(end, True)
             part += 1
-            data, position = data[end:], position + end
             part_stop = position + MAX_ITEM
         end = len(data) if chunk is None and whole else _last_end(data, delimiter)
         if end:
-            read(data[:end])
-            if part >= item.parts_done:
-                yield from _without_long(data[:end], position, delimiter, lost, False)
-            lost = []
-            data, position = data[end:], position + end
+            yield from whole_records(end, False)
         if len(data) >= MAX_RECORD + len(delimiter) or (data and chunk is None):
             lost.append(position)
             skipping = True
@@ -350,6 +346,15 @@ def _cut(
     read(b"".join(pending))
     if lost and part >= item.parts_done:
         yield Block(b"", position, lost, False)
+
+
+def _skipped(data: bytes, delimiter: bytes, last: bool) -> tuple[int, bool]:
+    """Return how many first bytes belong to a too long record, and whether it goes on."""
+    end = data.find(delimiter)
+    if end >= 0:
+        return end + len(delimiter), False
+    # The last bytes may be the beginning of a delimiter.
+    return len(data) if last else max(0, len(data) - len(delimiter) + 1), True
 
 
 def _without_long(

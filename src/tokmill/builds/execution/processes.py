@@ -11,9 +11,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from tokmill.base import bounds
@@ -79,12 +80,7 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
-        # The pool sends the other workers SIGTERM, which one that just starts blocks.
-        ended = list((started or {}).values())
-        for process in ended:
-            process.kill()
-            process.join()
-        if MachineError.exit_code in [process.exitcode for process in ended]:
+        if _exit_codes(list((started or {}).values())) & {MachineError.exit_code}:
             hint = "the line above says why"
         names = ", ".join(dict.fromkeys(filter(None, map(name, running.values()))))
         raise MachineError("a worker process was killed", where=names, hint=hint) from None
@@ -97,6 +93,15 @@ def in_processes(
             # A future holds its error, and the error this frame with all semaphores.
             running.clear()
             done.clear()
+
+
+def _exit_codes(processes: Sequence[BaseProcess]) -> set[int | None]:
+    """Kill the processes of a broken pool and return how they ended."""
+    # The pool sends the other workers SIGTERM, which one that just starts blocks.
+    for process in processes:
+        process.kill()
+        process.join()
+    return {process.exitcode for process in processes}
 
 
 def _taken(running: dict[Future[R], T], done: set[Future[R]]) -> tuple[T, R]:

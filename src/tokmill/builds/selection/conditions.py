@@ -67,16 +67,7 @@ def parse_condition(
     if not match:
         raise UsageError(f"where: {text!r} is not COLUMN OP VALUE", hint="such as 'length >= 64'")
     name, sign, raw = match.groups()
-    if name != "length" and name not in schema:
-        raise UsageError(
-            f"where: there is no column {name!r}", hint=nearest(name, [*schema, "length"])
-        )
-    if name != "length" and (schema[name].per != "record" or schema[name].width):
-        known = [name for name, c in schema.items() if c.per == "record" and not c.width]
-        raise UsageError(
-            f"where: the column {name!r} does not hold one value per record",
-            hint=f"these do: {', '.join([*known, 'length'])}",
-        )
+    _check_column(name, schema)
     is_text = name != "length" and schema[name].dtype == "utf8"
     bare = raw.strip("'\"") if is_text else raw
     number = number_of(raw) if sign != "~" else None
@@ -119,6 +110,19 @@ def parse_condition(
         return np.asarray(found, bool), unknown
 
     return holds
+
+
+def _check_column(name: str, schema: Schema) -> None:
+    single = [name for name, c in schema.items() if c.per == "record" and not c.width]
+    if name not in (*schema, "length"):
+        raise UsageError(
+            f"where: there is no column {name!r}", hint=nearest(name, [*schema, "length"])
+        )
+    if name not in (*single, "length"):
+        raise UsageError(
+            f"where: the column {name!r} does not hold one value per record",
+            hint=f"these do: {', '.join([*single, 'length'])}",
+        )
 
 
 def number_of(text: str) -> int | float | None:

@@ -139,13 +139,7 @@ def train_words(
 
     spelled = [[byte_id[byte] for byte in word] for word in words]
     counts = list(words.values())
-    pairs: defaultdict[tuple[int, int], int] = defaultdict(int)
-    holders: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-    for place, ids in enumerate(spelled):
-        for pair in zip(ids, ids[1:], strict=False):
-            pairs[pair] += counts[place]
-            holders[pair].add(place)
-
+    pairs, holders = _count_pairs(spelled, counts)
     order: list[int] | list[str] = (
         list(range(len(tokens))) if tie_break == "first" else [_descending(t) for t in tokens]
     )
@@ -183,6 +177,19 @@ def train_words(
         for c, d in risen:
             heapq.heappush(queue, (-pairs[c, d], order[c], order[d], c, d))
     return dict(enumerate(tokens)), merges
+
+
+def _count_pairs(
+    spelled: Sequence[Sequence[int]], counts: Sequence[int]
+) -> tuple[defaultdict[tuple[int, int], int], defaultdict[tuple[int, int], set[int]]]:
+    """Return each pair of neighbours → how often it occurs, and → the words that hold it."""
+    pairs: defaultdict[tuple[int, int], int] = defaultdict(int)
+    holders: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for place, ids in enumerate(spelled):
+        for pair in zip(ids, ids[1:], strict=False):
+            pairs[pair] += counts[place]
+            holders[pair].add(place)
+    return pairs, holders
 
 
 def _join(ids: list[int], a: int, b: int, joined: int) -> list[int]:

@@ -70,8 +70,8 @@ def train_wordpiece(
         first = [*special, *kept, *(INSIDE + c for c in kept if _goes_on(trained, c))]
         if len(first) > vocab_size:
             raise UsageError(
-                f"a vocabulary of {vocab_size} is too small: {len(special)} special tokens, and "
-                f"{len(first) - len(special)} for {len(kept)} characters",
+                f"a vocabulary of {vocab_size} is too small for {len(special)} special tokens and "
+                f"{len(kept)} characters",
                 hint=f"--vocab-size {len(first)} or more",
             )
         trainer = library.trainers.WordPieceTrainer(

@@ -66,19 +66,7 @@ def byte_level(
     special_ids = {number: token for token, number in specials.items()}
     # Special tokens are in the model's vocabulary too, else `tokenizers` gives them other ids.
     by_id = dict(sorted((vocab | {n: t.encode() for n, t in special_ids.items()}).items()))
-    spelled: dict[str, int] = {}
-    for number, token in by_id.items():
-        name = special_ids.get(number)
-        text = alias(token) if name is None else name
-        if text in spelled:
-            if spelled[text] in special_ids or name is not None:
-                raise TokmillError(
-                    f"the special token {text!r} is spelled like the learned token {token!r} in a "
-                    "tokenizer.json",
-                    hint="give the special token another name: <|name|>",
-                )
-            continue
-        spelled[text] = number
+    spelled = _spelled(by_id, special_ids)
     byte_step = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -120,6 +108,23 @@ def byte_level(
             "merges": [[alias(left), alias(right)] for left, right in merges],
         },
     }
+
+
+def _spelled(by_id: Mapping[int, bytes], special_ids: Mapping[int, str]) -> dict[str, int]:
+    """Return each token as a tokenizer.json spells it → its id, the first of equal ones."""
+    spelled: dict[str, int] = {}
+    for number, token in by_id.items():
+        name = special_ids.get(number)
+        text = alias(token) if name is None else name
+        if text not in spelled:
+            spelled[text] = number
+        elif spelled[text] in special_ids or name is not None:
+            raise TokmillError(
+                f"the special token {text!r} is spelled like the learned token {token!r} in a "
+                "tokenizer.json",
+                hint="give the special token another name: <|name|>",
+            )
+    return spelled
 
 
 def added_token(number: int, content: str, *, special: bool = True) -> dict[str, Any]:
@@ -184,18 +189,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     if "type" not in model:
         model["type"] = "BPE" if "merges" in model else "WordPiece"
     if model["type"] == "BPE":
-        merges = model.get("merges") or []
-        if not isinstance(merges, list):
-            raise TokmillError("the merges are no list", where=where, hint="the file is broken")
-        # Comprehensions for speed: this takes much of the start of every build.
-        pairs = [merge.split(" ") if type(merge) is str else merge for merge in merges]
-        if not all(
-            type(pair) is list and len(pair) == 2 and type(pair[0]) is type(pair[1]) is str
-            for pair in pairs
-        ):
-            wrong = next(merge for merge in merges if not _is_pair(merge))
-            raise TokmillError(f"a merge is no pair: {wrong!r}", where=where, hint="it is broken")
-        model["merges"] = pairs
+        model["merges"] = _pairs(model.get("merges") or [], where)
     for token in data.get("added_tokens") or []:
         if (
             not isinstance(token, dict)
@@ -220,6 +214,20 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
                 hint=f"usual ones make it up to four times as long; {MOST_GROWTH:,} are allowed",
             )
     return dict(data)
+
+
+def _pairs(merges: Any, where: str) -> list[list[str]]:
+    if not isinstance(merges, list):
+        raise TokmillError("the merges are no list", where=where, hint="the file is broken")
+    # Comprehensions for speed: this takes much of the start of every build.
+    pairs = [merge.split(" ") if type(merge) is str else merge for merge in merges]
+    if not all(
+        type(pair) is list and len(pair) == 2 and type(pair[0]) is type(pair[1]) is str
+        for pair in pairs
+    ):
+        wrong = next(merge for merge in merges if not _is_pair(merge))
+        raise TokmillError(f"a merge is no pair: {wrong!r}", where=where, hint="it is broken")
+    return pairs
 
 
 def _growth(step: Mapping[str, Any]) -> float:
