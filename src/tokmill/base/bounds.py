@@ -81,10 +81,10 @@ def bounded_reader(read: Callable[Concatenate[A, P], R]) -> Callable[Concatenate
 def _size(path: Path | str) -> int:
     """Return the bytes that a file takes on its disk, at most its size: it may have holes."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return 0
-    return min(found.st_size, found.st_blocks * 512)
+    return min(status.st_size, status.st_blocks * 512)
 
 
 def _data() -> int:

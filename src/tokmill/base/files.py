@@ -101,14 +101,14 @@ def make_folder(folder: Path) -> Path:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Make a folder and its parents; at the end, remove those made here that are empty."""
     with machine_errors("make folder", folder):
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
     try:
         yield folder
     finally:
         # Stops at the first that is not empty: all above it are not empty either.
         with contextlib.suppress(OSError):
-            for path in made:
+            for path in new:
                 path.rmdir()
 
 
@@ -317,9 +317,9 @@ def _drop_torn_line(descriptor: int, block: int = 1 << 16) -> None:
     end = size = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - block)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if found >= 0:
-            end = start + found + 1
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
             break
         end = start
     if end < size:

@@ -33,9 +33,9 @@ XZ_MEMORY = 1 << 30
 
 def packing(head: bytes) -> str:
     """Return the suffix of the compression that a file's first bytes show, "" for none."""
-    found = next((suffix for suffix, magic in MAGIC.items() if head.startswith(magic)), "")
+    compression = next((suffix for suffix, magic in MAGIC.items() if head.startswith(magic)), "")
     # Text may begin with the three letters of .bz2.
-    return found if found != ".bz2" or head[4:10] in BLOCKS else ""
+    return compression if compression != ".bz2" or head[4:10] in BLOCKS else ""
 
 
 def inflate(

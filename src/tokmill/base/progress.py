@@ -81,8 +81,8 @@ def elapsed(what: str | Callable[[], str]) -> Iterator[None]:
 
     def tell() -> None:
         while not ended.wait(1 if terminal else EVERY):
-            said = what if isinstance(what, str) else what()
-            text = f"{said}: {human_time(time.monotonic() - begun)}"
+            label = what if isinstance(what, str) else what()
+            text = f"{label}: {human_time(time.monotonic() - begun)}"
             print(*(["\r\x1b[2K", text, " "] if terminal else [text, "\n"]), sep="", end="",
                   file=sys.stderr, flush=True)  # fmt: skip
 

@@ -37,13 +37,13 @@ def find(name: Path | str) -> Path:
 
 
 def _shipped(path: Path) -> Path | None:
-    known = shipped().get(path.name.removesuffix(".toml"))
-    if known is None or path.parts not in (
+    recipe = shipped().get(path.name.removesuffix(".toml"))
+    if recipe is None or path.parts not in (
         (path.name,),
-        ("recipes", known.parent.name, known.name),
+        ("recipes", recipe.parent.name, recipe.name),
     ):
         return None
-    return known
+    return recipe
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:

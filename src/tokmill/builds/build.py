@@ -282,13 +282,13 @@ def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
     for receipt in made:
         for item in receipt.items:
             read[item.name, item.start] += item.bytes
-    found = 0
+    result = 0
     for planned in task.items:
         if (planned.name, planned.start) in read:
             packed = planned.path.lower().endswith(PACKED)
             content = read[planned.name, planned.start] // (EXPANDED if packed else 1)
-            found += min(planned.size, content)
-    return found
+            result += min(planned.size, content)
+    return result
 
 
 def until(tasks: Iterable[ShardJob], deadline: c_double) -> Iterator[ShardJob]:

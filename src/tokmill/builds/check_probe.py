@@ -40,11 +40,11 @@ def settle_probe(source: Source, store: Path) -> None:
             if not path.exists():
                 write_file(path, sealed(now))
             remove(lock)
-    known = read_probe(store)
-    if known.texts() != now.texts():
-        now = source.probe(known.texts()) or now
+    stored = read_probe(store)
+    if stored.texts() != now.texts():
+        now = source.probe(stored.texts()) or now
     compare(
-        known.answers,
+        stored.answers,
         now.answers,
         where=str(path),
         who="the engine gives other ids than when the store was begun",

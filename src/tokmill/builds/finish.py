@@ -60,9 +60,9 @@ def hint_of_source(
     """
     reason = max(why, key=lambda reason: why[reason], default="")
     if reason in kind.explained:
-        said: str = kind.why_nothing(config, paths)
-        if said:
-            return said
+        advice: str = kind.why_nothing(config, paths)
+        if advice:
+            return advice
     return kind.hints.get(reason, "")
 
 
@@ -93,11 +93,11 @@ def conversion(path: str) -> str:
     with reading(path) as file:
         head = file.read(HEAD)
     packed = packing(head)
-    found = encoding_of(next(inflate(path, kind=packed), b"")[:HEAD] if packed else head)
-    name = f"iconv -f {found or 'LATIN1'} -t UTF-8"
+    encoding = encoding_of(next(inflate(path, kind=packed), b"")[:HEAD] if packed else head)
+    name = f"iconv -f {encoding or 'LATIN1'} -t UTF-8"
     quoted = shlex.quote(path)
     command = f"{CAT[packed]} {quoted} | {name} > NEW" if packed else f"{name} {quoted} > NEW"
-    unsure = "" if found else " (or another encoding: `iconv -l` lists them)"
+    unsure = "" if encoding else " (or another encoding: `iconv -l` lists them)"
     return f"convert it, as with `{command}`{unsure}"
 
 
@@ -190,9 +190,9 @@ class Rejects:
             )
 
     def _hint(self) -> str:
-        said = hint_of_source(*_source_of(self.plan, self.planned), self.reasons)
-        said = f"{said};" if said else "is it the right kind of input?"
-        return f"{said} --max-rejects 1 keeps the others"
+        advice = hint_of_source(*_source_of(self.plan, self.planned), self.reasons)
+        advice = f"{advice};" if advice else "is it the right kind of input?"
+        return f"{advice} --max-rejects 1 keeps the others"
 
 
 def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -> list[ShardJob]:

@@ -147,8 +147,8 @@ def _remove_files(folder: Path, chosen: Callable[[str], bool]) -> None:
         return
     remove_leftovers(folder)
     with machine_errors("list", folder), os.scandir(folder) as entries:
-        found = [e.name for e in entries if chosen(e.name) and e.is_file(follow_symlinks=False)]
-    for name in found:
+        names = [e.name for e in entries if chosen(e.name) and e.is_file(follow_symlinks=False)]
+    for name in names:
         remove(folder / name)
     _remove_empty(folder)
 
@@ -162,9 +162,9 @@ def _vocabulary_files(out: Path) -> set[str]:
     """Return the names of a store's files in `vocab`, from its plan or its manifest."""
     for name, kind in layout.DESCRIPTIONS.items():
         with contextlib.suppress(TokmillError):
-            found: Any = layout.read_sealed(out / name, kind)
-            beside = TOKENIZER_FILES if "token" in found.vocabularies else ()
-            return {*(one.file for one in found.vocabularies.values()), *beside, PROBE}
+            description: Any = layout.read_sealed(out / name, kind)
+            beside = TOKENIZER_FILES if "token" in description.vocabularies else ()
+            return {*(one.file for one in description.vocabularies.values()), *beside, PROBE}
     return {*TOKENIZER_FILES, PROBE}
 
 

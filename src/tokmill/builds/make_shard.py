@@ -268,7 +268,7 @@ def make_shard(
     for item in task.items[len(part.items) :]:
         with bounded(item.path, item.size, limit=source.is_bounded):
             so_far = part.so_far()
-            found = check_unchanged(item)
+            unchanged = check_unchanged(item)
             content = Content()
             before = (part.writer.records, part.writer.tokens)
             batches = source.read(item, content)
@@ -285,11 +285,11 @@ def make_shard(
                     if isinstance(batches, Generator):
                         batches.close()
                     part.end_item(item, content, before)
-                    made = part.commit(
+                    last_receipt = part.commit(
                         folder, task.shard, number, last=False, cut=so_far, done=batch.done
                     )
-                    return [*receipts, made]
-            check_unchanged(item, found)
+                    return [*receipts, last_receipt]
+            check_unchanged(item, unchanged)
             part.end_item(item, content, before)
             if count is not None:
                 count(item.size)

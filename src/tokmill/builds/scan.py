@@ -115,7 +115,7 @@ def find_files(
     entries: dict[str, tuple[_Entry, InputFile]] = {}
     for argument in inputs:
         left: Counter[str] = Counter()
-        found = 0
+        count = 0
         for entry in _entries(argument, chosen, left):
             size, digest, head = sampled(entry.path)
             why = fits(entry.path, head) if fits is not None and not entry.named else ""
@@ -124,11 +124,11 @@ def find_files(
                 left[why] += 1
             elif place in entries:
                 left["file that is named twice"] += 1
-                found += 1
+                count += 1
             else:
                 entries[place] = entry, InputFile(entry.name, entry.path, size, digest)
-                found += 1
-        if not found and not (none_is_fine and +left):
+                count += 1
+        if not count and not (none_is_fine and +left):
             raise _nothing(argument, suffixes, options, left, instead)
         total += left
     names = _distinct({place: entry.name for place, (entry, _) in entries.items()})
@@ -149,8 +149,8 @@ def with_lists(inputs: Sequence[str] | None, lists: Sequence[str] | None) -> lis
         UsageError: - is named twice.
         MachineError: a list cannot be read.
     """
-    found = list(inputs or ())
-    if [*found, *(lists or ())].count("-") > 1:
+    result = list(inputs or ())
+    if [*result, *(lists or ())].count("-") > 1:
         raise UsageError("stdin was named twice", hint="name - once, as INPUT or as a list")
     for name in lists or ():
         with machine_errors("read", name):
@@ -165,8 +165,8 @@ def with_lists(inputs: Sequence[str] | None, lists: Sequence[str] | None) -> lis
                 )
         if not paths:
             raise TokmillError("the list names no file", where=name, hint="a path on each line")
-        found += [path for _, path in paths]
-    return found
+        result += [path for _, path in paths]
+    return result
 
 
 def _listed(name: str, data: bytes) -> Iterator[tuple[int, str]]:
@@ -257,10 +257,10 @@ def _no_file(path: Path) -> str:
 
 def suffix_of(name: str) -> str:
     """Return the suffix by which a file is counted: `.md`, `.txt.gz`, or "no suffix"."""
-    found = [suffix.lower() for suffix in Path(name).suffixes]
-    if not found or len(found[-1]) > 12 or not found[-1][1:].isprintable():
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
+    if not suffixes or len(suffixes[-1]) > 12 or not suffixes[-1][1:].isprintable():
         return NO_SUFFIX
-    return "".join(found[-2:]) if found[-1] in PACKED and len(found) > 1 else found[-1]
+    return "".join(suffixes[-2:]) if suffixes[-1] in PACKED and len(suffixes) > 1 else suffixes[-1]
 
 
 def _chooser(options: FolderOptions, suffixes: Sequence[str]) -> Callable[[str], str]:
@@ -322,22 +322,22 @@ def _distinct(names: Mapping[str, str]) -> dict[str, str]:
         return joined.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
     while True:
-        found = {place: name(place) for place in names}
-        times = Counter(found.values())
+        result = {place: name(place) for place in names}
+        times = Counter(result.values())
         equal = [
             place
-            for place, one in found.items()
+            for place, one in result.items()
             if times[one] > 1 and depth[place] < len(parts[place])
         ]
         if not equal:
-            return found
+            return result
         for place in equal:
             depth[place] += 1
 
 
 def in_words(left_out: Mapping[str, int], most: int = SHOWN) -> str:
     """Return the counts of what was not read as one line, the most frequent kinds first."""
-    told: list[str] = []
+    parts: list[str] = []
     suffixes, texts = [], []
     for why, count in in_order(left_out).items():
         if why.startswith(NOT_TEXT):
@@ -345,12 +345,12 @@ def in_words(left_out: Mapping[str, int], most: int = SHOWN) -> str:
         elif why.startswith(".") or why == NO_SUFFIX:
             suffixes.append(_files(why, count))
         else:
-            told.append(human_count(count, why, PLURALS.get(why, f"{why}s")))
+            parts.append(human_count(count, why, PLURALS.get(why, f"{why}s")))
     if texts:
-        told.append(f"not text: {_some(texts, most)}")
+        parts.append(f"not text: {_some(texts, most)}")
     if suffixes:
-        told.append(f"of other kinds: {_some(suffixes, most)}")
-    return "; ".join(told)
+        parts.append(f"of other kinds: {_some(suffixes, most)}")
+    return "; ".join(parts)
 
 
 def _files(suffix: str, count: int) -> str:

@@ -38,14 +38,14 @@ def shared(
     try:
         make_folder(folder)
         with locked(folder / f".{kind}.lock", "", "", wait=math.inf):
-            found = _read(path, np.dtype(dtype), shape)
-            if found is None:
-                found = find()
-                assert found.dtype == dtype and found.shape == shape
+            result = _read(path, np.dtype(dtype), shape)
+            if result is None:
+                result = find()
+                assert result.dtype == dtype and result.shape == shape
                 for other in folder.glob(f"{kind}-*"):
                     remove(other)
-                write_file(path, _written(found))
-            return found
+                write_file(path, _written(result))
+            return result
     except MachineError:
         return find()
 
@@ -71,6 +71,6 @@ def _read(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Ar
             return None
         data = np.memmap(path, np.uint8, "r")
         if _digest(data[32:]) == data[:32].tobytes():
-            found: Array = data[32:].view(dtype).reshape(shape)
-            return found
+            result: Array = data[32:].view(dtype).reshape(shape)
+            return result
     return None

@@ -34,7 +34,7 @@ def spelled_kept(chosen: BuildRecipe) -> Iterator[BuildRecipe]:
     At the end files are removed that no plan names.
     """
     kind = plugins.load(plugins.SOURCES, chosen.source)
-    spelled = {name: found for name in chosen.inputs if (found := kind.spelled(name))}
+    spelled = {name: spelling for name in chosen.inputs if (spelling := kind.spelled(name))}
     if not spelled:
         yield chosen
         return
@@ -45,7 +45,7 @@ def spelled_kept(chosen: BuildRecipe) -> Iterator[BuildRecipe]:
     try:
         with claimed(out):
             cache = make_folder(out / "cache")
-            places = {name: str(_spelled(cache, *found)) for name, found in spelled.items()}
+            places = {name: str(_spelled(cache, *spelling)) for name, spelling in spelled.items()}
         inputs = tuple(places.get(name, name) for name in chosen.inputs)
         yield msgspec.structs.replace(chosen, inputs=inputs)
     finally:

@@ -59,15 +59,15 @@ def files_of(item: PlannedItem) -> list[Path]:
 
 def stamps_of(planned: Iterable[PlannedItem]) -> dict[str, Stamp]:
     """Return file → what tells whether it was touched."""
-    found: dict[str, Stamp] = {}
+    result: dict[str, Stamp] = {}
     for item in planned:
         # A file may be read by many items: looked at once.
-        if item.path in found and all(other.path in found for other in item.others):
+        if item.path in result and all(other.path in result for other in item.others):
             continue
         for file in files_of(item):
             with machine_errors("read", file):
-                found[str(file)] = stamp(os.stat(file))
-    return found
+                result[str(file)] = stamp(os.stat(file))
+    return result
 
 
 def read_stamps(store: Path) -> dict[str, Stamp]:
@@ -146,8 +146,8 @@ def _same(source: Source, item: PlannedItem, receipts: Sequence[Receipt]) -> boo
         if (one.name, one.start) == (item.name, item.start)
     ]
     try:
-        found = _contents(source, Item.again(item))
-        return all(digest == next(found, "") for digest in wanted)
+        digests = _contents(source, Item.again(item))
+        return all(digest == next(digests, "") for digest in wanted)
     except MachineError:
         raise
     except TokmillError:

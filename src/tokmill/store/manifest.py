@@ -32,10 +32,10 @@ def sealed(value: msgspec.Struct) -> bytes:
 
 def check_seal(data: bytes) -> None:
     """Raise `ValueError` if the content of a file does not have the stated digest."""
-    found = TAIL.search(data, max(0, len(data) - LENGTH))
-    if found is None:
+    tail = TAIL.search(data, max(0, len(data) - LENGTH))
+    if tail is None:
         raise ValueError("it does not end with its digest")
-    if hashlib.sha256(data[: found.start()]).hexdigest().encode() != found[1]:
+    if hashlib.sha256(data[: tail.start()]).hexdigest().encode() != tail[1]:
         raise ValueError("its content is not what its digest says")
 
 

@@ -45,19 +45,19 @@ def overlay_path(base: Path, name: str) -> Path:
 def overlay_names(base: Path) -> list[str]:
     folder = base / FOLDER
     with machine_errors("read", folder):
-        found = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path.name for path in found if path.is_dir() and (path / "plan.json").exists()]
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path.name for path in paths if path.is_dir() and (path / "plan.json").exists()]
 
 
 def find_overlays(base: Store) -> list[Found]:
-    found = []
+    result = []
     for name in overlay_names(base.path):
         overlay = Store(base.path / FOLDER / name)
         state = "partial" if overlay.partial else "complete"
         if facts_of(overlay).base != base.fingerprint:
             state = "stale"
-        found.append(Found(name, ", ".join(overlay.schema), state))
-    return found
+        result.append(Found(name, ", ".join(overlay.schema), state))
+    return result
 
 
 def facts_of(overlay: Store) -> Overlay:
@@ -80,12 +80,12 @@ def open_overlay(base: Store, name: str) -> Store:
             has a column that `base` has already.
     """
     path = overlay_path(base.path, name)
-    known = overlay_names(base.path)
-    if name not in known:
+    names = overlay_names(base.path)
+    if name not in names:
         raise TokmillError(
             f"the store has no overlay {name!r}",
             where=str(base.path),
-            hint=nearest(name, known) or "`tokmill build overlay` or `tokmill embed` makes one",
+            hint=nearest(name, names) or "`tokmill build overlay` or `tokmill embed` makes one",
         )
     overlay = Store(path)
     facts = facts_of(overlay)

@@ -74,8 +74,8 @@ def read_receipts(path: Path, damaged: list[Path] | None = None) -> list[Receipt
 def in_order(planned: Iterable[PlannedItem], receipts: Iterable[Receipt]) -> list[Receipt]:
     """Return the receipts of planned shards in the order of the plan; others are left out."""
     order = {name: i for i, name in enumerate(dict.fromkeys(item.shard for item in planned))}
-    known = [receipt for receipt in receipts if receipt.shard in order]
-    return sorted(known, key=lambda receipt: (order[receipt.shard], receipt.part))
+    listed = [receipt for receipt in receipts if receipt.shard in order]
+    return sorted(listed, key=lambda receipt: (order[receipt.shard], receipt.part))
 
 
 def planned_receipts(

@@ -83,20 +83,20 @@ def reference_of(store: Store, column: str) -> Reference:
     Raises `UsageError` for a column that does not exist or refers to no store, `TokmillError` if
     the manifest does not describe that store, or if a number is beyond its records.
     """
-    known = [name for name, one in store.schema.items() if one.ref is not None]
-    if column not in known:
+    references = [name for name, one in store.schema.items() if one.ref is not None]
+    if column not in references:
         raise UsageError(
             f"the store has no column {column!r} that refers to another store",
             where=str(store.path),
-            hint=nearest(column, known)
+            hint=nearest(column, references)
             or "`tokmill build overlay STORE --values FILE --refer COLUMN=OTHER` makes one, "
             "`tokmill build triplets PICKLES --blocks OTHER` too; intervals refer to blocks if "
             "they are built with `tokmill build bbv --blocks STORE`",
         )
     stated, name = store.manifest.references, store.schema[column].ref
-    found = stated.get(name or "") if isinstance(stated, dict) else None
+    result = stated.get(name or "") if isinstance(stated, dict) else None
     where = str(store.path / "manifest.json")
-    if found is None:
+    if result is None:
         raise TokmillError(
             f"the column {column!r} refers to the store {name!r}, which the manifest does not "
             "describe",
@@ -104,14 +104,14 @@ def reference_of(store: Store, column: str) -> Reference:
             hint="build the store again: --fresh",
         )
     low, high = store.manifest.ranges.get(column, (0, -1))
-    if low < 0 or high >= found.records:
+    if low < 0 or high >= result.records:
         raise TokmillError(
             f"the column {column!r} holds {low if low < 0 else high}; the store that it refers to "
-            f"has the records 0 to {found.records - 1}",
+            f"has the records 0 to {result.records - 1}",
             where=where,
             hint="build the store again with record numbers in this range",
         )
-    return found
+    return result
 
 
 def open_reference(store: Store, column: str, opened: dict[str, Store] | None = None) -> Store:
@@ -127,30 +127,31 @@ def open_reference(store: Store, column: str, opened: dict[str, Store] | None = 
     place = place_of(store.path, stated)
     here = f"the store that the column {column!r} refers to"
     try:
-        found = Store(place)
+        result = Store(place)
     except TokmillError as error:
         raise TokmillError(
             f"{here} cannot be opened: {error.what}",
             where=str(place),
             hint="if it was moved, move it back, or put a link there (ln -s)",
         ) from error
-    if found.fingerprint != stated.fingerprint:
+    if result.fingerprint != stated.fingerprint:
         raise TokmillError(
-            f"{here} {difference(stated, found)}: fingerprint {stated.fingerprint[:12]} and "
-            f"{stated.records:,} records then, {found.fingerprint[:12]} and {found.records:,} now",
+            f"{here} {difference(stated, result)}: fingerprint {stated.fingerprint[:12]} and "
+            f"{stated.records:,} records then, {result.fingerprint[:12]} and "
+            f"{result.records:,} now",
             where=str(place),
             hint="put an unchanged copy there; or number the records anew: "
             f"`{again_command(store)}`",
         )
-    if found.records != stated.records:
+    if result.records != stated.records:
         raise TokmillError(
-            f"{here} has {found.records:,} records, not {stated.records:,}",
+            f"{here} has {result.records:,} records, not {stated.records:,}",
             where=str(store.path / "manifest.json"),
             hint="the file is damaged, or not to be trusted: build the store again with --fresh",
         )
     if opened is not None:
-        opened[stated.fingerprint] = found
-    return found
+        opened[stated.fingerprint] = result
+    return result
 
 
 def difference(stated: Reference, found: Store) -> str:

@@ -155,8 +155,8 @@ def as_entries(batch: Records, schema: Schema) -> tuple[Records, Schema, Array]:
     }
     columns["role"] = np.repeat(role, np.diff(batch.offsets))
     offsets = np.append(batch.offsets[begins], batch.offsets[-1])
-    made = Records(offsets, columns, batch.starts[begins])
-    return made, {**schema, "role": Column("u1")}, begins
+    records = Records(offsets, columns, batch.starts[begins])
+    return records, {**schema, "role": Column("u1")}, begins
 
 
 PHRASE_BIT = np.uint32(1 << 31)

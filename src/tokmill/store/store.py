@@ -281,8 +281,8 @@ class Store:
                 columns[name] = np.zeros((size, length, *vector), column.numpy())
         gather = Gather(self, spans, size, length)
         gather.copy(0, size, {name: columns[name] for name in names}, np.arange(size))
-        found = gather.documents(0, size)
-        np.copyto(document, found, where=found >= 0)
+        documents = gather.documents(0, size)
+        np.copyto(document, documents, where=documents >= 0)
 
     def receipt(self, number: int) -> Receipt:
         """Return the receipt of a shard."""

@@ -54,9 +54,9 @@ class Vocabulary(msgspec.Struct, frozen=True):
     def role(self, name: str) -> int:
         """Return the id of a role; raises `TokmillError` if no token has it."""
         if name not in self.roles:
-            known = ", ".join(f"{role}={number}" for role, number in self.roles.items())
+            roles = ", ".join(f"{role}={number}" for role, number in self.roles.items())
             raise TokmillError(
-                f"the vocabulary has no {name!r} token (roles: {known or 'none'})",
+                f"the vocabulary has no {name!r} token (roles: {roles or 'none'})",
                 where=self.file,
                 hint=f"add one when training the tokenizer, or name it: --set roles.{name}='TOKEN'",
             )

@@ -98,17 +98,19 @@ class CorpusSource(DocumentSource):
         """Return what is not as it should be in a list of words."""
         if not config.words:
             return ""
-        found = read_words(Path(config.words))
-        told = []
-        if found.repeated:
-            lines = human_count(found.repeated, "line")
-            told.append(f"{lines} whose word stands again further down, where its id is")
-        if found.missing:
-            lacking = " ".join(found.missing)
-            told.append(f"without {lacking}, which got the ids after its last line")
-        if found.empty:
-            told.append(f"{human_count(found.empty, 'line')} without a word, whose ids no word has")
-        return f"{config.words}: {'; '.join(told)}" if told else ""
+        words = read_words(Path(config.words))
+        remarks = []
+        if words.repeated:
+            lines = human_count(words.repeated, "line")
+            remarks.append(f"{lines} whose word stands again further down, where its id is")
+        if words.missing:
+            lacking = " ".join(words.missing)
+            remarks.append(f"without {lacking}, which got the ids after its last line")
+        if words.empty:
+            remarks.append(
+                f"{human_count(words.empty, 'line')} without a word, whose ids no word has"
+            )
+        return f"{config.words}: {'; '.join(remarks)}" if remarks else ""
 
     @property
     def schema(self) -> Schema:
@@ -190,8 +192,10 @@ class _Pairs:
             starts.append(start)
             named.append(f"{self.name}:{self.number}")
         drops: list[Drops] = drops_of(left)
-        found = Documents(texts, np.array(starts, np.int64), drops, {PAIR: named}, done=block.done)
-        return select(found, bad, rejected=True)
+        documents = Documents(
+            texts, np.array(starts, np.int64), drops, {PAIR: named}, done=block.done
+        )
+        return select(documents, bad, rejected=True)
 
 
 class _EncodeWalks(Encode):

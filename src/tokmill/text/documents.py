@@ -135,9 +135,9 @@ class DocumentSource(Source):
 
     def items(self) -> Iterator[Item]:
         """Yield the files, cut into items of 64 MiB if that is possible."""
-        found = self.find()
-        self.left_out = found.left_out
-        for file in found.files:
+        files = self.find()
+        self.left_out = files.left_out
+        for file in files.files:
             yield from self.cut(file)
 
     def cut(self, file: InputFile) -> Iterator[Item]:
@@ -329,16 +329,16 @@ def iter_documents(
     source_kind = plugins.load(plugins.SOURCES, kind)
     config = recipe.convert(source_kind.Config, dict(options or {}), f"options of {kind}")
     source: DocumentSource = source_kind(config, list(inputs), {}, Resources())
-    found, paths = False, []
+    any_text, paths = False, []
     why = Counter[str]()
     for item in source.items():
         paths.append(item.path)
         for documents in source.documents(item, NoHash()):
-            found = found or len(documents.texts) > 0
-            for drops in documents.drops if not found else ():
+            any_text = any_text or len(documents.texts) > 0
+            for drops in documents.drops if not any_text else ():
                 why[drops.reason] += len(drops.offsets)
             yield list(documents.texts)
-    if why and not found:
+    if why and not any_text:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())
         raise TokmillError(
             f"not one document was found ({counts})",

@@ -46,11 +46,11 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     if offset == 0 and raw.startswith(BOM):
         # A record may begin before or after the byte order mark.
         offset = len(BOM)
-    found = {"place": f"{name}, {'row' if rows else 'line'} {line}, byte {offset:,}"}
+    result = {"place": f"{name}, {'row' if rows else 'line'} {line}, byte {offset:,}"}
     if rows:
-        found["place"] = f"{name}, row {line}"
+        result["place"] = f"{name}, row {line}"
     else:
-        found["raw"] = show(raw)
+        result["raw"] = show(raw)
     begins = -1
     documents: Documents | None = None
     index, outcome = -1, ""
@@ -74,15 +74,15 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
             f"{name} has no record at line {line}",
             hint="a line is counted from 1, and a record may begin on an earlier one",
         )
-    found["outcome"] = outcome
+    result["outcome"] = outcome
     if documents is None:
-        return found
+        return result
     text = MARKS.sub("", documents.texts[index])
-    found["document"] = f"{len(text.encode()):,} bytes: {show(text.encode())}"
+    result["document"] = f"{len(text.encode()):,} bytes: {show(text.encode())}"
     for field, values in documents.kept.items():
-        found[f"kept {field}"] = values[index]
-    found.update(_tokens(source, documents.take([index], []), frozen["token"]))
-    return found
+        result[f"kept {field}"] = values[index]
+    result.update(_tokens(source, documents.take([index], []), frozen["token"]))
+    return result
 
 
 def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict[str, str]:
@@ -98,7 +98,7 @@ def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict
     tokenizer = Tokenizer.from_json(frozen.data)
     pieces = [tokenizer.decode([i]) for i in ids[:60]]
     more = f" … ({len(ids):,} in all)" if len(ids) > 60 else f" ({len(ids):,})"
-    found = {
+    result = {
         "engine": encode.engine,
         "tokens": " | ".join(repr(piece)[1:-1] for piece in pieces) + more,
         "ids": " ".join(map(str, ids[:60])) + more,
@@ -108,8 +108,8 @@ def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict
         chosen = tokens[learned == 1].tolist()
         more = f" … ({len(chosen):,} in all)" if len(chosen) > 60 else f" ({len(chosen):,})"
         shown = [repr(tokenizer.decode([i]))[1:-1] for i in chosen[:60]]
-        found["learned"] = " | ".join(shown) + more
-    return found
+        result["learned"] = " | ".join(shown) + more
+    return result
 
 
 def find_line(name: str, line: int) -> tuple[int, bytes]:

@@ -144,10 +144,10 @@ class JsonlSource(DocumentSource):
         lines = data.split(b"\n")
         if not lines[-1]:
             lines.pop()
-        known: dict[bytes, str] = {}
+        reasons: dict[bytes, str] = {}
         for line in lines:
             # Short bad lines often repeat, and exceptions are slow.
-            reason = known.get(line)
+            reason = reasons.get(line)
             if reason is None:
                 try:
                     records.append(self.decoder.decode(line.strip()))
@@ -160,7 +160,7 @@ class JsonlSource(DocumentSource):
                         continue
                     reason = refusal(line.strip(), error)
                 if len(line) < SHORT:
-                    known[line] = reason
+                    reasons[line] = reason
             refused.append(reason)
             kept.append(False)
         return records, np.array(kept, bool), refused

@@ -31,14 +31,14 @@ def parse_path(path: str) -> tuple[Step, ...]:
     steps: list[Step] = []
     place = 0
     while True:
-        found = _STEP.match(path, place)
-        if found is None:
+        step = _STEP.match(path, place)
+        if step is None:
             raise UsageError(
                 f"{path!r} is no path of keys",
                 hint="keys have dots between them and [] after a list, as in messages[].content; "
                 'a key that holds such characters itself is quoted: "a.b"',
             )
-        key, lists, dot = found.groups()
+        key, lists, dot = step.groups()
         if key[0] == '"':
             try:
                 key = msgspec.json.decode(key, type=str)
@@ -48,7 +48,7 @@ def parse_path(path: str) -> tuple[Step, ...]:
                     hint='a key in quotation marks is as in JSON: "a.b".c',
                 ) from None
         steps.append(Step(key, len(lists) // 2))
-        place = found.end()
+        place = step.end()
         if not dot:
             return tuple(steps)
 
@@ -89,17 +89,17 @@ class Paths:
 
         A path through a list gives the list of all values at it, or None if there are none.
         """
-        found: list[Any] = list(records)
+        result: list[Any] = list(records)
         steps = self._steps[path]
         for number, (name, lists) in enumerate(steps):
             if number:
-                found = [None if value is None else getattr(value, name) for value in found]
+                result = [None if value is None else getattr(value, name) for value in result]
             else:
-                found = list(map(attrgetter(name), found))
+                result = list(map(attrgetter(name), result))
             if lists:
                 rest = steps[number + 1 :]
-                return [_ends(value, lists, rest) or None for value in found]
-        return found
+                return [_ends(value, lists, rest) or None for value in result]
+        return result
 
     def has_lists(self, path: str) -> bool:
         """Say whether a path goes through a list, so that a record may have several values."""
@@ -150,15 +150,15 @@ def _attributes(tree: dict[str, _Node], steps: Sequence[Step]) -> tuple[tuple[st
 
 def _ends(value: Any, lists: int, steps: Sequence[tuple[str, int]]) -> list[Any]:
     """Return all values at the end of a path below a value, in order, without nulls."""
-    found = [value]
+    values = [value]
     for _ in range(lists):
-        found = [inner for each in found if each is not None for inner in each]
+        values = [inner for each in values if each is not None for inner in each]
     for number, (name, deeper) in enumerate(steps):
-        found = [getattr(each, name) for each in found if each is not None]
+        values = [getattr(each, name) for each in values if each is not None]
         if deeper:
             rest = steps[number + 1 :]
-            return [end for each in found for end in _ends(each, deeper, rest)]
-    return [each for each in found if each is not None]
+            return [end for each in values for end in _ends(each, deeper, rest)]
+    return [each for each in values if each is not None]
 
 
 class TextOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -46,8 +46,8 @@ class ParquetSource(DocumentSource):
     def find(self) -> Inputs:
         """Return the files; for folders of datasets, the files with their rows."""
         inputs, left = expanded(self.inputs, self.config.split)
-        found = find_files(inputs, self.suffixes, self.fits(), self.config)
-        return Inputs(found.files, {**found.left_out, **left})
+        files = find_files(inputs, self.suffixes, self.fits(), self.config)
+        return Inputs(files.files, {**files.left_out, **left})
 
     def cut(self, file: InputFile) -> Iterator[Item]:
         """Yield runs of row groups of at most 64 MiB (or one that is larger)."""
@@ -79,19 +79,19 @@ class ParquetSource(DocumentSource):
         taken = part = 0
         for batch, starts, done in table.read(item.start, item.stop, present, BATCH):
             columns = {name: batch.column(i) for i, name in enumerate(present)}
-            found = self._prepared(columns, starts)
-            found.done = done
-            content, places = utf8_buffer(found.texts)
+            documents = self._prepared(columns, starts)
+            documents.done = done
+            content, places = utf8_buffer(documents.texts)
             taken += len(content)
             if part >= item.parts_done:
                 # The content is the text itself, not its compression.
                 digest.update(places.tobytes())
                 digest.update(content.data)
-                digest.update(msgspec.json.encode([found.kept, [*each_drop(found.drops)]]))
-            found.ends_part = taken >= (part + 1) * MAX_ITEM
+                digest.update(msgspec.json.encode([documents.kept, [*each_drop(documents.drops)]]))
+            documents.ends_part = taken >= (part + 1) * MAX_ITEM
             if part >= item.parts_done:
-                yield found
-            part += found.ends_part
+                yield documents
+            part += documents.ends_part
 
     def _prepared(self, columns: Mapping[str, Any], starts: Array) -> Documents:
         kept = {
@@ -108,11 +108,11 @@ class ParquetSource(DocumentSource):
             if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:
                 refused[i] = "too long"
         reasons = [a or b for a, b in zip(refused, reasons, strict=True)]
-        found = select(Documents(texts, starts, [], kept), reasons)
-        found.drops = [
-            some._replace(rejected=some.reason in ("too long", "utf8")) for some in found.drops
+        result = select(Documents(texts, starts, [], kept), reasons)
+        result.drops = [
+            some._replace(rejected=some.reason in ("too long", "utf8")) for some in result.drops
         ]
-        return found
+        return result
 
 
 def _strings(column: Any, refused: list[str]) -> list[str | None]:

@@ -48,12 +48,12 @@ class TextSource(DocumentSource):
 
         Files that are not text are added to `not_text`.
         """
-        found = self.not_text = []
+        not_text = self.not_text = []
 
         def fits(path: Path, head: bytes) -> str:
             why = why_no_text(path, head)
             if why.startswith(NOT_TEXT):
-                found.append(str(path))
+                not_text.append(str(path))
             return why
 
         return fits
@@ -113,15 +113,15 @@ class TextSource(DocumentSource):
             except UnicodeDecodeError:
                 texts.append("")
                 rejected[i] = "utf8"
-        found = select(
+        documents = select(
             Documents(texts, starts, drops, ends_part=block.ends_part, done=block.done),
             rejected,
             rejected=True,
         )
         if self.config.strip:
-            found.texts = [text.strip() for text in found.texts]
+            documents.texts = [text.strip() for text in documents.texts]
         return select(
-            found, ["empty" if not text or text.isspace() else "" for text in found.texts]
+            documents, ["empty" if not text or text.isspace() else "" for text in documents.texts]
         )
 
 

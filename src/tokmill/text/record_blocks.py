@@ -51,11 +51,11 @@ def members(path: str, size: int) -> list[int]:
             return edges
         place = STEP
         while place < size:
-            found = _next_member(file, place, size, suffix(path))
-            if found is None:
+            member = _next_member(file, place, size, suffix(path))
+            if member is None:
                 break
-            edges.append(found)
-            place = found + STEP
+            edges.append(member)
+            place = member + STEP
     return edges
 
 
@@ -181,12 +181,12 @@ def _large_blocks(
             return
         with open(item.path, "rb") as file:
             size = file.seek(0, 2)
-            start, found = _record_start(file, item.start, size, delimiter)
+            start, in_time = _record_start(file, item.start, size, delimiter)
             stop, _ = _record_start(file, item.stop, size, delimiter)
             file.seek(start)
             chunks = _read(file, stop - start)
             whole = stop == size
-            yield from _cut(chunks, start, delimiter, digest, block_bytes, not found, item, whole)
+            yield from _cut(chunks, start, delimiter, digest, block_bytes, not in_time, item, whole)
 
 
 def _record_start(file: BinaryIO, place: int, size: int, delimiter: bytes) -> tuple[int, bool]:
@@ -209,8 +209,8 @@ def _record_start(file: BinaryIO, place: int, size: int, delimiter: bytes) -> tu
             return size, True
         window += chunk
         begin = 0
-        while (found := window.find(delimiter, begin)) >= 0:
-            begin = found + length
+        while (at_delimiter := window.find(delimiter, begin)) >= 0:
+            begin = at_delimiter + length
             if at + begin > place:
                 return (at + begin, True) if at + begin <= last else (place + MAX_RECORD, False)
         begin = max(begin, len(window) - length + 1)
@@ -234,25 +234,25 @@ def _synchronized(file: BinaryIO, place: int, delimiter: bytes) -> int:
             low = max(0, low - PEEK)
             file.seek(low)
             window = file.read(place - low + length - 1)
-        found = window.rfind(delimiter, 0, place - low + length - 1)
-        if found < 0 or low + found + length <= place:
+        at_delimiter = window.rfind(delimiter, 0, place - low + length - 1)
+        if at_delimiter < 0 or low + at_delimiter + length <= place:
             return place
-        place = low + found
+        place = low + at_delimiter
 
 
 def _last_end(data: bytes, delimiter: bytes) -> int:
     """Return the end of the last delimiter when splitting from the left, or 0."""
     if not _overlaps_itself(delimiter):
-        found = data.rfind(delimiter)
-        return found + len(delimiter) if found >= 0 else 0
+        last_delimiter = data.rfind(delimiter)
+        return last_delimiter + len(delimiter) if last_delimiter >= 0 else 0
     return len(data) - len(data.split(delimiter)[-1])
 
 
 def _end_after(data: bytes, place: int, delimiter: bytes) -> int:
     """Return the end of the first delimiter that ends after `place`, or -1."""
     begin = 0 if _overlaps_itself(delimiter) else max(0, place - len(delimiter) + 1)
-    while (found := data.find(delimiter, begin)) >= 0:
-        begin = found + len(delimiter)
+    while (at_delimiter := data.find(delimiter, begin)) >= 0:
+        begin = at_delimiter + len(delimiter)
         if begin > place:
             return begin
     return -1
@@ -273,9 +273,9 @@ def _members(item: Item, delimiter: bytes, read: _Read) -> Iterator[bytes]:
     yield from inflate(item.path, item.start, item.stop, read.inflated)
     if item.stop < size:
         for chunk in inflate(item.path, item.stop):
-            found = chunk.find(delimiter)
-            if found >= 0:
-                yield chunk[: found + len(delimiter)]
+            at_delimiter = chunk.find(delimiter)
+            if at_delimiter >= 0:
+                yield chunk[: at_delimiter + len(delimiter)]
                 return
             yield chunk
 
@@ -300,7 +300,7 @@ def _cut(
     size = 0
     skipping = inside
     lost: list[int] = []
-    position = base
+    data, position = b"", base
 
     def read(data: bytes) -> None:
         if part >= item.parts_done:

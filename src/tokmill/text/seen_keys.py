@@ -69,9 +69,9 @@ class Seen(NamedTuple):
             same = [path for path in self.texts if path == quoted(name)]
             deeper = [p for p in self.texts if p.rpartition(".")[2] == name.rpartition(".")[2]]
             close = difflib.get_close_matches(name, list(self.texts), n=1, cutoff=0.5)
-            for found in (same, deeper, close):
-                if found:
-                    return str(found[0])
+            for names in (same, deeper, close):
+                if names:
+                    return str(names[0])
         return self.texts.most_common(1)[0][0] if len(self.texts) == 1 else ""
 
 
@@ -143,11 +143,11 @@ def how_to_split(path: str) -> str:
     """Return the command that converts a file with one JSON list to JSON Lines."""
     read = CAT.get(Path(path).suffix, "")
     name = (path.removesuffix(Path(path).suffix) if read else path).removesuffix(".json")
-    made = shlex.quote(f"{name}.jsonl" if f"{name}.jsonl" != path else f"{name}.lines.jsonl")
+    lines_file = shlex.quote(f"{name}.jsonl" if f"{name}.jsonl" != path else f"{name}.lines.jsonl")
     given = f"{read} {shlex.quote(path)} | " if read else ""
     taken = "" if read else f" < {shlex.quote(path)}"
     each = "print(json.dumps(entry)) for entry in json.load(sys.stdin)"
-    return f"{given}python3 -c 'import json, sys; [{each}]'{taken} > {made}"
+    return f"{given}python3 -c 'import json, sys; [{each}]'{taken} > {lines_file}"
 
 
 def _shell(path: str) -> str:

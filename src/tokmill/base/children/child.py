@@ -214,8 +214,8 @@ class Running:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
-        said = self.said.decode("utf-8", "replace")
-        return Ended(self.process.returncode, passed, bytes(self.out), said)
+        stderr = self.said.decode("utf-8", "replace")
+        return Ended(self.process.returncode, passed, bytes(self.out), stderr)
 
 
 def run(

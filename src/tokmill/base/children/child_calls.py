@@ -205,8 +205,12 @@ def shared(target: str, limits: Limits) -> Child:
 
 
 def _error(kind: str, value: Any) -> TokmillError:
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, TokmillError) and len(value) == 3:
+    kind_of_error = getattr(errors, kind, None)
+    if (
+        isinstance(kind_of_error, type)
+        and issubclass(kind_of_error, TokmillError)
+        and len(value) == 3
+    ):
         what, where, hint = map(str, value)
-        return known(what, where=where, hint=hint)
+        return kind_of_error(what, where=where, hint=hint)
     return ChildError(f"{kind}: {value}", hint="the function itself failed in the child")

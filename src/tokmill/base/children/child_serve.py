@@ -44,10 +44,8 @@ def _answer(function: Any, arguments: list[Any]) -> bytes | tuple[str, Any]:
         return msgspec.msgpack.encode(("value", function(*arguments)))
     except TokmillError as error:
         # The parent knows the classes of `errors` alone: another one is sent as what it extends.
-        known = next(
-            one for one in type(error).__mro__ if one.__module__ == TokmillError.__module__
-        )
-        return known.__name__, (error.what, error.where, error.hint)
+        sent = next(one for one in type(error).__mro__ if one.__module__ == TokmillError.__module__)
+        return sent.__name__, (error.what, error.where, error.hint)
     except Exception as error:
         return type(error).__name__, str(error)
 

@@ -135,17 +135,17 @@ class Operations:
     def _name(self, module: str, name: str, place: int) -> Name:
         if len(module) + len(name) > MAX_NAME:
             raise ValueError("a name that is no name")
-        found = Name(OLD_MODULES.get(module, module), name)
-        text = str(found)
+        result = Name(OLD_MODULES.get(module, module), name)
+        text = str(result)
         if text in PLAIN:
-            return found
+            return result
         self.named.add(text)
         if self.names is not None:
-            parts = found.module.split(".")
-            known = {".".join(parts[:n]) + "." for n in range(1, len(parts) + 1)} | {text}
-            if not name.isidentifier() or not known & self.names:
+            parts = result.module.split(".")
+            prefixes = {".".join(parts[:n]) + "." for n in range(1, len(parts) + 1)} | {text}
+            if not name.isidentifier() or not prefixes & self.names:
                 self._refuse(f"names {text if text.isprintable() else repr(text)}", place)
-        return found
+        return result
 
     def _call(self, called: Any, args: Any) -> Any:
         return call(called, args, self.budget)

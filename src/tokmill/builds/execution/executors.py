@@ -48,11 +48,11 @@ class Watch:
 
     def resources(self) -> dict[str, float]:
         """Return CPU (percent of the machine), memory of this build and free disk (bytes)."""
-        found: dict[str, float] = {"disk_free": shutil.disk_usage(self.store).free}
+        result: dict[str, float] = {"disk_free": shutil.disk_usage(self.store).free}
         if self._psutil is not None:
-            found["cpu_percent"] = self._psutil.cpu_percent()
-            found["memory"] = self.memory()
-        return found
+            result["cpu_percent"] = self._psutil.cpu_percent()
+            result["memory"] = self.memory()
+        return result
 
     def memory(self) -> int:
         """Return the resident bytes of this process and its workers."""
@@ -67,10 +67,11 @@ class Watch:
         return total
 
     def text(self) -> str:
-        found = self.resources()
-        text = f"{human_bytes(found['disk_free'])} disk free"
-        if "memory" in found:
-            text = f"CPU {found['cpu_percent']:.0f}%, memory {human_bytes(found['memory'])}, {text}"
+        resources = self.resources()
+        text = f"{human_bytes(resources['disk_free'])} disk free"
+        if "memory" in resources:
+            memory = human_bytes(resources["memory"])
+            text = f"CPU {resources['cpu_percent']:.0f}%, memory {memory}, {text}"
         return text
 
     def event(self, kind: str, **facts: Any) -> None:

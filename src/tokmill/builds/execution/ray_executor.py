@@ -88,12 +88,12 @@ class RayExecutor:
             while len(self._running) < self._room():
                 if again:
                     task, tries = again.popleft()
-                elif (found := next(waiting, None)) is not None:
-                    task, tries = found, 1
+                elif (fresh := next(waiting, None)) is not None:
+                    task, tries = fresh, 1
                 else:
                     break
-                made = self._function.remote(self._work, self._board, task)
-                self._running[made] = task, tries
+                future = self._function.remote(self._work, self._board, task)
+                self._running[future] = task, tries
             if not self._running:
                 return
             left = self._seconds_left()
@@ -101,10 +101,10 @@ class RayExecutor:
             self._tick()
             if not done and left <= TICK:
                 return
-            for made in done:
-                task, tries = self._running.pop(made)
+            for future in done:
+                task, tries = self._running.pop(future)
                 try:
-                    receipts = ray.get(made)
+                    receipts = ray.get(future)
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
                 except LOST as error:
@@ -192,10 +192,10 @@ class Board:
     def stop(self) -> dict[str, list[int]]:
         """Refuse to begin any more shards; return node → processes that are making one."""
         self.stopped = True
-        found: dict[str, list[int]] = {}
+        result: dict[str, list[int]] = {}
         for node, pid in self.working.values():
-            found.setdefault(node, []).append(pid)
-        return found
+            result.setdefault(node, []).append(pid)
+        return result
 
     def total(self, deadline: float) -> int:
         """Return the bytes that have been read of all shards; a signal may change the deadline."""

@@ -112,13 +112,13 @@ def columns(facts: Array, records: Array, *names: str) -> list[Array]:
 
 def ordered(values: Array, *keys: Array) -> Array:
     """Return values in the order of keys, the last the most important."""
-    found: Array = values[np.lexsort(keys)]
-    return found
+    result: Array = values[np.lexsort(keys)]
+    return result
 
 
 def begins(*keys: Array) -> Array:
     """Say of each place whether one of the keys differs from that of the place before (bool)."""
-    found = np.ones(len(keys[0]), bool)
-    if len(found):
-        found[1:] = np.logical_or.reduce([np.diff(key) != 0 for key in keys])
-    return found
+    result = np.ones(len(keys[0]), bool)
+    if len(result):
+        result[1:] = np.logical_or.reduce([np.diff(key) != 0 for key in keys])
+    return result

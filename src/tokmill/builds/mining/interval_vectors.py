@@ -158,15 +158,15 @@ def search(
 
     `key` (uint64) draws one of them.
     """
-    found = Found(np.full(len(anchor), -1), np.zeros(len(anchor), bool))
+    result = Found(np.full(len(anchor), -1), np.zeros(len(anchor), bool))
     for some, _, members, likeness in compared(programs, units, anchor):
         under = allowed(anchor[some], members) & (likeness < high[some, None] * UNIT**2)
         good = under & (likeness > low[some, None] * UNIT**2)
-        found.below[some] = ~good.any(axis=1) & under.any(axis=1)
+        result.below[some] = ~good.any(axis=1) & under.any(axis=1)
         nearest = members[np.where(under, likeness, -np.inf).argmax(axis=1)]
         drawn_one = drawn_of(good, members, key[some])
-        found.record[some] = np.where(found.below[some], nearest, drawn_one)
-    return found
+        result.record[some] = np.where(result.below[some], nearest, drawn_one)
+    return result
 
 
 def near_ones(
@@ -226,5 +226,5 @@ def drawn_of(good: Array, members: Array, key: Array) -> Array:
     wanted = below(key, np.maximum(count, 1)) + 1
     column = (np.cumsum(good, axis=1) == wanted[:, None]).argmax(axis=1)
     chosen = members[column] if members.ndim == 1 else members[np.arange(len(good)), column]
-    found: Array = np.where(count > 0, chosen, -1)
-    return found
+    result: Array = np.where(count > 0, chosen, -1)
+    return result

@@ -133,11 +133,11 @@ class Intervals:
             return self.between("negative", anchor, times, low, self.thresholds[anchor, 1])
         like = self.likeness(anchor, positive)
         low, high = like - self.config.margin, np.minimum(like, kth)
-        found = self.between("negative", anchor, times, low, high, self.config.neighbours > 0)
-        some = np.flatnonzero(found >= 0)
-        farther = self.likeness(anchor[some], found[some]) <= low[some]
+        result = self.between("negative", anchor, times, low, high, self.config.neighbours > 0)
+        some = np.flatnonzero(result >= 0)
+        farther = self.likeness(anchor[some], result[some]) <= low[some]
         notes[FARTHER] += int(np.count_nonzero(farther))
-        return found
+        return result
 
     def between(
         self, word: str, anchor: Array, times: Array, low: Array, high: Array, beyond: bool = False
@@ -146,19 +146,19 @@ class Intervals:
 
         With `beyond` it is the nearest one below `low` where nothing is between.
         """
-        found = self.draws(word, anchor, times, low, high)
-        some = np.flatnonzero(found < 0)
+        first_draw = self.draws(word, anchor, times, low, high)
+        some = np.flatnonzero(first_draw < 0)
         key = drawn(self._salts[word], anchor[some], times[some])
         result = search(
             self.programs, self.units, anchor[some], key, low[some], high[some], self.other_content
         )
-        found[some] = np.where(result.below & (not beyond), -1, result.record)
-        return found
+        first_draw[some] = np.where(result.below & (not beyond), -1, result.record)
+        return first_draw
 
     def draws(self, word: str, anchor: Array, times: Array, low: Array, high: Array) -> Array:
         """Return an interval for each anchor as `between` does, of some draws, or -1."""
         order, begin, end = self.programs
-        found = np.full(len(anchor), -1)
+        result = np.full(len(anchor), -1)
         open_ = np.arange(len(anchor))
         for step in range(TRIES):
             if not len(open_):
@@ -169,9 +169,9 @@ class Intervals:
             like = self.likeness(a, candidate)
             good = (like > low[open_]) & (like < high[open_])
             good &= self.facts["content"][a] != self.facts["content"][candidate]
-            found[open_[good]] = candidate[good]
+            result[open_[good]] = candidate[good]
             open_ = open_[~good]
-        return found
+        return result
 
     def likeness(self, left: Array, right: Array) -> Array:
         """Return the cosines of pairs of records."""
@@ -185,8 +185,8 @@ class Intervals:
 
     def units(self, records: Array) -> Array:
         """Return the projected vectors of records (`vectors.rounded`)."""
-        found: Array = self.vectors[records].astype(np.float32)
-        return found
+        result: Array = self.vectors[records].astype(np.float32)
+        return result
 
     @cached_property
     def facts(self) -> Array:
@@ -225,8 +225,8 @@ class Intervals:
 
         if not self.scratch:
             return find()
-        said = ["projected", self.store.content, config.dimensions, config.seed]
-        key = canonical_digest(said)[:24]
+        parts = ["projected", self.store.content, config.dimensions, config.seed]
+        key = canonical_digest(parts)[:24]
         return shared(Path(self.scratch), "projected", key, np.dtype(np.int16), shape, find)
 
     @cached_property

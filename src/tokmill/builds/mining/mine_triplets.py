@@ -77,7 +77,7 @@ class Triplets:
         own, own_end = (edge[at] for edge in members.builds)
         partners = (end - begin) - (own_end - own)
         start = below(drawn(self._salts[0], anchor), np.maximum(partners, 1)) + times
-        found = np.full(len(anchor), -1)
+        result = np.full(len(anchor), -1)
         open_ = np.flatnonzero(members.others[at] > 0)
         for step in count():
             if not len(open_):
@@ -86,17 +86,17 @@ class Triplets:
             place += np.where(place >= own[open_], (own_end - own)[open_], 0)
             candidate = members.order[place]
             good = facts["content"][candidate] != facts["content"][anchor[open_]]
-            found[open_[good]] = candidate[good]
+            result[open_[good]] = candidate[good]
             open_ = open_[~good]
         first = times == 0
         skipped[ALONE] += int(np.count_nonzero(first & (partners == 0)))
-        skipped[EQUAL] += int(np.count_nonzero(first & (partners > 0) & (found < 0)))
-        return found
+        skipped[EQUAL] += int(np.count_nonzero(first & (partners > 0) & (result < 0)))
+        return result
 
     def negatives(self, anchor: Array, times: Array, positive: Array, notes: Counter[str]) -> Array:
         """Return a negative for each anchor with a positive, or -1; counts draws avoided."""
         facts, used = self.keyed.facts, self.keyed.members.used
-        found = np.full(len(anchor), -1)
+        result = np.full(len(anchor), -1)
         open_ = np.flatnonzero(positive >= 0)
         for step in range(TRIES):
             if not len(open_):
@@ -109,6 +109,6 @@ class Triplets:
             notes[AVOIDED] += int(np.count_nonzero(other & copy))
             notes[NAMED_ALIKE] += int(np.count_nonzero(other & alike & ~copy))
             good = ~copy & ~alike
-            found[open_[good]] = candidate[good]
+            result[open_[good]] = candidate[good]
             open_ = open_[~good]
-        return found
+        return result

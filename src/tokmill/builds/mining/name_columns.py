@@ -74,23 +74,23 @@ def naming(
     Raises `UsageError` for a column that the store lacks or that has no one value a record.
     """
     single = {n: c.dtype for n, c in schema.items() if c.per == "record" and not c.width}
-    known = [name for name, dtype in single.items() if dtype not in ("f4", "f8")]
+    usable = [name for name, dtype in single.items() if dtype not in ("f4", "f8")]
 
     def chosen(option: str, given: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
         for name in given:
-            if name not in known:
+            if name not in usable:
                 raise UsageError(
                     f"{option}: the store has no column {name!r} with one name or number a record",
-                    hint=nearest(name, known) or f"these: {', '.join(known) or 'there is none'}",
+                    hint=nearest(name, usable) or f"these: {', '.join(usable) or 'there is none'}",
                 )
-        found = tuple(given) or tuple(name for name in default if name in known)
-        if not found:
+        result = tuple(given) or tuple(name for name in default if name in usable)
+        if not result:
             raise UsageError(
                 f"the store has none of the columns {', '.join(default)}",
                 hint=f"name its own: --{option} COLUMN"
-                + (f" ({', '.join(known)})" if known else ""),
+                + (f" ({', '.join(usable)})" if usable else ""),
             )
-        return found
+        return result
 
     names = chosen("same", same, ("project", "program", "function", "part"))
     builds = chosen("differ", differ, ("compiler", "level"))
@@ -109,8 +109,8 @@ def naming(
     return Naming(
         names,
         builds,
-        tuple(name for name in others if name in known and name not in named),
-        chosen("apart", apart, ("function",)) if apart or "function" in known else (),
+        tuple(name for name in others if name in usable and name not in named),
+        chosen("apart", apart, ("function",)) if apart or "function" in usable else (),
         nameless,
     )
 
@@ -130,19 +130,19 @@ def facts_of(store: Store, by: Naming) -> Array:
         "once": (*by.same, *by.differ, *by.also),
         "name": by.apart,
     }
-    found: dict[str, list[Array]] = {kind: [] for kind in (*kinds, "content", "empty", "nameless")}
+    values: dict[str, list[Array]] = {kind: [] for kind in (*kinds, "content", "empty", "nameless")}
     pattern = re.compile(by.nameless)
     for place in range(len(store.shards)):
         for _, batch in batches(store, place):
             columns = {n: digests_of(batch, n) for names in kinds.values() for n in names}
             for kind, names in kinds.items():
-                found[kind].append(joined([columns[name] for name in names], len(batch)))
-            found["content"].append(row_digests(batch, store.schema))
-            found["empty"].append(np.diff(batch.offsets) == 0)
-            found["nameless"].append(nameless_in(batch, by.same, pattern))
+                values[kind].append(joined([columns[name] for name in names], len(batch)))
+            values["content"].append(row_digests(batch, store.schema))
+            values["empty"].append(np.diff(batch.offsets) == 0)
+            values["nameless"].append(nameless_in(batch, by.same, pattern))
     whole = {
         kind: np.concatenate(parts) if parts else np.zeros(0, DIGEST)
-        for kind, parts in found.items()
+        for kind, parts in values.items()
     }
     facts = np.zeros(len(store), FACTS)
     number = np.arange(len(store))
@@ -173,23 +173,23 @@ def digests_of(batch: Records, name: str) -> Array:
 
 def joined(digests: Sequence[Array], count: int) -> Array:
     """Return a digest of each record's digests, in their order."""
-    found = np.zeros(count, DIGEST)
+    result = np.zeros(count, DIGEST)
     for number, one in enumerate(digests, 1):
         salt = np.uint64(number * _SALT % (1 << 64))
         for part in ("a", "b"):
-            found[part] += mix(one[part] + salt)
-    return found
+            result[part] += mix(one[part] + salt)
+    return result
 
 
 def nameless_in(batch: Records, names: Sequence[str], pattern: re.Pattern[str]) -> Array:
     """Say of each record whether one of its names says nothing (bool)."""
-    found = np.zeros(len(batch), bool)
+    result = np.zeros(len(batch), bool)
     for name in names:
         value = batch.columns[name]
         if isinstance(value, Strings):
             matches = each_value(batch, name, {}, lambda text: bool(pattern.fullmatch(text)))
-            found |= np.asarray(matches, bool)
-    return found
+            result |= np.asarray(matches, bool)
+    return result
 
 
 def first_used(first: Array, used: Array) -> Array:
@@ -234,8 +234,8 @@ class Members:
         def differing(begin: Array, end: Array) -> Array:
             key = begin * len(self.facts) + self.facts["content"][self.order]
             which, counts = np.unique(key, return_inverse=True, return_counts=True)[1:]
-            found: Array = end - begin - counts[which]
-            return found
+            result: Array = end - begin - counts[which]
+            return result
 
         return differing(*self.groups) - differing(*self.builds)
 

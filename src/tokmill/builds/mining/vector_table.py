@@ -39,15 +39,15 @@ class VectorTable:
             self.parts, self.digest = [_array(store, self.path)], _digest_of(self.path)
         else:
             overlay = Store(store.path, [named]).overlays[named]
-            found = [name for name, c in overlay.schema.items() if c.width and c.per == "record"]
-            if len(found) != 1:
+            columns = [name for name, c in overlay.schema.items() if c.width and c.per == "record"]
+            if len(columns) != 1:
                 raise UsageError(
-                    f"the overlay has {len(found) or 'no'} columns of vectors",
+                    f"the overlay has {len(columns) or 'no'} columns of vectors",
                     where=str(overlay.path),
                     hint="`tokmill embed RUN STORE` makes an overlay with one",
                 )
             self.path, self.digest = overlay.path, overlay.fingerprint
-            self.parts = [overlay.shard(n)[found[0]] for n in range(len(overlay.shards))]
+            self.parts = [overlay.shard(n)[columns[0]] for n in range(len(overlay.shards))]
         self.ends = np.cumsum([len(part) for part in self.parts])
         self.width = self.parts[0].shape[1] if self.parts else 0
 
@@ -56,20 +56,20 @@ class VectorTable:
 
         Raises `TokmillError` for a vector that is not finite.
         """
-        found = np.zeros((len(records), self.width), np.float32)
+        rows = np.zeros((len(records), self.width), np.float32)
         part = np.searchsorted(self.ends, records, side="right")
         for number in np.unique(part):
             here = part == number
             begin = self.ends[number] - len(self.parts[number])
-            found[here] = self.parts[number][records[here] - begin]
-        bad = ~np.isfinite(found).all(axis=1)
+            rows[here] = self.parts[number][records[here] - begin]
+        bad = ~np.isfinite(rows).all(axis=1)
         if bad.any():
             raise TokmillError(
                 f"the vector of record {int(records[bad][0])} is not finite",
                 where=str(self.path),
                 hint="make the vectors again without NaN and infinities",
             )
-        return rounded(found)
+        return rounded(rows)
 
 
 def rounded(vectors: Array) -> Array:
@@ -78,8 +78,8 @@ def rounded(vectors: Array) -> Array:
     large = np.abs(vectors).max(axis=1, keepdims=True, initial=0).astype(np.float64)
     scaled = vectors / np.where(large > 0, large, 1)
     length = np.sqrt((scaled * scaled).sum(axis=1, keepdims=True))
-    found: Array = np.rint(scaled * (UNIT / np.where(length > 0, length, 1))).astype(np.float32)
-    return found
+    result: Array = np.rint(scaled * (UNIT / np.where(length > 0, length, 1))).astype(np.float32)
+    return result
 
 
 def _array(store: Store, path: Path) -> Array:
@@ -105,5 +105,5 @@ def _hashed(path: Path, changed: int, size: int) -> str:
 
 def similarity(left: Array, right: Array) -> Array:
     """Return the cosines of rounded vectors row by row, float64; exact but for the rounding."""
-    found: Array = (left * right).sum(axis=1).astype(np.float64) / UNIT**2
-    return found
+    result: Array = (left * right).sum(axis=1).astype(np.float64) / UNIT**2
+    return result

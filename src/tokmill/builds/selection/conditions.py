@@ -38,8 +38,8 @@ def each_value(
             )
         return [function(one) for one in value]
     try:
-        found: list[Any] = value.each(function).tolist()
-        return found
+        result: list[Any] = value.each(function).tolist()
+        return result
     except UnicodeDecodeError:
         raise TokmillError(
             f"a string of the column {name!r} is not UTF-8: the store is damaged",
@@ -91,9 +91,9 @@ def parse_condition(
             return bool(re.search(bare, str(value)))
         if number is None:
             return bool(COMPARE[sign](value, bare))
-        if (found := number_of(value)) is None:
+        if (as_number := number_of(value)) is None:
             return None if sign in ORDERS else sign == "!="
-        return bool(COMPARE[sign](found, number))
+        return bool(COMPARE[sign](as_number, number))
 
     def holds(batch: Records, lengths: Array) -> tuple[Array, Array | None]:
         values = lengths if name == "length" else batch.columns[name]
@@ -103,11 +103,11 @@ def parse_condition(
                 missing = np.isnan(values)
             return COMPARE[sign](values, number), missing
         if name == "length":
-            found = [one_holds(length) for length in lengths]
+            answers = [one_holds(length) for length in lengths]
         else:
-            found = each_value(batch, name, schema, one_holds)
-        unknown = np.asarray([one is None for one in found], bool) if number is not None else None
-        return np.asarray(found, bool), unknown
+            answers = each_value(batch, name, schema, one_holds)
+        unknown = np.asarray([one is None for one in answers], bool) if number is not None else None
+        return np.asarray(answers, bool), unknown
 
     return holds
 

@@ -104,9 +104,9 @@ def minima(hashes: Array, offsets: Array, shingle: int) -> Array:
         for i in range(HASHES):
             np.multiply(some, _ODD[i], out=hashed)
             np.minimum.reduceat(hashed, here - here[0], out=least[i, first:last])
-    found = np.full((len(lengths), HASHES), ~np.uint64(0))
-    found[lengths > 0] = least.T
-    return found
+    result = np.full((len(lengths), HASHES), ~np.uint64(0))
+    result[lengths > 0] = least.T
+    return result
 
 
 def equal_bytes(a: Array, b: Array) -> Array:

@@ -106,19 +106,19 @@ class ValuesSource(OverlaySource):
 
     def references(self) -> dict[str, Reference]:
         """Return the stores to which columns refer; a number beyond their records is refused."""
-        found: dict[str, Reference] = {}
+        result: dict[str, Reference] = {}
         path = Path(self.config.values)
         for column, store in self.referred.items():
-            found[column] = reference_to(store)
+            result[column] = reference_to(store)
             _, high = _range(path, column, *_stamp(path))
-            if high >= found[column].records:
+            if high >= result[column].records:
                 raise UsageError(
                     f"{column} holds {high}, and the store {store} has the records 0 to "
-                    f"{found[column].records - 1}",
+                    f"{result[column].records - 1}",
                     where=str(path),
                     hint="records are numbered from 0, in the order of the store",
                 )
-        return found
+        return result
 
     def items(self) -> Iterator[Item]:
         """Yield the shards of the store; a name includes the digest of the shard's values."""
@@ -126,14 +126,14 @@ class ValuesSource(OverlaySource):
             yield self.item(number, f"/{self.digest_of(number)}")
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        number, known = self.place(item)
-        if self.digest_of(number) != known:
+        number, planned = self.place(item)
+        if self.digest_of(number) != planned:
             raise TokmillError(
                 "the file has changed since the build was planned",
                 where=self.config.values,
                 hint="run the same command again with --yes",
             )
-        digest.update(known.encode())
+        digest.update(planned.encode())
         for values in self.part(number).values():
             for block in blocks(values):
                 digest.update(block.tobytes())
@@ -145,12 +145,12 @@ class ValuesSource(OverlaySource):
     def part(self, number: int) -> dict[str, Array]:
         """Return the values of a shard, views of the file."""
         before, here = self.base.shards[:number], self.base.shards[number]
-        found = {}
+        result = {}
         for name, array in self.arrays.items():
             unit = "tokens" if self.schema[name].per == "token" else "records"
             start = sum(getattr(entry, unit) for entry in before)
-            found[name] = array[start : start + getattr(here, unit)]
-        return found
+            result[name] = array[start : start + getattr(here, unit)]
+        return result
 
     def digest_of(self, number: int) -> str:
         digest = hashlib.sha256()
@@ -174,16 +174,16 @@ class ValuesSource(OverlaySource):
 
 def split_references(refer: Sequence[str]) -> dict[str, str]:
     """Return column → absolute path of the store that it refers to, from COLUMN=STORE."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for text in refer:
         column, sign, store = text.partition("=")
-        if not (column and sign and store) or column in found:
+        if not (column and sign and store) or column in result:
             raise UsageError(
                 f"refer: {text!r} is not COLUMN=STORE, or names a column again",
                 hint="--refer positive=STORE, once a column",
             )
-        found[column] = os.path.abspath(store)
-    return found
+        result[column] = os.path.abspath(store)
+    return result
 
 
 def blocks(values: Array) -> Iterator[Array]:
@@ -214,9 +214,9 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
                 raise TokmillError(what, where=str(path), hint="check the path")
             head = read_file(path, 6)
         if head == NPY:
-            found = {column or name: _mapped(path, 0)}
+            result = {column or name: _mapped(path, 0)}
         elif head[:4] == ZIP:
-            found = _members(path, column)
+            result = _members(path, column)
         else:
             raise TokmillError(
                 "the file is neither .npy nor .npz",
@@ -227,7 +227,7 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
         raise TokmillError(
             f"the file is damaged: {error}", where=str(path), hint="write or copy it again"
         ) from None
-    for key, array in found.items():
+    for key, array in result.items():
         if array.shape[:1] == (0,):
             raise TokmillError(
                 f"{key} is empty: it has no values",
@@ -241,12 +241,12 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
                 where=str(path),
                 hint="save an array of numbers with one or two axes",
             )
-    return found
+    return result
 
 
 def _members(path: Path, column: str) -> dict[str, Array]:
     """Return the arrays of an .npz file, mapped; with `column`, only that array."""
-    found = {}
+    result = {}
     with zipfile.ZipFile(path) as archive, open_file(path) as handle:
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
         if column and column not in entries:
@@ -268,8 +268,8 @@ def _members(path: Path, column: str) -> dict[str, Array]:
                 raise ValueError(f"the array {name!r} is misplaced")
             handle.seek(entry.header_offset + 26)
             lengths = [int.from_bytes(handle.read(2), "little") for _ in range(2)]
-            found[name] = _mapped(path, entry.header_offset + 30 + sum(lengths))
-    return found
+            result[name] = _mapped(path, entry.header_offset + 30 + sum(lengths))
+    return result
 
 
 def _mapped(path: Path, start: int) -> Array:
@@ -303,16 +303,16 @@ def per_of(base: Store, length: int, per: Literal["auto", "record", "token"], wh
     fitting = [kind for kind, count in counts.items() if count == length]
     if len(fitting) == 1:
         return fitting[0]
-    said = f"the store has {base.records:,} records and {base.tokens:,} tokens"
+    size = f"the store has {base.records:,} records and {base.tokens:,} tokens"
     if fitting:
         raise UsageError(
-            f"{length:,} values may be one per record or one per token: {said}",
+            f"{length:,} values may be one per record or one per token: {size}",
             where=where,
             hint="say which: --per record or --per token",
         )
     one = "" if per == "auto" else f", so --per {per} does not fit"
     raise UsageError(
-        f"the array has {length:,} rows; {said}{one}",
+        f"the array has {length:,} rows; {size}{one}",
         where=where,
         hint="a column has a row per record, or a value per token, in the order of the store",
     )

@@ -319,12 +319,12 @@ class SelectSource(Source):
                 )
 
             if self.scratch:
-                said = msgspec.to_builtins(config) | self.identity()
-                key = canonical_digest([said, [store.fingerprint for store in self.stores]])[:24]
-                found = shared(Path(self.scratch), "repeats", key, np.uint8, (sum(counts),), find)
+                options = msgspec.to_builtins(config) | self.identity()
+                key = canonical_digest([options, [store.fingerprint for store in self.stores]])[:24]
+                repeats = shared(Path(self.scratch), "repeats", key, np.uint8, (sum(counts),), find)
             else:
-                found = find()
-            self._repeats = np.split(found, np.cumsum(counts)[:-1])
+                repeats = find()
+            self._repeats = np.split(repeats, np.cumsum(counts)[:-1])
         return self._repeats
 
     def excluded(self) -> Array:
@@ -352,17 +352,17 @@ class SelectSource(Source):
 
 def chats_of(stores: Sequence[Store]) -> Made | UnsetType:
     """Return how the chats of stores were written; `UNSET` if they are no chats, or differ."""
-    found: list[Made | UnsetType] = []
+    formats: list[Made | UnsetType] = []
     for store in stores:
-        made: Made | UnsetType = UNSET
+        format_: Made | UnsetType = UNSET
         source = store.manifest.source
         if source in ("select", *plugins.CHATS) and (store.path / PLAN).exists():
             with contextlib.suppress(TokmillError):
                 plan = read_plan(store.path)
                 options = {key: value for key, value in plan.options.items() if key not in CHOICE}
-                made = plan.chats if source == "select" else Made(source=source, options=options)
-        found.append(made)
-    return found[0] if all(made == found[0] for made in found) else UNSET
+                format_ = plan.chats if source == "select" else Made(source=source, options=options)
+        formats.append(format_)
+    return formats[0] if all(format_ == formats[0] for format_ in formats) else UNSET
 
 
 def substitute(name: str, vocabulary: Vocabulary) -> int:

@@ -29,15 +29,15 @@ def input_paths(store: Store) -> dict[str, str]:
 def left_out(store: Store, most: int = 20) -> list[LeftOut]:
     """Return the first rejected records with their places, in the order of the inputs."""
     paths = input_paths(store)
-    found: list[LeftOut] = []
+    result: list[LeftOut] = []
     for number in range(len(store.shards)):
         receipt = store.receipt(number)
-        for reject in receipt.rejects[: most - len(found)]:
+        for reject in receipt.rejects[: most - len(result)]:
             name = receipt.items[reject.item].name
             path = paths.get(name, "")
             line = line_of(path, reject.first)
-            found.append(LeftOut(name, path, reject.first, line, reject.reason, True))
-    return found
+            result.append(LeftOut(name, path, reject.first, line, reject.reason, True))
+    return result
 
 
 def line_of(path: str, byte: int) -> int | None:

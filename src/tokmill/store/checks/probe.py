@@ -107,10 +107,10 @@ def check_coder(
     then, now = [], []
     for text, ids in read_sealed(path, Probe).bare():
         if ids and not any(name in text for name in specials):
-            found = encode(text)
-            if found is not None:
+            again = encode(text)
+            if again is not None:
                 then.append((text, ids))
-                now.append((text, found))
+                now.append((text, again))
     compare(
         then,
         now,

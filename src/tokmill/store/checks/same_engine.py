@@ -20,10 +20,10 @@ def same_engine(stores: Sequence[Store]) -> None:
         if vocabulary is None or not isinstance(store.manifest.probe, str):
             continue
         probe = read_probe(store.path)
-        other, known = first.setdefault(vocabulary.sha256, (store, probe))
-        if known.texts() == probe.texts():
+        other, first_probe = first.setdefault(vocabulary.sha256, (store, probe))
+        if first_probe.texts() == probe.texts():
             compare(
-                known.bare(),
+                first_probe.bare(),
                 probe.bare(),
                 where=str(store.path),
                 who=f"its engine gave other ids than that of {other.path}",

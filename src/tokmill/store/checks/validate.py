@@ -128,8 +128,8 @@ def check_shard(store: Store, entry: ShardEntry) -> int:
     demand_at(receipt_path, equal, "receipt and manifest contradict each other")
     shard = Shard(path, checked=False)
     empty = check_arrays(store, entry, shard)
-    known = not entry.records or int(shard["item"].max()) < len(receipt.items)
-    demand_at(path, known, "a record's input is not in the receipt")
+    listed = not entry.records or int(shard["item"].max()) < len(receipt.items)
+    demand_at(path, listed, "a record's input is not in the receipt")
     return empty
 
 
@@ -258,13 +258,13 @@ def check_learned(store: Store) -> list[Problem]:
 
 def check_strays(store: Store) -> list[Problem]:
     """Report shards that the manifest does not list; other files are leftovers or the user's."""
-    known = {entry.name for entry in store.shards}
+    listed = {entry.name for entry in store.shards}
     return [
         Problem(str(path), "the file belongs to no shard of the manifest")
         for path in sorted((store.path / "shards").iterdir())
         if store.manifest.complete
         and SHARD_FILE.fullmatch(path.name)
-        and path.name.partition(".")[0] not in known
+        and path.name.partition(".")[0] not in listed
     ]
 
 
@@ -280,12 +280,12 @@ def check_overlays(store: Store, *, quiet: bool = True) -> list[Problem]:
         try:
             overlay = Store(path)
             facts, again = facts_of(overlay), f"`{command_of(overlay)}` makes it again"
-            found = validate(overlay, quiet=quiet).problems
-            problems += [msgspec.structs.replace(one, hint=one.hint or again) for one in found]
+            in_overlay = validate(overlay, quiet=quiet).problems
+            problems += [msgspec.structs.replace(one, hint=one.hint or again) for one in in_overlay]
             if facts.base != store.fingerprint:
                 stale = "the store has changed since the overlay was made"
                 problems.append(Problem(str(path), stale, hint=again))
-            elif not found and not overlay.partial:
+            elif not in_overlay and not overlay.partial:
                 check_parallel(store, overlay)
                 check_offsets(store, overlay)
         except TokmillError as error:

@@ -118,19 +118,19 @@ class ShardWriter:
         count = len(phrases.table_offsets) - 1
         if phrases.growing is None or phrases.growing is not self._growing:
             self._growing, self._numbers = phrases.growing, np.zeros(0, np.int64)
-        known = np.full(count, -1)
-        known[: len(self._numbers)] = self._numbers
-        found = known[plain]
-        if len(found) and found.min() < 0:
+        row_of_phrase = np.full(count, -1)
+        row_of_phrase[: len(self._numbers)] = self._numbers
+        rows = row_of_phrase[plain]
+        if len(rows) and rows.min() < 0:
             # In the order of first use, so that the table does not depend on the batches.
-            new = plain[found < 0]
+            new = plain[rows < 0]
             first = np.empty(count, np.int64)
             first[new[::-1]] = np.arange(len(new))[::-1]
             new = new[first[new] == np.arange(len(new))]
-            known[new] = self._add_rows(phrases, new.astype(np.int64))
-            found = known[plain]
-        self._numbers = known
-        self.held.add("phrase", found.astype("<u4") | (phrases.ids & PHRASE_BIT))
+            row_of_phrase[new] = self._add_rows(phrases, new.astype(np.int64))
+            rows = row_of_phrase[plain]
+        self._numbers = row_of_phrase
+        self.held.add("phrase", rows.astype("<u4") | (phrases.ids & PHRASE_BIT))
         self.held.add("phrase_offsets", np.diff(phrases.offsets))
 
     def _add_rows(self, phrases: Phrases, rows: Array) -> Array:

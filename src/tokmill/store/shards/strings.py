@@ -115,5 +115,5 @@ def take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
 def ranges(begins: Array | int, lengths: Array) -> Array:
     """Return the numbers of several ranges end to end: begin, begin + 1, … of each (int64)."""
     before = np.cumsum(lengths) - lengths
-    found: Array = np.repeat(begins - before, lengths) + np.arange(int(lengths.sum()))
-    return found
+    result: Array = np.repeat(begins - before, lengths) + np.arange(int(lengths.sum()))
+    return result

@@ -143,11 +143,11 @@ class ChatSource(JsonlSource):
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
         """Return a hint if no line of the files makes a record, or very few do."""
         lists = [config.messages] if config.messages else USUAL
-        found = why_nothing(paths, lists)
-        if any(f"(the list {name})" in found for name in lists):
+        reason = why_nothing(paths, lists)
+        if any(f"(the list {name})" in reason for name in lists):
             return "a chat is a list of messages: objects with role and content, or from and value"
-        found = found.replace("build them with `tokmill build chat`", "name it with --messages")
-        return found.replace("--field", "tokmill build jsonl --field")
+        reason = reason.replace("build them with `tokmill build chat`", "name it with --messages")
+        return reason.replace("--field", "tokmill build jsonl --field")
 
     def _names(self, frozen: Frozen, data: Mapping[str, Any]) -> dict[str, str]:
         """Return the default names in templates of tokens with a role.
@@ -357,9 +357,9 @@ class ChatPrompts:
     def ends(self) -> list[int]:
         """Return the id of the token that ends a turn of the assistant, if there is one."""
         [(text, _)] = self.source.template.render("turns", [(ASKED, None)])
-        said = text.rpartition(OPEN)[2].partition(CLOSE)[0]
-        names = [name for name in self.encoder.control if name in said]
-        last = max(names, key=lambda name: said.rfind(name) + len(name), default="")
+        answer = text.rpartition(OPEN)[2].partition(CLOSE)[0]
+        names = [name for name in self.encoder.control if name in answer]
+        last = max(names, key=lambda name: answer.rfind(name) + len(name), default="")
         return [self.encoder.control[last]] if last else []
 
 

@@ -58,8 +58,8 @@ class EncodeChats:
         bare = {**data, "post_processor": None, "truncation": None, "padding": None}
         self._encoder = TokenizersEncoder(bare, resources.threads)
         unknown = data["model"].get("unk_token")
-        known = {name: n for name, n in self.control.items() if name != unknown}
-        self._known_ids, self._known_names = list(known.values()), any_of(known)
+        names = {name: n for name, n in self.control.items() if name != unknown}
+        self._known_ids, self._known_names = list(names.values()), any_of(names)
 
     def __call__(self, documents: Documents) -> Records:
         ids, offsets, learned, sizes = self.encode(documents.texts)

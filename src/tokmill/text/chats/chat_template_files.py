@@ -99,12 +99,12 @@ def find(template: str, tokenizer: str | None) -> tuple[str, dict[str, str]]:
 def _template_of(path: Path) -> str:
     """Return the template in a file, of several the default; "" if it has none."""
     value = _read(path)
-    found = value.get("chat_template") if isinstance(value, dict) else value
-    if isinstance(found, list):
-        several = [each for each in found if isinstance(each, dict)]
+    template = value.get("chat_template") if isinstance(value, dict) else value
+    if isinstance(template, list):
+        several = [each for each in template if isinstance(each, dict)]
         defaults = [each.get("template") for each in several if each.get("name") == "default"]
-        found = defaults[-1] if defaults else ""
-    return found if isinstance(found, str) else ""
+        template = defaults[-1] if defaults else ""
+    return template if isinstance(template, str) else ""
 
 
 def _names(folder: Path) -> dict[str, str]:

@@ -84,11 +84,11 @@ class Template:
     def _call(self, *arguments: Any) -> list[list[str]]:
         *made, chats = arguments
         try:
-            found: list[list[str]] = shared(f"{__name__}:render", LIMITS)(*made, chats)
+            result: list[list[str]] = shared(f"{__name__}:render", LIMITS)(*made, chats)
         except ChildDied as died:
             if len(chats) > 1:
                 # One by one, to name it.
-                return [found for chat in chats for found in self._call(*made, [chat])]
+                return [result for chat in chats for result in self._call(*made, [chat])]
             assert died.ended is not None
             begin = str(chats[0][0][0].get("content"))[:60] if chats else ""
             raise UsageError(
@@ -96,7 +96,7 @@ class Template:
                 where=f"the chat that begins with {begin!r}" if chats else "",
                 hint="another --chat-template; or leave out this chat",
             ) from None
-        return found
+        return result
 
 
 def render(
@@ -104,7 +104,7 @@ def render(
 ) -> list[tuple[str, str]]:
     """Return (text, why there is none) of each chat; the child calls it."""
     compiled, by_turns = _compiled(text, date), how == "turns" and not GENERATION.search(text)
-    found = []
+    result = []
     for messages, tools in chats:
         values = names | {"tools": tools, "documents": None}
 
@@ -121,12 +121,12 @@ def render(
             if stretches[0] or any(count != 1 for count in stretches[1:]):
                 raise ValueError("its marks of learned text are not in pairs")
             whole.encode()
-            found.append((whole, ""))
+            result.append((whole, ""))
         except Exception as error:
             # Whatever a template raises, it refuses the chat.
             why = str(error).partition("\n")[0].encode(errors="replace").decode()
-            found.append(("", why or type(error).__name__))
-    return found
+            result.append(("", why or type(error).__name__))
+    return result
 
 
 class NoMask(Exception):

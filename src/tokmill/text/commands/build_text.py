@@ -138,11 +138,11 @@ def _explain(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool)
             chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
         if chosen.source == "chat" and chosen.tokenizer:
             _say_unknown_marks(chosen, chosen.tokenizer)
-        found = explain(chosen, more["explain"])
+        explanation = explain(chosen, more["explain"])
     if json:
-        print_json(found)
+        print_json(explanation)
         return
-    for stage, text in found.items():
+    for stage, text in explanation.items():
         print(f"{stage:<10} {text}")
 
 
@@ -157,11 +157,11 @@ def _learn(
     named = str(chosen.options.get("chat_template", ""))
     specials = tuple(dict.fromkeys([*given, *special_tokens(named)]))
     options = Learned(vocab_size=more["vocab_size"], specials=specials)
-    path, made = learned_tokenizer(
+    path, is_new = learned_tokenizer(
         folder, chosen.source, inputs, chosen.options, options, again=how.fresh
     )
-    say(f"tokenizer: {path} ({'trained now' if made else 'kept from before'})")
-    if made:
+    say(f"tokenizer: {path} ({'trained now' if is_new else 'kept from before'})")
+    if is_new:
         say_not_reached(Tokenizer.from_file(path).size, options.vocab_size)
     return path
 

@@ -30,7 +30,7 @@ def segments(
     Without `safe` a piece extends to the next special token.
     Memory: a chunk, and the longest stretch without a safe place.
     """
-    found = specials_pattern(tuple(sorted(specials)))
+    pattern = specials_pattern(tuple(sorted(specials)))
     hold = max(map(len, specials), default=1)
     parts: list[str] = []
     waiting = 0
@@ -45,8 +45,8 @@ def segments(
         start = 0
         # A special token that starts before `sure` is complete, and cannot become a longer one.
         sure = len(text) - hold
-        if found is not None:
-            for match in found.finditer(text):
+        if pattern is not None:
+            for match in pattern.finditer(text):
                 if match.start() > sure:
                     break
                 if match.start() > start:
@@ -59,7 +59,7 @@ def segments(
             start = cut
         parts = [text[start:]]
         waiting = looked = len(text) - start
-    yield from _pieces("".join(parts), found)
+    yield from _pieces("".join(parts), pattern)
 
 
 def _last_cut(safe: re.Pattern[str] | None, text: str, start: int, end: int) -> int:

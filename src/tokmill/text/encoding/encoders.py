@@ -163,10 +163,10 @@ class TokenizersEncoder:
                 hint="is it written by a newer version of tokenizers?",
             ) from None
         for token, number in files.added_tokens(data).items():
-            found = self.tokenizer.token_to_id(token)
-            if found != number:
+            given = self.tokenizer.token_to_id(token)
+            if given != number:
                 raise TokmillError(
-                    f"the added token {token!r} says id {number}, but tokenizers gives it {found}",
+                    f"the added token {token!r} says id {number}, but tokenizers gives it {given}",
                     where="tokenizer.json",
                     hint="put the token into the model's vocabulary with its id",
                 )
@@ -179,14 +179,14 @@ class TokenizersEncoder:
         ends = np.cumsum([len(text) for text in texts])
         cuts = np.searchsorted(ends, np.arange(_AT_ONCE, ends[-1] if len(ends) else 0, _AT_ONCE))
         places = [0, *np.unique(cuts + 1).tolist(), len(texts)]
-        found = [
+        parts = [
             self._encode(texts[first:last])
             for first, last in zip(places, places[1:], strict=False)
             if first < last or len(places) == 2
         ]
-        if len(found) == 1:
-            return found[0]
-        ids, lengths = zip(*found, strict=True)
+        if len(parts) == 1:
+            return parts[0]
+        ids, lengths = zip(*parts, strict=True)
         return np.concatenate(ids), np.concatenate(lengths)
 
     @functools.cached_property
@@ -223,8 +223,8 @@ class TokenizersEncoder:
                 if not self.threads:
                     return [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
                 batch = self.tokenizer.encode_batch if places else self.tokenizer.encode_batch_fast
-                found: Sequence[Any] = batch(texts, add_special_tokens=False)
-                return found
+                result: Sequence[Any] = batch(texts, add_special_tokens=False)
+                return result
         except (TypeError, UnicodeEncodeError):
             _utf8(texts)
             raise
@@ -393,8 +393,8 @@ def places_to_cut(data: Mapping[str, Any]) -> tuple[dict[str, int], re.Pattern[s
         ("Removed", True),
     ):
         return tokens, safe_cut(first["pattern"].get("Regex", ""))
-    known = first["type"] == "ByteLevel" and first.get("use_regex", True)
-    return tokens, safe_cut(GPT2) if known else None
+    cuts_as_gpt2 = first["type"] == "ByteLevel" and first.get("use_regex", True)
+    return tokens, safe_cut(GPT2) if cuts_as_gpt2 else None
 
 
 def no_token(text: str, where: str) -> TokmillError:

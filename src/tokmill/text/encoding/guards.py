@@ -57,14 +57,14 @@ e+33 1f50+6 3f 1fbe+2 127+3 8+2 2 20+2 424 878+6 6+57 e+7 36+33 6c0+1f 1+16 8+2 
 
 def newer_characters() -> list[int]:
     """Return the code points of letters, marks and numbers newer than Unicode 16.0, ascending."""
-    found: list[int] = []
+    result: list[int] = []
     position = 0
     for run in _NEWER.split():
         gap, _, length = run.partition("+")
         start = position + int(gap, 16)
         position = start + int(length or "1", 16)
-        found += range(start, position)
-    return found
+        result += range(start, position)
+    return result
 
 
 def why_not_gigatoken(data: Mapping[str, Any]) -> str:

@@ -43,11 +43,11 @@ def make_probe(
     try:
         ids, offsets = encode(asked)
         cuts = offsets.tolist()
-        found = [ids[a:b].tolist() for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+        ids_of_texts = [ids[a:b].tolist() for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
     except TokmillError:
         # A model without `unk` refuses texts with unknown characters.
-        found = [_alone(encode, text) for text in asked]
-    answers = list(zip(asked, found, strict=True))
+        ids_of_texts = [_alone(encode, text) for text in asked]
+    answers = list(zip(asked, ids_of_texts, strict=True))
     return Probe(before=before, after=after, answers=answers)
 
 

@@ -135,7 +135,7 @@ def train_words(
     tokens = [token.encode() for token in special_tokens]
     byte_id = {byte: len(tokens) + place for place, byte in enumerate(BYTE_ORDER)}
     tokens += [bytes([byte]) for byte in BYTE_ORDER]
-    known = {token: number for number, token in enumerate(tokens)}
+    number_of_token = {token: number for number, token in enumerate(tokens)}
 
     spelled = [[byte_id[byte] for byte in word] for word in words]
     counts = list(words.values())
@@ -158,15 +158,15 @@ def train_words(
         if count <= 0:
             break
         joined = tokens[a] + tokens[b]
-        if joined not in known:
-            known[joined] = len(tokens)
+        if joined not in number_of_token:
+            number_of_token[joined] = len(tokens)
             tokens.append(joined)
             order.append(len(order) if tie_break == "first" else _descending(joined))  # type: ignore[arg-type]
         merges.append((tokens[a], tokens[b]))
         risen: set[tuple[int, int]] = set()
         for place in holders.pop((a, b)):
             old = spelled[place]
-            new = _join(old, a, b, known[joined])
+            new = _join(old, a, b, number_of_token[joined])
             for pair in zip(old, old[1:], strict=False):
                 pairs[pair] -= counts[place]
             for pair in zip(new, new[1:], strict=False):

@@ -50,5 +50,5 @@ def tokenizers(spool: str, vocab_size: int, specials: list[str], pattern: str | 
     )
     with no_panic():
         tokenizer.train_from_iterator(read_spool(spool), trainer)
-    found: str = tokenizer.to_str()
-    return found
+    result: str = tokenizer.to_str()
+    return result

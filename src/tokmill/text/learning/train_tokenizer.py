@@ -111,8 +111,8 @@ def assemble(
     tokens = [token.encode() for token in specials]
     tokens += [bytes([byte]) for byte in BYTE_ORDER]
     learned = dict.fromkeys(left + right for left, right in merges)
-    known = set(tokens[len(specials) :])
-    tokens += [token for token in learned if token not in known]
+    byte_tokens = set(tokens[len(specials) :])
+    tokens += [token for token in learned if token not in byte_tokens]
     data = tokenizer_json.byte_level(
         dict(enumerate(tokens)),
         merges,
@@ -193,13 +193,13 @@ def _with_gigatoken(
     target, arguments = f"{CHILD}:gigatoken", (str(spool.path), vocab_size, specials)
     try:
         with elapsed("training with gigatoken"):
-            found = call(target, *arguments, limits=LIMITS, line=goes_on)
+            answer = call(target, *arguments, limits=LIMITS, line=goes_on)
     except ChildDied as died:
         if words and not goes_on(""):
             return None
         died.hint = DIED
         raise
-    merges = [(left, right) for left, right in found]
+    merges = [(left, right) for left, right in answer]
     joined = {left + right for left, right in merges}
     if words <= len(merges) or len(joined) < len(merges):
         return None

@@ -95,8 +95,8 @@ def _characters(texts: Iterable[str], tokenizer: Any) -> list[str]:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.normalizer.normalize_str(text))
-    found = [(-count, c) for c, count in counts.items() if list(_words(tokenizer, c)) == [c]]
-    return sorted(c for _, c in sorted(found)[:ALPHABET])
+    characters = [(-count, c) for c, count in counts.items() if list(_words(tokenizer, c)) == [c]]
+    return sorted(c for _, c in sorted(characters)[:ALPHABET])
 
 
 def _goes_on(tokenizer: Any, character: str) -> bool:

@@ -207,21 +207,21 @@ def _classes_in(kind: type[TsvSource], config: TsvConfig, inputs: Sequence[str])
     So class 1 of MRPC is what GLUE calls 1, whichever the first line is of.
     """
     source = kind(config, inputs, {}, Resources())
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for item in source.items():
         for batch in source.documents(item, NoHash()):
-            found.update(dict.fromkeys(batch.kept[LABEL]))
-            if len(found) > MOST_CLASSES:
+            names.update(dict.fromkeys(batch.kept[LABEL]))
+            if len(names) > MOST_CLASSES:
                 raise UsageError(
                     f"the column of the label holds more than {MOST_CLASSES:,} names",
                     where=item.path,
                     hint="--label-column names another column; --unlabelled makes none",
                 )
-    if not found:
+    if not names:
         raise TokmillError(
             "no line of the files has sentences and a label",
             where=", ".join(inputs),
             hint="--sentence and --label-column name the columns; --no-header: no line does",
         )
-    numbers = all(re.fullmatch(r"0|[1-9][0-9]{0,8}", name) for name in found)
-    return sorted(found, key=int) if numbers else list(found)
+    numbers = all(re.fullmatch(r"0|[1-9][0-9]{0,8}", name) for name in names)
+    return sorted(names, key=int) if numbers else list(names)

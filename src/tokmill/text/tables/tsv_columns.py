@@ -58,8 +58,8 @@ def layout_of(item: Item, config: Any) -> Layout:
         ) from None
     sentences, label = tuple(config.sentences), config.label_column
     if not sentences or not (label or config.unlabelled):
-        known = _known(names, sentences, label, config.unlabelled) if config.header else None
-        if known is None:
+        template = _known(names, sentences, label, config.unlabelled) if config.header else None
+        if template is None:
             what = "sentences" if not sentences else "label"
             raise UsageError(
                 f"which columns are {what} is not known: there are {', '.join(names)[:400]}",
@@ -67,7 +67,7 @@ def layout_of(item: Item, config: Any) -> Layout:
                 hint="--sentence A --sentence B --label-column C name them, or number them from 1; "
                 "--unlabelled makes no label",
             )
-        sentences, label = sentences or known[0], label or known[1]
+        sentences, label = sentences or template[0], label or template[1]
     header = names if config.header else []
     chosen = tuple(_number(name, header, len(names), item.path) for name in sentences)
     of_label = None

@@ -45,8 +45,8 @@ class EncodeSentences:
     def __call__(self, documents: Documents) -> Records:
         """Return the records of a batch; records with a sentence without tokens are rejected."""
         if self.specials:
-            found = [any(name in text for name in self.specials) for text in documents.texts]
-            reasons = ["special token" if one else "" for one in found]
+            has_special = [any(name in text for name in self.specials) for text in documents.texts]
+            reasons = ["special token" if one else "" for one in has_special]
             documents = select(documents, reasons, rejected=True)
         sentences = [text.split("\n") for text in documents.texts]
         count = len(sentences[0]) if sentences else 1

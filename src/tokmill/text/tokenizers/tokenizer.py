@@ -127,8 +127,8 @@ class Tokenizer:
     @cached_property
     def specials(self) -> dict[str, int]:
         """Special token → id, by id."""
-        found = tokenizer_json.added_tokens(self.data, special_only=True)
-        return dict(sorted(found.items(), key=lambda item: item[1]))
+        specials = tokenizer_json.added_tokens(self.data, special_only=True)
+        return dict(sorted(specials.items(), key=lambda item: item[1]))
 
     @property
     def size(self) -> int:
@@ -147,23 +147,23 @@ class Tokenizer:
         model, special = self.data["model"], set(self.specials.values())
         if model.get("type") == "WordPiece":
             prefix = str(model.get("continuing_subword_prefix", "##"))
-            found = [number for name, number in model["vocab"].items() if name.startswith(prefix)]
+            inside = [number for name, number in model["vocab"].items() if name.startswith(prefix)]
         elif model.get("type") == "WordLevel":
-            found = []
+            inside = []
         elif tokenizer_json.is_byte_level(self.data):
-            found = [n for n, b in self.vocab.items() if b[:1].isalnum() or b[:1] >= b"\x80"]
+            inside = [n for n, b in self.vocab.items() if b[:1].isalnum() or b[:1] >= b"\x80"]
         else:
             raise TokmillError(
                 "the tokenizer does not tell which tokens go on with a word",
                 where=self.where,
                 hint='WordPiece and byte-level BPE do; --set task.whole="token"',
             )
-        return sorted(set(found) - special)
+        return sorted(set(inside) - special)
 
     def _encoder(self, specials: str) -> TokenizersEncoder:
-        known = get_args(Specials)
-        if specials not in known:
-            raise UsageError(f"specials = {specials!r} is not known", hint=nearest(specials, known))
+        modes = get_args(Specials)
+        if specials not in modes:
+            raise UsageError(f"specials = {specials!r} is not known", hint=nearest(specials, modes))
         if specials not in self._encoders:
             encoder = make_encoder(
                 self.to_json(), engine="tokenizers", specials_in_text=specials, threads=False

@@ -66,21 +66,21 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
     raw = read_file(path)
     if not raw:
         raise TokmillError("the file is empty", where=str(path), hint="give a tokenizer.json")
-    said = _beside(path)
+    settings = _beside(path)
     if path.name.endswith(("vocab.json", "merges.txt")):
         data = read_pair(path)
-        _add_named(data, said, path, "merges.txt")
+        _add_named(data, settings, path, "merges.txt")
     elif path.name.endswith("vocab.txt"):
-        data = wordpiece.read_vocab_txt(raw, path, said)
-        _add_named(data, said, path, "vocab.txt")
+        data = wordpiece.read_vocab_txt(raw, path, settings)
+        _add_named(data, settings, path, "vocab.txt")
     else:
         data = tokenizer_json.parse(raw, str(path))
-    return data, _roles(data, said)
+    return data, _roles(data, settings)
 
 
 def _beside(path: Path) -> dict[str, Any]:
     """Return what the files of transformers beside a tokenizer say, as one object."""
-    said: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in (
         "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json", "config.json",
     ):  # fmt: skip
@@ -93,23 +93,23 @@ def _beside(path: Path) -> dict[str, Any]:
             file,
             hint="fetch it again, or take it away: it names classes and special tokens",
         ):
-            found = loads_json(raw)
-            if not isinstance(found, dict):
+            content = loads_json(raw)
+            if not isinstance(content, dict):
                 raise ValueError("it is no JSON object")
         if name == "added_tokens.json":
-            found = {"added_tokens": found}
+            content = {"added_tokens": content}
         elif name == "config.json":
-            found = {"model_type": found.get("model_type")}
-        said |= found
-    return said
+            content = {"model_type": content.get("model_type")}
+        settings |= content
+    return settings
 
 
 def _class(said: Mapping[str, Any], layout: str) -> str:
-    found = str(said.get("tokenizer_class") or "").removesuffix("Fast")
-    if found in ("", "PreTrainedTokenizer", "TokenizersBackend"):
+    result = str(said.get("tokenizer_class") or "").removesuffix("Fast")
+    if result in ("", "PreTrainedTokenizer", "TokenizersBackend"):
         model = said.get("model_type") if layout == "merges.txt" else ""
         return "" if not model or model in MODELS else f"of {model}"
-    return found
+    return result
 
 
 def _names(said: Mapping[str, Any]) -> dict[str, str]:
@@ -138,11 +138,11 @@ def _add_named(data: dict[str, Any], said: Mapping[str, Any], path: Path, layout
     added = {token["id"]: token for token in data["added_tokens"]}
     try:
         for number, token in (said.get("added_tokens_decoder") or {}).items():
-            made = tokenizer_json.added_token(int(number), str(token["content"]))
-            added[int(number)] = {key: token.get(key, value) for key, value in made.items()}
+            entry = tokenizer_json.added_token(int(number), str(token["content"]))
+            added[int(number)] = {key: token.get(key, value) for key, value in entry.items()}
         for name, number in (said.get("added_tokens") or {}).items():
-            made = tokenizer_json.added_token(int(number), name, special=name in named.values())
-            added.setdefault(int(number), made)
+            entry = tokenizer_json.added_token(int(number), name, special=name in named.values())
+            added.setdefault(int(number), entry)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _unlike(path, "added tokens without ids") from None
     for key, name in named.items():

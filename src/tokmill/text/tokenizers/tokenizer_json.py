@@ -235,9 +235,9 @@ def _growth(step: Mapping[str, Any]) -> float:
     content, pattern = step.get("content"), step.get("pattern")
     if step["type"] != "Replace" or not isinstance(content, str) or not isinstance(pattern, dict):
         return 1.0
-    size, found = len(content.encode("utf-8", "replace")), pattern.get("String")
-    if found:
-        return max(1.0, size / len(found.encode("utf-8", "replace")))
+    size, literal = len(content.encode("utf-8", "replace")), pattern.get("String")
+    if literal:
+        return max(1.0, size / len(literal.encode("utf-8", "replace")))
     return max(1.0, size + _may_be_empty(str(pattern.get("Regex") or "")))
 
 
