@@ -289,6 +289,65 @@ TRACKERS: dict[str, Part] = {
     ),
 }
 
+COMMANDS: dict[str, Part] = {
+    # `tokmill NAME`: a function, or a typer app; `cli.PANELS` groups them
+    "tokenizer": Part(
+        "tokmill.text.commands.tokenizer_command:app", "", "Train, use and compare tokenizers."
+    ),
+    "vocab": Part(
+        "tokmill.x86.commands.vocab_command:app", "", "Make and convert vocabularies of x86 code."
+    ),
+    "build": Part("tokmill.cli.build_command:command", "", "Turn inputs into a token store."),
+    "store": Part("tokmill.cli.store_command:app", "", "Validate or export a store."),
+    "cfg": Part(
+        "tokmill.x86.commands.cfg_command:cfg", "", "Find functions, blocks, edges of programs."
+    ),
+    "diff": Part(
+        "tokmill.x86.commands.diff_command:diff", "", "Compare two programs, function by function."
+    ),
+    "similarity": Part(
+        "tokmill.similarity.commands.similarity_command:app",
+        "",
+        "Find functions again, and measure how well vectors do so.",
+    ),
+    "spell": Part(
+        "tokmill.x86.commands.spell_command:spell", "", "Write programs as kTrans has them."
+    ),
+    "bbv": Part(
+        "tokmill.bbv.commands.bbv_command:app", "", "Profile executions: block vectors, CPI."
+    ),
+    "simpoint": Part(
+        "tokmill.bbv.commands.simpoint_command:simpoint",
+        "",
+        "Choose intervals that stand for a whole program.",
+    ),
+    "rl": Part(
+        "tokmill.rl.commands.rl_command:app", "", "Find and replay schedules of MLIR modules."
+    ),
+    "train": Part("tokmill.cli.train_command:train", "", "Train a model on a store."),
+    "eval": Part("tokmill.cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
+    "embed": Part("tokmill.cli.embed_command:embed", "", "Make vectors of records with a run."),
+    "serve": Part("tokmill.cli.serve_command:serve", "", "Answer requests for vectors over HTTP."),
+    "sample": Part(
+        "tokmill.cli.sample_command:sample", "", "Continue prompts with a trained model."
+    ),
+    "model": Part("tokmill.cli.model_command:app", "", "Read and write public checkpoints."),
+    "inspect": Part(
+        "tokmill.cli.inspect_command:inspect", "", "Describe a file or folder of any kind."
+    ),
+    "compare": Part("tokmill.cli.compare_command:compare", "", "Compare runs, seeds together."),
+    "plot": Part(
+        "tokmill.cli.inspect_command:plot", "", "Draw a figure of a store, tokenizer or run."
+    ),
+    "report": Part(
+        "tokmill.cli.inspect_command:report", "", "Write one HTML page of stores and runs."
+    ),
+    "doctor": Part(
+        "tokmill.cli.inspect_command:doctor", "", "Check the machine and what is installed."
+    ),
+    "recipe": Part("tokmill.cli.recipe_command:app", "", "List recipes and their keys."),
+}
+
 EXTRA_PACKAGES: dict[str, str] = {
     "gigatoken": "text",
     "tokenizers": "text",

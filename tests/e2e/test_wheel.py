@@ -93,7 +93,7 @@ def test_help(installed: Installed) -> None:
 
 
 def test_every_command_helps(installed: Installed) -> None:
-    from tokmill.cli import COMMANDS
+    from tokmill.plugins import COMMANDS
 
     codes = {name: installed.run(name, "--help").returncode for name in COMMANDS}
     assert codes == dict.fromkeys(COMMANDS, 0)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tokmill import plugins
 from tokmill.base import bounds
 from tokmill.base.bus_error import explain_bus_errors
 from tokmill.base.children.child import keep_out_of_working_directory
@@ -35,104 +36,21 @@ ERROR, INTERRUPTED = ("error", "31"), ("interrupted", "33")
 SHORT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't start new thread")
 """What errors of the loader, of threads and of libraries say where memory is short."""
 
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    # command: (module:attribute, panel, one line of help)
-    "tokenizer": (
-        "tokmill.text.commands.tokenizer_command:app",
-        "data",
-        "Train, use and compare tokenizers.",
-    ),
-    "vocab": (
-        "tokmill.x86.commands.vocab_command:app",
-        "data",
-        "Make and convert vocabularies of x86 code.",
-    ),
-    "build": ("tokmill.cli.build_command:command", "data", "Turn inputs into a token store."),
-    "store": ("tokmill.cli.store_command:app", "data", "Validate or export a store."),
-    "cfg": (
-        "tokmill.x86.commands.cfg_command:cfg",
-        "programs",
-        "Find functions, blocks, edges of programs.",
-    ),
-    "diff": (
-        "tokmill.x86.commands.diff_command:diff",
-        "programs",
-        "Compare two programs, function by function.",
-    ),
-    "similarity": (
-        "tokmill.similarity.commands.similarity_command:app",
-        "programs",
-        "Find functions again, and measure how well vectors do so.",
-    ),
-    "spell": (
-        "tokmill.x86.commands.spell_command:spell",
-        "programs",
-        "Write programs as kTrans has them.",
-    ),
-    "bbv": (
-        "tokmill.bbv.commands.bbv_command:app",
-        "programs",
-        "Profile executions: block vectors, CPI.",
-    ),
-    "simpoint": (
-        "tokmill.bbv.commands.simpoint_command:simpoint",
-        "programs",
-        "Choose intervals that stand for a whole program.",
-    ),
-    "rl": (
-        "tokmill.rl.commands.rl_command:app",
-        "programs",
-        "Find and replay schedules of MLIR modules.",
-    ),
-    "train": ("tokmill.cli.train_command:train", "training", "Train a model on a store."),
-    "eval": (
-        "tokmill.cli.eval_command:evaluate",
-        "training",
-        "Measure the loss of a run on a store.",
-    ),
-    "embed": ("tokmill.cli.embed_command:embed", "training", "Make vectors of records with a run."),
-    "serve": (
-        "tokmill.cli.serve_command:serve",
-        "training",
-        "Answer requests for vectors over HTTP.",
-    ),
-    "sample": (
-        "tokmill.cli.sample_command:sample",
-        "training",
-        "Continue prompts with a trained model.",
-    ),
-    "model": ("tokmill.cli.model_command:app", "training", "Read and write public checkpoints."),
-    "inspect": (
-        "tokmill.cli.inspect_command:inspect",
-        "looking",
-        "Describe a file or folder of any kind.",
-    ),
-    "compare": ("tokmill.cli.compare_command:compare", "looking", "Compare runs, seeds together."),
-    "plot": (
-        "tokmill.cli.inspect_command:plot",
-        "looking",
-        "Draw a figure of a store, tokenizer or run.",
-    ),
-    "report": (
-        "tokmill.cli.inspect_command:report",
-        "looking",
-        "Write one HTML page of stores and runs.",
-    ),
-    "doctor": (
-        "tokmill.cli.inspect_command:doctor",
-        "looking",
-        "Check the machine and what is installed.",
-    ),
-    "recipe": ("tokmill.cli.recipe_command:app", "looking", "List recipes and their keys."),
+PANELS = {
+    "data": ("tokenizer", "vocab", "build", "store"),
+    "programs": ("cfg", "diff", "similarity", "spell", "bbv", "simpoint", "rl"),
+    "training": ("train", "eval", "embed", "serve", "sample", "model"),
+    "looking": ("inspect", "compare", "plot", "report", "doctor", "recipe"),
 }
+"""Panel of `tokmill --help` → its commands, in this order; those of plug-ins come last."""
+OTHERS = "plug-ins"
 
 
 def load_command(name: str) -> Any:
     """Import a command of the table; typer apps and functions become commands."""
-    if name not in COMMANDS:
+    if name not in plugins.COMMANDS:
         return None
-    module, _, attribute = COMMANDS[name][0].partition(":")
-    value: Any = getattr(importlib.import_module(module), attribute)
+    value: Any = plugins.load(plugins.COMMANDS, name)
     if isinstance(value, TyperGroup):
         return value
     if not isinstance(value, typer.Typer):
@@ -144,13 +62,20 @@ def load_command(name: str) -> Any:
     return command
 
 
+def listed() -> dict[str, tuple[str | None, str]]:
+    """Return command → its panel and its line of help."""
+    lines = {name: part.help for name, part in plugins.COMMANDS.items()}
+    ours = {name: panel for panel, names in PANELS.items() for name in names}
+    return {name: (ours.get(name, OTHERS), lines[name]) for name in dict.fromkeys([*ours, *lines])}
+
+
 def application() -> TyperGroup:
     """Return the whole command tree."""
     return lazy_group(
         "tokmill",
         "Text, JSON Lines, Parquet, x86 programs, executions, MLIR modules and token files to "
         "checked token stores, and models trained on them.",
-        lambda: {name: (panel, line) for name, (_, panel, line) in COMMANDS.items()},
+        listed,
         load_command,
         params=general_options(),
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
