@@ -13,7 +13,7 @@ SOURCES   = src tests scripts benchmarks examples
 ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint check format bench pairs profiles signatures similarity clean system-packages
+.PHONY: help demo docs test test-long lint check format bench pairs profiles signatures similarity clean system-packages
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,8 +67,12 @@ signatures: $(VENV)/.installed-dev  ## points that three programs share, by lear
 	mkdir -p bench-cache
 	$(BIN)/python benchmarks/signatures.py bench-cache $(SIGNATURES)
 
+docs: $(VENV)/.installed-dev  ## the site, in site/
+	$(BIN)/python scripts/reference.py build-cache/reference
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . site
+
 clean:  ## remove the demo and caches
-	rm -rf demo dist build-cache bench-cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf demo dist site build-cache bench-cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian packages that some tests use; without root or apt those tests are skipped.

@@ -1,0 +1,31 @@
+"""The site: `make docs` writes it into site/, from the Markdown pages of the repository."""
+
+from pathlib import Path
+from typing import Any
+
+from pygments.lexers.special import TextLexer
+
+project = html_title = "tokmill"
+extensions = ["myst_parser"]
+include_patterns = [
+    "docs/*.md", "docs/log/*.md", "build-cache/reference/*.md", "benchmarks/RESULTS.md",
+    "benchmarks/gpu/README.md", "*.md",
+]  # fmt: skip
+root_doc = "docs/index"
+myst_heading_anchors = 4
+html_theme = "furo"
+smartquotes = False
+html_copy_source = False
+html_show_copyright = False
+
+
+def setup(app: Any) -> None:
+    """Show diagrams as text, as drawing them would need a script from the network."""
+    app.add_lexer("mermaid", TextLexer)
+    app.connect("build-finished", begin_here)
+
+
+def begin_here(app: Any, error: Exception | None) -> None:
+    """Let site/index.html lead to the first page."""
+    page = '<meta http-equiv="refresh" content="0; url=docs/index.html">\n'
+    (Path(app.outdir) / "index.html").write_text(page)

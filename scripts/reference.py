@@ -1,0 +1,125 @@
+"""Write the reference pages of the site from the program itself: commands, recipes, Python.
+
+python scripts/reference.py FOLDER
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tokmill
+from tokmill import plugins
+from tokmill.base.recipe import shipped
+from tokmill.builds.plan import BuildRecipe
+from tokmill.cli import PANELS, application, load_command
+from tokmill.cli.recipe_command import _training_keys, keys_of
+
+
+class Code(str):
+    """A text that is shown as code."""
+
+
+def cell(value: object) -> str:
+    """Return a value as the text of a cell of a table."""
+    if isinstance(value, Code):
+        return f"`{value}`"
+    text = " ".join(str(value).replace("\\[", "[").split())
+    return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", text)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
+    lines = [list(head), *rows]
+    body = ["| " + " | ".join(map(cell, row)) + " |" for row in lines]
+    return [body[0], "|" + "---|" * len(lines[0]), *body[1:], ""]
+
+
+def options(command: Any, context: Any) -> Iterator[list[str]]:
+    """Yield names, value and help of the parameters of a command, without --help."""
+    for parameter in command.params:
+        names = [*parameter.opts, *parameter.secondary_opts]
+        if "--help" in names or getattr(parameter, "hidden", False):
+            continue
+        argument = parameter.param_type_name == "argument"
+        value = parameter.metavar or parameter.display_type(context)
+        flag = getattr(parameter, "is_flag", False) or value == "<bool>"
+        value = value.replace("<list[str]>", "str, repeated").strip("<>")
+        yield [
+            value if argument else Code(", ".join(names)),
+            "" if flag or argument else value,
+            getattr(parameter, "help", "") or "",
+        ]
+
+
+def commands() -> Iterator[str]:
+    """Yield the lines of the page of commands."""
+    yield "# Commands\n"
+    context = application().make_context("tokmill", [], resilient_parsing=True)
+    for panel, names in PANELS.items():
+        yield f"## {panel.capitalize()}\n"
+        for name in names:
+            yield from described(load_command(name), f"tokmill {name}", context)
+
+
+def described(command: Any, path: str, context: Any) -> Iterator[str]:
+    inner = command.list_commands(context) if hasattr(command, "list_commands") else []
+    yield f"### {path}\n"
+    yield f"{command.help or ''}\n"
+    rows = list(options(command, context))
+    if rows:
+        yield from table(["option", "value", "meaning"], rows)
+    for name in inner:
+        yield from described(command.get_command(context, name), f"{path} {name}", context)
+
+
+def recipes() -> Iterator[str]:
+    """Yield the lines of the page of recipes and their keys."""
+    yield "# Recipes\n"
+    yield "`tokmill train NAME` uses one of these; `--set KEY=VALUE` sets any key.\n"
+    for name, path in shipped().items():
+        yield f"## {name}\n\n```toml\n{path.read_text().rstrip()}\n```\n"
+    kinds = {"train": _training_keys([]), "build": keys_of(BuildRecipe)}
+    kinds |= {f"build {kind}": keys_of(plugins.load(plugins.SOURCES, kind).Config)
+              for kind in plugins.SOURCES}  # fmt: skip
+    for kind, keys in kinds.items():
+        yield f"## Keys: {kind}\n"
+        yield from table(
+            ["key", "of", "type", "default", "meaning"],
+            [[Code(key["key"]), ", ".join(key.get("kinds", [])), key["type"],
+              "" if key["default"] in (None, "") else key["default"], key["doc"]] for key in keys],
+        )  # fmt: skip
+
+
+def python() -> Iterator[str]:
+    """Yield the lines of the page of public names."""
+    yield "# Python\n"
+    for name in sorted(set(tokmill.__all__) - {"__version__"}):
+        yield from documented(f"tokmill.{name}", getattr(tokmill, name), "##")
+
+
+def documented(name: str, value: Any, level: str) -> Iterator[str]:
+    """Yield the signature and the docstring of a function or class, and of its public methods."""
+    yield f"{level} {name.rpartition('tokmill.')[2]}\n"
+    yield f"```python\n{name.rpartition('.')[2]}{inspect.signature(value)}\n```\n"
+    if text := inspect.getdoc(value):
+        yield f"```text\n{text}\n```\n"
+    if inspect.isclass(value):
+        for key, method in vars(value).items():
+            function = method.__func__ if isinstance(method, classmethod) else method
+            if not key.startswith("_") and inspect.isfunction(function) and function.__doc__:
+                yield from documented(f"{name}.{key}", function, level + "#")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in (commands, recipes, python):
+        (folder / f"{page.__name__}.md").write_text("\n".join(page()) + "\n")
+
+
+if __name__ == "__main__":
+    main()
