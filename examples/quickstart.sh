@@ -10,29 +10,32 @@ set -eu
 cd "$(dirname "$0")/.."
 demo=${DEMO:-demo}
 
-step() { printf '\n%s\n' "$*"; }
+began=$(date +%s)
+echo "Eleven steps, about six minutes on two free cores; what is done already is not done again."
+
+step() { printf '\n[%s of 11, %s s] %s\n' "$1" $(($(date +%s) - began)) "$2"; }
 run() { printf '$ %s\n' "$*"; "$@"; }
 
-step "1. Text: the English of the docstrings of six installed packages (nothing is downloaded)."
+step 1 "Text: the English of the docstrings of six installed packages (nothing is downloaded)."
 run python scripts/demo_text.py "$demo/text"
 
-step "2. A tokenizer: byte-level BPE with 4,096 ids, in the tokenizer.json that others read too."
+step 2 "A tokenizer: byte-level BPE with 4,096 ids, in the tokenizer.json that others read too."
 run tokmill tokenizer train "$demo/text/train.txt" --vocab-size 4096 -o "$demo/tokenizer"
 
-step "3. Token stores: checked, memory-mapped, the same bytes whoever builds them."
+step 3 "Token stores: checked, memory-mapped, the same bytes whoever builds them."
 run tokmill build text "$demo/text/train.txt" --tokenizer "$demo/tokenizer" -o "$demo/train"
 run tokmill build text "$demo/text/val.txt" --tokenizer "$demo/tokenizer" -o "$demo/val"
 run tokmill store validate "$demo/train"
 
-step "4. A small decoder learns to continue it (about 90 seconds on two free cores)."
+step 4 "A small decoder learns to continue it (about 90 seconds on two free cores)."
 run tokmill train recipes/text/decoder-tiny.toml --data "$demo/train" --val "$demo/val" \
     -o "$demo/run" --resume
 
-step "5. The model continues a prompt: 1.3 million weights and two minutes make words, not sense."
+step 5 "The model continues a prompt: 1.3 million weights and two minutes make words, not sense."
 run tokmill sample "$demo/run" --prompt "This function returns" --tokens 60 --seed 1
 
 if [ "$(uname -m)" = x86_64 ]; then
-    step "6. Programs of this machine and a module of Python: functions, as six streams of tokens."
+    step 6 "Programs of this machine and a module of Python: functions, as six streams of tokens."
     module=$(python -c 'import msgspec._core; print(msgspec._core.__file__)')
     set -- "$module"
     for name in bash cp dash date dd df diff dpkg du expr find grep gzip ls mv od ptx sed sort \
@@ -41,40 +44,36 @@ if [ "$(uname -m)" = x86_64 ]; then
     done
     run tokmill build x86 "$@" -o "$demo/x86/functions"
 
-    step "7. Some programs are held out; of their functions those are left out that others have too."
+    step 7 "Some programs are held out; of their functions those are left out that others have too."
     run tokmill build select "$demo/x86/functions" --by program --ratio 0.85 -o "$demo/x86/train"
     run tokmill build select "$demo/x86/functions" --by program --ratio 0.85 --rest \
         --not-in "$demo/x86/train" -o "$demo/x86/val"
 
-    step "8. A small RWKV-7 learns all six streams (one to three minutes on two free cores)."
+    step 8 "A small RWKV-7 learns all six streams (one to three minutes on two free cores)."
     run tokmill train recipes/x86/rwkv7-tiny.toml --data "$demo/x86/train" --val "$demo/x86/val" \
         -o "$demo/x86/run" --steps 80 --resume
 
-    step "9. How good it is on the programs that it never saw, beside the frequencies of single ids."
+    step 9 "How good it is on the programs that it never saw, beside the frequencies of single ids."
     run tokmill eval "$demo/x86/run" "$demo/x86/val" --by program --rows 200
 
-    step "10. It continues machine code, an instruction a line."
+    step 10 "It continues machine code, an instruction a line."
     run tokmill sample "$demo/x86/run" --prompt "55 48 89 e5" --tokens 40 --seed 1
     set -- "$demo/x86/train" "$demo/x86/run"
 else
-    step "6. to 10. are about x86 programs, of which this machine has none."
+    step 6 "to 10. are about x86 programs, of which this machine has none."
     set --
 fi
 
-step "11. One page about the stores and the runs; it needs no network."
+step 11 "One page about the stores and the runs; it needs no network."
 run tokmill report "$demo/train" "$demo/run" "$@" -o "$demo/report.html"
 
-made() {
-    printf '\n%s\n' "$2"
-    find "$demo/$1" -type f ! -name '.*' -printf '%11s  %p\n' | sort -k 2
-}
-step "Made (bytes, file):"
-made text "The text:"
-made tokenizer "The tokenizer:"
-made train "The token store to learn from:"
-made val "The token store to evaluate on:"
-made run "The run: metrics, checkpoints to continue from, weights (safetensors):"
-[ ! -d "$demo/x86" ] || made x86/run "The run on programs:"
-made report.html "The report, to be opened in a browser:"
+programs=""
+[ ! -d "$demo/x86/run" ] || programs=" and an RWKV-7 of machine code in $demo/x86/run"
+cat <<END
 
-printf '\nnow try: . .venv/bin/activate && tokmill inspect %s/train --head 1\n' "$demo"
+made      token stores in $demo/train and $demo/val, a decoder in $demo/run$programs
+took      $(($(date +%s) - began)) s, $(du -sh "$demo" | cut -f 1) on the disk
+page      $demo/report.html, to be opened in a browser
+next      . .venv/bin/activate && tokmill inspect $demo/train --head 1
+then      tokmill train decoder-tiny --data STORE -o RUN, with a store of your own text (README.md)
+END
