@@ -68,22 +68,6 @@ def test_another_tokenizer_is_refused_and_the_difference_shown(
     assert contents(small.store) == before
 
 
-def test_other_options_are_refused_and_the_difference_shown(small: Small) -> None:
-    before = contents(small.store)
-    ran = small.build("--set", "keep=['id']", "--yes")
-    assert ran.code == 1
-    assert is_clean(ran.err)
-    assert 'config.keep: [] → ["id"]' in ran.err
-    assert contents(small.store) == before
-
-
-def test_fresh_takes_the_new_recipe(small: Small, fast_path: Path) -> None:
-    other = write_tokenizer(fast_path / "other.json", 270)
-    assert small.build("--fresh", tokenizer=other).code == 0
-    small.tokenizer = other
-    assert small.is_as_built_anew()
-
-
 def test_a_changed_input_is_listed_and_with_yes_only_its_shard_is_made_again(small: Small) -> None:
     name = ending_names(3)[1]
     before, files = contents(small.store), identities(small.store)
@@ -102,42 +86,6 @@ def test_a_changed_input_is_listed_and_with_yes_only_its_shard_is_made_again(sma
     assert after.keys() - files.keys() == {f"{new}.safetensors", f"{new}.json"}
     assert all(after[kept] == files[kept] for kept in files.keys() & after.keys())
     assert small.is_as_built_anew()
-
-
-def test_a_vanished_input_is_listed_and_with_yes_only_its_shard_is_dropped(small: Small) -> None:
-    name = ending_names(3)[2]
-    files = identities(small.store)
-    (small.inputs / name).unlink()
-    ran = small.build()
-    assert ran.code == 1
-    assert is_clean(ran.err)
-    assert f"vanished: {name}" in ran.err
-    assert small.build("--yes").code == 0
-    after = identities(small.store)
-    assert len(files) == 6 and len(after) == 4
-    assert all(after[kept] == files[kept] for kept in after)
-    assert small.is_as_built_anew()
-
-
-def test_a_new_input_needs_no_consent_and_leaves_the_others_alone(small: Small) -> None:
-    files = identities(small.store)
-    write_jsonl(small.inputs / ending_names(4)[-1], word="wolf")
-    (small.inputs / "z.jsonl").write_text('{"text": "last"}\n')
-    assert small.build().code == 0
-    after = identities(small.store)
-    assert len(files.keys() & after.keys()) >= 4
-    assert all(after[kept] == files[kept] for kept in files.keys() & after.keys())
-    assert small.is_as_built_anew()
-
-
-def test_the_same_command_on_a_finished_store_writes_nothing(small: Small) -> None:
-    def everything() -> dict[str, tuple[int, int]]:
-        files = [path for path in small.store.rglob("*") if path.name != ".lock"]
-        return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
-
-    before = everything()
-    assert small.build().code == 0
-    assert everything() == before
 
 
 @pytest.mark.parametrize("what", ["grows", "is rewritten", "vanishes"])
