@@ -20,7 +20,6 @@ import torch
 import corpus
 from jsonl_store import tokmill
 from tokmill.feed.feed import Feed
-from tokmill.feed.order import Order
 from tokmill.models.model_inputs import Inputs
 from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.store import Store
@@ -30,8 +29,7 @@ from tokmill.tasks.task import Task, to_tensors
 PEERS = Path(__file__).parent / "peers"
 ROWS, LENGTH = 32, 1024
 BATCHES = 256
-"""A round; two blocks of an order at least, so that their cost is in every round."""
-POSITIONS = 10_000_000
+"""A round."""
 RESUMED = 1_000_000
 CPU = torch.device("cpu")
 
@@ -116,15 +114,6 @@ def here(work: Callable[[int], Any]) -> Callable[[int], float]:
     return run
 
 
-def mapped_anew(place: Path) -> Callable[[int], float]:
-    """Return a contestant that maps the store in each round: its pages are touched first then."""
-
-    def run(number: int) -> float:
-        return here(loader(Store(place), "windows"))(number)
-
-    return run
-
-
 def child(*command: str) -> Callable[[int], float]:
     """Return a contestant in a process of its own, which prints seconds as its last line."""
 
@@ -142,16 +131,13 @@ def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
     export(place, "megatron", pair, pair.with_suffix(".idx"))
     store = Store(place)
     verify(store, flat)
-    feed = Feed(make_task(store, "windows").rows(store), ROWS, columns=["token"])
     arguments = [str(value) for value in (ROWS, LENGTH, BATCHES)]
     first = "nanoGPT's get_batch"
     best = in_turns(
         {
             first: here(lambda _: get_batch(flat)),
             "tokmill, windows": here(loader(store, "windows")),
-            "tokmill, windows, mapped anew each round": mapped_anew(place),
             "tokmill, packed": here(loader(store, "packed")),
-            "tokmill, windows, `Feed.batch` alone (uint16)": here(feed.batch),
             "megatron-core 0.16.1, GPTDataset": child(
                 sys.executable, str(PEERS / "megatron_batches.py"), str(pair), *arguments
             ),
@@ -166,35 +152,6 @@ def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
         f"| {name} | {1 / seconds:,.0f} | {ROWS * LENGTH / seconds / 1e6:,.0f} | "
         f"{best[first] / seconds:.2f} |"
         for name, seconds in best.items()
-    ]
-
-
-def orders(rounds: int) -> list[str]:
-    """Compare the order of rows by arithmetic with a stored one."""
-    starts = range(0, POSITIONS, ROWS)
-
-    def ours(number: int) -> float:
-        order = Order(np.asarray([POSITIONS]), number)
-        started = time.perf_counter()
-        for start in starts:
-            order.rows(start, start + ROWS)
-        return time.perf_counter() - started
-
-    def theirs(number: int) -> float:
-        random = np.random.default_rng(number)
-        started = time.perf_counter()
-        order = random.permutation(POSITIONS)
-        for start in starts:
-            order[start : start + ROWS]
-        return time.perf_counter() - started
-
-    names = {"tokmill `Order`": ours, "`Generator.permutation`": theirs}
-    best = in_turns(names, rounds)
-    kept = {"tokmill `Order`": "4 blocks, 128 KiB", "`Generator.permutation`": "80 MB"}
-    return [
-        f"| order of {POSITIONS:,} rows, {ROWS} at a time | million positions/s | kept |",
-        "|---|---|---|",
-        *(f"| {n} | {POSITIONS / best[n] / 1e6:.1f} | {kept[n]} |" for n in names),
     ]
 
 
@@ -233,8 +190,6 @@ def main(cache: Path, peers_python: str, rounds: int = 5) -> list[str]:
         f"best of {rounds} rounds of {BATCHES} batches, in turns.",
         "",
         *batches(cache, peers_python, rounds),
-        "",
-        *orders(rounds),
         "",
         *resumes(cache, rounds),
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import subprocess
 import sys
 import time
@@ -12,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from tokmill.base.errors import TokmillError
-from tokmill.store.schema import Array
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "plugin-angr"))
 import tokmill_angr as angr  # noqa: E402
@@ -25,7 +22,6 @@ LIMIT = 1200
 """Seconds that angr and SMDA may take for one program."""
 ROUNDS = 3
 NAMES = {"tokmill": "tokmill", "angr": "angr", "smda": "SMDA", "objdump": "objdump"}
-LINE = re.compile(rb"^ *([0-9a-f]+):\t", re.MULTILINE)
 
 
 class Found(msgspec.Struct):
@@ -130,10 +126,3 @@ def timed(*command: str) -> Found:
     found = msgspec.json.decode(done.stdout, type=Found)
     found.whole = whole
     return found
-
-
-def swept(path: Path) -> Array:
-    """Return where objdump sees instructions (u8, ascending); it begins anew at each symbol."""
-    command = ["objdump", "-d", "-w", "--no-show-raw-insn", str(path)]
-    printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-    return np.unique(np.asarray([int(one, 16) for one in LINE.findall(printed)], np.uint64))

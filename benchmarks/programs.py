@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import languages
-
 PACKAGES = ("bzip2", "zlib", "lua5.4", "sqlite3", "ninja-build")
 RELEASE = "/etc/os-release"
 SOURCES = """\
@@ -69,7 +67,7 @@ class Case:
 
     name: str
     kind: str
-    """C, C++, junk, PE, system, or another language."""
+    """C, C++, junk, PE, system, or one of `OPTIONS`."""
     stripped: Path
     whole: Path | None = None
     """With symbols; None for a system program."""
@@ -295,16 +293,6 @@ def _case(folder: Path, sources: Path, name: str, kind: str, compiler: str, leve
     return Case(whole.name, kind, stripped, whole, bare, compiler, level)
 
 
-def _language_case(folder: Path, sources: Path, name: str, *how: str) -> Case:
-    language, compiler, level = how
-    whole = folder / f"{name}-{compiler}-{level}"
-    if not whole.exists():
-        languages.build(run, whole, language, compiler, level)
-    stripped = strip(whole, folder / "stripped" / whole.name)
-    bare = strip(whole, folder / "bare" / whole.name, *UNWIND)
-    return Case(whole.name, language, stripped, whole, bare, compiler, level)
-
-
 def system_programs() -> list[Path]:
     """Return programs of this machine that have no symbols."""
     found: list[Path] = []
@@ -327,12 +315,10 @@ def main(cache: Path) -> Programs:
             lost[package] = str(error)
             found.missing.append(f"source package {package}: {error}")
     wanted = [one for one in matrix() if PROGRAMS[one[0]].package not in lost]
-    wanted += languages.MADE
 
     def make(one: tuple[str, str, str, str]) -> Case | str:
         try:
-            build_case = _language_case if one in languages.MADE else _case
-            return build_case(folder, sources, *one)
+            return _case(folder, sources, *one)
         except Failed as error:
             return f"{'-'.join((one[0], *one[2:]))} ({one[1]}): {error}"
 

@@ -9,32 +9,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import bbv_reading
-import bert_checkpoint
 import bpe_training
 import corpus
 import decoder_training
-import defaults
 import diffing
 import feed_batches
-import gradient_cache
 import jsonl_hostile
 import jsonl_store
 import lifting
-import many_shards
 import masked_head
-import optimisers
-import packing
 import policies
-import rwkv7
 import sampling
 import sampling_cpi
 import schedules
-import store_check
 import tuning_models
 import x86_models
 import x86_store
-import x86_tokens
 
 HERE = Path(__file__).parent
 
@@ -54,7 +44,7 @@ def machine() -> str:
 HEAD = """\
 # Results
 
-`make bench` makes this file, `make bench SECTIONS="batches packing"` some of its sections.
+`make bench` makes this file, `make bench SECTIONS="batches sampling"` some of its sections.
 
 Times are of whole processes, imports and fsync included, unless a section says otherwise;
 contestants take turns and the best round counts. Machines are noisy: trust ratios within one table.
@@ -80,31 +70,19 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             "JSON Lines that hardly repeat",
             lambda: jsonl_hostile.main(cache),
         ),
-        "shards": ("Many shards", lambda: many_shards.main(cache)),
         "batches": ("Batches", lambda: feed_batches.main(cache, peers_python)),
-        "packing": ("Packing", packing.main),
         "decoder": ("Training a GPT-2", lambda: decoder_training.main(cache)),
-        "store-check": (
-            "A training that compares its store with its digests",
-            lambda: store_check.main(cache),
-        ),
         "sampling": ("Sampling", lambda: sampling.main(cache)),
-        "defaults": ("Defaults of a training", lambda: defaults.main(cache)),
-        "optimisers": ("AdamW and Muon", lambda: optimisers.main(cache)),
         "lifting": (
             "Programs to functions and blocks",
             lambda: lifting.main(cache, peers_python),
         ),
-        "bbv": ("Basic block vectors read", lambda: bbv_reading.main(cache)),
         "sampling-cpi": (
             "CPI estimated from a few intervals",
             lambda: sampling_cpi.main(cache / "profiles"),
         ),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
-        "rwkv7": ("RWKV-7", rwkv7.main),
         "masked": ("Masked language modelling", masked_head.main),
-        "gradient-cache": ("Contrastive steps", gradient_cache.main),
-        "checkpoint": ("A BERT of TensorFlow", bert_checkpoint.main),
         "schedules": (
             "Schedules: PPO beside searches",
             lambda: schedules.main(cache, kernelbench=True),
@@ -118,7 +96,6 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             "RWKV-7 and a decoder on programs",
             lambda: x86_models.main(cache),
         ),
-        "x86-tokens": ("x86 instructions to tokens", x86_tokens.main),
         "x86-store": ("x86 programs to a store", lambda: x86_store.main(cache)),
         "x86-machine": ("A whole machine to a store", lambda: x86_store.machine(cache)),
     }

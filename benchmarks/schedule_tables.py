@@ -13,8 +13,6 @@ from tokmill.report.pages.figures import HIGHEST, LOWEST, Figure, Series
 
 POINTS = (8, 16, 24, 64)
 """Evaluations a module of the columns "after n"."""
-RATIOS = (1.05, 1.25, 1.5, 2.0)
-"""Of the performance profile: how many times slower than the best contestant."""
 SLOWER = 1.02
 """Times the baseline's time: what takes longer is a regression."""
 LEGEND = (
@@ -133,25 +131,6 @@ def contest(
     for name, known in peers.items():
         cells = [*beside(known, modules), *beside(known, held_out), *beside(known, held_out)]
         rows.append([name, *cells, *["–"] * (len(points) + 2)])
-    return ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def profile(table: Table) -> list[str]:
-    """Return the performance profile (Dolan and Moré, 2002).
-
-    A problem is a learned module with a seed.
-    """
-    names = list(table)
-    gains = np.array([[one.trained for one in table[name]] for name in names])
-    behind = gains.max(axis=0) / gains
-    rows = [
-        ["contestant", *(f"{ratio:g} ×" for ratio in RATIOS)],
-        ["---"] * (1 + len(RATIOS)),
-        *(
-            [name, *(f"{np.mean(one <= ratio):.0%}" for ratio in RATIOS)]
-            for name, one in zip(names, behind, strict=True)
-        ),
-    ]
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 

@@ -445,11 +445,6 @@ def main(
         "",
         schedule_tables.duration(table),
         "",
-        "Performance profile: the share of learned modules whose best schedule takes at most so "
-        "many times the time of the best contestant's.",
-        "",
-        *schedule_tables.profile(table),
-        "",
         f"Learned: {', '.join(f'`{line}`' for line in modules)}. Held out: "
         f"{', '.join(f'`{line}`' for line in held_out)}.",
     ]

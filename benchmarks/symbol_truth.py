@@ -50,18 +50,6 @@ class Truth:
     part_stop: Array
     """(P,) u8."""
 
-    def inside(self, addresses: Array) -> Array:
-        """Return which addresses (u8) lie in a function or a part of one: (n,) bool."""
-        start = np.concatenate([self.start, self.part_start])
-        stop = np.concatenate([self.stop, self.part_stop])
-        order = np.argsort(start, kind="stable")
-        if not len(order):
-            return np.zeros(len(addresses), bool)
-        at = np.searchsorted(start[order], addresses, side="right") - 1
-        reach = np.maximum.accumulate(stop[order])
-        found: Array = (at >= 0) & (addresses < reach[at])
-        return found
-
 
 def score(starts: Array, truth: Truth) -> Score:
     """Return how many starts (u8, in any order) are right and wrong, and how many are lost."""

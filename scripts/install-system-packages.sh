@@ -59,11 +59,6 @@ bash:bash
 # What else makes the programs that lifters are measured on.
 BENCH="
 tclsh:tcl
-ocamlopt:ocaml-nox
-gdc:gdc
-ldc2:ldc
-gfortran:gfortran
-go:golang-go
 "
 case "${1:-}" in
 pairs) WANTED="$WANTED$PAIRS" ;;

@@ -136,15 +136,6 @@ def test_the_table_shows_regressions_and_the_time_of_each_seed(tables: Any) -> N
     assert cells(peer)[1:5] == ["1.00", "50%", "–", "–"]
 
 
-def test_a_profile_counts_how_far_behind_the_best_each_is(tables: Any) -> None:
-    table = {"one": [found(tables, [2.0, 0.8])], "two": [found(tables, [1.9, 1.0])]}
-    made = [cells(line) for line in tables.profile(table)]
-    # 2.0 beside 1.9 is within 1.25 and not within 1.05; 1.0 beside 0.8 is within 1.25.
-    assert made[0][1:3] == ["1.05 ×", "1.25 ×"]
-    assert made[2][:3] == ["one", "50%", "100%"]
-    assert made[3][:3] == ["two", "50%", "100%"]
-
-
 def test_how_long_a_seed_takes_counts_from_an_empty_cache_alone(tables: Any) -> None:
     first, later = found(tables, [1.0], wall=90.0), found(tables, [1.0], wall=7.0, fresh=False)
     table = {"one": [first, later], "two": [first, later]}

@@ -280,7 +280,7 @@ def test_runs_are_compared(played: Played, repository: Path) -> None:
     assert "lstm" in output and "distilbert" in output and "parameters" in output
     assert "best_speedup" in said(played, "--metric best_speedup")
     page = (repository / "docs/policies.md").read_text("utf-8")
-    assert "| a batch of 16 operations | weights | positions | forward | an update |" in page
+    assert "| forward pass of 16 operations |" in page
 
 
 @checks('"Sequences too long"')
