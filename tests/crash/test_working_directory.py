@@ -104,6 +104,9 @@ def hostile(tmp_path: Path) -> Path:
             file.write(f"[{section}{name}]\n\t{key} = echo git {section} >> {note}; cat\n")
     (folder / ".valgrindrc").write_text(f"--log-file={note}\n")
     (folder / ".gdbinit").write_text(f"shell echo gdb >> {note}\n")
+    (folder / "wandb").mkdir()
+    (folder / "wandb/settings").write_text("[default]\nrun_group = planted\n")
+    (folder / "config-defaults.yaml").write_text("planted:\n  value: 1\n")
     (folder / "matplotlibrc").write_text("backend: module://sitecustomize\nlines.linewidth: 40\n")
     return folder
 
@@ -140,6 +143,11 @@ LONG: dict[str, list[str]] = {
         "--set", "model.dim=16", "--set", "model.layers=1", "--set", "model.heads=2",
         "--set", "task.length=8",
     ],
+    "wandb": [
+        "train", "{store}", "-o", "{out}", "--set", "run.steps=2", "--set", "run.track=[\"wandb\"]",
+        "--set", "model.dim=16", "--set", "model.layers=1", "--set", "model.heads=2",
+        "--set", "task.length=8",
+    ],
 }  # fmt: skip
 
 
@@ -165,13 +173,17 @@ def test_children_use_nothing_of_the_working_directory(
 @pytest.mark.long
 @pytest.mark.parametrize("kind", LONG)
 def test_slow_children_use_nothing_of_the_working_directory(
-    kind: str, built: Path, hostile: Path
+    kind: str, built: Path, hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from toy import cycles, make_store
 
-    if kind == "torchrun" and not (built / "store").exists():
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    if kind in ("torchrun", "wandb") and not (built / "store").exists():
         make_store(built / "store", cycles(60))
     nothing_was_used(LONG[kind], built, hostile)
+    logs = list(hostile.parent.glob("out/wandb/offline-*/*.wandb"))
+    assert len(logs) == (kind == "wandb")
+    assert not any(b"planted" in path.read_bytes() for path in logs)
 
 
 def test_figures_are_drawn_by_no_settings_of_the_working_directory(
