@@ -11,6 +11,7 @@ Installed packages add parts by entry points of the group `tokmill.parts`, named
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 from collections.abc import Iterator
@@ -380,6 +381,14 @@ EXTRA_PACKAGES: dict[str, str] = {
 }
 """Package → the extra that installs it."""
 
+LOADED_FIRST = {
+    "torch_mlir": (
+        "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libz.so.1", "librt.so.1", "libdl.so.2",
+        "libpthread.so.0",
+    ),
+}  # fmt: skip
+"""Package → the system's libraries that it would look for in the working directory too."""
+
 
 class Table(dict[str, Part]):
     """Parts by name. Those of installed packages join when a name is not here, and by `items()`."""
@@ -434,6 +443,8 @@ def load(table: dict[str, Part], kind: str) -> Any:
 def require(module: str) -> Any:
     """Import a module; raises `MissingExtraError` if it needs a package of a missing extra."""
     with extras():
+        for library in LOADED_FIRST.get(module.partition(".")[0], ()):
+            ctypes.CDLL(library)
         return importlib.import_module(module)
 
 

@@ -67,6 +67,26 @@ def test_a_model_is_tuned_and_the_printed_line_compiles_it(tmp_path: Path, capsy
     assert (tmp_path / "some.model.irpa").stat().st_size
 
 
+@pytest.mark.parametrize("form", ["onnx", "iree", "linalg"])
+def test_the_time_begins_before_the_model_is_read(form: str, tmp_path: Path, capsys: Any) -> None:
+    model = tmp_path / f"model.{'onnx' if form == 'onnx' else 'mlir'}"
+    if form == "onnx":
+        small_model(model, 64)
+    else:
+        kind = "util.func public" if form == "iree" else "func.func"
+        end = "util.return" if form == "iree" else "return"
+        model.write_text(
+            f"{kind} @f(%a: tensor<4xf32>) -> tensor<4xf32> {{ {end} %a : tensor<4xf32> }}"
+        )
+    before = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", "tune", str(model), "-o", str(tmp_path / "some"), "--minutes=.01"])
+    assert ended.value.code == 1
+    assert "hint: allow more minutes" in capsys.readouterr().err
+    assert time.monotonic() - before < 10
+    assert not list(tmp_path.glob("some*"))
+
+
 def test_two_processes_do_not_tune_into_one_file(tmp_path: Path, capsys: Any) -> None:
     words = ["rl", "tune", "matmul 16 16 16", "-o", str(tmp_path / "some"), "--quiet"]
     first = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,9 @@ READ = """
 import sys
 import threading
 import numpy as np
-from tokmill.base.bus_error import explain_bus_errors
+from tokmill.base.bus_error import explain_crashes
 from tokmill.store.store import Store
-explain_bus_errors()
+explain_crashes()
 def thread_of(function):
     thread = threading.Thread(target=function)
     thread.start()
@@ -146,3 +147,42 @@ def test_a_worker_says_which_file_was_cut(
         list(in_processes(cut_itself, [str(path)], 1, hint="memory ran out"))
     assert caught.value.hint == "the line above says why"
     assert f"error: {path}: the file was cut while it was read" in capfd.readouterr().err
+
+
+CRASH = """
+import ctypes, os, signal, sys, threading
+from tokmill.base.bounds import bounded
+from tokmill.base.bus_error import explain_crashes
+explain_crashes()
+with bounded("before.parquet"):
+    pass
+with bounded(sys.argv[1]) if sys.argv[1] else open(os.devnull):
+    thread = threading.Thread(target=lambda: {how})
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ("os.abort()", "SIGABRT"),
+        ("ctypes.CDLL(None).abort()", "SIGABRT"),
+        ("ctypes.string_at(8)", "SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGFPE)", "SIGFPE"),
+    ],
+)
+def test_a_decoder_that_crashes_ends_with_the_file_it_reads(how: str, name: str) -> None:
+    for path, code in (("a\nb.parquet", 1), ("", -signal.Signals[name].value)):
+        ran = subprocess.run(
+            [sys.executable, "-c", CRASH.format(how=how), path],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode == code, ran.stderr
+        said = f"has crashed ({name})\nhint: the file may be damaged"
+        assert (said in ran.stderr) == bool(path)
+        assert ("a\\nb.parquet: " in ran.stderr) == bool(path)
+        assert "before.parquet" not in ran.stderr

@@ -44,6 +44,17 @@ MODULES = (
     "sitecustomize", "usercustomize", "tokmill", "numpy", "torch", "msgspec", "typer", "iree",
     "multiprocessing", "pickle", "socket", "random", "selectors", "resource", "psutil", "onnx",
 )  # fmt: skip
+LIBRARIES = (
+    "libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1",
+    "libstdc++.so.6", "libz.so.1", "libgomp.so.1", "libcuda.so.1", "crt1.o", "specs",
+)  # fmt: skip
+SETTINGS = (
+    ".deepspeed_env", "ds_config.json", "pip.conf", "setup.cfg", "pyproject.toml", ".env", ".netrc",
+    "default_config.yaml", ".pdbrc", "python311._pth", "pyvenv.cfg", "sitecustomize.pth",
+    "hostfile", "log_config.yaml", "starlette.env", ".gitconfig", "ray.yaml",
+)  # fmt: skip
+READ_NEVER = 10**18
+"""When files of the hostile folder were read last, if nothing reads them."""
 PROGRAMS = ("git", "valgrind", "setarch", "env", "cc", "gcc", "sh", "rm", "as", "ld", "python3")
 
 
@@ -96,6 +107,8 @@ def hostile(tmp_path: Path) -> Path:
     for name in PROGRAMS:
         (folder / name).write_text(f"#!/bin/sh\necho {name} >> {note}\n")
         (folder / name).chmod(0o755)
+    for name in (*LIBRARIES, *SETTINGS):
+        (folder / name).write_text(f"echo {name} >> {note}\n")
     subprocess.run([compiler("git"), "init", "-q", str(folder)], check=True)
     (folder / ".gitattributes").write_text("* filter=x diff=x\n")
     with (folder / ".git/config").open("a") as file:
@@ -104,7 +117,12 @@ def hostile(tmp_path: Path) -> Path:
             file.write(f"[{section}{name}]\n\t{key} = echo git {section} >> {note}; cat\n")
     (folder / ".valgrindrc").write_text(f"--log-file={note}\n")
     (folder / ".gdbinit").write_text(f"shell echo gdb >> {note}\n")
+    (folder / "wandb").mkdir()
+    (folder / "wandb/settings").write_text("[default]\nrun_group = planted\n")
+    (folder / "config-defaults.yaml").write_text("planted:\n  value: 1\n")
     (folder / "matplotlibrc").write_text("backend: module://sitecustomize\nlines.linewidth: 40\n")
+    for path in folder.rglob("*"):
+        os.utime(path, ns=(READ_NEVER, path.stat().st_mtime_ns))
     return folder
 
 
@@ -134,9 +152,19 @@ LONG: dict[str, list[str]] = {
         "build", "text", "{in}/a.txt", "-o", "{out}", "--tokenizer", "{tokenizer}",
         "--executor", "ray", "--workers", "2",
     ],
+    "DeepSpeed": [
+        "train", "{store}", "-o", "{out}", "--set", "run.engine=deepspeed", "--set", "run.steps=2",
+        "--set", "model.dim=16", "--set", "model.layers=1", "--set", "model.heads=2",
+        "--set", "task.length=8",
+    ],
     "MLIR": ["rl", "search", "relu 64", "--evaluations", "2", "--runs", "1"],
     "torchrun": [
         "train", "{store}", "-o", "{out}", "--processes", "2", "--set", "run.steps=2",
+        "--set", "model.dim=16", "--set", "model.layers=1", "--set", "model.heads=2",
+        "--set", "task.length=8",
+    ],
+    "wandb": [
+        "train", "{store}", "-o", "{out}", "--set", "run.steps=2", "--set", "run.track=[\"wandb\"]",
         "--set", "model.dim=16", "--set", "model.layers=1", "--set", "model.heads=2",
         "--set", "task.length=8",
     ],
@@ -150,6 +178,10 @@ def nothing_was_used(kind: list[str], built: Path, hostile: Path) -> None:
     ran = tokmill_in(hostile, *(word.format(**names) for word in kind))
     used = hostile.parent / "used"
     assert not used.exists(), f"{used.read_text()}\n{ran.stderr}"
+    read = [
+        p.name for p in hostile.rglob("*") if p.is_file() and p.stat().st_atime_ns != READ_NEVER
+    ]
+    assert read == []
     # /bin/true is too short to be timed.
     refused = 1 if "--measured" in kind else 0
     assert ran.returncode in (0, refused), ran.stderr
@@ -165,13 +197,17 @@ def test_children_use_nothing_of_the_working_directory(
 @pytest.mark.long
 @pytest.mark.parametrize("kind", LONG)
 def test_slow_children_use_nothing_of_the_working_directory(
-    kind: str, built: Path, hostile: Path
+    kind: str, built: Path, hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from toy import cycles, make_store
 
-    if kind == "torchrun" and not (built / "store").exists():
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    if kind in ("torchrun", "wandb", "DeepSpeed") and not (built / "store").exists():
         make_store(built / "store", cycles(60))
     nothing_was_used(LONG[kind], built, hostile)
+    logs = list(hostile.parent.glob("out/wandb/offline-*/*.wandb"))
+    assert len(logs) == (kind == "wandb")
+    assert not any(b"planted" in path.read_bytes() for path in logs)
 
 
 def test_figures_are_drawn_by_no_settings_of_the_working_directory(

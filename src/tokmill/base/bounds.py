@@ -26,6 +26,8 @@ TIMES = 64
 own_process = False
 """Whether this process does nothing but the work of tokmill, so that it may limit itself. A limit
 is for all threads of a process, so those of programs that import tokmill have none."""
+reading: list[str] = []
+"""Files that are read now inside of `bounded`."""
 
 
 @contextlib.contextmanager
@@ -47,6 +49,7 @@ def bounded(path: Path | str, size: int = 0, *, limit: bool = True) -> Iterator[
         if before[0] != resource.RLIM_INFINITY:
             soft = min(soft, before[0])
         resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
+    reading.append(str(path))
     try:
         yield
     except MemoryError:
@@ -63,6 +66,7 @@ def bounded(path: Path | str, size: int = 0, *, limit: bool = True) -> Iterator[
             hint="is it what it should be? look for a long run of [ or { in it",
         ) from None
     finally:
+        reading.remove(str(path))
         if limit:
             resource.setrlimit(resource.RLIMIT_DATA, before)
 

@@ -4,6 +4,9 @@ The kernel sends SIGBUS where a page of a map cannot be read. Python's own handl
 signal and go back to the instruction that faulted, for ever. So the handler is a function of
 `ctypes`, called at once, in the thread that faulted: it finds the file by the address and ends the
 process. A part of a page behind the new end reads as zeros without a signal: `Shard.check_size`.
+
+A decoder of another library may crash on a damaged file. That ends the process with the file's name
+too, if the file is read inside of `bounds.bounded`.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ import signal
 import sys
 from pathlib import Path
 
-from tokmill.base.errors import MachineError
+from tokmill.base import bounds
+from tokmill.base.errors import MachineError, TokmillError
 
 SA_SIGINFO = 4
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL)
+"""Signals of a library that has crashed."""
 ADDRESS = 16
 """Offset of `si_addr` in Linux's `siginfo_t` on 64-bit machines."""
 HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -33,14 +39,18 @@ class _Action(ctypes.Structure):
     )
 
 
-def explain_bus_errors() -> None:
-    """Let a page that cannot be read end this process with exit code 5 and one line on stderr.
+def explain_crashes() -> None:
+    """Let a page that cannot be read, and a decoder that crashes, end this process with an error.
 
     For processes of tokmill's own: where it is a library, signals belong to the program.
     """
     if sys.platform == "linux" and sys.maxsize > 2**32:
         action = _Action(_handler, flags=SA_SIGINFO)
-        ctypes.CDLL(None).sigaction(signal.SIGBUS, ctypes.byref(action), None)
+        libc = ctypes.CDLL(None)
+        libc.sigaction(signal.SIGBUS, ctypes.byref(action), None)
+        action.handler = _crash_handler
+        for number in CRASHES:
+            libc.sigaction(number, ctypes.byref(action), None)
 
 
 def cut_short(path: Path | str, size: int) -> MachineError:
@@ -66,7 +76,25 @@ def _end(number: int, info: int, context: int) -> None:
         os._exit(MachineError.exit_code)
 
 
-_handler = HANDLER(_end)
+def _end_of_crash(number: int, info: int, context: int) -> None:
+    if not bounds.reading:
+        # As without this handler.
+        ctypes.CDLL(None).signal(number, 0)
+        os.kill(os.getpid(), number)
+        return
+    try:
+        name = signal.Signals(number).name
+        error = TokmillError(
+            f"the library that reads it has crashed ({name})",
+            where=bounds.reading[-1],
+            hint="the file may be damaged: write it anew, or leave it out",
+        )
+        os.write(2, f"error: {error}\n".encode(errors="backslashreplace"))
+    finally:
+        os._exit(TokmillError.exit_code)
+
+
+_handler, _crash_handler = HANDLER(_end), HANDLER(_end_of_crash)
 
 
 def mapped_at(address: int) -> tuple[str, int]:

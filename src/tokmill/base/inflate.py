@@ -67,8 +67,7 @@ def inflate(
                 if not data:
                     break
             if current is None:
-                if kind in PADDED and not data.strip(b"\0"):
-                    data = b""
+                if kind in PADDED and not (data := data.lstrip(b"\0")):
                     continue
                 current = decompressor(kind)
             try:

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from tokmill import plugins
 from tokmill.base import bounds
-from tokmill.base.bus_error import explain_bus_errors
+from tokmill.base.bus_error import explain_crashes
 from tokmill.base.children.child import keep_out_of_working_directory
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def entry() -> None:
     """Run the command line as a process of its own."""
-    explain_bus_errors()
+    explain_crashes()
     keep_out_of_working_directory()
     # Imports make hundreds of thousands of objects and no garbage. With the default thresholds, the
     # garbage collector takes a seventh of a short build.

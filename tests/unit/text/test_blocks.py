@@ -262,6 +262,6 @@ def test_skippable_frames_and_padding_are_passed_over(tmp_path: Path) -> None:
     padded = (".gz", ".xz", ".bz2")
     for suffix in padded:
         pack, path = PACK[suffix], tmp_path / f"x{suffix}"
-        path.write_bytes(pack(b"one\n") + pack(b"two\n") + b"\0" * 8)
+        path.write_bytes(pack(b"one\n") + b"\0" * 8 + pack(b"two\n") + b"\0" * 8)
     for path in (tmp_path / f"x{suffix}" for suffix in (".zst", *padded)):
         assert b"".join(inflate.inflate(str(path))) == b"one\ntwo\n"

@@ -120,6 +120,25 @@ def test_dropout_and_wrong_added_ids_are_refused(tokenizer: Tokenizer) -> None:
         make_encoder(json.dumps(data).encode(), engine="tokenizers", specials_in_text="special")
 
 
+@pytest.mark.parametrize("engine", ["auto", "tokenizers"])
+@pytest.mark.parametrize("words", [{"rstrip": True}, {"lstrip": True}, {"single_word": True}])
+def test_tokens_that_were_added_later_keep_their_ids(engine: str, words: dict[str, bool]) -> None:
+    """Special tokens in the vocabulary and after it, then others that are not special."""
+    data = json.loads(TOKENIZER.read_text())
+    first = len(data["model"]["vocab"])
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for number, name in enumerate(("<s>", "hello", "more")):
+        token = {"id": first + number, "content": name, "special": name == "<s>"}
+        data["added_tokens"].append(plain | token | (words if name == "hello" else {}))
+    text = "say hello hello, othello and more"
+    ids = tokenizers.Tokenizer.from_str(json.dumps(data)).encode(text).ids
+    assert {first + 1, first + 2} <= set(ids)
+    found, _ = make_encoder(json.dumps(data).encode(), engine=engine)([text])
+    assert found.tolist() == ids
+    found, _ = make_encoder(json.dumps(data).encode(), engine=engine)(["<s><|endoftext|>"])
+    assert not {first, 0} & set(found.tolist())
+
+
 def test_template_tokens_are_never_added(tokenizer: Tokenizer) -> None:
     data = json.loads(tokenizer.to_json())
     data["post_processor"] = {

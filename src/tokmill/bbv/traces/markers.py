@@ -106,9 +106,10 @@ def make_library(folder: Path, kind: str) -> Path:
             "measured CPI needs a C compiler",
             hint="install one (apt install gcc libc6-dev), or leave --measured out",
         )
-    out = folder / f"markers-{kind}.so"
+    out = folder.absolute() / f"markers-{kind}.so"
     words = [compiler, *FLAGS, *KINDS[kind].split(), str(SOURCE), "-o", str(out), "-ldl"]
-    done = subprocess.run(words, capture_output=True, check=False)
+    # The linker looks for libgcc in the working directory.
+    done = subprocess.run(words, cwd=folder, capture_output=True, check=False)
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace")[:300]
         raise MachineError(

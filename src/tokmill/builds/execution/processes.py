@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from tokmill.base import bounds
-from tokmill.base.bus_error import explain_bus_errors
+from tokmill.base.bus_error import explain_crashes
 from tokmill.base.errors import MachineError
 from tokmill.base.stop import SIGNALS
 
@@ -133,7 +133,7 @@ def _begin(start: Callable[[Any], None] | None, argument: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.set_threshold(200_000, 50, 50)
     bounds.own_process = True
-    explain_bus_errors()
+    explain_crashes()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if start is not None:
         start(argument)

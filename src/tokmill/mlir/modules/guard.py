@@ -18,20 +18,24 @@ STACK = 4 << 20
 """Bytes; a process usually has 8 MiB."""
 
 
-def check(text: str, where: str, *, whole: bool = True) -> None:
+def check(text: str, where: str, *, whole: bool = True, seconds: float = LIMITS.seconds) -> None:
     """Read a module in a child, as `problem.of_text` does, or as `cut.cut` if not `whole`.
 
     Raises the errors of these functions but `cut.NothingAlone`, and `TokmillError` if the child
     dies of it.
     """
     try:
-        shared("tokmill.mlir.modules.guard:read", LIMITS)(text, where, whole)
+        child = shared("tokmill.mlir.modules.guard:read", LIMITS)
+        child.limits = LIMITS._replace(seconds=min(LIMITS.seconds, seconds))
+        child(text, where, whole)
     except ChildDied as died:
         why = died.ended.why() if died.ended else "ended"
         raise TokmillError(
             f"MLIR cannot read the module: its reader {why}",
             where=where,
-            hint="is it very large, or nested very deeply?",
+            hint="is it very large, or nested very deeply?"
+            if seconds >= LIMITS.seconds
+            else "allow more minutes",
         ) from None
 
 

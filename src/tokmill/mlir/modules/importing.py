@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,15 +29,17 @@ ONNX = ".onnx"
 SUFFIXES = (".mlir", ONNX)
 
 
-def text_of(path: Path) -> str:
+def text_of(path: Path, until: float = math.inf) -> str:
     """Return a file as the text of a module that `cut` reads.
+
+    `until`: when its tools end at the latest (`time.monotonic`).
 
     Raises `TokmillError` for what is no text, and for models that cannot be imported.
     """
     if path.suffix.lower() == ONNX:
-        return of_onnx(path)
+        return of_onnx(path, None, until)
     text = toolkit.text_of(path)
-    return of_iree(text, str(path)) if is_of_iree(text) else text
+    return of_iree(text, str(path), until) if is_of_iree(text) else text
 
 
 def check_sizes(text: str, where: str) -> None:
@@ -56,10 +59,8 @@ def check_sizes(text: str, where: str) -> None:
             )
 
 
-def of_onnx(path: Path, parameters: Path | None = None, seconds: float = math.inf) -> str:
+def of_onnx(path: Path, parameters: Path | None = None, until: float = math.inf) -> str:
     """Return an ONNX model as the text of a module; write its weights to `parameters` (`.irpa`).
-
-    `seconds`: how long its tools may take.
 
     Raises `MissingExtraError` without the packages `iree-base-compiler` and `onnx`, `TokmillError`
     with the tool's reason for what is no model, and for operations that it does not know.
@@ -80,7 +81,7 @@ def of_onnx(path: Path, parameters: Path | None = None, seconds: float = math.in
             path,
             "IREE imports no such model",
             "export it with `torch.onnx.export(…, dynamo=True, opset_version=18)` and fixed sizes",
-            seconds,
+            until,
         )
         check_sizes(_read(torch), str(path))
         _tool(
@@ -89,12 +90,12 @@ def of_onnx(path: Path, parameters: Path | None = None, seconds: float = math.in
             path,
             "IREE makes no linalg operations of it",
             "another opset, or simpler operations, may pass",
-            seconds,
+            until,
         )
         return _read(linalg)
 
 
-def of_iree(text: str, where: str) -> str:
+def of_iree(text: str, where: str, until: float = math.inf) -> str:
     """Return a module of IREE's dialects in the generic form; raises `TokmillError`."""
     plugins.require("iree.compiler.ir")
     with Scratch() as scratch:
@@ -106,6 +107,7 @@ def of_iree(text: str, where: str) -> str:
             Path(where),
             "this is no valid MLIR module",
             "`iree-compile MODEL --compile-to=input` writes modules that are read",
+            until,
         )
         return _read(made)
 
@@ -141,12 +143,13 @@ def _tool(
     where: Path,
     what: str,
     hint: str,
-    seconds: float = math.inf,
+    until: float,
 ) -> None:
     """Run a tool; raises `TokmillError` with the first error that it prints."""
     command = [*_program(tool), *map(str, arguments)]
+    left = until - time.monotonic()
     try:
-        limits = LIMITS._replace(seconds=min(LIMITS.seconds, seconds))
+        limits = LIMITS._replace(seconds=max(0, min(LIMITS.seconds, left)))
         ended = run(command, limits, lifeline=False)
     except OSError as error:
         raise MachineError(
@@ -154,6 +157,7 @@ def _tool(
         ) from None
     if ended.passed or ended.code:
         why = ended.why() if ended.passed or ended.code < 0 else _reason(ended.said)
+        hint = "allow more minutes" if time.monotonic() > until else hint
         raise TokmillError(f"{what}: {why}", where=str(where), hint=hint)
 
 

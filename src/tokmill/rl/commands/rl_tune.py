@@ -132,34 +132,34 @@ def _read(model: str, module: Path, weights: Path, parameters: Path | None, unti
         text = _imported(path, weights, parameters, until)
         path, parameters = write_file(module, text), parameters or weights
     else:
-        text = importing.text_of(path)
+        text = importing.text_of(path, until)
         importing.check_sizes(text, model)
-    return Given(text, _length(text, path_to_text(model)), path, parameters)
+    length = _length(text, path_to_text(model), until)
+    return Given(text, length, path, parameters)
 
 
 def _imported(path: Path, weights: Path, parameters: Path | None, until: float) -> str:
     """Return the text of an ONNX model; write its weights if there is no file of them."""
     from tokmill.mlir.modules import importing
 
-    seconds = until - time.monotonic()
     if parameters is not None:
-        return importing.of_onnx(path, None, seconds)
+        return importing.of_onnx(path, None, until)
     # IREE writes the weights while it reads the model.
     private = private_path(weights)
     try:
-        text = importing.of_onnx(path, private, seconds)
+        text = importing.of_onnx(path, private, until)
         publish(private, weights)
     finally:
         remove(private)
     return text
 
 
-def _length(text: str, where: str) -> int:
+def _length(text: str, where: str, until: float) -> int:
     """Return how many numbers the longest sum of a model adds."""
     from tokmill.mlir.modules import cut
     from tokmill.mlir.modules.guard import check
 
-    check(text, where, whole=False)
+    check(text, where, whole=False, seconds=max(0.0, until - time.monotonic()))
     try:
         return max(int(problem.length) for problem in cut.cut(text, where).problems)
     except cut.NothingAlone:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ _BYTES = {alias: byte for byte, alias in ALIASES.items()}
 SPACE = "\u2581"
 """SentencePiece's sign for a space."""
 
+_HELD = f"\ufdd0{secrets.token_hex(8)} "
+"""Begins names that no text has."""
 FORMATS = "a tokenizer.json or its folder, vocab.json beside merges.txt, or a vocab.txt"
 """All files that are read as tokenizers, for hints."""
 
@@ -346,9 +349,13 @@ def without_specials(data: Mapping[str, Any]) -> dict[str, Any]:
         ]
         return {**data, "model": model}
     hidden = {token for token, number in special.items() if model["vocab"].get(token) == number}
+    others = [n for t, n in added_tokens(data).items() if t not in model["vocab"]]
     model["vocab"] = {t: number for t, number in model["vocab"].items() if t not in hidden}
     if (unknown := model.get("unk_token")) in hidden:
         model["vocab"][""], model["unk_token"] = special[unknown], ""
+    # `tokenizers` counts the vocabulary to number the added tokens that are left.
+    held = {n for n in special.values() if n < min(others, default=0)}
+    model["vocab"] |= {f"{_HELD}{n}": n for n in held - set(model["vocab"].values())}
     if merges := model.get("merges"):
         inside = len(model.get("continuing_subword_prefix") or "")
         model["merges"] = [

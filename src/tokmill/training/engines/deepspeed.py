@@ -244,7 +244,8 @@ def load_deepspeed(device: torch.device) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     # It needs this variable even in a single process.
     os.environ.setdefault("LOCAL_RANK", str(place().local_rank))
-    with quiet():
+    # What it compiles to see what there is would be linked with files of the working directory.
+    with quiet(), contextlib.chdir("/"):
         package = plugins.require("deepspeed")
         # On a CPU it compiles an operation for messages through shared memory. That takes half a
         # minute, and fails without a compiler. Without this operation it uses gloo.

@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,15 +104,19 @@ class Wandb:
         place = run / self.ID
         if not place.exists():
             write_file(place, secrets.token_hex(8))
+        folder, run_id = str(run.absolute()), read_file(place).decode(errors="replace")
         try:
-            self.run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "tokmill"),
-                id=read_file(place).decode(errors="replace"),
-                name=run.name,
-                resume="allow",
-                dir=str(run),
-                config=msgspec.to_builtins(config),
-            )
+            # W&B reads settings, default values and Git in the working directory.
+            with chdir("/"):
+                self.run = wandb.init(
+                    project=os.environ.get("WANDB_PROJECT", "tokmill"),
+                    id=run_id,
+                    name=run.name,
+                    resume="allow",
+                    dir=folder,
+                    config=msgspec.to_builtins(config),
+                    settings=wandb.Settings(disable_git=True),
+                )
         except wandb.Error as error:
             raise MachineError(
                 f"W&B did not start: {error}",
