@@ -167,8 +167,9 @@ def _link_thread(program: Program, table: Relocations) -> None:
         known = symbol == 0
     added = program.load(place) if table.addend is None else table.addend[rows].astype(np.uint64)
     distance = np.where(symbol == 0, program.load(place + word), 0)
-    # Code adds the distances of several variables to a place without a distance.
-    distance[(symbol == 0) & (distance == 0)] = len(program.thread)
+    whole = (symbol == 0) & (distance == 0)
+    distance[whole] = len(program.thread)
+    program.thread_modules = distinct(program.thread_modules, place[module[rows] & whole])
     added = np.where(module[rows], distance, added)
     program.store(place[known], (value + added)[known])
 

@@ -124,6 +124,8 @@ class Program:
     """Invented addresses of thread-local data; they end at the thread pointer."""
     thread_data: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     """u1, what lies first in them."""
+    thread_modules: Array = field(default_factory=lambda: NONE)
+    """Words from which code finds all of them, by distances from the first."""
     top: int = 0
     """Behind all that is loaded, what is not in the file (`.bss`) too; 0 where it is not known."""
 

@@ -274,9 +274,14 @@ class _Finder:
             (found.size, found.displacement, (displaced, disp_constant, disp_address)),
             (found.immediate_size, found.immediate, (used, number_constant, number_address)),
         ):
-            rows = self._threaded(found, size, number, block, function)
-            places[0][rows] = np.uint64(self.program.thread.stop) + number[rows].astype(np.uint64)
-            places[1][rows], places[2][rows] = False, True
+            thread = self.program.thread
+            uses = function[member(displaced, self.program.thread_modules)]
+            for rows, origin in (
+                (self._threaded(found, size, number, block, function), thread.stop),
+                (self._of_module(found, size, number, np.isin(function, uses)), thread.start),
+            ):
+                places[0][rows] = np.uint64(origin) + number[rows].astype(np.uint64)
+                places[1][rows], places[2][rows] = False, True
         # Of an instruction the displacement comes first, as in its bytes.
         value = np.stack([found.displacement, found.immediate], axis=1)
         constant = np.stack([disp_constant, number_constant], axis=1)
@@ -428,6 +433,15 @@ class _Finder:
         through = distinct(function[found.thread & (found.base < NO_REGISTER)])
         near |= loads & (number[rows] < -1) & member(function[rows], through)
         return rows[near]
+
+    def _of_module(self, found: Operands, size: Array, number: Array, uses: Array) -> Array:
+        """Return the rows (i8) of distances in the thread-local data of a module.
+
+        They are added to what a call returns, in functions that make it (`uses`).
+        """
+        near = uses & (size == 4) & (number >= 0) & (number < len(self.program.thread))
+        near &= (found.base < NO_REGISTER) & ~np.isin(found.base, (STACK, FRAME))
+        return np.flatnonzero(near & ~found.relative & ~found.thread)
 
     def _framed(self, found: Operands, function: Array) -> Array:
         """Return for each instruction whether its function has a frame pointer: bool.

@@ -115,7 +115,7 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
     none = memory & (mod == 0) & (base == 5)
     # Calls for thread-local data have [ebx*1 + distance], which is [ebx + distance].
     index = data[at + 2] >> 3 & 7
-    alone = none & has_sib & (data[at + 2] < 0x40) & (index != 4) & (bits == 32)
+    alone = none & has_sib & (how == LEGACY) & (data[at + 2] < 0x40) & (index != 4) & (bits == 32)
     base = np.where(alone, index, base)
     place = at + 1 + has_form + has_sib
     size = np.where(none, 4, np.where(memory, np.array([0, 1, 4, 0])[mod], 0))
