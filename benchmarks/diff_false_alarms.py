@@ -4,7 +4,7 @@
 
 Each C file that can be compiled to a shared library is linked with two small objects of its own, by
 gcc and clang at several levels, in pairs that differ in one way: see `PAIRS`. Printed are, by way,
-the pairs, their functions, and how many are said to have changed, to be deleted or inserted.
+the pairs, their functions, and how many are said to have changed, or have no partner.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from tokmill.x86.lift.cfg import lift
 FRONT = """
 const char front_text[] = "in front"; const double front_numbers[] = {1.5, 2.25, -3};
 int front_values[37] = {5, 6, 7}; char front_room[1234]; static const char *const names[] = {"a",
-"bcd"}; const char *const *front_names = names;
+"bcd"}; const char *const *front_names = names; __thread int front_turns[3] = {4, 5}, front_left[9];
 """
 OTHER = """
 int other_value = 3; static int calls; const char *other_word(int n) { calls += n; return n == 1 ?
 "once" : n == 2 ? "%d times" : "%u times"; } double other_share(double x) { return x * 0.75 +
 other_value; } int other_step(int (*f)(int), int n) { switch (n) { case 0: return f(3); case 1:
 return 17; case 2: return f(9) + calls; case 3: return n * 5; case 4: return f(n); case 5:
-other_value++; } return -n; }
+other_value++; } return -n; } __thread int other_turns = 6; static __thread long turned; int
+other_turn(int n) { turned += n; return other_turns -= n; } long *other_turned(void) { return
+&turned; }
 """
 FLAGS = {
     "gcc -O0": "gcc -O0", "gcc -O2": "gcc -O2", "gcc -Os": "gcc -Os", "gcc -O3": "gcc -O3",

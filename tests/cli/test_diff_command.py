@@ -26,10 +26,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_changed_is_told_and_is_the_exit_code(here: Here, built: Path, tmp_path: Path) -> None:
     out, _ = here("diff", built / "old", built / "new", "-o", "diff.json", code=1)
-    assert "2 changed, 1 deleted, 0 inserted" in out
+    assert "2 changed, without a partner 1 of old, 0 of new; " in out
     table = out[out.index("changed most") :].splitlines()[3:5]
     assert {line.split()[0] for line in table} == {"twice", "kept"}
-    assert "deleted: gone" in out and out.endswith("diff.json: written\n")
+    assert "no partner in new (removed or inlined): gone" in out and out.endswith(
+        "diff.json: written\n"
+    )
     written = json.loads((tmp_path / "diff.json").read_text())
     assert (written["format"], written["version"]) == ("tokmill.diff", 2)
     assert {one["name_a"]: one["similarity"] == 1 for one in written["matched"]}["main"]
@@ -37,7 +39,8 @@ def test_what_changed_is_told_and_is_the_exit_code(here: Here, built: Path, tmp_
     report = json.loads(
         here("diff", built / "old", built / "new", "--html", "page.html", "--json", code=1)[0]
     )
-    assert "<html" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "<html" in page and "1 no partner (removed or inlined)" in page
     assert not report["same"] and not report["same_bytes"]
     assert (report["counts"]["changed"], report["counts"]["deleted"]) == (2, 1)
     assert {one["name"] for one in report["changed_most"]} == {"twice", "kept"}
@@ -76,7 +79,7 @@ def test_renamed_functions_long_names_and_almost_the_same(here: Here, tmp_path: 
 
 def test_the_same_program_is_exit_code_0(here: Here, built: Path) -> None:
     out, _ = here("diff", built / "old", built / "old")
-    assert ", 0 changed, 0 deleted, 0 inserted; similarity 100.0%" in out
+    assert ", 0 changed, without a partner 0 of old, 0 of new; similarity 100.0%" in out
     # Without its symbols the code is the same, and other bytes are not.
     out, _ = here("diff", built / "old", built / "old-stripped")
     assert "no function differs; the files differ in other bytes" in out

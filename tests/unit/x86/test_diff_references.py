@@ -42,6 +42,7 @@ REFERENCES = {
     "argument": ("-m32 -O2", "sink = 5; return {};", "a", "b"),
     "spill": ("-O2", "char p[64], q[64]; fill(p, a); fill(q, b); return {}[3];", "p", "q"),
     "global": ("-O2", "sink = a; return {};", "g1", "g2"),
+    "thread": ("-O2", "sink = a; return {};", "t1", "t2"),
     "callback": ("-O2", "qsort(v, 4, 4, {}); return v[0];", "up", "down"),
     "stored": ("-O2", "o->a = {}; return a;", "up", "down"),
     "format": ("-O2", 'printf("{}", a); return b;', "%d", "%u"),
@@ -60,7 +61,6 @@ OTHER_CODE = ("local", "argument", "spill")
 """Those in which clang changes other instructions too."""
 CHANGES = {
     "large buffer": ("-O2", "char p[{}]; fill(p, a); return p[3];", "64", "4032"),
-    "thread": ("-O2", "sink = a; return {};", "t1", "t2"),
     "member": ("-O2", "return o->{} + b;", "x", "y"),
     "signed": ("-O2", "if (({})a < ({})b) sink = 3; return b;", "int", "unsigned"),
     "limit": ("-O2", "if (a {} 64) sink = 3; return b;", "<", "<="),
@@ -111,6 +111,54 @@ def test_other_instructions_are_no_other_references(built: Path, name: str) -> N
         diff = compared(*programs)[2]
         # Of "member" the caller changes, too.
         assert diff.changed.any() and not diff.references_only.any()
+
+
+THREAD = """
+__thread int t1 = FIRST, t2 = 8; static __thread int s1, s2; extern __thread int other;
+__attribute__((noinline)) int reads(int a) { WHICH += a; return WHICH * 3; }
+__attribute__((noinline)) int statics(int a) { s1 += a; s2 -= a; return s2 * 5; }
+__attribute__((noinline)) int *takes(void) { return &t2; }
+__attribute__((noinline)) int loads(int a) { return other += a; }
+"""
+FRONT = "__thread long front[5] = {1, 2}, room[3]; long *fronts(void) { return front; }"
+MAIN = """
+__thread int other = 77; int reads(int), statics(int), *takes(void), loads(int);
+int main(int n, char **v) { return reads(n) + statics(n) + *takes() + loads(n); }
+"""
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+@pytest.mark.parametrize(
+    "flags", [("-O0",), ("-O2",), ("-O2", "-m32"), ("-O2", "-fPIC"), ("-O2", "-fPIC", "-m32")]
+)
+def test_thread_local_data_is_what_it_is_and_not_where(
+    built: Path, by: str, flags: tuple[str, ...]
+) -> None:
+    def made(name: str, source: str, *more: str) -> Path:
+        return compiles(built, f"thread{''.join(flags)}{by}-{name}", source, *flags, *more, by=by)
+
+    sources = {
+        "old": THREAD.replace("WHICH", "t1").replace("FIRST", "3"),
+        "new": THREAD.replace("WHICH", "t2").replace("FIRST", "3"),
+        "value": THREAD.replace("WHICH", "t1").replace("FIRST", "4"),
+    }
+    objects = {name: made(name + ".o", text, "-c") for name, text in sources.items()}
+    front, main = made("front.o", FRONT, "-c"), made("main.o", MAIN, "-c")
+    link = ["-shared"] * ("-fPIC" in flags)
+    old, new, value = (
+        made(name, "", *link, str(objects[name]), str(main), str(front)) for name in sources
+    )
+    moved = made("moved", "", *link, str(front), str(main), str(objects["old"]))
+    pairs = [(old, new), (stripped(old), stripped(new)), (objects["old"], objects["new"])]
+    for one, other in pairs:
+        diff = compared(one, other)[2]
+        assert (diff.changed.sum(), diff.references_only.sum()) == (1, 1)
+        assert not len(diff.deleted) and not len(diff.inserted)
+    assert diff.references.old[0] == "t1" and diff.references.new[0] == "t2"
+    for one, other in ((old, moved), (stripped(old), stripped(moved))):
+        assert compared(one, other)[2].same
+    (data,) = compared(old, value)[2].other.data
+    assert (data.name, data.old, data.new) == ("t1", "03000000", "04000000")
 
 
 def test_a_permuted_switch_is_a_change(built: Path) -> None:

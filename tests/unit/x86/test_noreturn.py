@@ -101,6 +101,44 @@ def test_rare_returns_end_a_function(built: Path) -> None:
         assert edges == ["RETURN"], name
 
 
+KERNEL = """
+#define TRAP(flags) asm volatile("1: ud2\\n.pushsection __bug_table,\\"aw\\"\\n2: " ENTRY \
+    "\\n.org 2b + " SIZE "\\n.popsection" : : "i"(flags))
+__attribute__((noinline)) int warns(int x) { if (x == 5) TRAP(0x901); return x * 7; }
+__attribute__((noinline)) int once(int x) { if (x == 6) TRAP(0x903); return x * 9; }
+__attribute__((noinline)) int dies(int x) {
+    if (x == 7) { TRAP(0); __builtin_unreachable(); } return x * 11; }
+int _start(int x) { return warns(x) + once(x) + dies(x); }
+"""
+
+
+@pytest.mark.parametrize("link", [("-c",), ("-nostdlib", "-static", "-no-pie")])
+@pytest.mark.parametrize(
+    ("bits", "entry", "size"),
+    [
+        ("-m64", ".long 1b - .\\n.long 0\\n.word 9, %c0", 12),
+        ("-m64", ".long 1b - .\\n.word %c0", 8),
+        ("-m64", ".long 1b - .\\n.long 0, 0\\n.word 9, %c0", 16),
+        ("-m32", ".long 1b, 0\\n.word 9, %c0", 12),
+        ("-m32", ".long 1b\\n.word %c0", 8),
+    ],
+)
+def test_behind_a_warning_of_linux_control_goes_on(
+    built: Path, link: tuple[str, ...], bits: str, entry: str, size: int
+) -> None:
+    source = f'#define ENTRY "{entry}"\n#define SIZE "{size}"\n{KERNEL}'
+    name = f"bugs{bits}-{size}{link[0]}"
+    path = compiles(built, name, source, "-O1", "-fno-pic", bits, *link)
+    graph = lift(path)
+    at = dict(zip(graph.function_name, graph.function_address.tolist(), strict=True))
+    stops = {
+        one: sum(not edges for _, edges in blocks_of(graph, at[one]).values())
+        for one in ("warns", "once", "dies")
+    }
+    assert stops == {"warns": 0, "once": 0, "dies": 1}
+    assert len(blocks_of(graph, at["warns"])) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "never"),
     [

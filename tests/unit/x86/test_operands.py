@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from iced_x86 import Decoder, Instruction, Mnemonic, OpKind, Register, RegisterExt
+from iced_x86 import Decoder, EncodingKind, Instruction, Mnemonic, OpKind, Register, RegisterExt
 
 from tokmill.x86.lift.decode import LONGEST
 from tokmill.x86.lift.switches.operands import NO_REGISTER, operands
@@ -48,6 +48,8 @@ def expected(one: Instruction, bits: int) -> tuple[int, int, int] | None:
         displacement = signed(raw, narrow)
         if one.memory_base not in (Register.NONE, Register.RIP, Register.EIP):
             base = RegisterExt.number(one.memory_base)
+        elif one.memory_index_scale == 1 and one.encoding == EncodingKind.LEGACY and bits == 32:
+            base = RegisterExt.number(one.memory_index) if one.memory_index else base
     numbers = [i for i, kind in enumerate(kinds) if kind in IMMEDIATES]
     if numbers:
         immediate = signed(one.immediate(numbers[-1]), IMMEDIATES[kinds[numbers[-1]]])

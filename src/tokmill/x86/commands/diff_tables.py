@@ -6,7 +6,15 @@ from tokmill.base.errors import plain
 from tokmill.base.progress import human_count, human_share
 from tokmill.terminal.output import print_table
 from tokmill.x86.commands.program_options import MOST_LISTED
-from tokmill.x86.diff.output.summary import ARROW, Changed, Counts, changed_most, shown_name
+from tokmill.x86.diff.output.summary import (
+    ADDED,
+    ARROW,
+    REMOVED,
+    Changed,
+    Counts,
+    changed_most,
+    shown_name,
+)
 from tokmill.x86.diff.program_diff import NOT_FOLLOWED
 from tokmill.x86.diff.result import Diff, ProgramChanges
 from tokmill.x86.graph import Graph
@@ -64,7 +72,10 @@ def print_programs(
         print_table(headers, rows)
         if counts.changed > len(most):
             print(f"… {counts.changed - len(most):,} more changed (-o diff.json has all)")
-    lists = (("deleted", graphs[0], found.deleted), ("inserted", graphs[1], found.inserted))
+    lists = (
+        (f"no partner in new ({REMOVED})", graphs[0], found.deleted),
+        (f"no partner in old ({ADDED})", graphs[1], found.inserted),
+    )
     for title, graph, functions in lists:
         if len(functions):
             names = [shown_name(graph, one) for one in functions.tolist()]
@@ -109,7 +120,7 @@ def _in_words(counts: Counts) -> str:
     details = f" ({parts_in_words})" if parts_in_words else ""
     return (
         f"{counts.same:,} the same, {counts.changed:,} changed{details}, "
-        f"{counts.deleted:,} deleted, {counts.inserted:,} inserted; "
+        f"without a partner {counts.deleted:,} of old, {counts.inserted:,} of new; "
         f"similarity {human_share(counts.similarity)}"
     )
 

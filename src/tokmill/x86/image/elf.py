@@ -30,11 +30,11 @@ KINDS: dict[int, Literal["executable", "shared", "relocatable"]] = {
 SYMTAB, RELA, NOBITS, REL, DYNSYM, SYMTAB_SHNDX = 2, 4, 8, 9, 11, 18
 ARRAYS = (14, 15, 16)
 """Tables of functions that are called at the start and at the exit of a program."""
-WRITE, ALLOC, EXECUTE = 1, 2, 4
+WRITE, ALLOC, EXECUTE, THREAD_LOCAL = 1, 2, 4, 0x400
 FINAL = ".data.rel.ro"
 """Begins the names of sections that are written only while the program is loaded."""
 # Kinds of segments.
-LOAD, DYNAMIC, EH_FRAME_HEADER = 1, 2, 0x6474E550
+LOAD, DYNAMIC, THREAD, EH_FRAME_HEADER = 1, 2, 7, 0x6474E550
 UNDEFINED, RESERVED, LARGE_NUMBER = 0, 0xFF00, 0xFFFF
 NO_SECTION = -1
 """Section number of symbols that are absolute or common."""

@@ -16,6 +16,7 @@ from tokmill.x86.image.elf import (
     FINAL,
     LOAD,
     NOBITS,
+    THREAD,
     WRITE,
     Elf,
     Relocations,
@@ -27,8 +28,9 @@ from tokmill.x86.image.link import Placement, relocate
 from tokmill.x86.image.ranges import distinct
 from tokmill.x86.image.stubs import find_stubs
 
+PAGE = 4096
 # Types of symbols.
-UNTYPED, OBJECT, FUNC, COMMON, IFUNC = 0, 1, 2, 5, 10
+UNTYPED, OBJECT, FUNC, COMMON, LOCAL, IFUNC = 0, 1, 2, 5, 6, 10
 GLOBAL = 1
 
 PADDING = re.compile(rb"\xcc|(\x66*\x2e?\x0f\x1f|\x66*\x90)")
@@ -38,6 +40,8 @@ PADDING = re.compile(rb"\xcc|(\x66*\x2e?\x0f\x1f|\x66*\x90)")
 ABSOLUTE, SLOTS = 1, (6, 7)
 RELATIVE = {64: (8, 38, 37), 32: (8, 42)}
 RESOLVER = {64: 37, 32: 42}
+# Words from which code finds thread-local data; the one of a module is followed by the distance.
+MODULE, DISTANCE = {64: 16, 32: 35}, {64: (18, 36), 32: (14,)}
 
 
 def read_elf(data: Array, path: str) -> Program:
@@ -68,7 +72,7 @@ def read_elf(data: Array, path: str) -> Program:
         program.import_target = np.zeros(len(layout.imports), np.uint64)
         program.slot_address, program.slot_name = layout.slots()
         program.slot_target = np.zeros(len(program.slot_name), np.uint64)
-        program.top = layout.top
+        program.top, program.thread = layout.top, layout.thread(elf)
     else:
         program.entry = elf.entry
         loaded = elf.segments[elf.segments["type"] == LOAD]
@@ -76,8 +80,17 @@ def read_elf(data: Array, path: str) -> Program:
         if elf.dynamic.get(Tag.FLAGS_1, 0) & Tag.IS_EXECUTABLE:
             program.kind = "executable"
         program.global_offset_table = elf.dynamic.get(Tag.PLTGOT, 0)
+        for segment in elf.segments[elf.segments["type"] == THREAD][:1]:
+            begin = -(-program.top // PAGE) * PAGE
+            size, align = int(segment["size"]), max(1, int(segment["align"]))
+            end = begin - (-size // align) * align
+            program.thread = range(begin, end if end < 1 << 63 or size < PAGE else begin)
         for table in tables:
             _link(program, table)
+            _link_thread(program, table)
+        for segment in elf.segments[elf.segments["type"] == THREAD][:1]:
+            size = int(segment["filesize"])
+            program.thread_data = program.read(int(segment["address"]), size)
     _name_functions(elf, program, layout)
     if not layout:
         _name_slots(program, tables)
@@ -141,6 +154,26 @@ def _link(program: Program, table: Relocations) -> None:
     program.starts = np.concatenate([program.starts, value[resolvers]])
 
 
+def _link_thread(program: Program, table: Relocations) -> None:
+    """Write the invented addresses of thread-local data where code finds its distance."""
+    module, word = table.kind == MODULE[program.bits], np.uint64(program.word)
+    rows = np.flatnonzero(module | np.isin(table.kind, DISTANCE[program.bits]))
+    symbol, place = table.symbol[rows], table.place[rows].astype(np.uint64)
+    value = np.full(len(rows), program.thread.start, np.uint64)
+    if len(table.symbols):
+        value += np.where(symbol > 0, table.symbols["value"][symbol].astype(np.uint64), 0)
+        known = (symbol == 0) | (table.symbols["section"][symbol] != 0)
+    else:
+        known = symbol == 0
+    added = program.load(place) if table.addend is None else table.addend[rows].astype(np.uint64)
+    distance = np.where(symbol == 0, program.load(place + word), 0)
+    whole = (symbol == 0) & (distance == 0)
+    distance[whole] = len(program.thread)
+    program.thread_modules = distinct(program.thread_modules, place[module[rows] & whole])
+    added = np.where(module[rows], distance, added)
+    program.store(place[known], (value + added)[known])
+
+
 def _name_slots(program: Program, tables: list[Relocations]) -> None:
     slots: dict[int, tuple[str, int]] = {}
     names = dict(zip(program.function_address.tolist(), program.function_name, strict=True))
@@ -153,7 +186,8 @@ def _name_slots(program: Program, tables: list[Relocations]) -> None:
             continue
         symbols = table.symbols[table.symbol]
         defined = symbols["section"] != 0
-        named = np.isin(table.kind, SLOTS) | ((table.kind == ABSOLUTE) & ~defined)
+        own = (ABSOLUTE, MODULE[program.bits], *DISTANCE[program.bits])
+        named = np.isin(table.kind, SLOTS) | (np.isin(table.kind, own) & ~defined)
         rows = np.flatnonzero(named & (table.symbol > 0))
         for place, name, target in zip(
             table.place[rows].tolist(),
@@ -188,7 +222,9 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
         if layout:
             wanted &= (section > 0) & (section < len(layout.address))
             address[wanted] += layout.address[section[wanted]]
-        objects = ((kind == OBJECT) | (kind == COMMON)) & (section > 0)
+        objects = np.isin(kind, (OBJECT, COMMON, LOCAL)) & (section > 0)
+        if not layout:
+            address[kind == LOCAL] += np.uint64(program.thread.start)
         if layout:
             objects &= section < len(layout.address)
             address[objects] += layout.address[section[objects]]

@@ -120,6 +120,12 @@ class Program:
     """What EBX holds in 32-bit position-independent code; 0 where it is not known."""
     fixed: bool = False
     """It is loaded where the file says, so an address may stand in an instruction."""
+    thread: range = range(0)
+    """Invented addresses of thread-local data; they end at the thread pointer."""
+    thread_data: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """u1, what lies first in them."""
+    thread_modules: Array = field(default_factory=lambda: NONE)
+    """Words from which code finds all of them, by distances from the first."""
     top: int = 0
     """Behind all that is loaded, what is not in the file (`.bss`) too; 0 where it is not known."""
 

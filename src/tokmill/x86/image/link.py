@@ -10,6 +10,7 @@ from tokmill.x86.image.elf import (
     EXECUTE,
     FINAL,
     NOBITS,
+    THREAD_LOCAL,
     UNDEFINED,
     WRITE,
     Elf,
@@ -24,14 +25,16 @@ PLACE = 16
 """Bytes of the made-up place of an undefined symbol."""
 
 # Relocation types: (what is stored, bytes). S symbol, A addend, P place, G global offset table,
-# L the symbol's entry in it. Source: the psABIs of x86-64 and i386.
+# L the symbol's entry in it, T the thread pointer. Source: the psABIs of x86-64 and i386.
 RULES = {
     64: {1: ("S+A", 8), 2: ("S+A-P", 4), 3: ("L+A-G", 4), 4: ("S+A-P", 4), 9: ("L+A-P", 4),
          10: ("S+A", 4), 11: ("S+A", 4), 24: ("S+A-P", 8), 25: ("S+A-G", 8), 26: ("G+A-P", 4),
          27: ("L+A-G", 8), 28: ("L+A-P", 8), 29: ("G+A-P", 8), 31: ("S+A-G", 8),
+         19: ("L+A-P", 4), 21: ("S+A-T", 4), 22: ("L+A-P", 4), 23: ("S+A-T", 4), 34: ("L+A-P", 4),
          41: ("L+A-P", 4), 42: ("L+A-P", 4)},
     32: {1: ("S+A", 4), 2: ("S+A-P", 4), 3: ("L+A-G", 4), 4: ("S+A-P", 4), 9: ("S+A-G", 4),
-         10: ("G+A-P", 4), 43: ("L+A-G", 4)},
+         10: ("G+A-P", 4), 15: ("L+A", 4), 16: ("L+A-G", 4), 17: ("S+A-T", 4), 18: ("L+A-G", 4),
+         32: ("S+A-T", 4), 43: ("L+A-G", 4)},
 }  # fmt: skip
 GOT32X, ABSOLUTE_FORM = 43, 0x05
 """A relocation that holds the address of the entry itself where the instruction has no base."""
@@ -81,6 +84,11 @@ class Placement:
             # Each table of relocations may have symbols of its own, so the name is the key.
             value[i] = self._import(text(table.strings, name))
         return value
+
+    def thread(self, elf: Elf) -> range:
+        """Return the addresses from the first thread-local data on, up to `table`."""
+        local = self.address[elf.sections["flags"] & THREAD_LOCAL > 0]
+        return range(min(local.tolist(), default=self.table), self.table)
 
     @property
     def top(self) -> int:
@@ -142,6 +150,8 @@ def relocate(elf: Elf, layout: Placement, table: Relocations) -> None:
             value = value + (layout.entries(symbol[mine]) if rule[0] == "L" else symbol[mine])
         if rule.endswith("-P"):
             value = value - (place.astype(np.uint64) + np.uint64(section.address))
+        elif rule.endswith("-T"):
+            value = value - np.uint64(layout.table)
         elif rule.endswith("-G"):
             bare = (kind == GOT32X) & (section.linked[place - 1] & 0xC7 == ABSOLUTE_FORM)
             value = value - np.where(bare, np.uint64(0), np.uint64(layout.table))

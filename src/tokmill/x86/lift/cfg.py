@@ -35,7 +35,7 @@ from tokmill.x86.lift.starts import (
 )
 from tokmill.x86.lift.switches.jump_tables import indirect_jumps
 
-VERSION = 11
+VERSION = 12
 """Raised when the graph of some program changes."""
 ROUNDS = 4096
 """Largest number of rounds. Each round finds something new, and programs need less than 100; the

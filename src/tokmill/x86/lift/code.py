@@ -6,14 +6,18 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import member
+from tokmill.x86.image.image import Program, Section
+from tokmill.x86.image.ranges import distinct, member
 
 INT3 = 0xCC
 EBX = 3
 MASK = np.uint64(0xFFFFFFFF)
 NEAR = 1 << 14
 """Bytes in which a register keeps the address of the global offset table."""
+
+BUG_ENTRIES = ((8, 4), (12, 10), (16, 14))
+"""Bytes of an entry of `__bug_table`, and where its flags are."""
+WARNING = 1
 
 
 class Code:
@@ -46,6 +50,9 @@ class Code:
         """u8, ascending: pointers that do not change after loading, and their targets."""
         self.data_begin = self.data_end = np.zeros(0, np.int64)
         """(D,) i8, ascending: begin and end of known data between code."""
+        tables = [s for s in program.sections if s.name == "__bug_table"]
+        self.warnings = distinct(np.zeros(0, np.int64), *map(self._warnings, tables))
+        """i8, ascending: traps of Linux after which control goes on."""
         own = program.import_target > 0
         self._stub, self._stub_target = program.import_address[own], program.import_target[own]
 
@@ -133,6 +140,27 @@ class Code:
             near = before >= 0
             near[near] = offset[asked[near]] - mine[before[near]] < NEAR
             found[asked] |= near
+        return found
+
+    def _warnings(self, table: Section) -> Array:
+        """Return the offsets (i8) of the traps in a `__bug_table` that only warn.
+
+        An entry begins with the distance to its trap (32-bit kernels: its address); its size and
+        the place of its flags depend on the kernel's configuration: the form fits that leads to
+        most traps. Source: Linux, include/asm-generic/bug.h.
+        """
+        best, found = 0.5, np.zeros(0, np.int64)
+        for size, flags in BUG_ENTRIES:
+            entries = table.linked[: len(table.data) // size * size].reshape(-1, size)
+            place = np.uint64(table.address) + size * np.arange(len(entries), dtype=np.uint64)
+            value = entries[:, :4].copy().view("<i4")[:, 0].astype(np.uint64)
+            for address in (place + value, value & MASK):
+                at = self.offset(address if self.bits == 64 else address & MASK)
+                cells = self.linked[at[:, None] + np.arange(4)]
+                trap = (cells[:, :3] == 0x0F) & np.isin(cells[:, 1:], (0x0B, 0xB9))
+                known = (at >= 0) & trap.any(axis=1)
+                if len(known) and known.mean() > best and not len(table.data) % size:
+                    best, found = known.mean(), at[known & (entries[:, flags] & WARNING > 0)]
         return found
 
     def _known_slots(self, program: Program) -> tuple[Array, Array]:

@@ -180,6 +180,7 @@ class Instructions:
     def _columns(self, start: Array, marked: Array) -> tuple[Array, Array, Array, Array]:
         length: Array = marked & (INVALID_BIT - 1)
         flow, target = classify(self.code, start, length)
+        flow[(flow == Flow.STOP) & member(start, self.code.warnings)] = Flow.NEXT
         flow[marked >= INVALID_BIT] = Flow.INVALID
         through = np.flatnonzero(INDIRECT[flow] & (target > 0))
         through = through[member(target[through], self.code.slot)]

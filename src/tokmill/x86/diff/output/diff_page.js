@@ -9,6 +9,7 @@
   const KINDS = ["changed", "references", "same", "deleted", "inserted"];
   const [, REFERENCES, SAME, DELETED] = KINDS.keys();
   const EDGE_NAMES = ["fall", "jump", "branch", "call", "indirect", "return"];
+  const DOUBTFUL = 0.5;    // Matches with a lower confidence get a question mark.
   const PAGE = 300;        // Rows of the list that are added at once.
   const MOST_LINES = 3000; // Lines of instructions that are shown at once.
   const NODE_LINES = 7, NODE_CHARACTERS = 40;
@@ -76,9 +77,10 @@
     for (const number of listed.slice(drawn, drawn + PAGE)) {
       const row = rows[number];
       const button = make("button", { type: "button", "data-row": number },
-        make("span", { class: `mark ${KINDS[row[KIND]]}`, title: KINDS[row[KIND]] }),
+        make("span", { class: `mark ${KINDS[row[KIND]]}`, title: DATA.kinds[row[KIND]] }),
         make("span", { class: "name" }, label(row)),
-        make("span", { class: "share soft" }, row[KIND] <= SAME ? share(row[SIMILARITY]) : ""),
+        make("span", { class: "share soft" }, row[KIND] <= SAME ? share(row[SIMILARITY])
+          + (row[CONFIDENCE] < DOUBTFUL ? " ?" : "") : ""),
         make("span", { class: "about soft" }, about(row)));
       if (number === chosen) button.setAttribute("aria-current", "true");
       list.append(make("li", {}, button));
@@ -142,7 +144,7 @@
     if (row[KIND] <= SAME) {
       facts.unshift(`${share(row[SIMILARITY])} similarity, confidence ${share(row[CONFIDENCE])}, `
         + `matched by ${row[REASON]}`);
-    } else facts.unshift(row[KIND] === DELETED ? "in A alone" : "in B alone");
+    } else facts.unshift(`in ${row[KIND] === DELETED ? "A" : "B"} alone: ${DATA.kinds[row[KIND]]}`);
     if (row[KIND] === REFERENCES) facts.push("the same but for what it refers to");
     detail.replaceChildren(back, make("h2", {}, label(row)),
       make("div", { class: "soft" }, facts.join(" · ")));

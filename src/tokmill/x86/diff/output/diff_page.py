@@ -21,7 +21,7 @@ from tokmill.store.schema import Array
 from tokmill.version import __version__
 from tokmill.x86.diff.output.diff_code import LONGEST_NAME, Code, Listing, SideBySide, shown
 from tokmill.x86.diff.output.diff_json import REASONS
-from tokmill.x86.diff.output.summary import MOST_REFERENCES, references_of
+from tokmill.x86.diff.output.summary import ADDED, MOST_REFERENCES, REMOVED, references_of
 from tokmill.x86.diff.result import Diff, ProgramChanges
 from tokmill.x86.graph import Graph
 
@@ -35,7 +35,7 @@ CHANGED, REFERENCES, SAME, DELETED, INSERTED = range(5)
 """Kinds of rows: `REFERENCES` are the same instructions, which refer to something else."""
 KINDS = {
     "changed": "changed", "references": "same but for references", "same": "same",
-    "deleted": "deleted", "inserted": "inserted",
+    "deleted": f"no partner ({REMOVED})", "inserted": f"no partner ({ADDED})",
 }  # fmt: skip
 """Their names for styles, and as they are shown."""
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -106,6 +106,7 @@ def diff_page(
     data = {
         "rows": [row for row, _ in rows],
         "code": code,
+        "kinds": list(KINDS.values()),
         "programs": [shown(name, LONGEST_NAME) for name in names],
         "mostBlocks": MOST_BLOCKS,
     }

@@ -15,6 +15,8 @@ ARROW = " → "
 """Stands between the names of a function in the old and in the new program."""
 MOST_REFERENCES = 8
 """Most references of one function that are named."""
+REMOVED, ADDED = "removed or inlined", "new or no longer inlined"
+"""What may be the reason why a function of the old or of the new program has no partner."""
 NOT_SAME = 0.9999
 """The largest similarity of programs that differ: 1 is only for the same code."""
 
@@ -30,7 +32,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     nothing_equal: int
     """Changed functions without an equal block, as where one was written anew."""
     deleted: int
+    """Functions of the old program without a partner: removed or inlined."""
     inserted: int
+    """Those of the new program: new or no longer inlined."""
     similarity: float
     """Mean similarity of functions, weighted by their instructions; 1 only if nothing differs."""
     reasons: dict[str, int]

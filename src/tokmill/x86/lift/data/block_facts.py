@@ -6,7 +6,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
-from tokmill.x86.image.image import Program
+from tokmill.x86.image.image import Program, Section
 from tokmill.x86.image.program_strings import (
     FEWEST,
     LONGEST_COUNTED,
@@ -50,6 +50,9 @@ def add_facts(graph: Graph, program: Program) -> None:
     graph.reference, graph.reference_place = address, place + TEXT * (found >= 0)
     graph.facts = True
     data = [section for section in program.sections if not (section.execute and section.name)]
+    if len(program.thread_data):
+        copy = program.thread_data
+        data.append(Section(".tdata", program.thread.start, copy, copy, execute=False))
     graph.data, graph.data_name = [one.linked for one in data], [one.name for one in data]
     graph.data_address = np.asarray([one.address for one in data], np.uint64)
     graph.data_constant = np.asarray([one.constant for one in data], bool)
@@ -267,6 +270,18 @@ class _Finder:
             found, end, framed, function
         )
         used, number_constant, number_address = self._immediates(found, end)
+        for size, number, places in (
+            (found.size, found.displacement, (displaced, disp_constant, disp_address)),
+            (found.immediate_size, found.immediate, (used, number_constant, number_address)),
+        ):
+            thread = self.program.thread
+            uses = function[member(displaced, self.program.thread_modules)]
+            for rows, origin in (
+                (self._threaded(found, size, number, block, function), thread.stop),
+                (self._of_module(found, size, number, np.isin(function, uses)), thread.start),
+            ):
+                places[0][rows] = np.uint64(origin) + number[rows].astype(np.uint64)
+                places[1][rows], places[2][rows] = False, True
         # Of an instruction the displacement comes first, as in its bytes.
         value = np.stack([found.displacement, found.immediate], axis=1)
         constant = np.stack([disp_constant, number_constant], axis=1)
@@ -397,6 +412,36 @@ class _Finder:
         # A displacement of 0 is one that the operand's form demands.
         constant = (found.size > 0) & (found.displacement != 0) & ~known & ~stack
         return address, constant, known, direct
+
+    def _threaded(
+        self, found: Operands, size: Array, number: Array, block: Array, function: Array
+    ) -> Array:
+        """Return the rows (i8) of numbers that are the distance of thread-local data.
+
+        They have four bytes. What reads or adds the thread pointer is near, in the same block; of
+        what linkers write for loads of a distance, `mov r64, number`, in the same function.
+        """
+        thread = self.program.thread
+        rows = np.flatnonzero((size == 4) & (number < 0) & (number >= -len(thread)))
+        near = np.zeros(len(rows), bool)
+        for step in (-2, -1, 1, 2) if len(rows) else ():
+            other = np.clip(rows + step, 0, len(block) - 1)
+            near |= found.thread[other] & (block[other] == block[rows])
+        near &= ~np.isin(found.base[rows], (STACK, FRAME))
+        near |= found.thread[rows] & ~found.relative[rows]
+        loads = (found.opcode[rows] == 0xC7) & (found.second[rows] < NO_REGISTER)
+        through = distinct(function[found.thread & (found.base < NO_REGISTER)])
+        near |= loads & (number[rows] < -1) & member(function[rows], through)
+        return rows[near]
+
+    def _of_module(self, found: Operands, size: Array, number: Array, uses: Array) -> Array:
+        """Return the rows (i8) of distances in the thread-local data of a module.
+
+        They are added to what a call returns, in functions that make it (`uses`).
+        """
+        near = uses & (size == 4) & (number >= 0) & (number < len(self.program.thread))
+        near &= (found.base < NO_REGISTER) & ~np.isin(found.base, (STACK, FRAME))
+        return np.flatnonzero(near & ~found.relative & ~found.thread)
 
     def _framed(self, found: Operands, function: Array) -> Array:
         """Return for each instruction whether its function has a frame pointer: bool.

@@ -72,6 +72,8 @@ class Operands:
     """(n,) u1, number of the base register of the memory operand; `NO_REGISTER`: none."""
     indexed: Array
     """(n,) bool: the memory operand has an index register."""
+    thread: Array
+    """(n,) bool: the memory operand counts from the thread pointer of Linux: FS, in 32 bits GS."""
     relative: Array
     """(n,) bool: the displacement counts from the end of the instruction."""
     immediate: Array
@@ -99,7 +101,7 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
         length: (n,) u1, bytes of each instruction.
         bits: 64 or 32.
     """
-    at, rex, small = _skip_prefixes(data, start, bits)
+    at, rex, small, thread = _skip_prefixes(data, start, bits)
     how, opmap, opcode, at, extend_first, extend_base = _opcodes(data, at, rex, bits)
     has_form = np.where(opmap == 0, _FORM_ONE[opcode], (opmap != 1) | _FORM_TWO[opcode])
     has_form |= (how != LEGACY) & ((opmap != 1) | (opcode != 0x77))
@@ -111,6 +113,10 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
     has_sib = memory & (low == 4)
     base = np.where(has_sib, data[at + 2], form) & 7
     none = memory & (mod == 0) & (base == 5)
+    # Calls for thread-local data have [ebx*1 + distance], which is [ebx + distance].
+    index = data[at + 2] >> 3 & 7
+    alone = none & has_sib & (how == LEGACY) & (data[at + 2] < 0x40) & (index != 4) & (bits == 32)
+    base = np.where(alone, index, base)
     place = at + 1 + has_form + has_sib
     size = np.where(none, 4, np.where(memory, np.array([0, 1, 4, 0])[mod], 0))
     absolute = (how == LEGACY) & (opmap == 0) & np.isin(opcode, MOFFS)
@@ -133,8 +139,9 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
     found = Operands(
         displacement=_numbers(data, place, size),
         size=size,
-        base=np.where(memory & ~none, base | extend_base, NO_REGISTER).astype(np.uint8),
-        indexed=has_sib & ((data[at + 2] & 0x38 != 0x20) | (rex & 2 > 0)),
+        base=np.where(memory & (~none | alone), base | extend_base, NO_REGISTER).astype(np.uint8),
+        indexed=has_sib & ~alone & ((data[at + 2] & 0x38 != 0x20) | (rex & 2 > 0)),
+        thread=thread,
         relative=relative & ~nothing,
         immediate=_numbers(data, place + size, np.where(skipped, 0, rest)),
         immediate_size=np.where(skipped, 0, rest),
@@ -148,11 +155,14 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
     return found
 
 
-def _skip_prefixes(data: Array, start: Array, bits: int) -> tuple[Array, Array, Array]:
-    """Return where the opcodes begin (i8), the REX prefix or 0, and which addresses are small."""
+def _skip_prefixes(data: Array, start: Array, bits: int) -> tuple[Array, Array, Array, Array]:
+    """Return where the opcodes begin (i8), the REX prefix or 0, and which addresses are small.
+
+    And which count from the thread pointer: bool.
+    """
     at = start.astype(np.int64)
     byte = data[at]
-    rex, small = np.zeros(len(at), np.uint8), np.zeros(len(at), bool)
+    rex, (small, thread) = np.zeros(len(at), np.uint8), np.zeros((2, len(at)), bool)
     rows = np.flatnonzero(PREFIX[bits][byte])
     for _ in range(LONGEST):
         if not len(rows):
@@ -161,9 +171,10 @@ def _skip_prefixes(data: Array, start: Array, bits: int) -> tuple[Array, Array, 
         # One that is not the last prefix has no effect.
         rex[rows] = np.where((here & 0xF0 == 0x40) & (bits == 64), here, 0)
         small[rows] |= here == 0x67
+        thread[rows] |= here == (0x64 if bits == 64 else 0x65)
         at[rows] += 1
         rows = rows[PREFIX[bits][data[at[rows]]]]
-    return at, rex, small
+    return at, rex, small, thread
 
 
 def _opcodes(
