@@ -99,19 +99,8 @@ def _train(
         ),
     ] = None,
     processes: Annotated[
-        int | None,
-        typer.Option(
-            help="Processes on this machine that share each step, one for each GPU. Default: the "
-            "number of --devices, or 1."
-        ),
-    ] = None,
-    devices: Annotated[
-        str,
-        typer.Option(
-            metavar="N|LIST",
-            help="GPUs of this machine, one for each process: 2 means two GPUs, 0,3 these two.",
-        ),
-    ] = "",
+        int, typer.Option(help="Processes on this machine that share each step, each with a GPU.")
+    ] = 1,
     nodes: Annotated[int, typer.Option(help="Number of machines; start it on each of them.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Number of this machine, from 0.")] = 0,
     master: Annotated[
@@ -147,19 +136,14 @@ def _train(
     if out is None and not dry_run:
         raise _no_folder(recipe, bool(data), context.obj)
     launching.begin_worker()
-    gpus = launching.gpus_of(devices)
-    processes = max(1, len(gpus)) if processes is None else processes
-    launch = launching.Launch(processes, nodes, node_rank, master, gpus)
+    launch = launching.Launch(processes, nodes, node_rank, master)
     launch.check()
     with launching.one_a_machine():
         world = max(processes * nodes, launching.place().world)
         config = resolving.resolve(recipe, out or Path("RUN"), options, resume, world)
-    if gpus and config.run.device == "cpu":
-        raise UsageError("--devices names GPUs, but run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
-        more = {"gpus": ",".join(gpus)} if gpus else {}
-        more |= {"torchrun": line} if line else {}
+        more = {"torchrun": line} if line else {}
         _dry_run(config, processes, nodes, more, resume, as_json)
         return
     result = _run(launch, recipe, out, options, resume, line, context.obj, quiet)
@@ -236,7 +220,6 @@ def _run(
         if line:
             say(line)
             raise typer.Exit(launch.run(words))
-        launch.take_gpus()
         from tokmill.training import session as loop
 
         result = loop.train(recipe, out, options=options, resume=resume, quiet=quiet)
@@ -280,7 +263,6 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
             ),
             *([["tokens in all", f"{plan['tokens']:,}"]] if tokens else []),
             *([["operations in all", f"{plan['flops']:.2e}"]] if tokens else []),
-            *([["GPUs of this machine", plan["gpus"]]] if "gpus" in plan else []),
             [
                 "memory, about",
                 f"{human_bytes(plan['memory_bytes'])} a process, "
