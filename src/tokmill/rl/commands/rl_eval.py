@@ -12,16 +12,18 @@ from msgspec.structs import replace
 from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder
 from tokmill.base.progress import Progress, human_count, human_share
-from tokmill.rl.commands import rl_best
 from tokmill.rl.commands.rl_problems import (
     IREE,
     MOST_RUNS,
     MOST_SEED,
+    Best,
     CacheFile,
+    check_best,
     continuing,
     iree_cell,
     problems_of,
     say_what_is_faster,
+    write_best,
 )
 from tokmill.terminal.options import AsJson, Quiet
 from tokmill.terminal.output import print_json, print_table, say
@@ -95,7 +97,7 @@ def evaluate(
     if out is not None:
         folders = [config.task.benchmarks_folder_path, config.task.held_out_folder_path]
         inputs = [*(modules or []), *filter(None, folders)]
-        rl_best.check(out, len(problems), inputs, {"--cache": cache})
+        check_best(out, len(problems), inputs, {"--cache": cache})
         make_folder(out)
     from tokmill.rl.ppo_loop import settings_of
 
@@ -123,14 +125,14 @@ def evaluate(
     if out is not None:
         best = [
             # The text of the schedule is in the file.
-            rl_best.Best(
+            Best(
                 {key: value for key, value in row.items() if key != "schedule"},
                 row["schedule"],
                 problem.text,
             )
             for row, problem in zip(rows, problems, strict=True)
         ]
-        written = rl_best.write(out, best)
+        written = write_best(out, best)
         rows = [row | more for row, more in zip(rows, written, strict=True)]
     if as_json:
         print_json({"run": str(run), "samples": samples, **means, "modules": rows})

@@ -10,17 +10,19 @@ import typer
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import make_folder
 from tokmill.base.progress import Progress, human_count
-from tokmill.rl.commands import rl_best
 from tokmill.rl.commands.rl_problems import (
     SEED,
+    Best,
     CacheFile,
     Modules,
     Runs,
+    check_best,
     continuing,
     print_results,
     problems_of,
     row_of,
     say_what_is_faster,
+    write_best,
 )
 from tokmill.terminal.options import AsJson, Quiet
 from tokmill.terminal.output import print_json, say
@@ -56,7 +58,7 @@ def search(
         )
     problems = problems_of(modules)
     if out is not None:
-        rl_best.check(out, len(problems), modules, {"--cache": cache})
+        check_best(out, len(problems), modules, {"--cache": cache})
         # Before the search: it may take hours.
         make_folder(out)
     settings = measure.Settings(runs=runs, seed=seed)
@@ -80,11 +82,11 @@ def search(
                 counts[trial.result.status] = counts.get(trial.result.status, 0) + 1
             row = row_of(problem, best, searches.iree_default(problem, iree)) | {"counts": counts}
             text = measurements.space.text(problem, best.schedule) if best.schedule else ""
-            found.append(rl_best.Best(row, text, problem.text))
+            found.append(Best(row, text, problem.text))
         cached = measurements.hits
     rows: list[dict[str, Any]] = [one.row for one in found]
     if out is not None:
-        rows = rl_best.write(out, found)
+        rows = write_best(out, found)
     if as_json:
         print_json(
             {"method": method, "evaluations": evaluations, "cached": cached, "modules": rows}
