@@ -45,8 +45,8 @@ def estimate(
     """Return the facts that `--dry-run` prints; weights are never made.
 
     `tensor_bytes`: the most that the tensors of one process take, for whole rows of one document
-    (formula: `memory.tensor_bytes`, with what engines split over `processes`). `memory_bytes`: an
-    estimate of all that the process takes, or of its GPU's memory. `memory_warning`: a text if
+    (`memory.tensor_bytes`). `memory_bytes`: an estimate of all that the process takes, or of its
+    GPU's memory. `memory_warning`: a text if
     that is much for the `local` processes of this machine (0: all), else "".
 
     `timed`: measure how long a step takes (`pace`), with weights that are made for that;
@@ -69,7 +69,7 @@ def estimate(
     micro = min(share, each * max(1, config.run.micro_tokens // (task.length * each)))
     a_step = batch * task.length
     flops = task.flops_per_token(task.length)
-    tensors = step_bytes(config, inputs, micro, -(-share // micro), processes)
+    tensors = step_bytes(config, inputs, micro, -(-share // micro))
     one, needed = whole_bytes(config, tensors, len(inputs.embedded), share, local or processes)
     pace = None
     if timed and kind.reads_stores:
