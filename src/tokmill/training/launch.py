@@ -25,6 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from tokmill import plugins
 from tokmill.base.errors import MachineError, TokmillError, UsageError
 
@@ -80,18 +82,17 @@ def resume_command(run: Path) -> str:
     return f"tokmill train --resume -o {shlex.quote(str(run))}{resume_flags()}"
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How many processes are started, on how many machines.
-
-    `master` is HOST:PORT of the first machine.
-    """
+class Launch(msgspec.Struct, frozen=True):
+    """How many processes are started, on how many machines."""
 
     processes: int = 1
-    """On each machine."""
+    """Processes on this machine that share each step, one for each GPU."""
     nodes: int = 1
+    """Number of machines; start it on each of them."""
     node_rank: int = 0
+    """Number of this machine, from 0."""
     master: str = ""
+    """HOST:PORT of machine 0, a free port."""
 
     @property
     def several(self) -> bool:
