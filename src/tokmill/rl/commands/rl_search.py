@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,11 @@ from tokmill.rl.commands.rl_problems import (
 from tokmill.terminal.options import AsJson, Quiet
 from tokmill.terminal.output import print_json, say
 
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
+]
+
 
 def search(
     modules: Modules,
@@ -35,10 +41,7 @@ def search(
     seed: Annotated[int, SEED] = 0,
     runs: Runs = 5,
     cache: CacheFile = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
-    ] = None,
+    out: Out = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -72,17 +75,7 @@ def search(
         Progress("search", evaluations * len(problems), unit="schedules", quiet=quiet) as progress,
     ):
         for problem in problems:
-            tried = []
-            for trial in searches.SEARCHES[method](problem, measurements, evaluations, seed):
-                tried.append(trial)
-                progress.advance(1)
-            best = searches.best_of(problem, tried, measurements)
-            counts: dict[str, int] = {}
-            for trial in tried:
-                counts[trial.result.status] = counts.get(trial.result.status, 0) + 1
-            row = row_of(problem, best, searches.iree_default(problem, iree)) | {"counts": counts}
-            text = measurements.space.text(problem, best.schedule) if best.schedule else ""
-            found.append(Best(row, text, problem.text))
+            found.append(best_of(problem, method, evaluations, seed, measurements, iree, progress))
         cached = measurements.hits
     rows: list[dict[str, Any]] = [one.row for one in found]
     if out is not None:
@@ -96,3 +89,26 @@ def search(
     say_what_is_faster(rows)
     if cached and cache is not None:
         say(f"{human_count(cached, 'result')} came from the cache")
+
+
+def best_of(
+    problem: Any,
+    method: str,
+    evaluations: int,
+    seed: int,
+    measurements: Any,
+    iree: Any,
+    progress: Progress,
+) -> Best:
+    """Return the best schedule of a module that a search finds, as it is written."""
+    from tokmill.mlir import search as searches
+
+    tried = []
+    for trial in searches.SEARCHES[method](problem, measurements, evaluations, seed):
+        tried.append(trial)
+        progress.advance(1)
+    best = searches.best_of(problem, tried, measurements)
+    counts = dict(Counter(trial.result.status for trial in tried))
+    row = row_of(problem, best, searches.iree_default(problem, iree)) | {"counts": counts}
+    text = measurements.space.text(problem, best.schedule) if best.schedule else ""
+    return Best(row, text, problem.text)
