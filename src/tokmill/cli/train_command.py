@@ -145,7 +145,7 @@ def _options(
 ) -> dict[str, Any]:
     """Return what the flags set of a recipe, as nested dicts."""
     options = settings(set_)
-    of_data = {key: chosen.pop(key) for key in ("val", "partial") if key in chosen}
+    of_data: dict[str, Any] = {key: chosen.pop(key) for key in ("val", "partial") if key in chosen}
     if data:
         of_data["train"] = str(data[0]) if len(data) == 1 else list(map(str, data))
     if start:

@@ -109,8 +109,8 @@ def generate(
             )
     if isinstance(prompts, str):
         raise UsageError("prompts are a list", hint=f"such as [{prompts[:20]!r}]")
-    run = Sampler(Path(run), at, device, stop, end_ids)
-    return run.generate(prompts, tokens, samples, batch, how)
+    sampler = Sampler(Path(run), at, device, stop, end_ids)
+    return sampler.generate(prompts, tokens, samples, batch, how)
 
 
 class Sampler:
