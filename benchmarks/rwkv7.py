@@ -1,7 +1,6 @@
-"""RWKV-7 on a processor: chunks beside single steps, and one forward beside two.
+"""RWKV-7 on a processor: chunks beside single steps.
 
-The gates are tests: tests/unit/models/test_wkv7.py (both forms are one function) and
-tests/unit/tasks/test_next_token.py (one forward has what a second one would compute).
+The gate is a test: tests/unit/models/test_wkv7.py (both forms are one function).
 
     python benchmarks/rwkv7.py
 """
@@ -16,25 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from measure import highest
-from tokmill.feed.feed import Batch
 from tokmill.models.model import Tensors
 from tokmill.models.model_inputs import Inputs
 from tokmill.models.rwkv import rwkv7
 from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
 from tokmill.models.rwkv.wkv7 import Form, wkv7
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
-from tokmill.tasks.task import to_tensors
 
 FORMS: tuple[Form, ...] = ("step_by_step", "chunked")
 SHAPES = ((4, 256, 4), (2, 512, 12), (1, 4096, 12))
-STREAMS = {"asm": 1200, "mne": 900, "type": 70, "reg": 190, "rw": 12, "eflag": 60}
-"""About as many ids as the columns of a store of programs have."""
 CONFIG = RWKV7Config(dim=256, layers=4)
 
 
@@ -123,63 +117,6 @@ def measure_peak(form: str, length: int) -> None:
     print(highest() - before)
 
 
-def streams(rows: int, length: int) -> Batch:
-    """Return rows of six streams with a border every three tokens."""
-    random = np.random.default_rng(0)
-    columns = {n: random.integers(5, size, (rows, length + 1)) for n, size in STREAMS.items()}
-    border = np.zeros((rows, length + 1), np.uint8)
-    border[:, ::3] = 1
-    document = np.zeros((rows, length + 1), np.int32)
-    return Batch({**columns, "border": border}, document, np.zeros(rows, np.uint64))
-
-
-def two_objectives() -> list[Callable[[], object]]:
-    """Return a step of both objectives in one forward, and in two as scripts do it.
-
-    The second forward reads the row without its last instruction; its states at the end of that
-    predict the instruction's tokens.
-    """
-    torch.manual_seed(0)
-    config = NextTokenConfig(tied=False, instruction="last", length=512)
-    task = NextToken(config, RWKV7(CONFIG, Inputs(STREAMS)), Inputs(STREAMS))
-    made = to_tensors(task.prepare(streams(4, 512)), torch.device("cpu"))
-    heads = task.instruction_heads
-    assert heads is not None
-    source, places = made.targets["instruction_source"], made.targets["instruction_place"]
-    count = int((source[0] >= 0).sum())
-    last = int(source[0].max()) + 1
-
-    def one() -> Tensor:
-        loss, _ = task(made)
-        loss.backward()
-        return loss.detach()
-
-    def two() -> Tensor:
-        hidden = task.model(made)
-        loss = sum(
-            F.cross_entropy(
-                hidden.flatten(0, 1) @ task.heads.weight(task.model, name).t(),
-                made.targets[name].flatten(), ignore_index=-1, reduction="sum",
-            )
-            for name in task.columns
-        )  # fmt: skip
-        place = torch.arange(last).expand(4, last)
-        prefix = {name: ids[:, :last] for name, ids in made.columns.items()}
-        seen = Tensors(prefix, torch.zeros(4, last, dtype=torch.int64), place, True)
-        states = task.model(seen)[:, -count:]
-        for name in task.columns:
-            targets = made.targets[name].gather(1, places)[source >= 0]
-            logits = states.flatten(0, 1) @ heads.weight(task.model, name).t()
-            loss = loss + F.cross_entropy(logits, targets, reduction="sum")
-        loss.backward()
-        return loss.detach()
-
-    first, second = one(), two()
-    if not torch.allclose(first, second, rtol=1e-5):
-        raise SystemExit(f"one forward and two differ: {first} and {second}")
-    return [two, one]
-
-
 def main(rounds: int = 4) -> list[str]:
     """Measure; return the section for RESULTS.md."""
     threads = torch.get_num_threads()
@@ -213,14 +150,6 @@ def main(rounds: int = 4) -> list[str]:
         "|---|---|---|",
         f"| step by step | {most / 2**20:,.0f} | 1.00 |",
         f"| chunked | {least / 2**20:,.0f} | {least / most:.3f} |",
-    ]
-    two, one = in_turns(two_objectives(), rounds)
-    lines += [
-        "",
-        "| next token and last instruction of six streams, 4 rows of 512 | ms a step | ratio |",
-        "|---|---|---|",
-        f"| two forwards | {two * 1e3:,.0f} | 1.00 |",
-        f"| one forward | {one * 1e3:,.0f} | {two / one:.2f} |",
     ]
     torch.set_num_threads(threads)
     return lines
