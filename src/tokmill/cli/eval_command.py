@@ -92,8 +92,6 @@ def _print_columns(found: Mapping[str, Any]) -> None:
             for (name, values), more in zip(columns.items(), cells, strict=True)
         ],
     )
-    if "loss_instruction" in found:
-        print("\nloss above includes instruction_weight × loss_instruction, the second objective")
     if "instructions" in found:
         count, share = (found["instructions"][key] for key in ("count", "accuracy"))
         which = "next" if predicted == "next_token" else "hidden"
