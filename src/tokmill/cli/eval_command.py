@@ -94,8 +94,7 @@ def _print_columns(found: Mapping[str, Any]) -> None:
     )
     if "instructions" in found:
         count, share = (found["instructions"][key] for key in ("count", "accuracy"))
-        which = "next" if predicted == "next_token" else "hidden"
-        print(f"\nwhole {which} instructions: {human_share(share)} of {count:,} right")
+        print(f"\nwhole next instructions: {human_share(share)} of {count:,} right")
 
 
 def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -1,4 +1,4 @@
-"""Keys of the task masked, their checks."""
+"""Keys of the task masked, and their checks."""
 
 from __future__ import annotations
 
