@@ -127,19 +127,6 @@ def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path, capsys: Any) 
     assert ended.value.code == 0
 
 
-def test_the_largest_seed_evolves(tmp_path: Path, capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "search", "relu 8", "--evaluations", "20", "--seed", str((1 << 63) - 1)])
-    assert ended.value.code == 0
-
-
-def test_a_time_without_end_is_refused(tmp_path: Path, capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "tune", "matmul 8 8 8", "-o", str(tmp_path / "spec"), "--minutes", "inf"])
-    assert ended.value.code == 2
-    assert "--minutes" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("command", "replaced"),
     [

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import tokmill
-import toy
 from small_models import small_model
 from task_cases import ROLES, SIZE, recipe, special_store, walks
 from tokmill.base.errors import UsageError
@@ -182,15 +181,3 @@ def test_tokens_with_a_loss_of_0_are_never_hidden(store: Path) -> None:
     mask = (np.arange(32) % 3 == 0) * np.ones((4, 1), np.uint8)
     batch = task.prepare(batch_of({"token": ids, "loss": mask.astype(np.uint8)}))
     assert set(batch.targets[PLACES].ravel().tolist()) == set(range(0, 32, 3))
-
-
-def test_it_learns_what_no_side_alone_tells(store: Path, tmp_path: Path) -> None:
-    value = toy.recipe(
-        store,
-        150,
-        model={"kind": "encoder", "dim": 32, "norm_place": "pre", "position": "rope"},
-        task={"kind": "masked", "length": 32, "rows": "whole"},
-    )
-    tokmill.train(value, tmp_path / "run", quiet=True)
-    found = toy.losses(tmp_path / "run")
-    assert found[1] > 3 and np.mean([found[s] for s in range(141, 151)]) < 2.6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from making import token_store
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.feed.rows import Stream, Windows
 from tokmill.models.model_inputs import Inputs
 from tokmill.models.transformers.decoder import Decoder, DecoderConfig
-from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 
 SIZES = {"token": 9}
-
-
-@pytest.fixture
-def ribbon(tmp_path: Path) -> Store:
-    """21 tokens; records begin at 0, 4 (an empty one, and the next) and 15."""
-    return token_store(tmp_path / "ribbon", [[[1] * 4, [], [2] * 11, [3] * 6]])
 
 
 def task(sizes: dict[str, int] = SIZES, **options: Any) -> NextToken:
@@ -50,28 +40,6 @@ def test_targets_are_one_ahead_and_never_across_documents() -> None:
     assert prepared.targets["token"].tolist() == [[2, 3, -1, 5, 6], [8, 1, 2, -1, -1]]
     assert prepared.document.shape == (2, 5)
     assert task().count(prepared) == 7
-
-
-def test_every_token_is_a_target_once_but_first_ones(ribbon: Store) -> None:
-    learner = task()
-    rows = learner.rows(ribbon)
-    assert isinstance(rows, Windows) and (rows.length, rows.step) == (6, 5)
-    spans = rows.spans(np.arange(len(rows)))
-    seen = np.zeros(21, int)
-    begins = ribbon.offsets()[spans.record] + spans.start
-    for start, length in zip(begins, spans.stop - spans.start, strict=True):
-        seen[start + 1 : start + length] += 1
-    # Records begin at 0, 4 and 15, and their first tokens have nothing in front.
-    assert [i for i in range(21) if seen[i] != 1] == [0, 4, 15]
-
-
-def test_stream_rows_and_their_seed(ribbon: Store) -> None:
-    learner = task(rows="stream")
-    first, second = (learner.rows(ribbon, seed) for seed in (0, 1))
-    assert isinstance(first, Stream) and isinstance(second, Stream)
-    assert isinstance(learner.evaluation_rows(ribbon), Windows)
-    order = np.arange(3)
-    assert first.spans(order, 0).start.tolist() != second.spans(order, 0).start.tolist()
 
 
 @pytest.mark.parametrize("tied", [True, False])
