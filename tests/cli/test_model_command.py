@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import tokmill
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.training.runs.run import load_task
-from toy import make_store, recipe, text_store
+from toy import recipe, text_store
 
 Here = Callable[..., tuple[str, str]]
 TEXTS = ["one two three four " * 4] * 12
@@ -59,30 +59,6 @@ def test_export_and_import_keep_what_a_run_says(
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert "tokmill sample" in here("inspect", "again")[0]
-
-
-def test_a_run_starts_from_another(run: Path, store: Path, here: Here, tmp_path: Path) -> None:
-    settings = ["--steps", "1", "--set", "optim.lr=0", "--set", "data.batch=8", "--device", "cpu"]
-    here("train", store, "--from", run, "-o", "second", *settings)
-    # Model and task come with the weights, and nothing is learned at a rate of 0.
-    first, second = (load_task(place).state_dict() for place in (run, tmp_path / "second"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    # A checkpoint of it does as well.
-    here("train", store, "--from", run / "checkpoints/step-00000020", "-o", "third", *settings)
-    third = load_task(tmp_path / "third").state_dict()
-    assert all(torch.equal(first[name], third[name]) for name in first)
-
-
-def test_a_start_is_refused_where_ids_or_shapes_differ(
-    run: Path, store: Path, here: Here, tmp_path: Path
-) -> None:
-    other = make_store(tmp_path / "other", [torch.arange(20).numpy()] * 4, vocabulary=b"other")
-    _, said = here("train", other, "--from", run, "-o", "a", code=1)
-    assert "the run to start from has 257 ids" in said and "23 ids" in said
-    _, said = here("train", store, "--from", run, "-o", "b", "--set", "model.dim=32", code=1)
-    assert "model.dim: 16 → 32" in said
-    _, said = here("train", store, "--from", store, "-o", "c", code=1)
-    assert "no run with weights" in said
 
 
 def test_more_rows_than_ids(checkpoint: Path, store: Path, here: Here, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from made_times import recipe
 from tokmill.cli import main
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import generators
-from tokmill.rl.commands import rl_best
+from tokmill.rl.commands import rl_problems
 
 MODULE = generators.chain("relu 8")
 SEARCH = ["--evaluations", "16", "--with", "random", "-q"]
@@ -32,8 +32,9 @@ def command(*words: str) -> int:
     return int(str(ended.value.code))
 
 
-def names(folder: str = "best") -> list[str]:
-    return sorted(path.name for path in Path(folder).iterdir())
+def names() -> list[str]:
+    """The files of a result, without their hidden note."""
+    return sorted(path.name for path in Path("best").iterdir() if path.name[0] != ".")
 
 
 def test_a_result_names_its_files_and_replaces_an_earlier_one(capsys: Any) -> None:
@@ -68,37 +69,6 @@ def test_files_of_the_user_are_never_replaced(name: str, capsys: Any) -> None:
     assert names() == [name] and Path("best", name).read_text() == MODULE
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        '{"format": 1}',
-        '{"modules": [{"module_file": "000.mlir"}]}',
-        json.dumps({"format": rl_best.FORMAT, "modules": [{"module_file": "001.mlir"}]}),
-        json.dumps({"format": rl_best.FORMAT, "modules": 3}),
-    ],
-)
-def test_only_a_result_of_tokmill_that_names_a_file_is_a_mark(text: str, capsys: Any) -> None:
-    Path("best").mkdir()
-    Path("best/results.json").write_text(text)
-    Path("best/000.mlir").write_text(MODULE)
-    assert command("search", "relu 16", "-o", "best", *SEARCH) == 2
-    assert Path("best/results.json").read_text() == text
-    assert Path("best/000.mlir").read_text() == MODULE
-
-
-def test_names_that_are_never_written_are_never_removed() -> None:
-    Path("best").mkdir()
-    kept = ("../kept.mlir", "kept.mlir", "1.mlir")
-    for name in kept:
-        Path("best", name).write_text(MODULE)
-    rows = [{"file": name, "module_file": name} for name in kept]
-    Path("best/results.json").write_text(json.dumps({"format": rl_best.FORMAT, "modules": rows}))
-    assert command("search", "relu 16", "-o", "best", *SEARCH) == 0
-    assert all(Path("best", name).read_text() == MODULE for name in kept)
-
-
 def test_folders_that_a_run_names_are_inputs(tmp_path: Path, capsys: Any) -> None:
     assert command("search", "matmul 32 64 64", "-o", "hold", *SEARCH) == 0
     value = recipe(tmp_path / "cache", steps=1, eval_every=0)
@@ -115,7 +85,7 @@ def test_folders_that_a_run_names_are_inputs(tmp_path: Path, capsys: Any) -> Non
 
 def test_a_result_without_a_schedule_writes_no_empty_file() -> None:
     Path("best").mkdir()
-    (row,) = rl_best.write(Path("best"), [rl_best.Best({"module": "a"}, "", MODULE)])
+    (row,) = rl_problems.write_best(Path("best"), [rl_problems.Best({"module": "a"}, "", MODULE)])
     assert row == {"module": "a", "file": "", "module_file": "best/000.mlir"}
     assert names() == ["000.mlir", "results.json"]
 

@@ -176,14 +176,6 @@ def test_options_out_of_range(
     assert wrong[0] in said
 
 
-def test_a_tiny_temperature_is_none(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny, none = (
-        sample(capsys, run, "--prompt", "one ", "--temperature", value, "--tokens", "5").stdout
-        for value in ("1e-320", "0")
-    )
-    assert tiny == none
-
-
 def test_python_refuses_what_the_command_does(run: Path) -> None:
     with pytest.raises(tokmill.TokmillError, match="prompts are a list"):
         tokmill.generate(run, "one")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -218,25 +217,3 @@ def test_the_dry_run_ends_with_the_line(
         f"torchrun --standalone --nproc-per-node=2 -m tokmill train {store} -o '{tmp_path}/a run'"
     )
     assert not (tmp_path / "a run").exists()
-
-
-def test_the_dry_run_tells_which_gpus(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It needs none of them; a training on the CPU takes none."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    given = ["train", str(store), "-o", str(tmp_path / "run"), "--devices", "0,3", "--dry-run"]
-    before = signal.getsignal(signal.SIGTERM)
-    ends = []
-    for more in ([], ["--device", "cpu"]):
-        with pytest.raises(SystemExit) as left:
-            main([*given, *more])
-        ends.append((left.value.code, capsys.readouterr()))
-    signal.signal(signal.SIGTERM, before)
-    (code, said), (refused, why) = ends
-    assert code == 0 and re.search(r"^GPUs of this machine +0,3$", said.out, re.MULTILINE)
-    assert said.out.splitlines()[-1] == (
-        "CUDA_VISIBLE_DEVICES=0,3 torchrun --standalone --nproc-per-node=2 -m tokmill train "
-        f"{store} -o {tmp_path}/run"
-    )
-    assert refused == 2 and "--devices names GPUs" in why.err

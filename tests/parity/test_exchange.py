@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 
 from making import TOKENIZER
 from tokmill.models.model import Tensors
+from tokmill.models.public.public_decoders import GPT2, Llama
+from tokmill.models.public.public_tensors import GPT2_NAMES, LLAMA_NAMES, to_public
 from tokmill.tasks.next_token import NextToken
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.training.runs.exchange import export_model, import_model
@@ -33,9 +35,12 @@ ids = torch.arange(48).reshape(2, 24) * 37 % 300
 
 def see(place):
     model = AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager").float().eval()
-    with torch.no_grad():
-        logits = model(input_ids=ids).logits
-    save_file({"ids": ids, "logits": logits.contiguous()}, place / "seen.safetensors")
+    out = model(input_ids=ids, labels=ids)
+    out.loss.backward()
+    seen = {"ids": ids, "logits": out.logits, "loss": out.loss.reshape(1)}
+    seen |= {"gradient." + name: weight.grad for name, weight in model.named_parameters()}
+    seen = {name: value.detach().contiguous() for name, value in seen.items()}
+    save_file(seen, place / "seen.safetensors")
     return model
 """
 
@@ -135,6 +140,26 @@ def test_an_imported_model_computes_the_same(name: str, made: Path, runs: Path) 
     logits = logits_of(runs / name, seen["ids"])
     assert logits.shape == (2, 24, VOCAB) and logits.std() > 0.1
     torch.testing.assert_close(logits, seen["logits"], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_and_gradients_are_theirs(name: str, made: Path, runs: Path) -> None:
+    seen = load_file(made / name / "seen.safetensors")
+    task, ids = load_task(runs / name), seen["ids"]
+    place = torch.arange(23).expand(2, 23)
+    columns, targets = {"token": ids[:, :-1]}, {"token": ids[:, 1:].contiguous()}
+    batch = Tensors(columns, torch.zeros_like(place), place, whole=True, targets=targets)
+    loss = task(batch)[0] / place.numel()
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), seen["loss"][0], atol=1e-6, rtol=1e-5)
+    family, names = (GPT2, GPT2_NAMES) if name.startswith("gpt2") else (Llama, LLAMA_NAMES)
+    (head,) = family.heads.values()
+    gradients = {key: weight.grad for key, weight in task.named_parameters()}
+    found = to_public(gradients, names, head, "token")
+    assert {f"gradient.{key}" for key in found} == {key for key in seen if "gradient." in key}
+    for key, gradient in found.items():
+        expected = seen[f"gradient.{key}"]
+        torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4, msg=key)
 
 
 @pytest.mark.parametrize("name", NAMES)

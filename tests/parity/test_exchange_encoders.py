@@ -14,11 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
+from tokmill.models.model import Tensors
+from tokmill.models.public.public_tensors import to_public
 from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.tensors import write_tensors
-from tokmill.training.runs.exchange import export_model, import_model
+from tokmill.training.runs.exchange import export_model, import_model, public_parts
 from tokmill.training.runs.run import load_task
 
 WORDS = [
@@ -28,6 +31,8 @@ WORDS = [
 VOCAB, LENGTH = 48, 24
 """8 rows more than the tokenizer has ids."""
 LENGTHS = [24, 17, 5]
+MASKED = [[1, 2, 9, 23], [3, 16], []]
+"""Positions of rows that are predicted."""
 
 # In processes of their own: the warnings of transformers are not ours.
 SEEING = """
@@ -44,10 +49,19 @@ def see(place, kind):
     asked = {"input_ids": rows["ids"], "attention_mask": rows["mask"]}
     if kind.startswith("Bert"):
         asked["token_type_ids"] = rows["segment"]
-    with torch.no_grad():
-        out = model.float().eval()(**asked)
+    if "For" in kind:
+        asked["labels"] = rows["labels"]
+    if kind == "BertForPreTraining":
+        asked["next_sentence_label"] = torch.tensor([1, 0, 1])
+    out = model.float().eval()(**asked)
     names = ("prediction_logits", "seq_relationship_logits", "logits", "last_hidden_state")
     found = {name: out[name].contiguous() for name in names if name in out}
+    if "For" in kind:
+        out.loss.backward()
+        found["loss"] = out.loss.reshape(1)
+        found |= {"gradient." + name: p.grad for name, p in model.named_parameters()
+            if p.grad is not None}
+    found = {name: value.detach().clone() for name, value in found.items()}
     save_file(found, place / f"{kind}-seen.safetensors")
     return model, told
 """
@@ -119,6 +133,10 @@ def rows() -> dict[str, Tensor]:
     ids = np.where(inside, random.integers(5, VOCAB, shape), 0)
     segment = (np.arange(LENGTH) >= 3) & inside
     made = {"ids": ids, "segment": segment.astype(np.int64), "mask": inside.astype(np.int64)}
+    # Not as many in each row, and in one none.
+    made["labels"] = np.full(shape, -100)
+    for row, places in enumerate(MASKED):
+        made["labels"][row, places] = random.integers(5, VOCAB, len(places))
     return {name: torch.from_numpy(value) for name, value in made.items()}
 
 
@@ -157,16 +175,19 @@ def exported(made: Path, runs: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-@torch.no_grad()
-def outputs_of(run: Path) -> dict[str, Tensor]:
-    """What the task of a run computes of the rows, under the names of transformers."""
-    task: Any = load_task(run)
+def batch_of(task: Any) -> Tensors:
     given = rows()
     document = np.where(given["mask"].numpy() == 1, 0, -1).astype(np.int32)
     columns = {"token": given["ids"].numpy(), "segment": given["segment"].numpy()}
     read = {name: columns[name] for name in task.reads.embedded}
-    batch = to_tensors(Batch(read, document, np.zeros(3, np.uint64)), torch.device("cpu"))
-    hidden = task.model(batch)
+    return to_tensors(Batch(read, document, np.zeros(3, np.uint64)), torch.device("cpu"))
+
+
+@torch.no_grad()
+def outputs_of(run: Path) -> dict[str, Tensor]:
+    """What the task of a run computes of the rows, under the names of transformers."""
+    task: Any = load_task(run)
+    hidden = task.model(batch_of(task))
     found = {"last_hidden_state": hidden}
     logits = task.heads.logits(task.model, hidden, "token")
     found["logits"] = found["prediction_logits"] = logits
@@ -178,9 +199,10 @@ def outputs_of(run: Path) -> dict[str, Tensor]:
 def compare(place: Path, kind: str, found: dict[str, Tensor]) -> None:
     seen = load_file(place / f"{kind}-seen.safetensors")
     inside = rows()["mask"].bool()
-    assert seen
-    for name, value in seen.items():
-        ours, theirs = found[name], value
+    names = [name for name in seen if name in found]
+    assert names
+    for name in names:
+        ours, theirs = found[name], seen[name]
         if ours.ndim == 3:
             ours, theirs = ours[inside], theirs[inside]
         assert theirs.std() > 0.01
@@ -192,6 +214,27 @@ def test_an_imported_model_computes_the_same(name: str, made: Path, runs: Path) 
     kind, task = TASKS[name]
     assert json.loads((runs / name / "recipe.json").read_text())["task"]["kind"] == task
     compare(made / name, kind, outputs_of(runs / name))
+
+
+@NAMES
+def test_loss_and_gradients_are_theirs(name: str, made: Path, runs: Path) -> None:
+    seen = load_file(made / name / f"{TASKS[name][0]}-seen.safetensors")
+    task: Any = load_task(runs / name)
+    hidden, labels = task.model(batch_of(task)), rows()["labels"]
+    targets = {"token": labels.masked_fill(labels < 0, -1)}
+    loss = task.heads.losses(task.model, hidden, targets)["token"] / (labels >= 0).sum()
+    if task.config.kind == "sentence_pair":
+        loss = loss + F.cross_entropy(task.relation(task.pooler(hidden)), torch.tensor([1, 0, 1]))
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), seen["loss"][0], atol=1e-6, rtol=1e-5)
+    public, head, column = public_parts(task, "")
+    gradients = {key: weight.grad for key, weight in task.named_parameters()}
+    found = to_public(gradients, public.tensor_names, head, column)
+    theirs = {key: value for key, value in seen.items() if key.startswith("gradient.")}
+    assert theirs.keys() <= {f"gradient.{key}" for key in found}
+    for key, value in theirs.items():
+        mine = found[key.removeprefix("gradient.")]
+        torch.testing.assert_close(mine, value, atol=1e-5, rtol=1e-4, msg=key)
 
 
 @NAMES

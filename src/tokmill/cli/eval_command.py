@@ -92,12 +92,9 @@ def _print_columns(found: Mapping[str, Any]) -> None:
             for (name, values), more in zip(columns.items(), cells, strict=True)
         ],
     )
-    if "loss_instruction" in found:
-        print("\nloss above includes instruction_weight × loss_instruction, the second objective")
     if "instructions" in found:
         count, share = (found["instructions"][key] for key in ("count", "accuracy"))
-        which = "next" if predicted == "next_token" else "hidden"
-        print(f"\nwhole {which} instructions: {human_share(share)} of {count:,} right")
+        print(f"\nwhole next instructions: {human_share(share)} of {count:,} right")
 
 
 def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:

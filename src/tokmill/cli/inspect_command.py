@@ -22,34 +22,38 @@ Sample = Annotated[
 Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
 
 
+Head = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Show the first N records of a store (default with --where: 5), or entries of a "
+        "pickle (default: 3).",
+    ),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Read the store and compute its statistics.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="'COLUMN OP VALUE'",
+        help="Show records whose value fits; OP: = != < <= > >= or ~ (a regular expression). "
+        "May be repeated.",
+    ),
+]
+Overlay = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Show columns of an overlay too. May be repeated."),
+]
+
+
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="ANY", help="A file or folder of any kind.")],
-    head: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Show the first N records of a store (default with --where: 5), or entries of a "
-            "pickle (default: 3).",
-        ),
-    ] = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Read the store and compute its statistics.")
-    ] = False,
+    head: Head = None,
+    stats: Stats = False,
     width: Width = 1024,
     sample: Sample = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="'COLUMN OP VALUE'",
-            help="Show records whose value fits; OP: = != < <= > >= or ~ (a regular expression). "
-            "May be repeated.",
-        ),
-    ] = None,
-    overlay: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Show columns of an overlay too. May be repeated."),
-    ] = None,
+    where: Where = None,
+    overlay: Overlay = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a file or folder of any kind; show records and statistics of a store."""

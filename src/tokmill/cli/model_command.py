@@ -45,7 +45,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Make a run of a public checkpoint (GPT-2, Llama, BERT, DistilBERT)."""
-    from tokmill.training.runs.tensorflow.find_bundle import is_tensorflow
+    from tokmill.training.runs.tensorflow.tensor_bundle import is_tensorflow
 
     if is_tensorflow(checkpoint):
         from tokmill.training.runs.tensorflow.google_bert_run import import_bert

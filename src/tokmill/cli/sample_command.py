@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -16,59 +16,58 @@ from tokmill.terminal.options import At, Device, RunFolder
 from tokmill.terminal.output import print_text, say
 from tokmill.terminal.structs import given, struct_parameters, with_parameters
 
+Prompt = Annotated[
+    str, typer.Option(help="Text to continue; of x86 code its bytes in hexadecimal.")
+]
+Ids = Annotated[
+    str,
+    typer.Option(metavar="1,2,3", help="Ids to continue, in place of text; the result is ids too."),
+]
+Prompts = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE",
+        help="Many prompts, one per line; - reads stdin. If the run has no tokenizer, lines "
+        "are ids.",
+    ),
+]
+Chat = Annotated[
+    str, typer.Option(help="Message of a user to answer, written with the chat template.")
+]
+Messages = Annotated[
+    str,
+    typer.Option(metavar="FILE", help="JSON file with a list of messages to answer."),
+]
+ChatTemplate = Annotated[
+    str, typer.Option(help="Chat template in place of that of the run's store.")
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="End before this text. May be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON Lines: an object a continuation.")]
+
 
 def _sample(
     run: RunFolder,
-    prompt: Annotated[
-        str, typer.Option(help="Text to continue; of x86 code its bytes in hexadecimal.")
-    ] = "",
-    ids: Annotated[
-        str,
-        typer.Option(
-            metavar="1,2,3", help="Ids to continue, in place of text; the result is ids too."
-        ),
-    ] = "",
-    prompts: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="Many prompts, one per line; - reads stdin. If the run has no tokenizer, lines "
-            "are ids.",
-        ),
-    ] = "",
-    chat: Annotated[
-        str, typer.Option(help="Message of a user to answer, written with the chat template.")
-    ] = "",
-    messages: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="JSON file with a list of messages to answer."),
-    ] = "",
-    chat_template: Annotated[
-        str, typer.Option(help="Chat template in place of that of the run's store.")
-    ] = "",
+    prompt: Prompt = "",
+    ids: Ids = "",
+    prompts: Prompts = "",
+    chat: Chat = "",
+    messages: Messages = "",
+    chat_template: ChatTemplate = "",
     samples: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
     tokens: Annotated[int, typer.Option(help="Largest number of new tokens of each.")] = 100,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="End before this text. May be repeated."),
-    ] = None,
+    stop: Stop = None,
     batch: Annotated[int, typer.Option(help="Rows in a batch.")] = 16,
     at: At = "last",
     device: Device = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON Lines: an object a continuation.")
-    ] = False,
+    as_json: AsJson = False,
     **drawing: Any,
 ) -> None:
     how = Drawing(**given(drawing))
-    if sum(map(bool, (prompt, ids, prompts, chat, messages))) > 1:
-        raise UsageError(
-            "--prompt, --ids, --prompts, --chat and --messages exclude each other",
-            hint="put all prompts into one file for --prompts",
-        )
     is_chat = bool(chat or messages)
-    if chat_template and not is_chat:
-        raise UsageError("--chat-template needs messages", hint="--chat TEXT, or --messages FILE")
+    _check_prompts((prompt, ids, prompts, chat, messages), chat_template, is_chat)
     from tokmill.inference import sample as module
     from tokmill.training.runs import run as training
 
@@ -102,33 +101,63 @@ def _sample(
         device=device,
         at=at,
     )
-    count = empty = sliding = 0
     several = file is not None or samples > 1
-    for found in made:
-        before = file.taken[found.number] if file else single
-        as_ids = bare or not (is_chat or isinstance(before, str))
-        if as_json:
-            line = msgspec.json.encode(_line(found, before, as_ids, how.seed))
-            sys.stdout.buffer.write(line + b"\n")
+    shown = Shown(file, single, bare, is_chat, several, samples)
+    _print_all(made, shown, how.seed if as_json else None, tokens)
+
+
+def _check_prompts(given: Sequence[str], template: str, is_chat: bool) -> None:
+    if sum(map(bool, given)) > 1:
+        raise UsageError(
+            "--prompt, --ids, --prompts, --chat and --messages exclude each other",
+            hint="put all prompts into one file for --prompts",
+        )
+    if template and not is_chat:
+        raise UsageError("--chat-template needs messages", hint="--chat TEXT, or --messages FILE")
+
+
+class Shown(NamedTuple):
+    """How continuations are printed."""
+
+    file: Any
+    """`Prompts`; None for a single prompt."""
+    single: Any
+    """The single prompt: a text, ids, or messages."""
+    bare: bool
+    """Whether the run has no tokenizer."""
+    is_chat: bool
+    several: bool
+    """Whether a line names each continuation."""
+    samples: int
+
+
+def _print_all(made: Iterable[Any], how: Shown, seed: int | None, tokens: int) -> None:
+    """Print continuations, and notes on them; with a `seed` as JSON Lines."""
+    count = empty = sliding = 0
+    for one in made:
+        before = how.file.taken[one.number] if how.file else how.single
+        as_ids = how.bare or not (how.is_chat or isinstance(before, str))
+        if seed is not None:
+            sys.stdout.buffer.write(msgspec.json.encode(_line(one, before, as_ids, seed)) + b"\n")
             sys.stdout.buffer.flush()
         else:
-            if several:
-                print(f"{chr(10) if count else ''}--- {_name(found, samples)}")
-            shown = found.text if is_chat else _shown(found, before, as_ids)
-            if shown or several:
-                print_text(f"{shown}\n")
+            if how.several:
+                print(f"{chr(10) if count else ''}--- {_name(one, how.samples)}")
+            text = one.text if how.is_chat else _shown(one, before, as_ids)
+            if text or how.several:
+                print_text(f"{text}\n")
         count += 1
-        empty += tokens > 0 and not any(found.ids.values())
-        sliding += bool(found.out_of_sight)
+        empty += tokens > 0 and not any(one.ids.values())
+        sliding += bool(one.out_of_sight)
     if empty:
         say(
             f"note: {empty:,} of {human_count(count, 'continuation')} came out empty: "
             "the first token ended the text (another --seed or prompt may give more)"
         )
-    if file is not None and file.blank:
-        say(f"{file.path}: {human_count(file.blank, 'blank line')} left out")
-    if file is not None and not count:
-        say(f"{file.path}: no prompt, so nothing to continue")
+    if how.file is not None and how.file.blank:
+        say(f"{how.file.path}: {human_count(how.file.blank, 'blank line')} left out")
+    if how.file is not None and not count:
+        say(f"{how.file.path}: no prompt, so nothing to continue")
     if sliding:
         say(
             f"note: {sliding:,} of {human_count(count, 'continuation')} became longer than the "

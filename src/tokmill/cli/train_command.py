@@ -23,121 +23,85 @@ from tokmill.base.recipe import merge
 from tokmill.terminal.options import AsJson, Quiet
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.terminal.structs import PANEL, given, settings, struct_parameters, with_parameters
-from tokmill.training.recipe.config import RunConfig
+from tokmill.training import launch as launching
+from tokmill.training.launch import Launch
+from tokmill.training.recipe.config import DataConfig, RunConfig
 
 SHORT = ("steps", "max_time", "device", "engine", "over_memory")
 """Keys of `run` that have a flag of their own."""
 
 
+Recipe = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RECIPE|STORE",
+        help="A recipe, or a store to train a small decoder on. With --resume it may be left "
+        "out: the run's own recipe is used.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="RUN", help="Folder of the run.")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue from the newest checkpoint; if there is none, begin."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print shapes, sizes and memory, and do nothing.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="A.B=C",
+        help="Set a key of the recipe, with its table (optim.lr=1e-3) or, if it is unique, "
+        "without (lr=1e-3); names of other trainers work too (learning_rate). May be repeated.",
+    ),
+]
+Config = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="A JSON file of settings under the names of this or another trainer, such as "
+        "DeepSpeed's ds_config.json, over the recipe and below --set. May be repeated.",
+    ),
+]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="The store to learn from; repeated, several are mixed. Sets data.train.",
+        rich_help_panel=PANEL,
+    ),
+]
+Start = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="RUN",
+        help="Begin with the weights of this run, or of a folder of weights in it. Sets run.start.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
 def _train(
     context: typer.Context,
-    recipe: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RECIPE|STORE",
-            help="A recipe, or a store to train a small decoder on. With --resume it may be left "
-            "out: the run's own recipe is used.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="RUN", help="Folder of the run.")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue from the newest checkpoint; if there is none, begin."
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print shapes, sizes and memory, and do nothing.")
-    ] = False,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="A.B=C",
-            help="Set a key of the recipe, with its table (optim.lr=1e-3) or, if it is unique, "
-            "without (lr=1e-3); names of other trainers work too (learning_rate). May be repeated.",
-        ),
-    ] = None,
-    config_: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="A JSON file of settings under the names of this or another trainer, such as "
-            "DeepSpeed's ds_config.json, over the recipe and below --set. May be repeated.",
-        ),
-    ] = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="The store to learn from; repeated, several are mixed. Sets data.train.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    val: Annotated[
-        Path | None,
-        typer.Option(help="The store to evaluate on. Sets data.val.", rich_help_panel=PANEL),
-    ] = None,
-    partial: Annotated[
-        bool,
-        typer.Option(
-            "--partial",
-            help="Train on a store that is not complete. Sets data.partial.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="RUN",
-            help="Begin with the weights of this run, or of a folder of weights in it. "
-            "Sets run.start.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            help="Processes on this machine that share each step, one for each GPU. Default: the "
-            "number of --devices, or 1."
-        ),
-    ] = None,
-    devices: Annotated[
-        str,
-        typer.Option(
-            metavar="N|LIST",
-            help="GPUs of this machine, one for each process: 2 means two GPUs, 0,3 these two.",
-        ),
-    ] = "",
-    nodes: Annotated[int, typer.Option(help="Number of machines; start it on each of them.")] = 1,
-    node_rank: Annotated[int, typer.Option(help="Number of this machine, from 0.")] = 0,
-    master: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="A free port of machine 0.")
-    ] = "",
+    recipe: Recipe = None,
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    set_: Set = None,
+    config_: Config = None,
+    data: Data = None,
+    start: Start = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
-    **run: Any,
+    **more: Any,
 ) -> None:
-    from tokmill.training import launch as launching
     from tokmill.training.recipe import resolve as resolving
 
-    flags: dict[str, dict[str, Any]] = {
-        "data": {
-            "train": (str(data[0]) if len(data) == 1 else list(map(str, data))) if data else None,
-            "val": val and str(val),
-            "partial": partial or None,
-        },
-        "run": {"start": start and str(start), **given(run)},
-    }
-    options = settings(set_)
-    for section, keys in flags.items():
-        named = {key: value for key, value in keys.items() if value is not None}
-        options = merge(options, {section: named} if named else {})
-    if config_:
-        options["settings"] = [str(file) for file in config_]
+    chosen = given(more)
+    launch = Launch(**{key: chosen.pop(key) for key in [*chosen] if key in LAUNCH})
+    options = _options(set_, config_, data, start, chosen)
     if recipe is None and not (data or config_ or set_ or resume):
         wanted = "RECIPE" if context.command_path.endswith(" rl train") else "STORE"
         raise UsageError(
@@ -147,30 +111,60 @@ def _train(
     if out is None and not dry_run:
         raise _no_folder(recipe, bool(data), context.obj)
     launching.begin_worker()
-    gpus = launching.gpus_of(devices)
-    processes = max(1, len(gpus)) if processes is None else processes
-    launch = launching.Launch(processes, nodes, node_rank, master, gpus)
     launch.check()
     with launching.one_a_machine():
-        world = max(processes * nodes, launching.place().world)
+        world = max(launch.processes * launch.nodes, launching.place().world)
         config = resolving.resolve(recipe, out or Path("RUN"), options, resume, world)
-    if gpus and config.run.device == "cpu":
-        raise UsageError("--devices names GPUs, but run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
-        more = {"gpus": ",".join(gpus)} if gpus else {}
-        more |= {"torchrun": line} if line else {}
-        _dry_run(config, processes, nodes, more, resume, as_json)
+        _dry_run(config, launch, line, resume, as_json)
         return
     result = _run(launch, recipe, out, options, resume, line, context.obj, quiet)
-    if result is None:
-        return
+    if result is not None:
+        _print_result(result, quiet, as_json)
+
+
+LAUNCH = Launch.__struct_fields__
+train = with_parameters(
+    _train,
+    [
+        *struct_parameters(DataConfig, only=("val", "partial"), prefix="data."),
+        *struct_parameters(RunConfig, only=SHORT, prefix="run."),
+        *struct_parameters(Launch, "several processes", prefix=None),
+    ],
+    "Train a model on token stores; --resume continues a stopped run to the last bit.",
+)
+
+
+def _options(
+    set_: list[str] | None,
+    config: list[Path] | None,
+    data: list[Path] | None,
+    start: Path | None,
+    chosen: dict[str, Any],
+) -> dict[str, Any]:
+    """Return what the flags set of a recipe, as nested dicts."""
+    options = settings(set_)
+    of_data: dict[str, Any] = {key: chosen.pop(key) for key in ("val", "partial") if key in chosen}
+    if data:
+        of_data["train"] = str(data[0]) if len(data) == 1 else list(map(str, data))
+    if start:
+        chosen["start"] = str(start)
+    for section, keys in (("data", of_data), ("run", chosen)):
+        options = merge(options, {section: keys} if keys else {})
+    if config:
+        options["settings"] = [str(file) for file in config]
+    return options
+
+
+def _print_result(result: Any, quiet: bool, as_json: bool) -> None:
+    """Print the last metrics of a run, and what can be done with it."""
     if as_json:
         print_json({"run": str(result.path), **result.metrics, "step": result.step})
         return
-    shown_keys = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte")
-    found = result.metrics
-    shown = [f"{key} {human_metric(found[key])}" for key in shown_keys if key in found]
+    keys = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte")
+    metrics = result.metrics
+    shown = [f"{key} {human_metric(metrics[key])}" for key in keys if key in metrics]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
     from tokmill.report.comparison.run_summaries import read_run
 
@@ -179,16 +173,8 @@ def _train(
         say(f"next: {sampling}")
 
 
-train = with_parameters(
-    _train,
-    struct_parameters(RunConfig, only=SHORT, prefix="run."),
-    "Train a model on token stores; --resume continues a stopped run to the last bit.",
-)
-
-
 def _no_folder(recipe: Path | None, has_data: bool, words: list[str]) -> UsageError:
     """Return the error for a training without -o; a wrong recipe is an error of its own."""
-    from tokmill.training import launch as launching
     from tokmill.training.recipe import read_recipe
     from tokmill.training.recipe import resolve as resolving
 
@@ -202,24 +188,21 @@ def _no_folder(recipe: Path | None, has_data: bool, words: list[str]) -> UsageEr
     return UsageError("the run needs a folder", hint=hint)
 
 
-def _dry_run(
-    config: Any, processes: int, nodes: int, more: dict[str, str], resume: bool, as_json: bool
-) -> None:
-    from tokmill.training import launch as launching
+def _dry_run(config: Any, launch: Launch, line: str, resume: bool, as_json: bool) -> None:
     from tokmill.training.budget.estimate import estimate
     from tokmill.training.recipe.check_recipe import notes
 
-    plan = estimate(config, processes * nodes, processes, timed=True)
+    plan = estimate(config, launch.processes * launch.nodes, launch.processes, timed=True)
     if not launching.place().rank and not resume:
         for note in notes(config):
             say(f"note: {note}")
     if plan["memory_warning"]:
         say(f"warning: {plan['memory_warning']}")
-    _print_plan({**plan, **more}, as_json)
+    _print_plan(plan | ({"torchrun": line} if line else {}), as_json)
 
 
 def _run(
-    launch: Any,
+    launch: Launch,
     recipe: Path | None,
     out: Path,
     options: dict[str, Any],
@@ -229,14 +212,12 @@ def _run(
     quiet: bool,
 ) -> Any:
     """Train, here or by torchrun; return the run, or None in all but the first process."""
-    from tokmill.training import launch as launching
     from tokmill.training.recipe import read_recipe
 
     try:
         if line:
             say(line)
             raise typer.Exit(launch.run(words))
-        launch.take_gpus()
         from tokmill.training import session as loop
 
         result = loop.train(recipe, out, options=options, resume=resume, quiet=quiet)
@@ -280,7 +261,6 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
             ),
             *([["tokens in all", f"{plan['tokens']:,}"]] if tokens else []),
             *([["operations in all", f"{plan['flops']:.2e}"]] if tokens else []),
-            *([["GPUs of this machine", plan["gpus"]]] if "gpus" in plan else []),
             [
                 "memory, about",
                 f"{human_bytes(plan['memory_bytes'])} a process, "

@@ -113,15 +113,7 @@ def embed(
     done = 0 if fresh else source.tokens_done(folder)
     total = source.base.tokens
     with Progress("embed", total, unit="tokens", done=done, quiet=quiet) as bar:
-        token = _bar.set(bar)
-        try:
-            options = msgspec.to_builtins(config)
-            made = BuildRecipe(source="embed", inputs=(str(store),), options=options)
-            # yes: if the store has grown, its overlay is extended without a question.
-            how = How(amount=Amount(workers=0), fresh=fresh, yes=True, quiet=True)
-            empty = build(made, how).manifest.notes.get(EMPTY, 0)
-        finally:
-            _bar.reset(token)
+        empty = _build(config, str(store), fresh, bar)
     if not fresh and done == total and not quiet:
         print("all vectors exist already: there was nothing to do", file=sys.stderr)
     assert isinstance(source.overlay, Overlay)
@@ -133,6 +125,19 @@ def embed(
         empty=empty,
         **{key: source.overlay.about[key] for key in ("model", "step", "pool")},
     )
+
+
+def _build(config: EmbedConfig, store: str, fresh: bool, bar: Progress) -> int:
+    """Build the overlay; return the number of records without tokens."""
+    token = _bar.set(bar)
+    try:
+        options = msgspec.to_builtins(config)
+        recipe = BuildRecipe(source="embed", inputs=(store,), options=options)
+        # yes: if the store has grown, its overlay is extended without a question.
+        how = How(amount=Amount(workers=0), fresh=fresh, yes=True, quiet=True)
+        return build(recipe, how).manifest.notes.get(EMPTY, 0)
+    finally:
+        _bar.reset(token)
 
 
 class EmbedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

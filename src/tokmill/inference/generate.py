@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokmill.base.errors import TokmillError
 from tokmill.inference.drawing import Drawing, Numbers
-from tokmill.inference.read_rows import Ids, reading, window
+from tokmill.inference.read_rows import Ids, Reading, reading, window
 from tokmill.models.transformers.matmul import product_for
 from tokmill.tasks.task import Task
 
@@ -79,36 +79,17 @@ def continue_rows(
     if not alive:
         return
     task.eval()
-    # A prompt with several samples is read once.
-    first = {row.prompt: row for row in reversed(alive)}
-    distinct = [row for row in alive if first[row.prompt] is row]
-    place = {row.prompt: number for number, row in enumerate(distinct)}
     reader = reading(task)
     numbers = [how.numbers(row.prompt, row.sample) for row in alive]
     with threads_for(task, len(alive)):
-        hidden = reader.begin([row.ids for row in distinct])
-        if len(distinct) < len(alive):
-            copies = torch.tensor([place[row.prompt] for row in alive])
-            reader.keep(copies)
-            hidden = hidden[copies.to(hidden.device)]
+        hidden = begin(reader, alive)
         for count in range(1, tokens + 1):
             chosen = {
                 name: choose(logits_of(task, hidden, name)[:, : sizes[name]], how, numbers)
                 for name in names
             }
-            values = {name: ids.tolist() for name, ids in chosen.items()}
-            kept = []
-            for number, row in enumerate(alive):
-                if any(values[name][number] in ends[name] for name in names):
-                    row.end = "eot"
-                    continue
-                for name in names:
-                    row.made[name].append(values[name][number])
-                if stopped is not None and stopped(row.made):
-                    row.end = "stop"
-                elif count < tokens:
-                    kept.append(number)
-            if not kept:
+            kept = append(alive, chosen, ends, stopped)
+            if not kept or count == tokens:
                 break
             if len(kept) < len(alive):
                 which = torch.tensor(kept)
@@ -123,6 +104,41 @@ def continue_rows(
             # The ids before the last choice, whether that id is kept or has ended the row.
             before = row.length + len(row.made[names[0]]) - (row.end != "eot")
             row.out_of_sight = max(0, before - size)
+
+
+def begin(reader: Reading, rows: Sequence[Row]) -> Tensor:
+    """Read the prompts of rows; a prompt with several samples is read once."""
+    first = {row.prompt: row for row in reversed(rows)}
+    distinct = [row for row in rows if first[row.prompt] is row]
+    place = {row.prompt: number for number, row in enumerate(distinct)}
+    hidden = reader.begin([row.ids for row in distinct])
+    if len(distinct) < len(rows):
+        copies = torch.tensor([place[row.prompt] for row in rows])
+        reader.keep(copies)
+        hidden = hidden[copies.to(hidden.device)]
+    return hidden
+
+
+def append(
+    rows: Sequence[Row],
+    chosen: Mapping[str, Tensor],
+    ends: Mapping[str, Collection[int]],
+    stopped: Callable[[Mapping[str, Sequence[int]]], bool] | None,
+) -> list[int]:
+    """Append the chosen ids to rows that they do not end; return the rows that can go on."""
+    values = {name: ids.tolist() for name, ids in chosen.items()}
+    kept = []
+    for number, row in enumerate(rows):
+        if any(ids[number] in ends[name] for name, ids in values.items()):
+            row.end = "eot"
+            continue
+        for name, ids in values.items():
+            row.made[name].append(ids[number])
+        if stopped is not None and stopped(row.made):
+            row.end = "stop"
+        else:
+            kept.append(number)
+    return kept
 
 
 def logits_of(task: Task, hidden: Tensor, name: str) -> Tensor:

@@ -69,9 +69,8 @@ def generate(
 ) -> Iterator[Continuation]:
     """Yield continuations of prompts in their order, `samples` of each.
 
-    Rows are read in batches, and the result of each is as if it were alone: its random numbers
-    depend on the seed and the numbers of prompt and sample. (Products of several rows round
-    differently, by about 1e-6; if two ids are that close, the choice may differ.)
+    The result of a row is as if it were alone: its random numbers depend on the seed and the
+    numbers of prompt and sample. (Products of several rows round differently, by about 1e-6.)
 
     A decoder caches keys and values. It reads the last `task.length` ids; in a longer row this
     window slides, and is read again for each id. RWKV-7 reads all ids, at a constant cost for each.
@@ -86,7 +85,7 @@ def generate(
         samples: continuations of each prompt.
         temperature, top_k, top_p, seed: how an id is drawn (`Drawing`).
         stop: texts that end a continuation; only for runs on text.
-        end_ids: further ids that end a continuation, as the end of the document does.
+        end_ids: further ids that end a continuation.
         batch: rows in a batch.
         device: cpu, cuda, or auto: cuda where there is one.
         at: the weights: "best", a step, or "last".
@@ -95,18 +94,13 @@ def generate(
         UsageError: an option is out of its range, or a prompt cannot be read.
         TokmillError: the run cannot be sampled, or its logits are not numbers.
     """
-    how = Drawing(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-    )
+    how = Drawing(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     how.check()
-    for name, number, least in (
+    for name, number, least in [
         ("tokens", tokens, 0),
         ("samples", samples, 1),
         ("batch", batch, 1),
-    ):
+    ]:
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             raise UsageError(
                 f"{name} is a whole number from {least}, not {number}",
@@ -115,56 +109,68 @@ def generate(
             )
     if isinstance(prompts, str):
         raise UsageError("prompts are a list", hint=f"such as [{prompts[:20]!r}]")
-    run = Path(run)
-    task = load_task(run, at)
-    if not task.continues:
-        raise TokmillError(
-            "only a run that predicts the next token of all its columns can be sampled",
-            where=str(run),
-            hint=HINTS.get(task.config.kind, OTHERWISE),
-        )
-    task.to(pick_device(device))
-    facts = read_run(run)[1]
-    vocabularies, coder = load_coder(run, facts, list(task.sizes))
-    stops = Stops(stop, coder)
-    known = {name: vocabulary.size for name, vocabulary in vocabularies.items()}
-    sizes = {name: min(size, known.get(name, size)) for name, size in task.sizes.items()}
-    roles = {name: found.roles for name, found in vocabularies.items()}
-    ends = {
-        name: {*end_ids, *facts.ends.get(name, [*ends_of({name: roles.get(name, {})}).values()])}
-        for name in sizes
-    }
+    sampler = Sampler(Path(run), at, device, stop, end_ids)
+    return sampler.generate(prompts, tokens, samples, batch, how)
 
-    def rows() -> Iterator[Row]:
-        for number, prompt in enumerate(prompts):
-            ids = prompt_ids(prompt, coder, vocabularies, sizes, facts, f"prompt {number + 1}")
-            yield from (Row(number, sample, ids) for sample in range(samples))
 
-    def made() -> Iterator[Continuation]:
-        for block in pieces(rows(), BATCHES * batch):
+class Sampler:
+    """A run that continues prompts: its task, its coder, and the ids that end a text."""
+
+    def __init__(
+        self, run: Path, at: str, device: str, stop: Sequence[str], end_ids: Sequence[int]
+    ) -> None:
+        self.task = load_task(run, at)
+        if not self.task.continues:
+            raise TokmillError(
+                "only a run that predicts the next token of all its columns can be sampled",
+                where=str(run),
+                hint=HINTS.get(self.task.config.kind, OTHERWISE),
+            )
+        self.task.to(pick_device(device))
+        self.facts = read_run(run)[1]
+        columns = self.task.sizes
+        self.vocabularies, self.coder = load_coder(run, self.facts, list(columns))
+        self.stops = Stops(stop, self.coder)
+        known = {name: vocabulary.size for name, vocabulary in self.vocabularies.items()}
+        self.sizes = {name: min(size, known.get(name, size)) for name, size in columns.items()}
+        roles = {name: vocabulary.roles for name, vocabulary in self.vocabularies.items()}
+        usual = {name: ends_of({name: roles.get(name, {})}).values() for name in columns}
+        self.ends = {
+            name: {*end_ids, *self.facts.ends.get(name, ids)} for name, ids in usual.items()
+        }
+
+    def generate(
+        self, prompts: Iterable[Prompt], tokens: int, samples: int, batch: int, how: Drawing
+    ) -> Iterator[Continuation]:
+        """Yield the continuations of prompts; arguments as of the function `generate`."""
+        stopped = self.stops.reached if self.stops.texts else None
+        for block in pieces(self.rows(prompts, samples), BATCHES * batch):
             ordered = sorted(block, key=lambda row: (-row.length, row.prompt))
             for some in pieces(ordered, batch):
                 continue_rows(
-                    task,
-                    some,
-                    tokens,
-                    how,
-                    sizes=sizes,
-                    ends=ends,
-                    stopped=stops.reached if stop else None,
+                    self.task, some, tokens, how, sizes=self.sizes, ends=self.ends, stopped=stopped
                 )
             for row in block:
-                text = coder.decode if coder else lambda ids: ""
                 yield Continuation(
                     number=row.prompt,
                     sample=row.sample,
-                    text=stops.cut(row.made) if stop else text(row.made),
+                    text=self.text(row),
                     ids=row.made,
                     end=row.end,
                     out_of_sight=row.out_of_sight,
                 )
 
-    return made()
+    def rows(self, prompts: Iterable[Prompt], samples: int) -> Iterator[Row]:
+        for number, prompt in enumerate(prompts):
+            where = f"prompt {number + 1}"
+            ids = prompt_ids(prompt, self.coder, self.vocabularies, self.sizes, self.facts, where)
+            yield from (Row(number, sample, ids) for sample in range(samples))
+
+    def text(self, row: Row) -> str:
+        """Return the text that was made, up to a stop."""
+        if self.stops.texts:
+            return self.stops.cut(row.made)
+        return self.coder.decode(row.made) if self.coder else ""
 
 
 def sample(run: Path | str, prompt: str = "", tokens: int = 100, **options: Any) -> str:

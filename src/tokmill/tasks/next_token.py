@@ -32,8 +32,6 @@ from tokmill.tasks.task_rows import RowKind, check_cut, cut_rows
 
 END = "eot"
 """The role of the token that ends a document."""
-Instruction = Literal["none", "border", "last"]
-"""Which second objective predicts the next instruction."""
 
 
 class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,20 +50,9 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """The column to predict; empty: all that the model reads, each with its own head."""
     tied: bool = True
     """Whether the head of a column is its embedding."""
-    instruction: Instruction = "none"
-    """A second objective, for stores with borders. border: all tokens of the next instruction, from
-    the state at its border. last: the tokens of a document's last instruction only, from as many
-    states before it."""
     pull: float = 0.0
     """Adds this times the highest logit to its gradient, so that logits stay near 0; RWKV trains
     with 1e-4 (its L2Wrap)."""
-    instruction_weight: float = 1.0
-    """Weight of a token of the second objective."""
-
-
-SOURCE, PLACE = "instruction_source", "instruction_place"
-"""Targets of the second objective: the position of the state that predicts a token, and the
-position of that token; -1: none."""
 
 
 def targets_of(
@@ -105,42 +92,6 @@ def nothing_to_learn(batch: Batch, ends: Mapping[str, int]) -> Array:
     if LOSS in batch.columns:
         skipped |= batch.columns[LOSS][:, 1:] == 0
     return skipped
-
-
-def instruction_targets(batch: Batch, skipped: Array, kind: Instruction) -> tuple[Array, Array]:
-    """Return `SOURCE` and `PLACE`, (B, K) int64 each: K = T, or for "last" as many as a row needs.
-
-    `skipped`: which next tokens are no targets. "border": a token is predicted from the last
-    position before its instruction. "last": tokens 0 … n - 1 of a document's last instruction are
-    predicted from the n positions before it. Both positions are in the same document.
-    """
-    document, length = batch.document, batch.document.shape[1]
-    place = np.arange(length)
-    begins = (batch.columns[BORDER] & 1).astype(bool)
-    first = np.maximum.accumulate(np.where(begins, place, -1), axis=1)
-    source = first - 1
-    if kind == "last":
-        new = np.ones(begins.shape, bool)
-        new[:, 1:] = document[:, 1:] != document[:, :-1]
-        # Where the document and the instruction of each token end.
-        ends = [
-            np.minimum.accumulate(np.where(mark, place, length)[:, ::-1], axis=1)[:, ::-1]
-            for mark in (new, begins | new)
-        ]
-        of_document, of_instruction = (
-            np.pad(end[:, 1:], ((0, 0), (0, 1)), constant_values=length) for end in ends
-        )
-        source = np.where(of_document == of_instruction, place - (of_instruction - first), -1)
-    inside = (first >= 0) & (source >= 0)
-    inside &= np.take_along_axis(document, source.clip(min=0), axis=1) == document
-    inside = inside[:, 1:] & ~skipped
-    place = np.where(inside, place[:-1], -1)
-    source = np.where(inside, source[:, 1:], -1)
-    if kind == "last":
-        # A row has few targets: move them to the front, and cut off the rest.
-        order = np.argsort(~inside, axis=1, kind="stable")[:, : max(1, inside.sum(1).max())]
-        place, source = (np.take_along_axis(x, order, axis=1) for x in (place, source))
-    return source.astype(np.int64), place.astype(np.int64)
 
 
 def choose_column(column: str, sizes: Mapping[str, int], where: str = "") -> str:
@@ -185,9 +136,6 @@ class NextToken(Task):
         """The predicted columns → the number of their ids."""
         self.ends = {n: end for n, end in ends_of(inputs.roles).items() if n == self.column}
         self.heads = Heads(model, self.columns, config.tied)
-        self.instruction_heads: Heads | None = None
-        if config.instruction != "none":
-            self.instruction_heads = Heads(model, self.columns, tied=False)
 
     @classmethod
     def measures(cls, config: NextTokenConfig, inputs: Inputs) -> Measures:
@@ -213,20 +161,8 @@ class NextToken(Task):
         return Windows(store, self.length + 1, self.config.step or self.length)
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return `loss`, if the store has it, and `border` for the second objective.
-
-        Tokens whose `loss` is 0 are no targets.
-        """
-        extra = [LOSS] if LOSS in schema else []
-        if self.instruction_heads is None:
-            return extra
-        if BORDER not in schema:
-            raise UsageError(
-                "the store does not say where instructions begin",
-                where="task.instruction",
-                hint='it is for stores of programs; --set task.instruction="none"',
-            )
-        return [*extra, BORDER]
+        """Return `loss`, if the store has it: tokens whose `loss` is 0 are no targets."""
+        return [LOSS] if LOSS in schema else []
 
     def predicts_first(self, store: Store) -> bool:
         """Say whether the end of the document before it predicts the first token of a record."""
@@ -235,15 +171,12 @@ class NextToken(Task):
 
     @property
     def target_names(self) -> list[str]:
-        return [*self.columns, *([] if self.instruction_heads is None else [SOURCE, PLACE])]
+        return list(self.columns)
 
     def prepare(self, batch: Batch) -> Batch:
         """Cut rows of T + 1 tokens into inputs and targets, (B, T) each."""
         skipped = nothing_to_learn(batch, self.ends)
         targets = targets_of(batch, self.columns, skipped)
-        if self.instruction_heads is not None:
-            kind = self.config.instruction
-            targets[SOURCE], targets[PLACE] = instruction_targets(batch, skipped, kind)
         columns = {name: batch.columns[name][:, :-1].astype(np.int64) for name in self.sizes}
         return Batch(
             columns, batch.document[:, :-1], batch.key, batch.values, targets, entry=batch.entry
@@ -273,21 +206,15 @@ class NextToken(Task):
             )
             for name in self.columns
         }
-        return self.summed(parts, hidden_BTD, batch)
+        return self.summed(parts)
 
-    def summed(
-        self, parts: Mapping[str, Tensor], hidden_BTD: Tensor, batch: Tensors
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def summed(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss and sums of `forward`, from the summed cross-entropy of each column."""
         loss = torch.stack(list(parts.values())).sum()
-        sums = {f"loss_{name}": part.detach() for name, part in parts.items()}
-        if len(parts) == 1:
-            sums = {}
-        if self.instruction_heads is not None:
-            second = self.instruction_loss(hidden_BTD, batch, self.instruction_heads)
-            sums["loss_instruction"] = second.detach()
-            loss = loss + self.config.instruction_weight * second
-        return loss, {"loss": loss.detach(), **sums}
+        sums = {"loss": loss.detach()}
+        if len(parts) > 1:
+            sums |= {f"loss_{name}": part.detach() for name, part in parts.items()}
+        return loss, sums
 
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
         """Return the sums of `forward`, and the scores of each column's next tokens."""
@@ -297,30 +224,18 @@ class NextToken(Task):
             for name in self.columns
         }
         parts = {name: score.loss.sum() for name, score in scores.items()}
-        return self.summed(parts, hidden_BTD, batch)[1], scores
+        return self.summed(parts)[1], scores
 
     def whole_units(self, raw: Batch, batch: Batch) -> Array | None:
         begins = (raw.columns[BORDER] & 1).astype(bool)
         return whole_instructions(raw, begins, batch.targets[self.column] >= 0)
 
-    def instruction_loss(self, hidden_BTD: Tensor, batch: Tensors, heads: Heads) -> Tensor:
-        """Return the summed cross-entropy of the second objective, from the same states."""
-        source_BK, place_BK = batch.targets[SOURCE], batch.targets[PLACE].clamp(min=0)
-        which = source_BK.clamp(min=0)[..., None].expand(-1, -1, hidden_BTD.shape[-1])
-        states_BKD = hidden_BTD.gather(1, which)
-        parts = []
-        for name in self.columns:
-            targets_BK = batch.targets[name].gather(1, place_BK).masked_fill(source_BK < 0, -1)
-            weight = heads.weight(self.model, name)
-            parts.append(linear_cross_entropy(states_BKD, weight, targets_BK))
-        return torch.stack(parts).sum()
-
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
     ) -> dict[str, float]:
-        """Return the loss in nats per token, over all columns and the second objective.
+        """Return the loss in nats per token, over all columns.
 
-        With one column and one objective also perplexity, and bits per byte if they are known.
+        With one column also perplexity, and bits per byte if they are known.
         """
         metrics = super().report(sums, count)
         if len(metrics) == 1:
@@ -331,13 +246,8 @@ class NextToken(Task):
 
     def param_groups(self, weight_decay: float) -> list[Group]:
         """Return the groups of the model and of the heads that are not tied."""
-        groups = super().param_groups(weight_decay) + self.heads.param_groups(weight_decay)
-        if self.instruction_heads is not None:
-            groups += self.instruction_heads.param_groups(weight_decay)
-        return groups
+        return super().param_groups(weight_decay) + self.heads.param_groups(weight_decay)
 
     def flops_per_token(self, length: int) -> float:
         """Return the operations of the model, plus 6 · D · V for each head."""
-        heads = 1 if self.instruction_heads is None else 2
-        ids = heads * sum(self.columns.values())
-        return super().flops_per_token(length) + 6.0 * self.model.dim * ids
+        return super().flops_per_token(length) + 6.0 * self.model.dim * sum(self.columns.values())

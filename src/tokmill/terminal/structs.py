@@ -62,7 +62,7 @@ def struct_parameters(
             continue
         kind, many = flag
         default = field.default
-        shown = "" if default in (msgspec.NODEFAULT, None, ()) else f" [{_show(default)}]"
+        shown = "" if default in (msgspec.NODEFAULT, None, (), "") else f" [{_show(default)}]"
         name = field.name.replace("_", "-")
         names = [f"--{name}/--no-{name}"] if kind is bool else [f"--{name}"]
         if many and name.endswith("s"):

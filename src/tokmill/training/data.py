@@ -14,6 +14,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.progress import human_count
 from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
 from tokmill.feed.rows import Rows
+from tokmill.models.model_inputs import Inputs
 from tokmill.store.checks.same_engine import same_engine
 from tokmill.store.mask import LOSS, check_mask_of, leaves_out
 from tokmill.store.overlay import overlay_names
@@ -131,6 +132,14 @@ def entries_a_step(data: DataConfig, length: int, world: int = 1) -> int:
     return data.batch_tokens // length
 
 
+def inputs_of_start(config: TrainConfig, stores: Sequence[Store]) -> Inputs:
+    """Return the inputs of the model of a run before it begins, also of one with a start."""
+    facts = facts_from(config, stores)
+    if config.run.start:
+        facts = start_facts(Path(config.run.start), facts)
+    return inputs_of(config, facts)
+
+
 def with_epochs(config: TrainConfig, world: int = 1) -> TrainConfig:
     """Return a recipe whose `run.steps` are at most those of its epochs (`run.epochs`).
 
@@ -146,11 +155,8 @@ def with_epochs(config: TrainConfig, world: int = 1) -> TrainConfig:
             hint="--set run.epochs=0 --steps N",
         )
     stores = open_stores(config.data)
-    facts = facts_from(config, stores)
-    if config.run.start:
-        facts = start_facts(Path(config.run.start), facts)
     with torch.device("meta"):
-        task = make_task(config, inputs_of(config, facts))
+        task = make_task(config, inputs_of_start(config, stores))
     feed = make_feed(config, task, stores, world)
     entries = config.run.epochs * feed.rows_in_all
     steps = max(1, math.ceil(entries / feed.batch_size - 1e-9))

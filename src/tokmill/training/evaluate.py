@@ -55,10 +55,8 @@ def evaluate(
         quiet: show no progress.
 
     Returns:
-        run, store, fingerprint, step, rows, their tokens, targets (what is predicted), and the
-        task's metrics: loss in nats a target, perplexity, bits_per_byte where the store knows its
-        bytes. Where tokens are predicted also columns, next_token or hidden_token, instructions
-        and by (`Breakdown.report`), and notes.
+        run, store, fingerprint, step, rows, their tokens, targets (what is predicted), the task's
+        metrics, where tokens are predicted the results of `Breakdown.report`, and notes.
 
     Raises:
         TokmillError: there are no such weights, or the store's ids mean something else.
@@ -68,59 +66,51 @@ def evaluate(
     config, facts = read_run(run)
     opened = open_to_evaluate(str(store), replace(config.data, partial=partial))
     task = load_task(run, at)
-    border = BORDER if task.predicts_tokens and BORDER in opened.token_columns else ""
-    validation = open_validation(
-        opened,
-        facts,
-        task,
-        batch=batch or config.data.batch,
-        rows=rows,
-        extra=[border] if border else [],
-    )
+    borders = [BORDER] if task.predicts_tokens and BORDER in opened.token_columns else []
+    batch = batch or config.data.batch
+    validation = open_validation(opened, facts, task, batch=batch, rows=rows, extra=borders)
     notes = overlay_notes(opened, config.data) + cut_notes(validation.feed.sources[0])
     if not task.frame:
         notes += affix_notes(facts, task.token_store(task.config, opened))
-    place = pick_device(device)
     watched = [opened] if config.data.verify else []
     bar = Progress("eval", validation.size, unit="rows", quiet=quiet)
     validation = dataclasses.replace(validation, bar=bar)
     with bar, ShardCheck(watched):
-        if task.predicts_tokens:
-            apart = breakdown_of(config, task, facts, validation, by, notes)
-            found, targets = taken_apart(config, task, validation, apart, place)
-        else:
-            refuse_by(by, config)
-            # Measured as in the training loop.
-            engine = Engine(replace(config.run, device=str(place)))
-            engine.prepare(task, OptimConfig())
-            found, targets = validation.measure(task, engine, config.run.micro_tokens)
+        found, targets = measured(config, task, facts, validation, by, notes, pick_device(device))
     if not math.isfinite(found["loss"]):
         raise TokmillError(
             f"the loss is {found['loss']}: the training diverged, or weights are damaged",
             where=str(run),
             hint="measure other weights, with --at best or --at STEP",
         )
-    return {
-        "run": str(run),
-        "store": str(store),
-        "fingerprint": opened.fingerprint,
-        "step": task.step,
-        "rows": validation.size,
-        "tokens": validation.tokens,
-        "targets": targets,
-        **found,
-        "notes": notes,
-    }
+    about = {"run": str(run), "store": str(store), "fingerprint": opened.fingerprint}
+    counts = {"rows": validation.size, "tokens": validation.tokens, "targets": targets}
+    return {**about, "step": task.step, **counts, **found, "notes": notes}
 
 
-def refuse_by(by: str, config: TrainConfig) -> None:
-    """Raise `UsageError` for a breakdown of a task that does not predict tokens."""
+def measured(
+    config: TrainConfig,
+    task: Task,
+    facts: Facts,
+    validation: Validation,
+    by: str,
+    notes: list[str],
+    device: torch.device,
+) -> tuple[dict[str, Any], int]:
+    """Return (metrics and breakdown, targets); raises `UsageError` for `by` without tokens."""
+    if task.predicts_tokens:
+        breakdown = breakdown_of(config, task, facts, validation, by, notes)
+        return taken_apart(config, task, validation, breakdown, device)
     if by:
         raise UsageError(
             f"the task {config.task.kind} predicts no tokens, so it has no breakdown by column",
             where="--by",
             hint="leave it out",
         )
+    # Measured as in the training loop.
+    engine = Engine(replace(config.run, device=str(device)))
+    engine.prepare(task, OptimConfig())
+    return validation.measure(task, engine, config.run.micro_tokens)
 
 
 def breakdown_of(

@@ -25,6 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from tokmill import plugins
 from tokmill.base.errors import MachineError, TokmillError, UsageError
 
@@ -33,7 +35,7 @@ LAUNCHED = "TOKMILL_LAUNCHED"
 one."""
 LOST = 75
 """Exit code of a launched process that lost its peers. The launcher knows which one ended first."""
-FLAGS = ("--processes", "--nodes", "--node-rank", "--master", "--devices")
+FLAGS = ("--processes", "--nodes", "--node-rank", "--master")
 """Flags of the launcher, which are not passed on to the processes."""
 STANDALONE = "--standalone"
 SUPERVISED = "TORCHELASTIC_RUN_ID"
@@ -43,8 +45,6 @@ PATIENCE = 20.0
 error."""
 HERE = "127.0.0.1"
 """The address of this machine; no name has to be looked up."""
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Environment variable that says which GPUs a process may use."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -82,56 +82,17 @@ def resume_command(run: Path) -> str:
     return f"tokmill train --resume -o {shlex.quote(str(run))}{resume_flags()}"
 
 
-def gpus_of(text: str) -> tuple[str, ...]:
-    """Return the GPUs that `--devices` names, as CUDA_VISIBLE_DEVICES wants them.
-
-    "2" means two GPUs, "0,3" the GPUs 0 and 3, and "3," GPU 3 alone. If CUDA_VISIBLE_DEVICES is
-    set, the numbers count within it. Raises `UsageError` for any other text.
-    """
-    if not text:
-        return ()
-    if not re.fullmatch(r"\d+|(\d+,)+\d*", text):
-        raise UsageError(
-            f"--devices: {text!r} is neither a number of GPUs nor a list of their numbers",
-            hint="--devices 2 takes two of them, --devices 0,3 those two, --devices 3, that one",
-        )
-    numbers: Sequence[int] = range(int(text.split(",")[0]))
-    if "," in text:
-        numbers = [int(one) for one in text.split(",") if one]
-    if not numbers:
-        raise UsageError(
-            f"--devices: {text!r} is a number of GPUs, and it is 0",
-            hint="--devices 0, (with the comma) takes GPU 0; for the CPU, leave --devices out",
-        )
-    if len(set(numbers)) < len(numbers):
-        raise UsageError(
-            f"--devices: {text!r} names a GPU twice",
-            hint="each process takes a GPU of its own",
-        )
-    shown = [one for one in os.environ.get(VISIBLE, "").split(",") if one]
-    if VISIBLE in os.environ and max(numbers) >= len(shown):
-        raise UsageError(
-            f"--devices: the variable {VISIBLE} shows {len(shown)} GPUs, so there is no number "
-            f"{max(numbers)}",
-            hint="they are numbered from 0",
-        )
-    return tuple(shown[number] if shown else str(number) for number in numbers)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How many processes are started, on how many machines and GPUs.
-
-    `master` is HOST:PORT of the first machine.
-    """
+class Launch(msgspec.Struct, frozen=True):
+    """How many processes are started, on how many machines."""
 
     processes: int = 1
-    """On each machine."""
+    """Processes on this machine that share each step, one for each GPU."""
     nodes: int = 1
+    """Number of machines; start it on each of them."""
     node_rank: int = 0
+    """Number of this machine, from 0."""
     master: str = ""
-    gpus: tuple[str, ...] = ()
-    """One for each process of this machine (`gpus_of`); empty: the GPUs that torch finds."""
+    """HOST:PORT of machine 0, a free port."""
 
     @property
     def several(self) -> bool:
@@ -155,15 +116,10 @@ class Launch:
                 f"--master: {self.master!r} with {self.nodes} machines",
                 hint="with several machines, name a port of the first one: --master HOST:PORT",
             )
-        if self.gpus and len(self.gpus) != self.processes:
-            raise UsageError(
-                f"--devices: {len(self.gpus)} GPUs for {self.processes} processes",
-                hint="each process takes one: leave --processes out, or name as many GPUs",
-            )
-        if (self.several or self.gpus) and place().world > 1:
+        if self.several and place().world > 1:
             raise UsageError(
                 "--processes starts processes, and this one was started as one of several",
-                hint="leave --processes and --devices out under torchrun",
+                hint="leave --processes out under torchrun",
             )
 
     def torchrun(self, arguments: Sequence[str]) -> list[str]:
@@ -183,26 +139,7 @@ class Launch:
 
     def line(self, arguments: Sequence[str]) -> str:
         """Return the command that does the same by hand."""
-        first = f"{VISIBLE}={','.join(self.gpus)} " if self.gpus else ""
-        return first + shlex.join(["torchrun", *self.torchrun(arguments)])
-
-    def take_gpus(self) -> None:
-        """Hide all other GPUs from this process and from those that it starts.
-
-        Raises `UsageError` where the machine does not have them.
-        """
-        if not self.gpus:
-            return
-        os.environ[VISIBLE] = ",".join(self.gpus)
-        from torch import cuda
-
-        found = cuda.device_count()
-        if found < len(self.gpus):
-            raise UsageError(
-                f"--devices: torch sees {found} of the {len(self.gpus)} GPUs {','.join(self.gpus)}",
-                hint="`tokmill doctor` lists them; without --devices, a machine without GPUs uses "
-                "its CPU",
-            )
+        return shlex.join(["torchrun", *self.torchrun(arguments)])
 
     def run(self, arguments: Sequence[str]) -> int:
         """Start the processes, wait for their end, and return the training's exit code.
@@ -213,7 +150,6 @@ class Launch:
             KeyboardInterrupt: a signal ended them before they could save.
             MachineError: one of them was killed.
         """
-        self.take_gpus()
         # torchrun would set one thread a process.
         threads = max(1, len(os.sched_getaffinity(0)) // self.processes)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))

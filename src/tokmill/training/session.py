@@ -150,11 +150,10 @@ def train(
     with one_a_machine():
         world = place().world
         config = with_epochs(resolve(recipe, out, options or {}, resume, world), world)
+    until = time.monotonic() + seconds(config.run.max_time)
     with (
         make_engine(config.run, config.engine) as engine,
-        Stop(
-            time.monotonic() + seconds(config.run.max_time), ends_at_second=place().world == 1
-        ) as stop,
+        Stop(until, ends_at_second=place().world == 1) as stop,
         engine.lead(runs.open_run(out, config, resume)),
     ):
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
@@ -178,10 +177,8 @@ def train(
         if engine.rank == 0:
             runs.begin(out, config, stores, facts, engine.files)
         state = load_checkpoint(newest, engine, config.run.seed, task) if newest else State()
-        with (
-            say_how_to_go_on(out),
-            open_trackers(out, config, state.step, engine.rank) as trackers,
-        ):
+        tracking = open_trackers(out, config, state.step, engine.rank)
+        with say_how_to_go_on(out), tracking as trackers:
             Session(config, out, task, loop, engine, state, trackers, stop, quiet).run()
         return Run(out, state.step, runs.last_metrics(out))
 

@@ -90,12 +90,6 @@ def test_a_step_is_enough_to_go_on(make_feed: Any) -> None:
         equal(feed.batch(step), first[step])
 
 
-def test_a_batch_is_made_of_its_rows(make_feed: Any) -> None:
-    feed = make_feed(16, seed=3)
-    for step in (0, 3, 50):
-        equal(feed.make(*feed.rows_of(step)), feed.batch(step))
-
-
 def test_threads_do_not_meet(make_feed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor when each lets go of the shards that another one reads."""
     monkeypatch.setattr("tokmill.store.store.most_maps", lambda: 2)
@@ -162,20 +156,6 @@ def test_without_weights_an_epoch_is_every_row_of_every_store_once(stores: list[
             mine = epoch[source == number] * len(one) + row[source == number]
             assert abs(len(mine) - len(one)) <= 2
             assert len(set(mine.tolist())) == len(mine)
-
-
-@pytest.mark.parametrize(("batch_size", "weights"), [(1, []), (7, []), (7, [1, 1, 1]), (500, [])])
-def test_an_epoch_ends_when_the_tokens_of_all_stores_were_read(
-    stores: list[Store], batch_size: int, weights: list[float]
-) -> None:
-    rows = [Whole(store, 8) for store in stores]
-    feed = Feed(rows, batch_size, weights=weights)
-    if not weights:
-        assert len(feed) == max(1, sum(map(len, rows)) // batch_size)
-    read = sum(np.count_nonzero(feed.batch(step).document >= 0) for step in range(len(feed)))
-    everything = sum(one.tokens for one in rows)
-    if len(feed) > 1:
-        assert abs(read - everything) < 8 * (batch_size + 10)
 
 
 def test_equal_rows_of_two_stores_are_not_drawn_alike(stores: list[Store]) -> None:

@@ -94,23 +94,6 @@ def test_lengths_do_not_tell(store: Store) -> None:
     assert (np.abs(mean - other) <= 5 * spread + 1e-9).all(), (mean, other)
 
 
-def test_second_halves_are_the_same_ones_in_both_kinds_of_rows(store: Store) -> None:
-    """Large functions too give as many halves to others as they keep."""
-    rows = Halves(store, 30, group="program", apart="function")
-    own, other = (np.zeros(RECORDS) for _ in range(2))
-    for epoch in range(40):
-        partner = rows._partners(epoch)
-        meets_back = partner[partner] == np.arange(len(partner))
-        assert (partner != np.arange(len(partner))).all() and (~meets_back).sum() <= 4
-        spans, kept = rows.spans(np.arange(len(rows)), epoch), rows.own(np.arange(len(rows)), epoch)
-        np.add.at(own, spans.record[1::2][kept], 1)
-        np.add.at(other, spans.record[1::2][~kept], 1)
-    used = rows.records
-    assert abs(own.sum() - other.sum()) <= 40
-    # Each is drawn 20 times of 40: 3.2 is the standard deviation.
-    assert np.abs(own[used] - 20).max() < 16 and np.abs(other[used] - 20).max() < 16
-
-
 def test_any_process_makes_the_same_rows(store: Store) -> None:
     rows = Halves(store, 30, group="program", shards=1)
     whole = Feed(rows, 8, seed=3).batch(5)

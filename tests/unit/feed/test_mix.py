@@ -69,17 +69,6 @@ def test_every_prefix_has_the_shares(shares: list[Fraction], batch: int) -> None
         assert np.abs(drawn - slots * float(share / sum(shares))).max() < bound + 1e-3
 
 
-def test_numbers_of_a_source_follow_one_another() -> None:
-    mix = Mix([Fraction(3), Fraction(1), Fraction(2)])
-    following = [0, 0, 0]
-    for start in range(0, 600, 7):
-        for source, number in flat(mix, start, start + 7):
-            assert number == following[source]
-            following[source] += 1
-    assert sum(following) == 602
-    assert following[0] == 301
-
-
 def test_a_share_next_to_nothing_is_not_nothing() -> None:
     mix = Mix([Fraction(1, 10**30), Fraction(1)])
     slots, first = mix.split((1 << BITS) - 1, 1 << BITS)[0]

@@ -108,26 +108,6 @@ GROUPS = [
 
 
 @pytest.mark.parametrize("groups", GROUPS, ids=range(len(GROUPS)))
-def test_an_epoch_is_every_row_once_group_after_group(groups: list[int]) -> None:
-    order = Order(np.asarray(groups), 5)
-    count = sum(groups)
-    epoch, row = order.rows(0, 3 * count)
-    assert epoch.dtype == row.dtype == np.int64
-    assert epoch.tolist() == np.repeat([0, 1, 2], count).tolist()
-    group_of = np.repeat(np.arange(len(groups)), groups)
-    seen = []
-    for rows in row.reshape(3, count):
-        assert sorted(rows.tolist()) == list(range(count))
-        changes = np.flatnonzero(np.diff(group_of[rows]))
-        assert len(changes) == np.count_nonzero(groups) - 1
-        seen.append((group_of[rows[np.append(0, changes + 1)]].tolist(), rows.tolist()))
-    if count > 5:
-        assert len({str(rows) for _, rows in seen}) == 3
-    if len(groups) > 20:
-        assert len({str(order_of_groups) for order_of_groups, _ in seen}) == 3
-
-
-@pytest.mark.parametrize("groups", GROUPS, ids=range(len(GROUPS)))
 def test_an_order_against_its_definition(groups: list[int]) -> None:
     count, first = sum(groups), np.cumsum(groups) - groups
     wanted = []

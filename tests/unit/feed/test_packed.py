@@ -131,38 +131,6 @@ def test_groups_read_only_their_shards(store: Store) -> None:
     assert contents(rows, 0) != contents(other, 0)
 
 
-@kinds
-def test_any_world_draws_the_same_rows(store: Store, kind: str) -> None:
-    feed = Feed(Packed(store, LENGTH, **KINDS[kind]), 8, seed=2)
-    # The second one lies over the end of an epoch.
-    for step in (0, len(feed), 1000):
-        whole = feed.batch(step)
-        for world in (2, 8):
-            parts = [feed.batch(step, rank, world) for rank in range(world)]
-            for name in ("document", "key", "shared"):
-                joined = np.concatenate([getattr(part, name) for part in parts])
-                assert np.array_equal(joined, getattr(whole, name))
-            joined = np.concatenate([part.columns["token"] for part in parts])
-            assert np.array_equal(joined, whole.columns["token"])
-
-
-@kinds
-def test_a_batch_is_pure(store: Store, kind: str) -> None:
-    def tokens(feed: Feed, step: int) -> list[list[int]]:
-        return feed.batch(step).columns["token"].tolist()
-
-    feed = Feed(Packed(store, LENGTH, **KINDS[kind]), 8, seed=2)
-    first = [tokens(feed, step) for step in range(40)]
-    fresh = Feed(Packed(Store(store.path), LENGTH, **KINDS[kind]), 8, seed=2)
-    assert [tokens(fresh, step) for step in reversed(range(40))] == first[::-1]
-    rows = Packed(store, LENGTH, **KINDS[kind])
-    some = np.asarray([len(rows) - 1, 0, 5, 0])
-    spans = rows.spans(some, 1)
-    alone = [rows.spans(some[i : i + 1], 1) for i in range(4)]
-    assert spans.record.tolist() == [r for one in alone for r in one.record.tolist()]
-    assert spans.start.tolist() == [s for one in alone for s in one.start.tolist()]
-
-
 @pytest.mark.parametrize(
     ("overlap", "windows", "packs"),
     [

@@ -51,19 +51,6 @@ def kept(store: Store) -> list[Path]:
     return sorted(p for p in (store.path / "cache").iterdir() if p.name != "stamps.jsonl")
 
 
-def test_documents_lie_by_rest_and_windows(store: Store) -> None:
-    pieces = pieces_of(store, 12, 1, 0, 0)
-    lengths = np.diff(store.ends(), prepend=0)
-    windows, rest = cut(lengths[pieces.documents], 12, 1)
-    assert np.array_equal(rest, np.repeat(pieces.rest, pieces.count))
-    assert np.array_equal(windows, np.repeat(pieces.windows, pieces.count))
-    order = list(zip(rest.tolist(), windows.tolist(), pieces.documents.tolist(), strict=True))
-    assert order == sorted(order)
-    assert sorted(pieces.documents.tolist()) == list(range(store.records))
-    assert pieces.documents.dtype == np.uint32
-    assert pieces.classes.tolist() == [0, len(pieces.rest)]
-
-
 def test_the_file_gives_the_rows_that_were_made(store: Store) -> None:
     made = rows_of(store)
     (path,) = kept(store)

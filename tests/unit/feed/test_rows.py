@@ -155,16 +155,6 @@ def test_windows_in_groups_of_shards(
 
 
 @settings(max_examples=60, deadline=None)
-@given(LENGTHS, st.integers(1, 9), st.booleans())
-def test_a_token_is_in_one_window_when_they_share_none(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[list[int]], length: int, across: bool
-) -> None:
-    store, _ = store_of(tmp_path_factory.mktemp("rows"), lengths)
-    rows = rows_of(Windows(store, length, across=across))
-    assert [t for row in rows for t, _ in row] == list(range(1, store.tokens + 1))
-
-
-@settings(max_examples=60, deadline=None)
 @given(LENGTHS, st.integers(1, 9), st.integers(0, 3), st.integers(0, 3))
 def test_stream_against_the_slow_twin(
     tmp_path_factory: pytest.TempPathFactory,

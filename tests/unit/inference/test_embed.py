@@ -19,8 +19,7 @@ from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference import embed as module
 from tokmill.inference.embed import embed
 from tokmill.inference.vectors import Vectors, groups
-from tokmill.models.model import Recurrent, Tensors, take_rows
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Recurrent, Tensors
 from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
@@ -227,19 +226,6 @@ def test_groups_waste_little() -> None:
     found = [group.tolist() for group in groups(lengths, 12)]
     assert found == [[4], [2], [3, 5, 0], [6]]
     assert list(groups(np.zeros(3, np.int64), 12)) == []
-
-
-def test_what_a_model_carries_is_cut_to_rows() -> None:
-    from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
-
-    model = RWKV7(RWKV7Config(dim=8, layers=2, head_dim=4), Inputs({"token": 3}))
-    ids = torch.tensor([[0, 1, 2], [2, 1, 0], [1, 1, 1]])
-    after = model.run({"token": ids}, model.start(3))[1]
-    cut = take_rows(after, slice(2))
-    alone = model.run({"token": ids[:2]}, model.start(2))[1]
-    for one, other in zip(cut, alone, strict=True):
-        for name in ("mixed", "matrix", "passed"):
-            torch.testing.assert_close(getattr(one, name), getattr(other, name))
 
 
 def test_what_is_refused(folder: Path, store: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import Row, choose, continue_rows
 from tokmill.inference.read_rows import Carried, reading, window
-from tokmill.models.model import Cached, Model, Recurrent, Tensors
+from tokmill.models.model import Model, Recurrent, Tensors
 from tokmill.models.model_inputs import Inputs
 from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
 from tokmill.models.transformers.decoder import Decoder, DecoderConfig
@@ -154,19 +154,6 @@ def test_any_lengths(
         if name == "llama":
             before = row.length + len(row.made["asm"]) - (row.end != "eot")
             assert row.out_of_sight == max(0, before - size)
-
-
-def test_logits_with_and_without_a_cache() -> None:
-    task = task_of(length=30)
-    (ids,) = prompts(task, [20])
-    reader, other = reading(task), reading(plain(task))
-    with torch.no_grad():
-        pair = [one.begin([ids]) for one in (reader, other)]
-        for number in range(9):
-            left, right = (task.logits(hidden) for hidden in pair)
-            torch.testing.assert_close(left, right, atol=1e-5, rtol=0)
-            column = {"asm": torch.tensor([[number]])}
-            pair = [one.next(column) for one in (reader, other)]
 
 
 def test_ids_are_read_once() -> None:
@@ -315,11 +302,6 @@ def test_logits_that_are_no_numbers_are_told(wrong: float) -> None:
         with pytest.raises(TokmillError, match="not numbers") as error:
             follow(task, [{"asm": [1, 2]}], 3, how)
         assert "--at best" in error.value.hint
-
-
-def test_a_cache_is_what_the_decoder_offers() -> None:
-    cached: Cached | None = task_of().model.cached()
-    assert cached is not None and plain(task_of()).model.cached() is None
 
 
 def test_top_p_of_equal_shares_takes_exactly_as_many_as_it_says() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tokmill.cli import main
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
@@ -128,19 +125,3 @@ def test_what_is_made_of_a_window_is_vectorizable() -> None:
     cut = legal.take(begun, actions.Tile("op_0", (0, 1, 0, 0, 1, 0, 0)))
     assert cut.decomposes and cut.vectorizable
     assert not legal.take(begun, actions.Tile("op_0", (0, 1, 0, 0, 0, 0, 0))).vectorizable
-
-
-def test_show_says_what_is_vectorizable(capsys: Any) -> None:
-    words = ["rl", "show", "conv_2d_nchw 1 2 6 2 3, relu"]
-    for more in (["--json"], []):
-        with pytest.raises(SystemExit) as ended:
-            main([*words, *more])
-        assert ended.value.code == 0
-        out, err = capsys.readouterr()
-        if more:
-            assert [one["vectorizable"] for one in json.loads(out)] == [False, True]
-        else:
-            lines = out.splitlines()
-            place = lines[0].index("vectors")
-            assert [line[place:].split()[0] for line in lines[2:]] == ["no", "yes"]
-            assert "vectors:" in err

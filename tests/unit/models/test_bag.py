@@ -124,15 +124,6 @@ def test_a_vector_is_of_the_row_alone() -> None:
         assert (made[0] - made[2]).abs().max() > 0.1
 
 
-def test_documents_of_a_row_do_not_see_each_other() -> None:
-    first, second = drawn(2, 12, 9)
-    model = small_model("bag", SIZES)
-    with torch.no_grad():
-        both = model(batch_of([first + second], [[0] * 12 + [1] * 9]))[0]
-        torch.testing.assert_close(both[:12], model(batch_of([first]))[0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(both[12:], model(batch_of([second]))[0], atol=1e-5, rtol=1e-5)
-
-
 def test_dropout_leaves_out_whole_ngrams_and_keeps_the_mean() -> None:
     """While training alone, others each time; all places of an n-gram share its lot."""
     model = small_model("bag", SIZES, dropout=0.25).train()

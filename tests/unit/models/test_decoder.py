@@ -22,7 +22,6 @@ GPT2 = DecoderConfig(
     dim=16, layers=2, heads=4, norm="layer", position="learned", activation="gelu_tanh", bias=True,
     context=24,
 )  # fmt: skip
-STYLES = pytest.mark.parametrize("config", [SMALL, GPT2], ids=["llama", "gpt2"])
 
 
 def tensors(ids: np.ndarray, document: np.ndarray) -> Tensors:
@@ -39,94 +38,6 @@ def decoder(config: DecoderConfig = SMALL, **sizes: int) -> Decoder:
     return model
 
 
-@STYLES
-@pytest.mark.parametrize("masked", [False, True])
-def test_packed_documents_equal_separate_ones(masked: bool, config: DecoderConfig) -> None:
-    """Hidden states and gradients, with padding in the row."""
-    random = np.random.default_rng(0)
-    lengths = [15, 1, 17, 5]
-    ids = random.integers(0, 11, (2, 46))
-    document = np.tile(np.append(np.repeat(np.arange(4), lengths), [-1] * 8), (2, 1))
-    model = decoder(config)
-    batch = tensors(ids, document)
-    if masked:
-        batch.cu_seqlens = None
-    packed = model(batch)
-    upstream = torch.randn(packed.shape) / 10
-    upstream[:, 38:] = 0
-    packed.backward(upstream)
-    together = {name: p.grad for name, p in model.named_parameters()}
-    model.zero_grad(set_to_none=True)
-    for row in range(2):
-        start = 0
-        for length in lengths:
-            part = slice(start, start + length)
-            batch = tensors(ids[row : row + 1, part], np.zeros((1, length)))
-            assert batch.whole
-            alone = model(batch)
-            torch.testing.assert_close(packed[row, part], alone[0], atol=1e-5, rtol=1e-5)
-            alone.backward(upstream[row : row + 1, part])
-            start += length
-    assert torch.isfinite(packed).all()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(together[name], parameter.grad, atol=1e-5, rtol=1e-5)
-
-
-@STYLES
-def test_all_ways_to_look_back_agree(config: DecoderConfig) -> None:
-    batch = tensors(np.arange(22).reshape(2, 11) % 11, np.zeros((2, 11)))
-    model = decoder(config)
-    causal = model(batch)
-    batch.whole = False
-    torch.testing.assert_close(causal, model(batch), atol=1e-5, rtol=1e-5)
-    batch.cu_seqlens = torch.tensor([0, 11, 22], dtype=torch.int32)
-    torch.testing.assert_close(causal, model(batch), atol=1e-5, rtol=1e-5)
-
-
-@STYLES
-@pytest.mark.parametrize("whole", [True, False])
-def test_no_output_depends_on_what_comes_later(whole: bool, config: DecoderConfig) -> None:
-    model = decoder(config)
-    document = np.repeat([[0, 0 if whole else 1]], [8, 9], 1)
-    batch = tensors(np.arange(17)[None] % 11, document)
-    embedded: list[torch.Tensor] = []
-
-    def keep(module: object, inputs: object, output: torch.Tensor) -> torch.Tensor:
-        embedded.append(output.detach().requires_grad_())
-        return embedded[-1]
-
-    model.fields.register_forward_hook(keep)
-    hidden = model(batch)
-    for t in range(17):
-        (gradient,) = torch.autograd.grad(hidden[0, t].sum(), embedded[0], retain_graph=True)
-        reached = gradient[0].abs().sum(-1) > 0
-        expected = (np.arange(17) <= t) & (document[0] == document[0, t])
-        assert reached.tolist() == expected.tolist()
-
-
-@STYLES
-@pytest.mark.parametrize("packed", [False, True])
-def test_blocks_run_again_give_the_same_bits(packed: bool, config: DecoderConfig) -> None:
-    document = np.repeat([[0, 1, -1]] if packed else [[0, 0, 0]], [10, 8, 6], 1).repeat(2, 0)
-    batch = tensors(np.arange(48).reshape(2, 24) % 11, document)
-
-    def learn(recompute: bool) -> list[torch.Tensor]:
-        from msgspec.structs import replace
-
-        model = decoder(replace(config, dropout=0.3)).train()
-        runs = [0]
-        model.blocks[0].attention.register_forward_hook(lambda *_: runs.append(1))
-        model.recompute = recompute
-        torch.manual_seed(5)
-        loss = model(batch).square().sum()
-        loss.backward()
-        assert sum(runs) == (2 if recompute else 1)
-        return [loss.detach(), *(p.grad for p in model.parameters())]
-
-    for kept, again in zip(learn(False), learn(True), strict=True):
-        assert torch.equal(kept, again)
-
-
 def test_blocks_are_not_run_again_where_nothing_is_learned() -> None:
     model = decoder().eval()
     model.recompute = True
@@ -137,30 +48,12 @@ def test_blocks_are_not_run_again_where_nothing_is_learned() -> None:
         assert torch.equal(model.train()(batch), plain)
 
 
-def test_learned_positions_begin_with_each_document() -> None:
-    model = decoder(GPT2)
-    ids = np.arange(30)[None] % 11
-    document = np.repeat([[0, 1]], 15, 1)
-    packed = model(tensors(ids, document))
-    torch.testing.assert_close(packed[:, 15:], model(tensors(ids[:, 15:], document[:, 15:])))
-
-
 def test_a_document_longer_than_the_learned_table_is_refused() -> None:
     model = decoder(GPT2)
     model(tensors(np.zeros((1, 24), np.int64), np.zeros((1, 24))))
     with pytest.raises(UsageError, match="25 positions .* has 24") as caught:
         model(tensors(np.zeros((2, 25), np.int64), np.array([[0] * 24 + [1], [0] * 25])))
     assert "model.context=25" in str(caught.value.hint)
-
-
-def test_only_matrices_decay() -> None:
-    model = decoder(GPT2)
-    decayed, plain = model.param_groups(0.1)
-    assert decayed["weight_decay"] == 0.1 and plain["weight_decay"] == 0
-    assert {parameter.ndim for parameter in decayed["params"]} == {2}
-    assert {parameter.ndim for parameter in plain["params"]} == {1}
-    grouped = decayed["params"] + plain["params"]
-    assert sorted(map(id, grouped)) == sorted(map(id, model.parameters()))
 
 
 @pytest.mark.parametrize("style", ["llama", "gpt2"])

@@ -50,36 +50,6 @@ def test_sizes_have_the_published_number_of_weights(name: str, weights: int) -> 
 
 
 @STYLE
-@pytest.mark.parametrize("masked", [False, True])
-def test_packed_documents_equal_separate_ones(masked: bool, style: str) -> None:
-    """Hidden states and gradients, with padding in the row."""
-    random, lengths = np.random.default_rng(0), [15, 1, 17, 5]
-    ids = random.integers(0, 11, (2, 46))
-    document = np.tile(np.append(np.repeat(np.arange(4), lengths), [-1] * 8), (2, 1))
-    model = small_model("encoder", {"token": 11}, **STYLES[style])
-    batch = tensors(ids, document)
-    if masked:
-        batch.cu_seqlens = None
-    packed = model(batch)
-    upstream = torch.randn(packed.shape) / 10
-    upstream[:, 38:] = 0
-    packed.backward(upstream)
-    together = {name: p.grad for name, p in model.named_parameters()}
-    model.zero_grad(set_to_none=True)
-    for row in range(2):
-        start = 0
-        for length in lengths:
-            part = slice(start, start + length)
-            alone = model(tensors(ids[row : row + 1, part], np.zeros((1, length))))
-            torch.testing.assert_close(packed[row, part], alone[0], atol=1e-5, rtol=1e-5)
-            alone.backward(upstream[row : row + 1, part])
-            start += length
-    assert torch.isfinite(packed).all()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(together[name], parameter.grad, atol=1e-4, rtol=1e-4)
-
-
-@STYLE
 def test_the_last_block_computes_what_is_asked_for_alone(style: str) -> None:
     model = small_model("encoder", {"token": 11}, **STYLES[style])
     seen: dict[str, tuple[int, ...]] = {}
@@ -93,23 +63,6 @@ def test_the_last_block_computes_what_is_asked_for_alone(style: str) -> None:
     assert seen["blocks.1.attention.q"] == seen["blocks.1.feed_forward"] == (2, 1, 16)
     everywhere = ("blocks.0.attention.q", "blocks.0.feed_forward", "blocks.1.attention.k")
     assert {seen[name] for name in everywhere} == {(2, 20, 16)}
-
-
-@STYLE
-def test_blocks_run_again_give_the_same_bits(style: str) -> None:
-    document = np.repeat([[0, 1, -1]], [10, 8, 6], 1).repeat(2, 0)
-    batch = tensors(np.arange(48).reshape(2, 24) % 11, document)
-
-    def learn(recompute: bool) -> list[torch.Tensor]:
-        model = small_model("encoder", {"token": 11}, dropout=0.3, **STYLES[style]).train()
-        model.recompute = recompute
-        torch.manual_seed(5)
-        loss = model(batch, torch.tensor([[1, 4], [0, 9]])).square().sum()
-        loss.backward()
-        return [loss.detach(), *(p.grad for p in model.parameters())]
-
-    for kept, again in zip(learn(False), learn(True), strict=True):
-        assert torch.equal(kept, again)
 
 
 def test_initial_weights_have_the_promised_spread() -> None:

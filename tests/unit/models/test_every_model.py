@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise, product
+
 import numpy as np
 import pytest
 import torch
@@ -15,12 +17,15 @@ from tokmill.tasks.task import to_tensors
 DOCUMENTS = np.repeat([[0, 1, -1]], [7, 9, 3], 1)
 
 
+def tensors(ids: np.ndarray, document: np.ndarray) -> Tensors:
+    keys = np.zeros(len(ids), np.uint64)
+    return to_tensors(Batch({"token": ids}, document.astype(np.int32), keys), torch.device("cpu"))
+
+
 def batch_of(whole: bool, rows: int = 1) -> Tensors:
     """Rows of one document, or of two and padding."""
     document = np.repeat(np.zeros_like(DOCUMENTS) if whole else DOCUMENTS, rows, 0)
-    ids = np.arange(document.size).reshape(document.shape) % 11
-    keys = np.zeros(rows, np.uint64)
-    return to_tensors(Batch({"token": ids}, document.astype(np.int32), keys), torch.device("cpu"))
+    return tensors(np.arange(document.size).reshape(document.shape) % 11, document)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -71,3 +76,42 @@ def test_states_of_some_positions_are_those_of_all(kind: str, whole: bool) -> No
     assert mine.keys() == theirs.keys()
     for name, gradient in theirs.items():
         torch.testing.assert_close(mine[name], gradient, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_documents_equal_separate_ones(kind: str) -> None:
+    """Hidden states and gradients, with padding in the row: positions begin with each document."""
+    lengths = [15, 1, 17, 5]
+    document = np.append(np.repeat(np.arange(4), lengths), [-1] * 8)[None].repeat(2, 0)
+    ids = np.random.default_rng(0).integers(0, 11, document.shape)
+    model = small_model(kind, {"token": 11})
+    packed = model(tensors(ids, document))
+    upstream = torch.randn(packed.shape) / 10
+    upstream[:, 38:] = 0
+    packed.backward(upstream)
+    together = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    ends = np.cumsum([0, *lengths]).tolist()
+    for row, (start, stop) in product(range(2), pairwise(ends)):
+        part = slice(start, stop)
+        alone = model(tensors(ids[row : row + 1, part], np.zeros((1, stop - start))))
+        torch.testing.assert_close(packed[row, part], alone[0], atol=1e-5, rtol=1e-5)
+        alone.backward(upstream[row : row + 1, part])
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(together[name], parameter.grad, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"), [("decoder", {"dropout": 0.3}), ("encoder", {"dropout": 0.3}), ("rwkv7", {})]
+)
+def test_blocks_run_again_give_the_same_bits(kind: str, keys: dict[str, float]) -> None:
+    def learn(recompute: bool) -> list[torch.Tensor]:
+        model = small_model(kind, {"token": 11}, **keys).train()
+        model.recompute = recompute
+        torch.manual_seed(5)
+        loss = model(batch_of(False, rows=2)).square().sum()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    for kept, again in zip(learn(False), learn(True), strict=True):
+        assert torch.equal(kept, again)

@@ -203,27 +203,6 @@ def test_a_mixture_has_no_public_counterpart(keys: dict[str, Any], named: str) -
     assert named in refused.value.hint and "GPT2LMHeadModel with" in refused.value.hint
 
 
-def test_gpt2_without_biases_has_no_public_counterpart() -> None:
-    with pytest.raises(TokmillError) as refused:
-        public_of(msgspec.structs.replace(GPT2_LIKE, bias=False), 5, tied=True, length=16)
-    assert "GPT2LMHeadModel with model.bias = True" in refused.value.hint
-
-
-def test_gpt2_fuses_and_transposes() -> None:
-    state = state_of(GPT2_LIKE, tied=True)
-    public = to_public(state, GPT2_NAMES, GPT2_HEAD, "token")
-    parts = [state[f"model.blocks.1.attention.{part}.weight"] for part in "qkv"]
-    fused = public["transformer.h.1.attn.c_attn.weight"]
-    assert fused.shape == (8, 24)
-    for number, part in enumerate(parts):
-        assert torch.equal(fused[:, 8 * number : 8 * (number + 1)], part.T)
-    biases = [state[f"model.blocks.1.attention.{part}.bias"] for part in "qkv"]
-    assert torch.equal(public["transformer.h.1.attn.c_attn.bias"], torch.cat(biases))
-    up = state["model.blocks.0.feed_forward.up.weight"]
-    assert torch.equal(public["transformer.h.0.mlp.c_fc.weight"], up.T)
-    assert "lm_head.weight" not in public
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("config", "layout"),

@@ -67,25 +67,6 @@ def test_the_loss_by_both_libraries_equals_the_plain_one(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("rows", "ids", "fast"), [
-    (300, 9000, True), (63, 9000, False), (300, 8192, False), (512, 8192, True),
-])  # fmt: skip
-def test_many_ids_are_multiplied_by_onednn_from_few_rows_on(
-    rows: int, ids: int, fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With 8,192 ids and fewer it is as it was, to the bit."""
-    asked: list[bool] = []
-
-    def product(a: Tensor, b: Tensor, least: int = matmul.ROWS) -> Tensor:
-        asked.append(len(a) >= least)
-        return a @ b
-
-    monkeypatch.setattr(layers, "product", product)
-    hidden, weight, targets = problem(rows=rows, ids=ids)
-    linear_cross_entropy(hidden.detach(), weight.detach(), targets)
-    assert asked == [fast] * len(asked) and asked
-
-
 def test_the_loss_is_the_plain_one_in_bfloat16() -> None:
     hidden, weight, targets = problem()
     with torch.autocast("cpu", torch.bfloat16):

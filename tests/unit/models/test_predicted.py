@@ -31,14 +31,3 @@ def test_what_is_taken_is_what_a_loop_takes() -> None:
     for row in range(2):
         for i in range(2):
             assert torch.equal(found[row, i], x[row, places[row, i]])
-
-
-def test_nothing_is_lost_of_random_targets() -> None:
-    random = np.random.default_rng(0)
-    target = np.where(random.random((20, 64)) < 0.15, random.integers(0, 9, (20, 64)), -1)
-    places, at = predicted({"a": target})
-    assert places.shape[1] == (target >= 0).sum(1).max()
-    again = np.full_like(target, -1)
-    for row, (where, what) in enumerate(zip(places, at["a"], strict=True)):
-        again[row, where[what >= 0]] = what[what >= 0]
-    assert (again == target).all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -34,43 +33,6 @@ def model(config: RWKV7Config = SMALL, **sizes: int) -> RWKV7:
             # Away from the zeros of the start, behind which a leak could hide.
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return made
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_packed_documents_equal_separate_ones(recompute: bool) -> None:
-    """Hidden states and gradients, with padding in the row."""
-    random = np.random.default_rng(0)
-    lengths = [7, 1, 33, 2]
-    ids = random.integers(0, 11, (2, 51))
-    document = np.tile(np.append(np.repeat(np.arange(4), lengths), [-1] * 8), (2, 1))
-    made = model()
-    made.recompute = recompute
-    packed = made(tensors(ids, document))
-    upstream = torch.randn_like(packed)
-    upstream[:, 43:] = 0
-    packed.backward(upstream)
-    together = {name: p.grad for name, p in made.named_parameters()}
-    made.zero_grad(set_to_none=True)
-    for row in range(2):
-        start = 0
-        for length in lengths:
-            place = slice(start, start + length)
-            alone = made(tensors(ids[row : row + 1, place], np.zeros((1, length))))
-            torch.testing.assert_close(alone[0], packed[row, place], rtol=1e-9, atol=1e-10)
-            alone.backward(upstream[row : row + 1, place])
-            start += length
-    for name, parameter in made.named_parameters():
-        torch.testing.assert_close(parameter.grad, together[name], rtol=1e-8, atol=1e-9)
-
-
-def test_nothing_looks_ahead() -> None:
-    made = model()
-    ids = np.arange(40)[None] % 11
-    before = made(tensors(ids, np.zeros((1, 40))))
-    ids[0, 25] = 4
-    after = made(tensors(ids, np.zeros((1, 40))))
-    assert torch.equal(before[:, :25], after[:, :25])
-    assert not torch.equal(before[:, 39], after[:, 39])
 
 
 def test_a_row_may_be_run_in_parts() -> None:
@@ -110,16 +72,6 @@ def test_the_number_of_weights_is_the_published_one() -> None:
     each = 19 * width + 12 * width**2 + 2 * width * sum(ranks.values())
     weights = sum(p.numel() for p in made.parameters()) + 50 * width
     assert weights == 2 * 50 * width + 4 * width + layers * each
-
-
-def test_columns_are_joined_end_to_end() -> None:
-    config = msgspec.structs.replace(SMALL, join="concat", field_dim=6)
-    made = RWKV7(config, Inputs({"asm": 7, "type": 5}))
-    columns = {"asm": torch.tensor([[1, 2]]), "type": torch.tensor([[0, 4]])}
-    batch = Tensors(columns, torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None], True)
-    assert made(batch).shape == (1, 2, 16)
-    with pytest.raises(UsageError, match="6 wide"):
-        made.embedding("asm")
 
 
 def test_weights_in_bfloat16_are_run_in_it() -> None:

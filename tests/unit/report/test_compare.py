@@ -238,12 +238,6 @@ def test_names_of_groups() -> None:
     assert common_name([0, 1], names) == "a/b, …"
 
 
-def test_the_mark_of_the_best_is_in_no_name(root: Path) -> None:
-    headers, rows = tables.text_rows(compare([root / "runs"]))
-    shown = [cell for row in rows for cell in row if "*" in cell]
-    assert len(shown) == 1 and shown[0] == rows[0][headers.index("val_loss".rjust(len(shown[0])))]
-
-
 def test_a_mix_without_weights_is_shown_as_such(root: Path, tmp_path: Path) -> None:
     stores = [str(root / "lm/train"), str(root / "lm/val")]
     for name, weights in (("plain", []), ("weighted", [3, 1])):

@@ -262,22 +262,6 @@ def test_another_view_is_refused() -> None:
         embeddings.make("distilbert", spaces)
 
 
-@pytest.mark.parametrize(("kind", "config"), KINDS)
-def test_all_is_computed_where_weights_and_observations_are(
-    kind: str, config: dict[str, Any]
-) -> None:
-    """Nothing is made on the CPU: torch refuses tensors of two devices, also of a made one."""
-    embedding, found = made(kind, config)
-    given = embeddings.batch(found)
-    out = computed_there(embedding, given, embedding)
-    assert out.device == DEVICE and out.shape == (len(found), embedding.output_size)
-    # What stays behind is noticed.
-    for name in given:
-        embedding, _ = made(kind, config)
-        with pytest.raises(RuntimeError, match="two devices"):
-            computed_there(embedding, given, embedding, left=name)
-
-
 @pytest.mark.parametrize("kind", plugins.EMBEDDINGS)
 def test_a_policy_and_its_loss_are_computed_on_one_device(kind: str) -> None:
     """The task as the engine runs it: it moves all of a batch, and the loss is where it is."""

@@ -23,7 +23,6 @@ from tokmill.store.schema import ROLES, Column
 from tokmill.store.store import Store
 from tokmill.tasks.comparison.compared_entries import asking_entries, with_relations
 from tokmill.tasks.task import to_tensors
-from tokmill.training.budget.estimate import estimate
 from tokmill.training.data import open_stores
 from tokmill.training.evaluate import evaluate
 from tokmill.training.recipe.check_recipe import from_dict
@@ -174,12 +173,6 @@ def test_entries_of_one_record_ask_nothing() -> None:
     values = with_relations(batch, (), "")
     assert asking_entries(batch.entry, values) == 2
     assert asking_entries(np.asarray([-1, -1, -1, 2, -1]), values) == 0
-
-
-def test_a_dry_run_of_each_loss(stores: Path) -> None:
-    for loss in ("in_batch", "triplet", "circle"):
-        found = estimate(from_dict(recipe(stores, ["entries"], task={"loss": loss})))
-        assert found["tensor_bytes"] > 0
 
 
 @pytest.mark.parametrize(

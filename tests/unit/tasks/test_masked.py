@@ -1,4 +1,4 @@
-"""The task masked: frames, roles, words, instructions, several columns, and what hides nothing."""
+"""The task masked: frames, roles, several columns, and what hides nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import tokmill
-import toy
 from small_models import small_model
 from task_cases import ROLES, SIZE, recipe, special_store, walks
 from tokmill.base.errors import UsageError
@@ -152,7 +151,6 @@ def test_masks_are_new_each_epoch_and_fixed_in_evaluations(store: Path) -> None:
         ({"mask_share": 0.8, "random_share": 0.3}, "more than all"),
         ({"most": -1}, "cannot be hidden"),
         ({"columns": ["tokn"]}, "has no token column"),
-        ({"whole": "instruction"}, "where instructions begin"),
         ({"rows": "whole", "length": 2}, "no room between"),
         ({"rows": "packed", "step": 3}, "take no step"),
     ],
@@ -169,39 +167,6 @@ def test_a_store_of_special_tokens_alone_is_told(tmp_path: Path) -> None:
         task_on(store).rows(Store(store))
 
 
-def test_whole_words_are_those_of_wordpiece(tmp_path: Path) -> None:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "move", "##ment", "##s", "is", "small"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    (tmp_path / "t.jsonl").write_text('{"text": "movements is small movement smalls"}\n' * 20)
-    tokmill.build(
-        "jsonl", [tmp_path / "t.jsonl"], tmp_path / "s", tokenizer=tmp_path / "vocab.txt",
-        template="none", end_of_record="none", how=toy_how(),
-    )  # fmt: skip
-    task = task_on(tmp_path / "s", whole="word", rows="packed", share=0.3)
-    feed = Feed(task.rows(Store(tmp_path / "s")), 2, columns=["token"])
-    raw = feed.batch(0)
-    batch = task.prepare(raw)
-    ids, places = raw.columns["token"].astype(int), batch.targets[PLACES]
-    for row in range(2):
-        hidden = set(places[row][places[row] >= 0].tolist())
-        assert hidden
-        for place in hidden:
-            inside = words[ids[row, place]].startswith("##")
-            assert not inside or place - 1 in hidden
-            after = place + 1 < 32 and raw.document[row, place + 1] >= 0
-            after = after and words[ids[row, place + 1]].startswith("##")
-            assert not after or place + 1 in hidden
-    with pytest.raises(UsageError, match="only a text tokenizer"):
-        task_on(special_store(tmp_path / "x", walks(8)), whole="word").rows(Store(tmp_path / "x"))
-
-
-def toy_how() -> Any:
-    from making import here
-    from tokmill.builds.plan import How
-
-    return How(quiet=True, amount=here())
-
-
 def test_the_example_takes_what_a_step_takes(store: Path) -> None:
     task = task_on(store, rows="whole", length=32)
     made = task.example(4)
@@ -216,15 +181,3 @@ def test_tokens_with_a_loss_of_0_are_never_hidden(store: Path) -> None:
     mask = (np.arange(32) % 3 == 0) * np.ones((4, 1), np.uint8)
     batch = task.prepare(batch_of({"token": ids, "loss": mask.astype(np.uint8)}))
     assert set(batch.targets[PLACES].ravel().tolist()) == set(range(0, 32, 3))
-
-
-def test_it_learns_what_no_side_alone_tells(store: Path, tmp_path: Path) -> None:
-    value = toy.recipe(
-        store,
-        150,
-        model={"kind": "encoder", "dim": 32, "norm_place": "pre", "position": "rope"},
-        task={"kind": "masked", "length": 32, "rows": "whole"},
-    )
-    tokmill.train(value, tmp_path / "run", quiet=True)
-    found = toy.losses(tmp_path / "run")
-    assert found[1] > 3 and np.mean([found[s] for s in range(141, 151)]) < 2.6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokmill.feed.order import key
-from tokmill.tasks.hidden.masking import choose, replaced, unit_sums, units, wanted
+from tokmill.tasks.hidden.masking import choose, replaced, wanted
 
 ROWS, LENGTH = 200, 64
 KEYS = key(7, np.arange(ROWS))
@@ -28,7 +28,7 @@ def test_the_number_is_exact(most: int) -> None:
         there = int(row.sum())
         expected = min(max(1, round(0.15 * there)), there)
         assert number == (min(expected, most) if most else expected)
-    chosen = choose(KEYS, maskable, count, None)
+    chosen = choose(KEYS, maskable, count)
     assert (chosen.sum(1) == count).all() and not (chosen & ~maskable).any()
 
 
@@ -36,9 +36,7 @@ def test_every_token_is_hidden_as_often_as_another() -> None:
     maskable = np.ones((ROWS, LENGTH), bool)
     found = np.zeros(LENGTH)
     for epoch in range(50):
-        found += choose(key(7, epoch, np.arange(ROWS)), maskable, wanted(maskable, 0.15), None).sum(
-            0
-        )
+        found += choose(key(7, epoch, np.arange(ROWS)), maskable, wanted(maskable, 0.15)).sum(0)
     share = found / (50 * ROWS)
     # 10,000 draws with p = 10 / 64: five standard deviations are .018.
     assert np.abs(share - 10 / 64).max() < 0.018
@@ -46,47 +44,16 @@ def test_every_token_is_hidden_as_often_as_another() -> None:
 
 def test_rows_are_independent_of_their_batch() -> None:
     maskable = some_maskable()
-    begins = np.random.default_rng(1).random((ROWS, LENGTH)) < 0.3
-    for whole in (None, begins):
-        together = choose(KEYS, maskable, wanted(maskable, 0.15), whole)
-        for row in range(0, ROWS, 17):
-            one = slice(row, row + 1)
-            alone = choose(
-                KEYS[one],
-                maskable[one],
-                wanted(maskable[one], 0.15),
-                None if whole is None else whole[one],
-            )
-            assert (alone[0] == together[row]).all()
-
-
-def test_whole_units_are_hidden_whole_and_fit() -> None:
-    maskable = some_maskable()
-    begins = np.random.default_rng(1).random((ROWS, LENGTH)) < 0.3
-    count = wanted(maskable, 0.15)
-    chosen = choose(KEYS, maskable, count, begins)
-    number = units(begins)
-    hidden, there = unit_sums(number, chosen), unit_sums(number, maskable)
-    assert ((hidden == 0) | (hidden == there)).all()
-    several = (hidden > 0).sum(1) > 1
-    assert (hidden.sum(1) <= count)[several].all() and several.mean() > 0.5
-    assert ((hidden.sum(1) > 0) == (count > 0)).all()
-    # Nothing that would still fit is left out.
-    left = count - hidden.sum(1)
-    for row in np.flatnonzero(several):
-        open_ = there[row][(there[row] > 0) & (hidden[row] == 0)]
-        assert not len(open_) or open_.min() > left[row]
-
-
-def test_a_unit_that_is_too_long_is_hidden_where_nothing_fits() -> None:
-    maskable, begins = np.ones((3, 20), bool), np.zeros((3, 20), bool)
-    chosen = choose(KEYS[:3], maskable, wanted(maskable, 0.15), begins)
-    assert chosen.all()
+    together = choose(KEYS, maskable, wanted(maskable, 0.15))
+    for row in range(0, ROWS, 17):
+        one = slice(row, row + 1)
+        alone = choose(KEYS[one], maskable[one], wanted(maskable[one], 0.15))
+        assert (alone[0] == together[row]).all()
 
 
 def test_what_the_model_sees() -> None:
     ids = np.random.default_rng(3).integers(5, 40, (ROWS, LENGTH))
-    chosen = choose(KEYS, ids > 0, wanted(ids > 0, 0.5), None)
+    chosen = choose(KEYS, ids > 0, wanted(ids > 0, 0.5))
     keys = {"mask": 4, "size": 40, "specials": [0, 1, 2, 3, 4], "shares": (0.8, 0.1)}
     first, second = (replaced(ids, chosen, KEYS, column=c, **keys) for c in (0, 1))
     assert (first[~chosen] == ids[~chosen]).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from making import token_store
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.feed.rows import Stream, Windows
 from tokmill.models.model_inputs import Inputs
 from tokmill.models.transformers.decoder import Decoder, DecoderConfig
-from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 
 SIZES = {"token": 9}
-
-
-@pytest.fixture
-def ribbon(tmp_path: Path) -> Store:
-    """21 tokens; records begin at 0, 4 (an empty one, and the next) and 15."""
-    return token_store(tmp_path / "ribbon", [[[1] * 4, [], [2] * 11, [3] * 6]])
 
 
 def task(sizes: dict[str, int] = SIZES, **options: Any) -> NextToken:
@@ -50,28 +40,6 @@ def test_targets_are_one_ahead_and_never_across_documents() -> None:
     assert prepared.targets["token"].tolist() == [[2, 3, -1, 5, 6], [8, 1, 2, -1, -1]]
     assert prepared.document.shape == (2, 5)
     assert task().count(prepared) == 7
-
-
-def test_every_token_is_a_target_once_but_first_ones(ribbon: Store) -> None:
-    learner = task()
-    rows = learner.rows(ribbon)
-    assert isinstance(rows, Windows) and (rows.length, rows.step) == (6, 5)
-    spans = rows.spans(np.arange(len(rows)))
-    seen = np.zeros(21, int)
-    begins = ribbon.offsets()[spans.record] + spans.start
-    for start, length in zip(begins, spans.stop - spans.start, strict=True):
-        seen[start + 1 : start + length] += 1
-    # Records begin at 0, 4 and 15, and their first tokens have nothing in front.
-    assert [i for i in range(21) if seen[i] != 1] == [0, 4, 15]
-
-
-def test_stream_rows_and_their_seed(ribbon: Store) -> None:
-    learner = task(rows="stream")
-    first, second = (learner.rows(ribbon, seed) for seed in (0, 1))
-    assert isinstance(first, Stream) and isinstance(second, Stream)
-    assert isinstance(learner.evaluation_rows(ribbon), Windows)
-    order = np.arange(3)
-    assert first.spans(order, 0).start.tolist() != second.spans(order, 0).start.tolist()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -151,50 +119,3 @@ def test_all_columns_are_predicted_by_heads_of_their_own() -> None:
         grouped = [p for group in learner.param_groups(0.1) for p in group["params"]]
         assert sorted(map(id, grouped)) == sorted(map(id, learner.parameters()))
         assert "perplexity" not in learner.report({"loss": 1.0, "loss_asm": 1.0}, 2)
-
-
-def test_where_the_next_instruction_is_predicted_from() -> None:
-    sizes = {"asm": 9, "reg": 3}
-
-    def pairs(kind: str, batch: Batch) -> list[list[tuple[int, int]]]:
-        targets = task(sizes, instruction=kind).prepare(batch).targets
-        both = np.stack([targets["instruction_source"], targets["instruction_place"]], 2)
-        return [[tuple(pair) for pair in row if pair[0] >= 0] for row in both.tolist()]
-
-    assert pairs("border", streams()) == [[(2, 2), (2, 3), (4, 4)], [(0, 0), (0, 1), (0, 2)]]
-    assert pairs("last", streams()) == [[(4, 4)], [(0, 2)]]
-    several = streams()
-    several.document[0] = [0, 0, 0, 1, 1, 2]
-    assert pairs("border", several)[0] == []
-    with pytest.raises(UsageError, match="where instructions begin"):
-        task(sizes, instruction="border").extra_columns({})
-
-
-@pytest.mark.parametrize("kind", ["border", "last"])
-def test_the_second_objective_equals_a_second_forward(kind: str) -> None:
-    """The states before an instruction do not depend on it, so one forward has them all."""
-    learner = task({"asm": 9, "reg": 3}, instruction=kind, instruction_weight=0.5)
-    tensors = to_tensors(learner.prepare(streams()), torch.device("cpu"))
-    loss, sums = learner(tensors)
-    heads = learner.instruction_heads
-    assert heads is not None
-    second = torch.zeros(())
-    source = tensors.targets["instruction_source"]
-    for row, number in (source >= 0).nonzero().tolist():
-        seen = slice(int(source[row, number]) + 1)
-        place = int(tensors.targets["instruction_place"][row, number])
-        prefix = to_tensors(
-            Batch(
-                {n: c[row : row + 1, seen].numpy() for n, c in tensors.columns.items()},
-                tensors.document[row : row + 1, seen].numpy(),
-                np.zeros(1, np.uint64),
-            ),
-            torch.device("cpu"),
-        )
-        state = learner.model(prefix)[0, -1]
-        for name in learner.columns:
-            logits = heads.weight(learner.model, name) @ state
-            second = second + F.cross_entropy(logits, tensors.targets[name][row, place])
-    torch.testing.assert_close(sums["loss_instruction"], second.detach())
-    first = sums["loss_asm"] + sums["loss_reg"]
-    torch.testing.assert_close(loss.detach(), first + 0.5 * second.detach())

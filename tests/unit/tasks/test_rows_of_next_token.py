@@ -101,9 +101,3 @@ def test_rows_that_lose_tokens_or_cannot_be(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         task(**options)
     assert caught.value.where.startswith("task.")
-
-
-def test_rows_that_begin_anywhere_have_no_groups(store: Store) -> None:
-    with pytest.raises(UsageError) as caught:
-        task(4, rows="stream").rows(store, 0, 2)
-    assert caught.value.where == "data.shards" and "windows" in caught.value.hint

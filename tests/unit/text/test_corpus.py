@@ -70,7 +70,6 @@ def test_the_reference_gives_the_same_ids(tmp_path: Path) -> None:
         assert tokenizer.encode(line) == reference_ids(tokenizer, line) == ids
     assert tokenizer.decode(tokenizer.encode(lines[0])) == "push rbp mov rbp [UNK]"
     assert tokenizer.encode("ret [SEP] [sep]") == [8, 3, 1]
-    assert tokenizer.inside_words() == []
 
 
 def test_rare_words_are_unknown_and_counted(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 import tokmill
 from making import write_store
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.cli.eval_command import evaluate as command
 from tokmill.inference.embed import embed
 from tokmill.models.model import Tensors
 from tokmill.store.schema import Column, Schema
@@ -71,7 +70,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def run(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    task = {"length": LENGTH, "tied": False, "instruction": "border"}
+    task = {"length": LENGTH, "tied": False}
     plain = recipe(stores[0], 60, data={"val": str(stores[1])}, task=task, run={"eval_rows": 0})
     return tokmill.train(plain, tmp_path_factory.mktemp("runs") / "run", quiet=True).path
 
@@ -173,10 +172,9 @@ def test_whole_instructions(run: Path, stores: tuple[Path, Path]) -> None:
 
 def test_it_is_what_the_loop_measured(run: Path, stores: tuple[Path, Path]) -> None:
     found = evaluate(run, stores[1], device="cpu")
-    for name in ("loss", "loss_asm", "loss_mne", "loss_instruction"):
+    for name in ("loss", "loss_asm", "loss_mne"):
         assert found[name] == pytest.approx(losses(run, f"val_{name}")[60], rel=1e-6)
-    second = found["loss"] - found["next_token"]["loss"]
-    assert second == pytest.approx(found["loss_instruction"], rel=1e-4)
+    assert found["loss"] == pytest.approx(found["next_token"]["loss"], rel=1e-6)
 
 
 def test_without_the_training_store_there_is_no_baseline(
@@ -202,14 +200,6 @@ def test_a_column_that_is_not_there(run: Path, stores: tuple[Path, Path]) -> Non
     with pytest.raises(UsageError, match="no column 'progam'") as caught:
         evaluate(run, stores[1], by="progam")
     assert "program" in (caught.value.hint or "")
-
-
-def test_what_else_the_loss_of_the_run_holds_is_said(
-    run: Path, stores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    command(run, stores[1], device="cpu")
-    said = capsys.readouterr().out.partition("all of them")[2].splitlines()[2]
-    assert said.startswith("loss above includes instruction_weight × loss_instruction")
 
 
 def test_phrases_that_were_damaged_are_told_wherever_they_are_read(

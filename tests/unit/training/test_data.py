@@ -15,7 +15,6 @@ from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
-from tokmill.training.budget.estimate import estimate
 from tokmill.training.data import entries_a_step, make_feed
 from tokmill.training.recipe.config import DataConfig, TrainConfig
 
@@ -64,16 +63,6 @@ def test_steps_that_cannot_be(
         entries_a_step(DataConfig(**data), 5, world)
     assert caught.value.where == ("data.batch_tokens" if where else "")
     assert hint in caught.value.hint
-
-
-def test_a_dry_run_counts_tokens_as_the_training_does(stores: list[Store]) -> None:
-    data = {"train": str(stores[0].path), "batch_tokens": 30}
-    config = TrainConfig(
-        data=DataConfig(**data), model=DecoderConfig(dim=4, heads=2), task=NextTokenConfig(length=5)
-    )
-    found = estimate(config)
-    assert found["batch"] == [6, 5]
-    assert found["tokens_per_step"] == 30
 
 
 def test_the_recipe_reaches_the_feed(stores: list[Store]) -> None:

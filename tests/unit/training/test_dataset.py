@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, SequentialSampler
+from torch.utils.data import ConcatDataset, DataLoader
 
 from making import TOKENS, rec, token_store, write_store
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.feed.feed import Feed
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.next_token import RowKind
 from tokmill.training.dataset import TokenDataset
 from toy import cycles, make_store
 
@@ -81,25 +78,6 @@ def test_whole_and_packed_by_hand(tmp_path: Path) -> None:
     assert sorted(lists(packed, "position_ids")) == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
 
 
-@pytest.mark.parametrize("rows", ["windows", "packed", "whole"])
-def test_each_token_but_first_ones_is_learned_once(store: Path, rows: RowKind) -> None:
-    dataset = TokenDataset(store, 40 if rows == "whole" else 16, rows=rows)
-    found = sorted(label for row in lists(dataset, "labels") for label in row if label != NO)
-    documents = cycles(30, seed=1)
-    wanted = [int(token) for document in documents for token in document[1:]]
-    # The end of a document predicts the first token of the one behind it in the row.
-    if rows == "windows":
-        wanted += [int(document[0]) for document in documents[1:]]
-    elif rows == "packed":
-        for ids in lists(dataset, "input_ids"):
-            wanted += [b for a, b in itertools.pairwise(ids) if a == 0 and b]
-    assert found == sorted(wanted)
-    for item in dataset.__getitems__(list(range(len(dataset)))):
-        # Not shifted: a label is the token of its own place.
-        kept = item["labels"] != NO
-        assert torch.equal(item["labels"][kept], item["input_ids"][kept])
-
-
 def test_tokens_with_a_loss_of_zero_are_only_read(tmp_path: Path) -> None:
     schema = {**TOKENS, "loss": Column("u1")}
     made = write_store(tmp_path / "s", schema, [[rec([1, 2, 3, 4, 5], loss=[1, 1, 0, 0, 1])]])
@@ -145,21 +123,6 @@ def test_workers_read_what_the_dataset_holds(store: Path, context: str) -> None:
     for name in expected[0]:
         together = torch.cat([batch[name] for batch in found])
         assert torch.equal(together, torch.stack([item[name] for item in expected]))
-
-
-def test_a_loader_fetches_a_batch_in_one_call(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = TokenDataset(store, 16)
-    calls = []
-    make = Feed.make
-
-    def counted(self: Feed, epoch: Any, row: Any, *rest: Any) -> Any:
-        calls.append(row.tolist())
-        return make(self, epoch, row, *rest)
-
-    monkeypatch.setattr(Feed, "make", counted)
-    sampler = BatchSampler(SequentialSampler(range(8)), 3, drop_last=False)
-    assert len(list(DataLoader(dataset, batch_sampler=sampler))) == 3
-    assert calls == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
 def test_numbers_that_cannot_be_are_refused_at_once(store: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,13 +18,11 @@ import torch
 
 import tokmill
 import toy
-from processes import End, together, values
-from tokmill.base.errors import Interrupted, MachineError, TokmillError
+from processes import together, values
+from tokmill.base.errors import Interrupted, TokmillError
 from tokmill.models.model_inputs import Inputs
 from tokmill.tasks.next_token import NextToken
-from tokmill.training.budget.memory import shares_of
 from tokmill.training.data import make_feed, open_stores
-from tokmill.training.engines.engine import Engine, make_engine
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.launch import place
 from tokmill.training.loader import Loader
@@ -91,29 +88,6 @@ def attempt(value: dict[str, Any], out: Path, stop_at: int = 0, spoil_at: int = 
     return ""
 
 
-def held(value: dict[str, Any]) -> tuple[int, int]:
-    """Bytes of the weights and of the moments that this process holds after a step."""
-    config = from_dict(value)
-    with make_engine(config.run, config.engine) as engine:
-        task = make_task(config, Inputs({"token": toy.SIZE}))
-        engine.prepare(task, config.optim)
-        feed = make_feed(config, task, open_stores(config.data), 2)
-        keys: dict[str, Any] = {"micro_tokens": 999, "device": torch.device("cpu")}
-        with Loader(feed, task, range(1), engine.rank, 2, **keys) as loader:
-            engine.micro(loader.next()[0][0].tensors, True, 0.1)
-        engine.step(1e-3)
-        assert isinstance(engine, Engine)
-        # DeepSpeed's stage 3 leaves small weights whole for as long as it likes.
-        weights = [getattr(p, "ds_tensor", p) for p in task.parameters()]
-        moments = [
-            value
-            for state in engine.optimizer.state.values()
-            for name, value in state.items()
-            if name != "step"
-        ]
-        return tuple(sum(t.numel() * t.element_size() for t in ts) for ts in (weights, moments))
-
-
 @contextlib.contextmanager
 def ended_group() -> Iterator[None]:
     """End what a training leaves behind that does not expect its process to go on."""
@@ -146,9 +120,6 @@ def everything(store: Path, folder: Path) -> dict[str, Any]:
         told[engine].append(attempt(rwkv(store, engine), folder / engine / "rwkv7"))
     for engine in OF_LENGTHS:
         told[f"{engine} of lengths"] = attempt(lengths(store, engine), folder / engine / "lengths")
-    for engine in SPLIT:
-        with ended_group():
-            told[f"{engine} holds"] = held(recipe(store, engine))
     return told
 
 
@@ -271,44 +242,6 @@ def test_processes_may_have_other_numbers_of_micro_batches(
         with Loader(feed, task, range(4), rank, 2, **keys) as loader:
             counts.append([len(loader.next()[0]) for _ in range(4)])
     assert any(left != right for left, right in zip(*counts, strict=True))
-
-
-@pytest.mark.parametrize("engine", SPLIT)
-def test_what_a_process_holds_is_what_the_plan_says(engine: str, runs: Runs, store: Path) -> None:
-    _, told = runs
-    config = from_dict(recipe(store, engine))
-    weights = 4 * make_task(config, Inputs({"token": toy.SIZE})).parameter_count()
-    shares = shares_of(config, 2)
-    for one in told:
-        mine, moments = one[f"{engine} holds"]
-        # Parts are whole rows, or padded.
-        assert mine == pytest.approx(shares.weights * weights, rel=0.1)
-        assert moments == pytest.approx(2 * shares.moments * weights, rel=0.1)
-
-
-def killed(value: dict[str, Any], out: Path) -> int:
-    """Train; process 1 is killed in its fourth forward pass, in step 3."""
-    forward, calls = NextToken.forward, [0]
-
-    def failing(self: NextToken, batch: Any) -> Any:
-        calls[0] += 1
-        if place().rank == 1 and calls[0] == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return forward(self, batch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NextToken, "forward", failing)
-        return tokmill.train(value, out, quiet=True).step
-
-
-def test_a_killed_process_ends_the_other(single: Path, store: Path, tmp_path: Path) -> None:
-    value = recipe(store, "deepspeed-3", run={"micro_tokens": 16_384, "checkpoint_every": 2})
-    left, lost = together(2, killed, value, tmp_path / "run")
-    assert isinstance(left.error, MachineError) and lost == End()
-    assert "has ended" in str(left.error) and "--resume" in str(left.error)
-    value["run"]["engine"] = "single"
-    tokmill.train(value, tmp_path / "run", resume=True, quiet=True)
-    same_training(tmp_path / "run", single / "single/whole")
 
 
 def one_process(store: Path, folder: Path) -> None:

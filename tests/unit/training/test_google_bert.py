@@ -168,8 +168,6 @@ def test_the_command(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert code == 2 and "the model has 6 positions, not 8" in said
     code, _, said = run(str(place), "-o", out + "3")
     assert code == 1 and "hint:" in said
-    code, _, said = run(str(GOLDEN / "version-1/model.ckpt"), "-o", out + "3")
-    assert code == 1 and "format V1" in said
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
     assert "holds other files" in run(golden, "-o", str(tmp_path / "other"))[2]

@@ -12,11 +12,9 @@ import pytest
 from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.training import launch
 from tokmill.training.launch import (
-    VISIBLE,
     Launch,
     Place,
     check_host,
-    gpus_of,
     one_a_machine,
     place,
     resume_flags,
@@ -31,7 +29,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         "WORLD_SIZE",
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
-        VISIBLE,
         launch.SUPERVISED,
     ):
         monkeypatch.delenv(name, raising=False)
@@ -106,70 +103,6 @@ def test_the_line_of_several_machines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown", "gpus"),
-    [
-        ("", None, ()),
-        ("2", None, ("0", "1")),
-        ("0,3", None, ("0", "3")),
-        ("3,", None, ("3",)),
-        ("2", "4,7,5", ("4", "7")),
-        ("2,0", "4,7,5", ("5", "4")),
-        ("1", "GPU-a1,GPU-b2", ("GPU-a1",)),
-    ],
-)
-def test_gpus_are_those_that_are_shown(
-    text: str, shown: str | None, gpus: tuple[str, ...], environment: pytest.MonkeyPatch
-) -> None:
-    if shown is not None:
-        environment.setenv(VISIBLE, shown)
-    assert gpus_of(text) == gpus
-
-
-@pytest.mark.parametrize(
-    ("text", "shown", "what"),
-    [
-        ("two", None, "'two' is neither"),
-        ("-1", None, "'-1' is neither"),
-        (",", None, "',' is neither"),
-        ("0", None, "'0' is a number of GPUs, and it is 0"),
-        ("1,1", None, "names a GPU twice"),
-        ("3", "4,7", "shows 2 GPUs, so there is no number 2"),
-        ("1", "", "shows 0 GPUs"),
-    ],
-)
-def test_gpus_that_there_cannot_be(
-    text: str, shown: str | None, what: str, environment: pytest.MonkeyPatch
-) -> None:
-    if shown is not None:
-        environment.setenv(VISIBLE, shown)
-    with pytest.raises(UsageError) as caught:
-        gpus_of(text)
-    assert what in str(caught.value) and caught.value.hint
-
-
-def test_how_gpu_0_alone_is_named(environment: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError) as caught:
-        gpus_of("0")
-    assert "--devices 0, " in caught.value.hint
-    assert gpus_of("0,") == ("0",)
-
-
-def test_the_line_says_which_gpus() -> None:
-    given = ["train", "S", "-o", "R", "--devices", "0,3"]
-    assert Launch(processes=2, gpus=("0", "3")).line(given) == (
-        "CUDA_VISIBLE_DEVICES=0,3 torchrun --standalone --nproc-per-node=2 -m tokmill train S -o R"
-    )
-
-
-def test_a_machine_without_these_gpus(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv(VISIBLE, "")
-    launch = Launch(processes=2, gpus=("90", "91"))
-    with pytest.raises(UsageError, match="torch sees 0 of the 2 GPUs 90,91") as caught:
-        launch.run(["train", "S", "-o", "R", "--devices", "90,91"])
-    assert "tokmill doctor" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
     ("launch", "what"),
     [
         (Launch(processes=0), "--processes: 0 is below 1"),
@@ -179,7 +112,6 @@ def test_a_machine_without_these_gpus(environment: pytest.MonkeyPatch) -> None:
         (Launch(nodes=2), "--master: '' with 2 machines"),
         (Launch(nodes=2, master="a"), "--master: 'a'"),
         (Launch(master="a:1"), "--master: 'a:1' with 1 machines"),
-        (Launch(processes=3, gpus=("0", "1")), "--devices: 2 GPUs for 3 processes"),
     ],
 )
 def test_numbers_that_start_nothing(
@@ -194,8 +126,6 @@ def test_processes_do_not_start_processes(environment: pytest.MonkeyPatch) -> No
     started_as(environment, Place(1, 2, 1, 2))
     with pytest.raises(UsageError, match="one of several"):
         Launch(processes=2).check()
-    with pytest.raises(UsageError, match="one of several"):
-        Launch(gpus=("0",)).check()
     Launch().check()
 
 

@@ -206,25 +206,3 @@ def test_trimming_changes_neither_loss_nor_gradient(mixed: Store, model: Model) 
     for left, right in zip(found[0][1], found[1][1], strict=True):
         assert left is not None and right is not None and left.abs().max() > 0
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("instruction", ["border", "last"])
-def test_trimming_keeps_the_second_objective(instruction: Any) -> None:
-    random = np.random.default_rng(1)
-    lengths = random.integers(2, 72, 12)
-    document = np.where(np.arange(71) < lengths[:, None], 0, -1).astype(np.int32)
-    columns = {
-        "token": random.integers(0, 23, document.shape).astype(np.uint8),
-        "border": (random.random(document.shape) < 0.4).astype(np.uint8),
-    }
-    raw = Batch(columns, document, np.arange(12).astype(np.uint64))
-    torch.manual_seed(0)
-    model = RWKV7(RWKV7Config(dim=8, layers=1, head_dim=4), Inputs(SIZES))
-    task = whole_rows(model, tied=False, instruction=instruction)
-    batch = task.prepare(raw)
-    found = []
-    for parts in ([batch], [*micro_batches(batch, 300)]):
-        sums = [task(to_tensors(part, CPU))[1] for part in parts]
-        found.append({name: sum(one[name].item() for one in sums) for name in sums[0]})
-    assert found[0]["loss_instruction"] > 0
-    assert found[0] == pytest.approx(found[1], rel=1e-6)

@@ -58,22 +58,6 @@ def test_rates_rise_then_fall_and_stay_in_bounds(schedule: Any, warmup: int, ste
     assert steps <= warmup + 1 or rates[warmup] == 0.3
 
 
-@pytest.mark.parametrize("schedule", ["linear", "wsd"])
-@pytest.mark.parametrize("steps", [1, 2, 5, 20, 21, 1000])
-@pytest.mark.parametrize("warmup", [0, 1, 4])
-def test_the_last_step_has_the_rate_of_the_floor(schedule: Any, steps: int, warmup: int) -> None:
-    config = OptimConfig(lr=0.3, warmup=warmup, floor=0.1, schedule=schedule, decay=0.2)
-    if steps > warmup and (schedule == "linear" or steps >= 5):
-        assert learning_rate(config, steps - 1, steps) == 0.3 * 0.1
-
-
-@pytest.mark.parametrize("steps", [1, 20, 1000])
-def test_how_near_cosine_comes_to_the_floor(steps: int) -> None:
-    config = OptimConfig(lr=1.0, warmup=0, floor=0.1)
-    over = learning_rate(config, steps - 1, steps) - 0.1
-    assert 0 < over < (math.pi / 2 / steps) ** 2
-
-
 def test_which_rates_more_steps_leave_as_they_were() -> None:
     def same(schedule: Any, done: int, steps: int = 200) -> bool:
         config = OptimConfig(warmup=10, schedule=schedule, decay=0.2)

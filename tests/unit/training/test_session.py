@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tokmill
-from grid_task import CELLS, LOOP, TASK, Grid, GridLoop
+from grid_task import CELLS, LOOP, TASK, Grid
 from processes import together, values
 from tokmill import plugins
 from tokmill.base.errors import Interrupted, TokmillError, UsageError
@@ -172,11 +172,3 @@ def test_two_processes_walk_on_their_own(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "parts/model")
     tokmill.train(recipe(), tmp_path / "parts", resume=True, quiet=True)
     assert losses(tmp_path / "parts", "val_loss")[20] == CELLS - 1
-
-
-def test_the_loop_of_the_toy_is_all_that_one_needs() -> None:
-    from tokmill.training.loop import RowLoop
-
-    for loop in (GridLoop, RowLoop):
-        for name in ("reads_stores", "rows_a_step", "check", "steps", "next", "learn", "measure"):
-            assert hasattr(loop, name)

@@ -15,7 +15,6 @@ import torch
 import task_runs
 import tokmill
 import toy
-from embedded import vectors_of
 from entry_stores import labelled, lay, tuples_of
 from processes import together, values
 from task_runs import same
@@ -204,21 +203,6 @@ def test_a_dry_run(name: str, stores: Path) -> None:
     assert 4 * 4 * found["parameters"] < found["tensor_bytes"] < 1e7
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_vector_does_not_depend_on_its_batch_mates(name: str, runs: Path, stores: Path) -> None:
-    """Runs over entries too read the records of a plain store."""
-    run, found = runs / "one" / name / "whole", []
-    if name == "set":
-        with pytest.raises(UsageError, match="reads the vectors"):
-            vectors_of(run, stores / "functions-val", device="cpu")
-        return
-    for tokens in (1, 10_000):
-        keys = {"device": "cpu", "batch_tokens": tokens}
-        found.append(vectors_of(run, stores / "functions-val", **keys))
-    assert found[0].shape == (13, 16) and np.ptp(found[0], axis=0).min() > 0
-    assert np.allclose(found[0], found[1], atol=1e-5)
-
-
 def command(*words: str) -> Any:
     with pytest.raises(SystemExit) as ended:
         main([*words])
@@ -237,16 +221,6 @@ def test_commands_tell_what_they_can(
     assert "loss" in shown and ("mrr" in shown) == (name == "triplet")
     assert command("inspect", run) == 0
     assert "tokmill sample" not in capsys.readouterr().out
-
-
-def test_a_dry_run_is_printed(
-    stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    value = recipe(stores, "triplet")
-    flags = [f"--set={t}.{k}={json.dumps(v)}" for t, keys in value.items() for k, v in keys.items()]
-    assert command("train", "--dry-run", *flags, "-o", str(tmp_path / "run")) == 0
-    shown = capsys.readouterr()
-    assert "24 rows × 16 positions" in shown.out and not shown.err
 
 
 def test_a_referred_store_that_changed_ends_a_resume(

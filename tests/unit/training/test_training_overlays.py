@@ -17,11 +17,9 @@ from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
-from tokmill.training.budget.estimate import estimate
 from tokmill.training.data import make_feed, open_stores, open_to_evaluate
 from tokmill.training.dataset import TokenDataset
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import DataConfig, TrainConfig
 from tokmill.training.runs.run import read_run
 from toy import cycles, losses, make_store, recipe
@@ -158,9 +156,3 @@ def test_a_mask_that_leaves_nothing_begins_no_run(learned: Path, tmp_path: Path)
         tokmill.train(value, tmp_path / "run", quiet=True)
     assert error.value.where == str(learned / "overlays/mask")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_plan_names_overlays(learned: Path) -> None:
-    for overlays in ((), ("mask",)):
-        value = recipe(learned, 2, data={"overlays": overlays})
-        assert estimate(from_dict(value))["overlays"] == list(overlays)

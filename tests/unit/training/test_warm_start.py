@@ -143,21 +143,6 @@ def test_another_task_takes_what_has_equal_names(
     assert all(torch.equal(back[name], before[name]) == (name not in heads) for name in before)
 
 
-def test_another_model_is_refused_for_another_task_too(neighbours: None, tmp_path: Path) -> None:
-    run = untied(tmp_path)
-    value = {"data": {"train": str(tmp_path / "store"), "batch": 8}}
-    value |= {"task": {"kind": "neighbours"}, "run": {"start": str(run), "steps": 1}}
-    for model, key in (({"layers": 3}, "layers"), ({"dim": 32}, "dim"), ({"bias": True}, "bias")):
-        with pytest.raises(TokmillError, match=rf"to start from: model\.{key}: ") as caught:
-            tokmill.train(value | {"model": model}, tmp_path / "new", quiet=True)
-        assert "task.kind" not in caught.value.what
-    with pytest.raises(TokmillError, match="to start from: model.kind"):
-        rwkv = {"kind": "rwkv7", "dim": 16, "layers": 2, "head_dim": 8}
-        tokmill.train(value | {"model": rwkv}, tmp_path / "new", quiet=True)
-    # What changes no shape may differ.
-    tokmill.train(value | {"model": {"dropout": 0.1}}, tmp_path / "new", quiet=True)
-
-
 def test_a_task_without_a_store_takes_the_model(
     neighbours: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

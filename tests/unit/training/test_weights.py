@@ -193,21 +193,3 @@ def test_a_kill_while_best_is_written_leaves_whole_weights(
     for name, tensor in weights(run, "best").items():
         assert torch.equal(tensor, weights(again.path, "best")[name])
     assert (run / "best/config.json").read_bytes() == (again.path / "best/config.json").read_bytes()
-
-
-def test_a_resumed_run_remembers_the_best(
-    run: Path, store: Path, val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {**WORSENING, "data": {"val": str(val)}}
-    after = step_of(run / "best") + 2
-    with monkeypatch.context() as patch:
-        stop_after(after, patch)
-        with pytest.raises(Interrupted):
-            tokmill.train(recipe(store, 24), tmp_path / "run", options=options, quiet=True)
-    again = tokmill.train(None, tmp_path / "run", resume=True, quiet=True).path
-    assert (run / "best/model.safetensors").read_bytes() == (
-        again / "best/model.safetensors"
-    ).read_bytes()
-    state = "checkpoints/step-00000024/state.json"
-    before, now = (json.loads((path / state).read_text()) for path in (run, again))
-    assert before["best_loss"] == now["best_loss"]

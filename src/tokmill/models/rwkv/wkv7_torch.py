@@ -145,14 +145,19 @@ def _chunks(
     b_after, k_after = to_after[..., :chunk, :], to_after[..., chunk:, :]
     added = b_after.transpose(-1, -2) @ own + k_after.transpose(-1, -2) @ v  # P (key, value)
     turned = b_after.transpose(-1, -2) @ moved + torch.diag_embed(carried[..., 0, :])  # M
-    states = [state.transpose(-1, -2)]
-    for i in range(count):
-        states.append(torch.matmul(turned[:, :, i], states[-1]) + added[:, :, i])
-    entering = torch.stack(states[:-1], 2)  # (B, H, C, N, N)
+    entering, state = _carry(state, turned, added)
     u = own + moved @ entering
     y = from_before[..., chunk:, :] @ entering + rk @ v + rb @ u
     y_BTHN = y.permute(0, 2, 3, 1, 4).reshape(size, count * chunk, heads, width)
-    return y_BTHN[:, :length], states[-1].transpose(-1, -2)
+    return y_BTHN[:, :length], state
+
+
+def _carry(state: Tensor, turned: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the states before each chunk (B, H, C, N, N), and the last one: S → M S + P."""
+    states = [state.transpose(-1, -2)]
+    for i in range(turned.shape[2]):
+        states.append(torch.matmul(turned[:, :, i], states[-1]) + added[:, :, i])
+    return torch.stack(states[:-1], 2), states[-1].transpose(-1, -2)
 
 
 def continues(document: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError
@@ -49,8 +51,8 @@ def page(
     """
     if not paths:
         raise UsageError("nothing is named to report on", hint="give stores, runs or tokenizers")
-    jinja = plugins.require("jinja2")
     plugins.require("matplotlib")
+    html = template()
     paths = [one for path in paths for one in _expand(path)]
     found = [describe(path) for path in paths]
     names = short_names(paths)
@@ -72,21 +74,23 @@ def page(
         section.problem = facts.get("problem", "")
         makers[kind](path, facts, section)
         sections.append(section)
-    runs = [
-        path
-        for path, facts in zip(paths, found, strict=True)
-        if facts["kind"] == "run" and facts["metrics"].get("loss") is not None
-    ]
+    with_loss = [f["kind"] == "run" and f["metrics"].get("loss") is not None for f in found]
+    runs = list(itertools.compress(paths, with_loss))
     if len(runs) > 1:
-        together = Section("Runs together", f"{len(runs)} runs on the same axes", "runs")
-        compared = compare(runs)
-        together.problem = "; ".join(compared.notes)
-        headers, rows = text_rows(compared)
-        numbers = [i for i, column in enumerate(columns(compared)) if column.right]
-        together.tables.append(Table(rows, headers, "Seeds together", numbers))
-        caption = "Dashed: validation rows. Bands: from the lowest to the highest of the seeds."
-        together.figures.append(picture(figures.loss(runs), together, caption))
-        sections.append(together)
+        sections.append(compared_section(runs))
+    text = html.render(
+        title=title or f"Report on {', '.join(names)}",
+        version=__version__,
+        sections=sections,
+        sampled=sample is not None,
+    )
+    make_folder(out.parent)
+    return write_file(out, text)
+
+
+def template() -> Any:
+    """Return the template of a page."""
+    jinja = plugins.require("jinja2")
     environment = jinja.Environment(
         loader=jinja.PackageLoader("tokmill", "report/pages"),
         autoescape=True,
@@ -94,14 +98,20 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    html = environment.get_template("page.html.j2").render(
-        title=title or f"Report on {', '.join(names)}",
-        version=__version__,
-        sections=sections,
-        sampled=sample is not None,
-    )
-    make_folder(out.parent)
-    return write_file(out, html)
+    return environment.get_template("page.html.j2")
+
+
+def compared_section(runs: Sequence[Path]) -> Section:
+    """Return the section of several runs: a table, and their losses on the same axes."""
+    together = Section("Runs together", f"{len(runs)} runs on the same axes", "runs")
+    compared = compare(runs)
+    together.problem = "; ".join(compared.notes)
+    headers, rows = text_rows(compared)
+    numbers = [i for i, column in enumerate(columns(compared)) if column.right]
+    together.tables.append(Table(rows, headers, "Seeds together", numbers))
+    caption = "Dashed: validation rows. Bands: from the lowest to the highest of the seeds."
+    together.figures.append(picture(figures.loss(runs), together, caption))
+    return together
 
 
 def _expand(path: Path) -> list[Path]:

@@ -46,24 +46,7 @@ def tsne(
         vectors: name of an overlay with vectors, or an .npy file with a row a record. Without it
             the figure is of basic block vectors, projected at random as by `build mine`.
     """
-    if sample is not None or len(paths) != 1:
-        raise UsageError(
-            "the figure tsne is of one store, and takes a sample by itself",
-            hint=f"name one store and no --sample: {MOST:,} records are drawn at random",
-        )
-    store = None if paths[0].is_file() else Store(paths[0])
-    if store is None and (column or vectors):
-        raise UsageError(
-            "a file has no columns and no overlays",
-            where=str(paths[0]),
-            hint="`tokmill build bbv FILE -o STORE` makes a store of basic block vectors",
-        )
-    if store is not None and not vectors and not {"block", "count"} <= set(store.schema):
-        raise UsageError(
-            "nothing says which vectors",
-            where=str(paths[0]),
-            hint="--vectors OVERLAY or F.npy; a store of intervals needs none",
-        )
+    store = check_tsne(paths, sample, column, vectors)
     if store is not None and vectors:
         count, chosen = len(store), sampled(len(store))
         units = VectorTable(store, vectors).units(chosen)
@@ -96,6 +79,31 @@ def tsne(
     if len(chosen) < count:
         title += f": {len(chosen):,} of {count:,} records"
     return Figure(title, "t-SNE 1", "t-SNE 2", "points", series)
+
+
+def check_tsne(
+    paths: Sequence[Path], sample: int | None, column: str, vectors: str
+) -> Store | None:
+    """Return the store that is drawn, None for a file of block vectors; refuse anything else."""
+    if sample is not None or len(paths) != 1:
+        raise UsageError(
+            "the figure tsne is of one store, and takes a sample by itself",
+            hint=f"name one store and no --sample: {MOST:,} records are drawn at random",
+        )
+    store = None if paths[0].is_file() else Store(paths[0])
+    if store is None and (column or vectors):
+        raise UsageError(
+            "a file has no columns and no overlays",
+            where=str(paths[0]),
+            hint="`tokmill build bbv FILE -o STORE` makes a store of basic block vectors",
+        )
+    if store is not None and not vectors and not {"block", "count"} <= set(store.schema):
+        raise UsageError(
+            "nothing says which vectors",
+            where=str(paths[0]),
+            hint="--vectors OVERLAY or F.npy; a store of intervals needs none",
+        )
+    return store
 
 
 def sampled(count: int) -> Array:

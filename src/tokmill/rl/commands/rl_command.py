@@ -1,9 +1,9 @@
-"""`tokmill rl replay|show`, and the group of all commands of `rl`."""
+"""`tokmill rl replay`, and the group of all commands of `rl`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from tokmill.base.files import read_file
 from tokmill.cli import train_command as training
 from tokmill.rl.commands import rl_eval, rl_search, rl_tune
 from tokmill.rl.commands.rl_problems import (
-    Modules,
     Runs,
     print_results,
     problems_of,
@@ -20,7 +19,7 @@ from tokmill.rl.commands.rl_problems import (
     say_what_is_faster,
 )
 from tokmill.terminal.options import AsJson
-from tokmill.terminal.output import print_json, print_table, say
+from tokmill.terminal.output import print_json
 
 LARGEST = 16 << 20
 """Bytes that a schedule may have."""
@@ -40,45 +39,6 @@ app.command(
 )(training.train)
 app.command("eval")(rl_eval.evaluate)
 app.command()(rl_tune.tune)
-
-
-@app.command()
-def show(modules: Modules, as_json: AsJson = False) -> None:
-    """List the operations of modules: loops, iterators, arithmetic, vectors, producers."""
-    problems = problems_of(modules)
-    found: list[dict[str, Any]] = [
-        {
-            "module": problem.name,
-            "operation": each.tag,
-            "name": each.name,
-            "loops": list(each.bounds),
-            "iterators": "".join("p" if one else "r" for one in each.parallel),
-            "arithmetic": sum(each.arithmetic),
-            "vectorizable": each.vectorizable,
-            "producers": [f"op_{number}" for _, number in each.producers],
-        }
-        for problem in problems
-        for each in problem.operations
-    ]
-    if as_json:
-        print_json(found)
-        return
-    print_table(
-        ["module", "operation", "name", "loops", "iterators", "vectors", "producers"],
-        [
-            [
-                row["module"],
-                row["operation"],
-                row["name"],
-                " × ".join(map(str, row["loops"])),
-                row["iterators"],
-                "yes" if row["vectorizable"] else "no",
-                " ".join(row["producers"]),
-            ]
-            for row in found
-        ],
-    )
-    say("iterators: p parallel, r reduction; vectors: whether it can become vectors uncut if small")
 
 
 @app.command()

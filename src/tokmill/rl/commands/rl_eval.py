@@ -12,53 +12,61 @@ from msgspec.structs import replace
 from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder
 from tokmill.base.progress import Progress, human_count, human_share
-from tokmill.rl.commands import rl_best
 from tokmill.rl.commands.rl_problems import (
     IREE,
     MOST_RUNS,
     MOST_SEED,
+    Best,
     CacheFile,
+    check_best,
     continuing,
     iree_cell,
     problems_of,
     say_what_is_faster,
+    write_best,
 )
 from tokmill.terminal.options import AsJson, Quiet
 from tokmill.terminal.output import print_json, print_table, say
 
+Modules = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MODULE...",
+        help="A .mlir file, a folder of them, or sizes. Default: those that the run held out.",
+    ),
+]
+Samples = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Drawn schedules that are measured for each module, beside the likeliest."
+    ),
+]
+Runs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=MOST_RUNS,
+        help="Runs of each schedule; the least time counts. Default: as in the training.",
+    ),
+]
+At = Annotated[
+    str, typer.Option(help="Which weights: best, model, or a step. Default: the newest.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
+]
+
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    modules: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODULE...",
-            help="A .mlir file, a folder of them, or sizes. Default: those that the run held out.",
-        ),
-    ] = None,
-    samples: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Drawn schedules that are measured for each module, beside the likeliest."
-        ),
-    ] = 0,
+    modules: Modules = None,
+    samples: Samples = 0,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of the drawn schedules.")] = 0,
-    runs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MOST_RUNS,
-            help="Runs of each schedule; the least time counts. Default: as in the training.",
-        ),
-    ] = None,
-    at: Annotated[
-        str, typer.Option(help="Which weights: best, model, or a step. Default: the newest.")
-    ] = "",
+    runs: Runs = None,
+    at: At = "",
     cache: CacheFile = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
-    ] = None,
+    out: Out = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -70,40 +78,22 @@ def evaluate(
     without a schedule would run.
     """
     from tokmill.mlir import measure as measuring
+    from tokmill.mlir import search as searches
+    from tokmill.mlir.space import IreeDefault
     from tokmill.rl import evaluate_policy as evaluating
+    from tokmill.rl.ppo_loop import settings_of
     from tokmill.training.runs import run as runs_of
 
     config, _ = runs_of.read_run(run)
-    if config.task.kind != "schedules":
-        raise UsageError(
-            f"the run learned the task {config.task.kind}, not schedules",
-            where=str(run),
-            hint="`tokmill eval RUN STORE` measures it",
-        )
+    problems = _problems(run, config, modules or [])
     task = runs_of.load_task(run, at)
-    problems = problems_of(modules or [])
-    if not modules:
-        from tokmill.rl import modules as naming
-
-        problems = naming.held_out(config.task, config.model.sizes)
-    if not problems:
-        raise UsageError(
-            "the run held out no module",
-            where=str(run),
-            hint="name some: tokmill rl eval RUN MODULE",
-        )
     if out is not None:
         folders = [config.task.benchmarks_folder_path, config.task.held_out_folder_path]
         inputs = [*(modules or []), *filter(None, folders)]
-        rl_best.check(out, len(problems), inputs, {"--cache": cache})
+        check_best(out, len(problems), inputs, {"--cache": cache})
         make_folder(out)
-    from tokmill.rl.ppo_loop import settings_of
-
     settings = settings_of(config.task)
     settings = replace(settings, runs=runs or settings.runs)
-    from tokmill.mlir import search as searches
-    from tokmill.mlir.space import IreeDefault
-
     count = (1 + samples) * len(problems)
     with (
         continuing(cache),
@@ -121,21 +111,47 @@ def evaluate(
         ]
     means = evaluating.summary(found)
     if out is not None:
-        best = [
-            # The text of the schedule is in the file.
-            rl_best.Best(
-                {key: value for key, value in row.items() if key != "schedule"},
-                row["schedule"],
-                problem.text,
-            )
-            for row, problem in zip(rows, problems, strict=True)
-        ]
-        written = rl_best.write(out, best)
-        rows = [row | more for row, more in zip(rows, written, strict=True)]
+        rows = _write(out, rows, problems)
     if as_json:
         print_json({"run": str(run), "samples": samples, **means, "modules": rows})
         return
     _print(rows, means, samples)
+
+
+def _write(out: Path, rows: list[dict[str, Any]], problems: list[Any]) -> list[dict[str, Any]]:
+    """Write the best schedules; return the rows with their files."""
+    best = [
+        # The text of the schedule is in the file.
+        Best(
+            {key: value for key, value in row.items() if key != "schedule"},
+            row["schedule"],
+            problem.text,
+        )
+        for row, problem in zip(rows, problems, strict=True)
+    ]
+    return [row | more for row, more in zip(rows, write_best(out, best), strict=True)]
+
+
+def _problems(run: Path, config: Any, modules: list[str]) -> list[Any]:
+    """Return the modules that are named, or else those that the run held out."""
+    from tokmill.rl import modules as naming
+
+    if config.task.kind != "schedules":
+        raise UsageError(
+            f"the run learned the task {config.task.kind}, not schedules",
+            where=str(run),
+            hint="`tokmill eval RUN STORE` measures it",
+        )
+    problems = problems_of(modules)
+    if not modules:
+        problems = naming.held_out(config.task, config.model.sizes)
+    if not problems:
+        raise UsageError(
+            "the run held out no module",
+            where=str(run),
+            hint="name some: tokmill rl eval RUN MODULE",
+        )
+    return problems
 
 
 def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> None:

@@ -1,17 +1,24 @@
-"""What the commands of `tokmill rl` share: modules and options."""
+"""What the commands of `tokmill rl` share: modules, options, and the folder of best schedules.
+
+`results.json` in that folder says what was found for each module and which files hold it. A later
+result takes the place of the earlier one as a whole; other files are never replaced.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from tokmill.base.errors import Interrupted, MachineError, UsageError
-from tokmill.base.files import read_file
+from tokmill.base.files import read_file, remove
+from tokmill.formats.notes import Export, is_written, write_noted
+from tokmill.store.manifest import encode
 from tokmill.terminal.output import check_outputs, print_table, say
 
 OWN = b"// tokmill "
@@ -91,6 +98,67 @@ def problems_of(modules: list[str]) -> list[Any]:
         else:
             found.append(problem.of_line(name))
     return found
+
+
+RESULTS, KIND = "results.json", "schedules"
+"""The file that lists the best schedules of a folder, and the name of its note."""
+
+
+class Best(NamedTuple):
+    """What is written of one module."""
+
+    row: dict[str, Any]
+    """What is found, as JSON has it."""
+    schedule: str
+    """The best schedule as a file; "" for none."""
+    module: str
+    """The text of the module."""
+
+
+def check_best(
+    folder: Path, count: int, inputs: Sequence[str], others: Mapping[str, Path | None]
+) -> None:
+    """Refuse a folder where the best schedules of `count` modules would replace other files.
+
+    `inputs`: modules and folders of them that are read; `others`: option → another file that is
+    written. Raises `UsageError`.
+    """
+    files = [RESULTS, *(name for number in range(count) for name in _best_names(number))]
+    check_files(list(inputs), {**others, **{f"-o {name}": folder / name for name in files}})
+    for name in files:
+        if os.path.lexists(folder / name) and not is_written(folder / name):
+            raise UsageError(
+                "the file is there already, and no earlier result names it",
+                where=str(folder / name),
+                hint="choose another folder for -o, or move the file",
+            )
+
+
+def write_best(folder: Path, found: Sequence[Best]) -> list[dict[str, Any]]:
+    """Write the best schedules; return the rows of all modules, with the paths of their files.
+
+    `file` is that of the schedule, "" if there is none, and `module_file` that of the module.
+    """
+    rows: list[dict[str, Any]] = []
+    texts: dict[str, str] = {}
+    for number, one in enumerate(found):
+        schedule, module = _best_names(number)
+        rows.append({**one.row, "file": one.schedule and schedule, "module_file": module})
+        texts |= {schedule: one.schedule, module: one.module}
+    files = {RESULTS: encode({"modules": rows})} | {k: text for k, text in texts.items() if text}
+    earlier = Export(folder, KIND, KIND, "").before
+    for file in earlier.files if earlier else []:
+        if file.name not in files:
+            remove(folder / file.name)
+    write_noted(folder, KIND, KIND, files)
+    return [
+        row | {key: row[key] and str(folder / row[key]) for key in ("file", "module_file")}
+        for row in rows
+    ]
+
+
+def _best_names(number: int) -> tuple[str, str]:
+    return f"{number:03d}.schedule.mlir", f"{number:03d}.mlir"
 
 
 IREE = "iree_default_milliseconds"

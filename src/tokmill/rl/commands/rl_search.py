@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,20 +11,27 @@ import typer
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import make_folder
 from tokmill.base.progress import Progress, human_count
-from tokmill.rl.commands import rl_best
 from tokmill.rl.commands.rl_problems import (
     SEED,
+    Best,
     CacheFile,
     Modules,
     Runs,
+    check_best,
     continuing,
     print_results,
     problems_of,
     row_of,
     say_what_is_faster,
+    write_best,
 )
 from tokmill.terminal.options import AsJson, Quiet
 from tokmill.terminal.output import print_json, say
+
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
+]
 
 
 def search(
@@ -33,10 +41,7 @@ def search(
     seed: Annotated[int, SEED] = 0,
     runs: Runs = 5,
     cache: CacheFile = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
-    ] = None,
+    out: Out = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +61,7 @@ def search(
         )
     problems = problems_of(modules)
     if out is not None:
-        rl_best.check(out, len(problems), modules, {"--cache": cache})
+        check_best(out, len(problems), modules, {"--cache": cache})
         # Before the search: it may take hours.
         make_folder(out)
     settings = measure.Settings(runs=runs, seed=seed)
@@ -70,21 +75,11 @@ def search(
         Progress("search", evaluations * len(problems), unit="schedules", quiet=quiet) as progress,
     ):
         for problem in problems:
-            tried = []
-            for trial in searches.SEARCHES[method](problem, measurements, evaluations, seed):
-                tried.append(trial)
-                progress.advance(1)
-            best = searches.best_of(problem, tried, measurements)
-            counts: dict[str, int] = {}
-            for trial in tried:
-                counts[trial.result.status] = counts.get(trial.result.status, 0) + 1
-            row = row_of(problem, best, searches.iree_default(problem, iree)) | {"counts": counts}
-            text = measurements.space.text(problem, best.schedule) if best.schedule else ""
-            found.append(rl_best.Best(row, text, problem.text))
+            found.append(best_of(problem, method, evaluations, seed, measurements, iree, progress))
         cached = measurements.hits
     rows: list[dict[str, Any]] = [one.row for one in found]
     if out is not None:
-        rows = rl_best.write(out, found)
+        rows = write_best(out, found)
     if as_json:
         print_json(
             {"method": method, "evaluations": evaluations, "cached": cached, "modules": rows}
@@ -94,3 +89,26 @@ def search(
     say_what_is_faster(rows)
     if cached and cache is not None:
         say(f"{human_count(cached, 'result')} came from the cache")
+
+
+def best_of(
+    problem: Any,
+    method: str,
+    evaluations: int,
+    seed: int,
+    measurements: Any,
+    iree: Any,
+    progress: Progress,
+) -> Best:
+    """Return the best schedule of a module that a search finds, as it is written."""
+    from tokmill.mlir import search as searches
+
+    tried = []
+    for trial in searches.SEARCHES[method](problem, measurements, evaluations, seed):
+        tried.append(trial)
+        progress.advance(1)
+    best = searches.best_of(problem, tried, measurements)
+    counts = dict(Counter(trial.result.status for trial in tried))
+    row = row_of(problem, best, searches.iree_default(problem, iree)) | {"counts": counts}
+    text = measurements.space.text(problem, best.schedule) if best.schedule else ""
+    return Best(row, text, problem.text)

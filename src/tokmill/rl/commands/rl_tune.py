@@ -43,30 +43,34 @@ class Given(NamedTuple):
     """The model's weights, if they are not in it (`.irpa`)."""
 
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A model (.onnx, .mlir), or sizes such as 'matmul 256 512 1024'."
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--out",
+        metavar="NAME",
+        help="Write the module to compile to NAME.model.mlir, and the weights of an ONNX model "
+        "to NAME.model.irpa.",
+    ),
+]
+Minutes = Annotated[float, typer.Option(min=0.01, max=MOST_MINUTES, help="Time for all.")]
+Parameters = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The model's weights, if they are not in it (.irpa)."),
+]
+
+
 def tune(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A model (.onnx, .mlir), or sizes such as 'matmul 256 512 1024'."
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="NAME",
-            help="Write the module to compile to NAME.model.mlir, and the weights of an ONNX model "
-            "to NAME.model.irpa.",
-        ),
-    ],
-    minutes: Annotated[
-        float, typer.Option(min=0.01, max=MOST_MINUTES, help="Time for all.")
-    ] = 10.0,
-    parameters: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The model's weights, if they are not in it (.irpa)."),
-    ] = None,
+    model: Model,
+    out: Out,
+    minutes: Minutes = 10.0,
+    parameters: Parameters = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

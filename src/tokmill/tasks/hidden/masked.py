@@ -25,11 +25,11 @@ from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
-from tokmill.tasks.hidden.masked_config import MaskedConfig, check_shares, inside_words
-from tokmill.tasks.hidden.masking import choose, replaced, unit_sums, units, wanted
+from tokmill.tasks.hidden.masked_config import MaskedConfig, check_shares
+from tokmill.tasks.hidden.masking import choose, replaced, wanted
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.next_token import choose_column
-from tokmill.tasks.scores import BORDER, Scores, token_scores
+from tokmill.tasks.scores import Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
 from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
 from tokmill.tasks.task_rows import check_cut, cut_rows
@@ -56,8 +56,6 @@ class Masked(Task):
         """The columns that are predicted, and the number of their ids."""
         self.masks = {name: inputs.role(name, "mask") for name in self.sizes}
         self.specials = {n: sorted(inputs.roles.get(n, {}).values()) for n in self.sizes}
-        self.inside: Array | None = None
-        """(V,) bool: which ids go on with a word; known once rows are cut."""
         transform = Transform.of(model)
         self.heads = Heads(model, self.columns, config.tied, bias=True, transform=transform)
 
@@ -90,13 +88,13 @@ class Masked(Task):
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
         """Return rows as the recipe asks; those that get a frame are two tokens shorter."""
         config = self.config
-        self._look_at(store)
+        self._check_store(store)
         length = self._held(store)
         return cut_rows(store, config.rows, length, config.step, seed, shards, overlap=0)
 
     def evaluation_rows(self, store: Store) -> Rows:
         """Return records where the run reads such, else windows."""
-        self._look_at(store)
+        self._check_store(store)
         if self.config.rows == "whole":
             return Whole(store, self._held(store))
         return Windows(store, self.length, self.config.step or self.length)
@@ -112,17 +110,9 @@ class Masked(Task):
             )
         return self.length - short
 
-    def _look_at(self, store: Store) -> None:
-        """Refuse a store of which nothing can be hidden; learn which tokens go on with a word."""
+    def _check_store(self, store: Store) -> None:
+        """Refuse a store of which nothing can be hidden."""
         self.check_rows()
-        if self.config.whole == "instruction" and BORDER not in store.schema:
-            raise UsageError(
-                "the store does not say where instructions begin",
-                where="task.whole",
-                hint='it is for stores of programs; --set task.whole="token"',
-            )
-        if self.config.whole == "word" and self.inside is None:
-            self.inside = inside_words(store, list(self.sizes))
         for name in self.columns:
             low, high = store.manifest.ranges.get(name, (0, 1 << 32))
             special = set(self.specials[name])
@@ -134,9 +124,8 @@ class Masked(Task):
                 )
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return `loss`, whose 0 is never hidden, `border`, and the segment, where they are."""
-        wants_border = self.config.whole == "instruction"
-        wanted = [LOSS, *([BORDER] if wants_border else []), *self.reads.made]
+        """Return `loss`, whose 0 is never hidden, and the segment, where they are."""
+        wanted = [LOSS, *self.reads.made]
         return [name for name in wanted if name in schema and schema[name].per == "token"]
 
     @property
@@ -150,7 +139,7 @@ class Masked(Task):
         ids = {name: batch.columns[name].astype(np.int64) for name in self.sizes}
         maskable = self.maskable(batch, ids)
         count = wanted(maskable, self.config.share, self.config.most)
-        chosen = choose(batch.key, maskable, count, self.begins(batch, ids))
+        chosen = choose(batch.key, maskable, count)
         targets = {}
         for name in self.columns:
             targets[name] = np.where(chosen, ids[name], -1)
@@ -201,18 +190,6 @@ class Masked(Task):
             if name in self.columns:
                 known |= column != roles.get(UNKNOWN, -1)
         return able & known
-
-    def begins(self, batch: Batch, ids: Mapping[str, Array]) -> Array | None:
-        """Return where what is hidden whole begins, (B, T) bool; None: tokens are hidden alone."""
-        if self.config.whole == "token":
-            return None
-        if self.config.whole == "instruction":
-            begins = (batch.columns[BORDER] & 1).astype(bool)
-        else:
-            assert self.inside is not None
-            begins = ~self.inside[next(iter(ids.values()))]
-        begins[:, 1:] |= batch.document[:, 1:] != batch.document[:, :-1]
-        return begins
 
     def count(self, batch: Batch) -> int:
         """Return the number of positions that are predicted; one of several columns counts once."""
@@ -291,19 +268,6 @@ class Masked(Task):
         """Return values per position as values per predicted place."""
         places = batch.targets[PLACES].clip(min=0)
         return {name: np.take_along_axis(value, places, 1) for name, value in values.items()}
-
-    def whole_units(self, raw: Batch, batch: Batch) -> Array | None:
-        """Return the number of the instruction of each place, -1 where not all of it is hidden."""
-        raw = self.framed(raw)
-        begins = (raw.columns[BORDER] & 1).astype(bool)
-        begins[:, 1:] |= raw.document[:, 1:] != raw.document[:, :-1]
-        number, places = units(begins), batch.targets[PLACES]
-        shown = self.maskable(raw, {n: raw.columns[n].astype(np.int64) for n in self.sizes})
-        row, place = np.nonzero(places >= 0)
-        shown[row, places[row, place]] = False
-        open_ = np.take_along_axis(unit_sums(number, shown), number, axis=1) > 0
-        found = np.where(open_, -1, number)
-        return np.where(places >= 0, np.take_along_axis(found, places.clip(min=0), 1), -1)
 
     def param_groups(self, weight_decay: float) -> list[Group]:
         """Return the groups of the model and of the head."""

@@ -1,16 +1,12 @@
-"""Keys of the task masked, their checks, and the tokens that continue a word."""
+"""Keys of the task masked, and their checks."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
-import numpy as np
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
-from tokmill.store.schema import Array
-from tokmill.store.store import Store
 from tokmill.tasks.task_rows import RowKind
 
 
@@ -21,9 +17,6 @@ class HiddenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Positions T of a row, including special tokens."""
     columns: tuple[str, ...] = ()
     """The columns to predict; empty: all that the model reads. All are hidden together."""
-    whole: Literal["token", "word", "instruction"] = "token"
-    """The unit that is hidden as a whole: a token; a word, if the tokenizer marks tokens that
-    continue a word (## of WordPiece); an instruction, if the store has borders."""
     share: float = 0.15
     """Share of the tokens that are hidden; rounded in each row, at least one token."""
     most: int = 0
@@ -81,21 +74,3 @@ def check_shares(config: HiddenConfig) -> None:
         raise UsageError(
             f"most: {config.most} tokens cannot be hidden", where="task.most", hint="0: any number"
         )
-
-
-def inside_words(store: Store, columns: list[str]) -> Array:
-    """Return (V,) bool: which ids of a store's only column continue a word."""
-    vocabulary = store.schema[columns[0]].vocab if len(columns) == 1 else None
-    if vocabulary not in store.vocabularies or (
-        store.vocabularies[vocabulary].coder != "tokenizer"
-    ):
-        raise UsageError(
-            "only a text tokenizer knows which tokens continue a word",
-            where="task.whole",
-            hint='--set task.whole="instruction" is for programs, "token" for all',
-        )
-    kind = plugins.load(plugins.CODERS, "tokenizer")
-    tokenizer = kind.from_file(store.vocabulary_file(vocabulary))
-    found = np.zeros(store.vocabularies[vocabulary].size, bool)
-    found[tokenizer.inside_words()] = True
-    return found

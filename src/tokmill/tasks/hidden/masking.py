@@ -36,71 +36,21 @@ def wanted(maskable_BT: Array, share: float, most: int = 0) -> Array:
     return np.where(there > 0, np.minimum(count, there), 0)
 
 
-def choose(keys_B: Array, maskable_BT: Array, count_B: Array, begins_BT: Array | None) -> Array:
+def choose(keys_B: Array, maskable_BT: Array, count_B: Array) -> Array:
     """Return which tokens are hidden, (B, T) bool.
 
     Args:
         keys_B: uint64, of each row (`Batch.key`).
         maskable_BT: bool, which tokens may be hidden.
         count_B: the number of tokens to hide in each row (`wanted`).
-        begins_BT: bool, where a unit (a word or an instruction) begins, which is hidden as a whole;
-            None: tokens are hidden one by one.
-
-    Units are tried in a random order, and each that fits into the rest of the count is hidden. If
-    none fits, the first of the order is hidden.
     """
     places = np.arange(maskable_BT.shape[1], dtype=np.uint64)
     scores = key(keys_B[:, None], places, CHOICE)
-    if begins_BT is None:
-        order = np.argsort(np.where(maskable_BT, scores, LAST), axis=1, kind="stable")
-        first = np.arange(maskable_BT.shape[1]) < count_B[:, None]
-        chosen = np.zeros(maskable_BT.shape, bool)
-        np.put_along_axis(chosen, order, first, axis=1)
-        return chosen & maskable_BT
-    number = units(begins_BT)
-    sizes = unit_sums(number, maskable_BT)
-    ranks = np.full(sizes.shape, LAST)
-    row, place = np.nonzero(np.diff(number, axis=1, prepend=-1))
-    ranks[row, number[row, place]] = scores[row, place]
-    ranks[sizes == 0] = LAST
-    order = np.argsort(ranks, axis=1, kind="stable")
-    taken = _fitting(np.take_along_axis(sizes, order, axis=1), count_B)
-    units_taken = np.zeros(sizes.shape, bool)
-    np.put_along_axis(units_taken, order, taken, axis=1)
-    return np.take_along_axis(units_taken, number, axis=1) & maskable_BT
-
-
-def units(begins_BT: Array) -> Array:
-    """Return for each position the number of its unit in the row, (B, T) int64.
-
-    The first position of a row begins a unit.
-    """
-    begins = begins_BT.copy()
-    begins[:, 0] = True
-    number: Array = np.cumsum(begins, axis=1) - 1
-    return number
-
-
-def unit_sums(number_BT: Array, values_BT: Array) -> Array:
-    """Return the sum of whole numbers or bools in each unit of each row, (B, units) int64."""
-    rows, most = len(number_BT), int(number_BT.max(initial=0)) + 1
-    flat = number_BT + np.arange(rows)[:, None] * most
-    sums = np.bincount(flat.ravel(), weights=values_BT.ravel(), minlength=rows * most)
-    return sums.astype(np.int64).reshape(rows, most)
-
-
-def _fitting(sizes_BU: Array, count_B: Array) -> Array:
-    """Return which units are hidden, from their sizes in the order in which they are tried."""
-    taken, left = np.zeros(sizes_BU.shape, bool), count_B.copy()
-    for place in range(sizes_BU.shape[1]):
-        size = sizes_BU[:, place]
-        fits = (size > 0) & (size <= left)
-        taken[:, place] = fits
-        left -= size * fits
-        if not left.any():
-            break
-    taken[:, 0] |= ~taken.any(1) & (count_B > 0)
-    return taken
+    order = np.argsort(np.where(maskable_BT, scores, LAST), axis=1, kind="stable")
+    first = np.arange(maskable_BT.shape[1]) < count_B[:, None]
+    chosen = np.zeros(maskable_BT.shape, bool)
+    np.put_along_axis(chosen, order, first, axis=1)
+    return chosen & maskable_BT
 
 
 def replaced(
@@ -126,7 +76,7 @@ def replaced(
         size: number of ids.
         specials: ids that are never drawn as a random id.
         shares: the shares of hidden tokens that become `mask` and that become a random id; the
-            others stay. Each token is drawn by itself, also in a hidden word.
+            others stay. Each token is drawn by itself.
     """
     row, place = np.nonzero(chosen_BT)
     keys, places = keys_B[row], place.astype(np.uint64)

@@ -95,7 +95,7 @@ class SentencePair(Masked):
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
         """Return rows of two halves, without their three special tokens."""
-        self._look_at(store)
+        self._check_store(store)
         if is_framed(store, self.frame):
             raise UsageError(
                 "the records of the store begin with [CLS], so they cannot be cut into halves",

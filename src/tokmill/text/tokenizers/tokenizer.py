@@ -135,31 +135,6 @@ class Tokenizer:
         """Largest id + 1, including added tokens."""
         return max(self.vocab, default=-1) + 1
 
-    def inside_words(self) -> list[int]:
-        """Return the ids of tokens that go on with a word, ascending.
-
-        Of WordPiece they begin with its prefix, `##`; of byte-level BPE with a letter or a digit,
-        as a word begins after a space. Of whole words there are none.
-
-        Raises:
-            TokmillError: it is another kind of tokenizer, whose tokens do not tell.
-        """
-        model, special = self.data["model"], set(self.specials.values())
-        if model.get("type") == "WordPiece":
-            prefix = str(model.get("continuing_subword_prefix", "##"))
-            inside = [number for name, number in model["vocab"].items() if name.startswith(prefix)]
-        elif model.get("type") == "WordLevel":
-            inside = []
-        elif tokenizer_json.is_byte_level(self.data):
-            inside = [n for n, b in self.vocab.items() if b[:1].isalnum() or b[:1] >= b"\x80"]
-        else:
-            raise TokmillError(
-                "the tokenizer does not tell which tokens go on with a word",
-                where=self.where,
-                hint='WordPiece and byte-level BPE do; --set task.whole="token"',
-            )
-        return sorted(set(inside) - special)
-
     def _encoder(self, specials: str) -> TokenizersEncoder:
         modes = get_args(Specials)
         if specials not in modes:

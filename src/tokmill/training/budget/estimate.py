@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,11 @@ from tokmill.training.budget.memory import (
     step_bytes,
     whole_bytes,
 )
-from tokmill.training.data import make_feed, open_stores, with_epochs
+from tokmill.training.data import inputs_of_start, make_feed, open_stores, with_epochs
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
-from tokmill.training.runs.warm_start import start_facts
+from tokmill.training.runs.run import make_task, task_type
 
 SAMPLE = 1000
 """Rows of a store from which the share of padding is estimated."""
@@ -44,10 +42,9 @@ def estimate(
 ) -> dict[str, Any]:
     """Return the facts that `--dry-run` prints; weights are never made.
 
-    `tensor_bytes`: the most that the tensors of one process take, for whole rows of one document
-    (formula: `memory.tensor_bytes`, with what engines split over `processes`). `memory_bytes`: an
-    estimate of all that the process takes, or of its GPU's memory. `memory_warning`: a text if
-    that is much for the `local` processes of this machine (0: all), else "".
+    `tensor_bytes`: of one process, for whole rows of one document (`memory.tensor_bytes`).
+    `memory_bytes`: an estimate of all that the process takes, or of its GPU's memory.
+    `memory_warning`: a text if that is much for the `local` processes of this machine (0: all).
 
     `timed`: measure how long a step takes (`pace`), with weights that are made for that;
     `seconds_per_step` is None where it is not measured, as without stores.
@@ -55,28 +52,25 @@ def estimate(
     config = with_epochs(config, processes)
     kind = plugins.load(plugins.LOOPS, task_type(config).loop)
     stores = open_stores(config.data) if kind.reads_stores else []
-    facts = facts_from(config, stores)
-    if config.run.start:
-        facts = start_facts(Path(config.run.start), facts)
-    inputs = inputs_of(config, facts)
+    inputs = inputs_of_start(config, stores)
     with torch.device("meta"):
         task = make_task(config, inputs)
     environment = kind.check(config)
     feed = make_feed(config, task, stores, processes) if stores else None
     each = task.entry_rows(config.task)
-    batch = kind.rows_a_step(config, processes)
+    batch: int = kind.rows_a_step(config, processes)
     share = batch // processes
     micro = min(share, each * max(1, config.run.micro_tokens // (task.length * each)))
     a_step = batch * task.length
     flops = task.flops_per_token(task.length)
-    tensors = step_bytes(config, inputs, micro, -(-share // micro), processes)
+    tensors = step_bytes(config, inputs, micro, -(-share // micro))
     one, needed = whole_bytes(config, tensors, len(inputs.embedded), share, local or processes)
-    pace = None
+    pace: dict[str, Any] = {"seconds_per_step": None} if timed else {}
+    # A step in an environment takes as long as the environment does.
     if timed and kind.reads_stores:
-        # A step in an environment takes as long as the environment does.
-        pace = seconds_a_step(config, inputs, micro, -(-share // micro), flops * task.length)
-        if pace is not None and feed:
-            pace *= computed(feed, task, config, processes)
+        seconds = seconds_a_step(config, inputs, micro, -(-share // micro), flops * task.length)
+        part = computed(feed, task, config, processes) if seconds is not None and feed else 1.0
+        pace["seconds_per_step"] = seconds and seconds * part
     return {
         "model": config.model.kind,
         "task": config.task.kind,
@@ -97,7 +91,7 @@ def estimate(
         "stores": stores_of(feed, config.data.weights) if feed else [],
         "flops_per_token": flops,
         "flops": flops * a_step * config.run.steps,
-        **({"seconds_per_step": pace} if timed else {}),
+        **pace,
         "tensor_bytes": tensors,
         "memory_bytes": round(one),
         "memory_warning": judge(config, needed)[1],

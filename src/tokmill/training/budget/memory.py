@@ -7,14 +7,13 @@ are alive at each moment are added up. So no formula has to follow the models.
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -32,7 +31,6 @@ from tokmill.tasks.task import Task
 from tokmill.training.engines.devices.device import DTYPES
 from tokmill.training.engines.optimisers.optim import make_optimizer, moment_bytes
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.deepspeed_config import all_settings, stage_of
 from tokmill.training.runs.run import make_task, task_type
 
 FIXED = {"cpu": 0.42e9, "cuda": 0.6e9}
@@ -83,41 +81,15 @@ def process_bytes(tensors: float, device: str, recompute: bool) -> float:
     return FIXED[device] + (HELD_RECOMPUTING if recompute else HELD)[device] * tensors
 
 
-class Shares(NamedTuple):
-    """The share of all weights, gradients and moments that a process holds."""
-
-    weights: float
-    gradients: float
-    moments: float
-
-
-def stage_of_run(config: TrainConfig) -> int:
-    """Return the stage of ZeRO that says what an engine splits."""
-    return stage_of(config.engine.deepspeed) if config.run.engine == "deepspeed" else 0
-
-
-def shares_of(config: TrainConfig, world: int) -> Shares:
-    """Return what each of `world` processes holds: stage 1 splits moments, 3 also weights."""
-    stage, part = stage_of_run(config), 1 / world
-    return Shares(*(part if stage >= least else 1.0 for least in (3, 2, 1)))
-
-
-def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world: int = 1) -> int:
+def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int) -> int:
     """Return the most bytes that tensors of a process take at a time while a model is trained.
 
-    `inputs`: what the model reads; `parts`: micro-batches a step. With W bytes of weights in
-    float32, of which a process holds the share w, of gradients g and of moments m (`Shares`; 1, or
-    1 / `world`), that is
+    These are the weights in float32, all moments (with AdamW twice the weights), and what else is
+    alive at the worst moment of forward and backward passes over micro-batches of `rows` whole
+    rows, gradients among it. What ZeRO splits over processes is counted whole.
 
-        w W + m M + A + G + E
-
-    M: bytes of all moments, 2 W with AdamW; A: what else is alive at the worst moment of forward
-    and backward passes over micro-batches of `rows` whole rows, whole gradients (g = 1) among it;
-    G: g W, where gradients are split. E, where weights are split: weights and gradients of one
-    block, and of what is in no block, whole; and DeepSpeed's float32 copy of W / `world`, and its
-    bucket of gradients.
+    `inputs`: what the model reads; `parts`: micro-batches a step.
     """
-    shares = shares_of(config, world)
     without = task_type(config).runs_without_numbers
     with FakeTensorMode(allow_non_fake_inputs=True) if without else contextlib.nullcontext():
         task = make_task(config, inputs).train()
@@ -128,11 +100,7 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
         peak = Peak()
         for parameter in task.parameters():
             peak.count(parameter)
-            if shares.gradients < 1 and parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(let_go)  # type: ignore[no-untyped-call]
-        weights = peak.now
         optimizer = make_optimizer(task.param_groups(0.0), config.optim, blocks_of(task))
-        moments = moment_bytes(optimizer)
         with peak:
             # From the second micro-batch on, gradients are there already.
             for _ in range(min(parts, 2)):
@@ -140,9 +108,7 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
                     loss, sums = example_loss(task, batch)
                 torch.autograd.backward(loss)
                 del loss, sums
-    held = shares.weights + (shares.gradients if shares.gradients < 1 else 0)
-    kept = math.ceil(held * weights + shares.moments * moments)
-    return peak.most - weights + kept + extra_bytes(config, task, world)
+    return peak.most + moment_bytes(optimizer)
 
 
 def example_loss(task: Task, batch: Tensors) -> tuple[Tensor, Any]:
@@ -155,31 +121,6 @@ def example_loss(task: Task, batch: Tensors) -> tuple[Tensor, Any]:
         return loss, sums
     results = task.act(batch)
     return results["vectors"].float().sum(), results
-
-
-def let_go(weight: Tensor) -> None:
-    """Drop the gradient of a weight: the process keeps only a part of it."""
-    weight.grad = None
-
-
-def extra_bytes(config: TrainConfig, task: Task, world: int) -> int:
-    """Return the bytes that a process holds because weights are split: E of `tensor_bytes`."""
-    stage = stage_of_run(config)
-    if stage == 0 or world == 1:
-        return 0
-    extra = 0.0
-    if stage == 3:
-        within = [size_of(block) for block in blocks_of(task)]
-        extra += 2 * (size_of(task) - sum(within) + max(within, default=0))
-    count = task.parameter_count()
-    zero = all_settings(config.engine.deepspeed, 0.0, count)["zero_optimization"]
-    extra += size_of(task) / world + 4 * float(zero["reduce_bucket_size"])
-    return math.ceil(extra)
-
-
-def size_of(module: nn.Module) -> int:
-    """Return the bytes of a module's weights."""
-    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 MUCH = 0.8
@@ -204,7 +145,7 @@ def parameter_count(config: TrainConfig, inputs: Inputs) -> int:
     return three + (layers - 3) * (three - two)
 
 
-def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world: int = 1) -> int:
+def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int) -> int:
     """Return `tensor_bytes`; for deep models of like blocks computed from two with fewer blocks.
 
     Raises `TokmillError` for a task that cannot be run without numbers.
@@ -212,9 +153,9 @@ def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world
     layers = getattr(config.model, "layers", 0)
     try:
         if layers <= DEEP[1]:
-            return tensor_bytes(config, inputs, rows, parts, world)
+            return tensor_bytes(config, inputs, rows, parts)
         less, more = (
-            tensor_bytes(with_layers(config, number), inputs, rows, parts, world) for number in DEEP
+            tensor_bytes(with_layers(config, number), inputs, rows, parts) for number in DEEP
         )
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise TokmillError(
@@ -229,7 +170,7 @@ def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world
     return more + (layers - DEEP[1]) * (more - less) // (DEEP[1] - DEEP[0])
 
 
-def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int, world: int = 1) -> float:
+def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int) -> float:
     """Return a quick upper bound of `tensor_bytes`; infinite for models of unknown sizes.
 
     16 bytes a weight, and for each position of `rows` and each block 400 values of the width, 10 of
@@ -241,7 +182,7 @@ def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int, world: int = 1) 
     hidden = getattr(model, "hidden", 0) or 4 * model.dim
     matrix = getattr(model, "heads", 0) * length
     each: float = 4.0 * (model.layers + 1) * (400 * model.dim + 10 * hidden + 2 * matrix)
-    weights = 16.0 * parameter_count(config, inputs) * max(*shares_of(config, world))
+    weights = 16.0 * parameter_count(config, inputs)
     positions: float = rows * length
     return weights + positions * (each + 8.0 * max(inputs.embedded.values(), default=0))
 
@@ -297,23 +238,23 @@ def judge(config: TrainConfig, needed: float) -> tuple[bool, str]:
 def check_memory(config: TrainConfig, inputs: Inputs, rows: int, world: int, local: int) -> None:
     """Refuse a training that does not fit into the memory of the machine or of its cgroup.
 
-    One that nearly fills it gets a warning. `rows`: of a step over all `world` processes, of which
-    `local` are on this machine.
+    One that nearly fills it gets a warning, and so does one of DeepSpeed, which may split or
+    offload what is counted whole. `rows`: of a step over all `world` processes, of which `local`
+    are on this machine.
 
     Raises `MachineError`, unless the recipe says `run.over_memory`.
     """
     share = max(1, rows // world)
     micro = min(share, max(1, config.run.micro_tokens // max(1, config.task.length)))
     sure = SURE * memory_of(config)[0]
-    rough = rough_bytes(config, inputs, micro, world)
+    rough = rough_bytes(config, inputs, micro)
     if whole_bytes(config, rough, len(inputs.embedded), share, local)[1] < sure:
         return
-    tensors = step_bytes(config, inputs, micro, -(-share // micro), world)
+    tensors = step_bytes(config, inputs, micro, -(-share // micro))
     refused, said = judge(
         config, whole_bytes(config, tensors, len(inputs.embedded), share, local)[1]
     )
-    offloads = "offload" in str(config.engine.deepspeed)
-    if refused and not config.run.over_memory and not offloads:
+    if refused and not config.run.over_memory and config.run.engine != "deepspeed":
         raise MachineError(
             said,
             where="run",

@@ -106,10 +106,10 @@ def check_sizes(section: str, table: Any, where: str = "") -> None:
             )
 
 
-def check(config: TrainConfig, where: str = "") -> None:
-    """Refuse impossible numbers and unknown names; needs no torch."""
+def limits_of(config: TrainConfig) -> dict[str, tuple[float, float, float]]:
+    """Return key → its value, the least and the most that it may be."""
     data, optim, run = config.data, config.optim, config.run
-    limits: dict[str, tuple[float, float, float]] = {
+    return {
         "run.steps": (run.steps, 1, MOST_STEPS),
         "run.epochs": (run.epochs, 0, MOST_STEPS),
         "run.micro_tokens": (run.micro_tokens, 1, LARGEST_NUMBER),
@@ -133,7 +133,12 @@ def check(config: TrainConfig, where: str = "") -> None:
         "optim.weight_decay": (optim.weight_decay, 0, math.inf),
         "optim.eps": (optim.eps, 0, math.inf),
     }
-    for name, (value, least, most) in limits.items():
+
+
+def check(config: TrainConfig, where: str = "") -> None:
+    """Refuse impossible numbers and unknown names; needs no torch."""
+    data, optim, run = config.data, config.optim, config.run
+    for name, (value, least, most) in limits_of(config).items():
         if not math.isfinite(value):
             raise UsageError(
                 f"{name}: {value} is not a finite number",

@@ -88,20 +88,8 @@ def resolve(
         value = merge(recipes.read_toml(base) if base else {}, value)
         where = base or (files[0] if alone else where)
     # 2. Put the options over them, and each key into its table.
-    layers = [(value, where)]
-    for file, names in said.items():
-        if is_of_deepspeed(names):
-            whole = over(value, options, where)
-            names = as_recipe(names, merge(start_tables(whole), whole), world, file)
-            if "kind" in names["optim"] and isinstance(table := value.get("optim"), Mapping):
-                if other := [f"optim.{key}" for key in table if key not in ADAMW]:
-                    tell(f"{file}: not used: {', '.join(other)}: AdamW has no such key")
-                value["optim"] = {key: table[key] for key in table if key in ADAMW}
-        else:
-            names = used(names, file)
-        value = over(value, names, where, file)
-        layers.append((value, file))
-    value = over(value, options, where)
+    layers = with_settings(value, where, said, options, world)
+    value = over(layers[-1][0], options, where)
     # 3. Make places absolute.
     value = with_absolute_places(value)
     # 4. Fill in what is missing from the run to start from, or to resume.
@@ -118,6 +106,30 @@ def resolve(
     config = from_dict(value, where)
     check_stores(config, where)
     return config
+
+
+def with_settings(
+    value: dict[str, Any],
+    where: str,
+    said: Mapping[str, dict[str, Any]],
+    options: Mapping[str, Any],
+    world: int,
+) -> list[tuple[dict[str, Any], str]]:
+    """Return the recipe, then it with each file of settings over those before; and their names."""
+    layers = [(value, where)]
+    for file, names in said.items():
+        if is_of_deepspeed(names):
+            whole = over(value, options, where)
+            names = as_recipe(names, merge(start_tables(whole), whole), world, file)
+            if "kind" in names["optim"] and isinstance(table := value.get("optim"), Mapping):
+                if other := [f"optim.{key}" for key in table if key not in ADAMW]:
+                    tell(f"{file}: not used: {', '.join(other)}: AdamW has no such key")
+                value["optim"] = {key: table[key] for key in table if key in ADAMW}
+        else:
+            names = used(names, file)
+        value = over(value, names, where, file)
+        layers.append((value, file))
+    return layers
 
 
 def is_settings(path: Path) -> bool:

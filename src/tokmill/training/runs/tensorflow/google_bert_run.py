@@ -19,8 +19,7 @@ from tokmill.models.public.google_bert import GoogleBert, check_config, chosen
 from tokmill.training.runs.exchange import run_of
 from tokmill.training.runs.public_files import find_vocabulary, read_public
 from tokmill.training.runs.run import Run
-from tokmill.training.runs.tensorflow.find_bundle import find_bundle
-from tokmill.training.runs.tensorflow.tensor_bundle import TensorBundle
+from tokmill.training.runs.tensorflow.tensor_bundle import TensorBundle, find_bundle
 
 BERT_CONFIG, WORDS = "bert_config.json", "vocab.txt"
 

@@ -34,13 +34,6 @@ Checksum = Callable[[Any], int]
 """The CRC-32C of bytes or of an array of them."""
 
 
-def is_table(path: Path) -> bool:
-    """Say whether a file ends with the magic number of a table."""
-    with reading(path) as handle:
-        handle.seek(max(0, handle.seek(0, 2) - len(MAGIC)))
-        return handle.read() == MAGIC
-
-
 def read_table(path: Path, checksum: Checksum) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values of a table, in the order of the keys.
 

@@ -2,14 +2,20 @@
 
 NAME.index                  a sorted table (`sstable`): name of a tensor → its place
 NAME.data-00000-of-0000N    the data shards: the tensors one after the other, row by row
-NAME.meta                   the graph, which is not needed to read tensors
 
-Format: tensorflow/core/util/tensor_bundle in https://github.com/tensorflow/tensorflow.
+Format: tensorflow/core/util/tensor_bundle and BundleHeaderProto and BundleEntryProto of
+tensorflow/core/protobuf/tensor_bundle.proto in https://github.com/tensorflow/tensorflow. The two
+have only ten fields, so protobuf's wire format (https://protobuf.dev/programming-guides/encoding)
+is read here without generated code.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,18 +23,60 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, nearest
 from tokmill.base.files import machine_errors
 from tokmill.store.schema import Array
-from tokmill.training.runs.tensorflow.bundle_entry import (
-    BFLOAT16,
-    DTYPES,
-    TensorEntry,
-    check_entry,
-    entry_of,
-    shards_of,
+from tokmill.training.runs.tensorflow.sstable import (
+    Checksum,
+    damaged,
+    read_table,
+    unmasked,
+    varint,
 )
-from tokmill.training.runs.tensorflow.sstable import Checksum, damaged, read_table, unmasked
 
-INDEX = ".index"
-MOST_TENSORS = 200_000
+INDEX, CONFIG = ".index", "config.json"
+DATA = re.compile(r"\.data-\d{5,}-of-\d{5,}$")
+VERSION = 1
+"""Newest version of the format that can be read here."""
+BFLOAT16 = 14
+DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<f4"), 3: np.dtype("<i4"), 9: np.dtype("<i8"), BFLOAT16: np.dtype("<u2"),
+    19: np.dtype("<f2"),
+}  # fmt: skip
+"""Number of a dtype in TensorFlow → how its values are read."""
+MOST_AXES, MOST_TENSORS, MOST_PLACE = 32, 200_000, 1 << 63
+
+
+class TensorEntry(NamedTuple):
+    """The entry of a tensor in the index."""
+
+    dtype: int = 0
+    """Number of the dtype in TensorFlow."""
+    shape: tuple[int, ...] = ()
+    shard: int = 0
+    offset: int = 0
+    size: int = 0
+    """Bytes in the data shard."""
+    crc: int = 0
+    """Masked CRC-32C of these bytes."""
+    slices: int = 0
+    """Parts that a partitioned variable was saved in; 0: it is whole."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the dtype."""
+        if self.dtype == BFLOAT16:
+            return "bfloat16"
+        known = DTYPES.get(self.dtype)
+        return known.name if known is not None else f"dtype number {self.dtype}"
+
+    def check(self, shards: int) -> None:
+        """Raise `ValueError` where it is not possible."""
+        if self.shard >= shards:
+            raise ValueError(f"it lies in data shard {self.shard} of {shards}")
+        if len(self.shape) > MOST_AXES or max(*self.shape, self.offset, self.size, 0) >= MOST_PLACE:
+            raise ValueError("its shape or its place is not possible")
+        if self.dtype in DTYPES and not self.slices:
+            wanted = math.prod(self.shape) * DTYPES[self.dtype].itemsize
+            if self.size != wanted:
+                raise ValueError(f"it has {self.size:,} bytes, and its shape and dtype {wanted:,}")
 
 
 class TensorBundle:
@@ -70,19 +118,13 @@ class TensorBundle:
                 hint=nearest(name, self.entries, "`entries` has the names"),
             )  # fmt: skip
         entry = self.entries[name]
-        if entry.slices:
+        if entry.slices or entry.dtype not in DTYPES:
+            what = f"was saved in {entry.slices} parts" if entry.slices else f"is of {entry.kind}"
             raise TokmillError(
-                f"the variable {name!r} was saved in {entry.slices} parts, and partitioned "
-                "variables are not read",
+                f"the tensor {name!r} {what}; what is read is whole, and of float32, float16, "
+                "bfloat16, int32 or int64",
                 where=str(self.index),
-                hint="let TensorFlow load it and save it without a partitioner",
-            )
-        if entry.dtype not in DTYPES:
-            raise TokmillError(
-                f"the tensor {name!r} is of {entry.kind}; what is read is float32, float16, "
-                "bfloat16, int32 and int64",
-                where=str(self.index),
-                hint="let TensorFlow cast it and save it again",
+                hint="let TensorFlow load it, and save it without a partitioner or as float32",
             )
         path = self.shard_path(entry.shard)
         data: Array = np.empty(0, np.uint8)
@@ -107,12 +149,11 @@ class TensorBundle:
             if not key:
                 self.shards = shards_of(value)
             elif not self.shards:
-                raise ValueError("it is no index of a checkpoint: it has no header")
+                break
             elif key[0]:  # A key that begins with a zero byte is a part of a variable.
-                entry = entry_of(value)
                 try:
-                    name = key.decode()
-                    check_entry(entry, self.shards)
+                    name, entry = key.decode(), entry_of(value)
+                    entry.check(self.shards)
                 except ValueError as error:
                     raise ValueError(f"the tensor {key[:80]!r}: {error}") from None
                 self.entries[name] = entry
@@ -142,3 +183,108 @@ class TensorBundle:
             end = entry.offset + entry.size
             if end > size:
                 raise damaged(path, f"it has {size:,} bytes, and {name!r} ends at byte {end:,}")
+
+
+def shards_of(value: bytes) -> int:
+    """Return the number of data shards from a BundleHeaderProto.
+
+    Raises `ValueError` where the checkpoint is of a newer version, or big-endian.
+    """
+    header = {number: field for number, field in fields(value) if isinstance(field, int)}
+    # Field 3 is a VersionDef, whose field 2 is the version that a reader has to know at least.
+    versions = [f for number, f in fields(value) if number == 3 and isinstance(f, bytes)]
+    needed = [n for one in versions for key, n in fields(one) if key == 2]
+    if header.get(2) or any(not isinstance(n, int) or n > VERSION for n in needed):
+        raise ValueError(
+            f"it is big-endian, or needs a reader of a version above {VERSION}: it is not read"
+        )
+    shards = header.get(1, 0)
+    if not 0 < shards < 1 << 31:
+        raise ValueError(f"{shards} data shards are not possible")
+    return shards
+
+
+def entry_of(value: bytes) -> TensorEntry:
+    """Parse a BundleEntryProto; raises `ValueError`."""
+    names = {1: "dtype", 3: "shard", 4: "offset", 5: "size", 6: "crc"}
+    numbers: dict[str, int] = {}
+    shape: list[int] = []
+    slices = 0
+    for number, field in fields(value):
+        if number in names and isinstance(field, int):
+            numbers[names[number]] = field
+        elif number == 2 and isinstance(field, bytes):
+            # A TensorShapeProto: field 2 is an axis, whose field 1 is its size.
+            for key, axis in fields(field):
+                if key == 2 and isinstance(axis, bytes):
+                    sizes = [n for one, n in fields(axis) if one == 1 and isinstance(n, int)]
+                    shape.append(sizes[-1] if sizes else 0)
+        elif number == 7:
+            slices += 1
+    return TensorEntry(shape=tuple(shape), slices=slices, **numbers)
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and the value of each field of a message; raises `ValueError`."""
+    at = 0
+    while at < len(data):
+        tag, at = varint(data, at, len(data))
+        kind, length = tag & 7, 0
+        if kind == 0:
+            value, at = varint(data, at, len(data))
+            yield tag >> 3, value
+            continue
+        if kind == 2:
+            length, at = varint(data, at, len(data))
+        elif kind in (1, 5):
+            length = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"a field of the unknown kind {kind}")
+        if length > len(data) - at:
+            raise ValueError("a field is cut short")
+        part = data[at : at + length]
+        at += length
+        yield tag >> 3, part if kind == 2 else int.from_bytes(part, "little")
+
+
+def is_tensorflow(place: Path) -> bool:
+    """Say whether a folder, a file, or the prefix of files is a checkpoint of TensorFlow."""
+    with machine_errors("read", place):
+        if place.is_dir():
+            names = [path.name for path in place.iterdir()]
+            return CONFIG not in names and any(
+                name.endswith(INDEX) or name == "bert_config.json" for name in names
+            )
+        return bool(place.name) and place.with_name(_prefix(place) + INDEX).is_file()
+
+
+def find_bundle(place: Path) -> Path:
+    """Return the prefix of a checkpoint; `place`: its folder, its prefix, or one of its files.
+
+    Raises `TokmillError` if there is no checkpoint of the format V2, or several.
+    """
+    with machine_errors("read", place):
+        if place.is_dir():
+            found = sorted(place.glob(f"*{INDEX}"))
+            if len(found) > 1:
+                names = ", ".join(path.name.removesuffix(INDEX) for path in found[:4])
+                raise TokmillError(
+                    f"the folder has {len(found)} checkpoints: {names}{', …' * (len(found) > 4)}",
+                    where=str(place),
+                    hint=f"name one: {found[-1]}",
+                )
+            place = found[0] if found else place / "NAME"
+        name = _prefix(place)
+        if not name or not place.with_name(name + INDEX).is_file():
+            raise TokmillError(
+                f"there is no checkpoint of TensorFlow: no file {name}{INDEX}",
+                where=str(place.parent),
+                hint=f"a checkpoint of the format V2 is NAME{INDEX} and "
+                "NAME.data-00000-of-00001: name the folder of both; "
+                "tf.compat.v1.train.Saver writes it of an older one",
+            )
+    return place.with_name(name)
+
+
+def _prefix(place: Path) -> str:
+    return DATA.sub("", place.name).removesuffix(INDEX)
