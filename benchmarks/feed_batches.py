@@ -138,8 +138,6 @@ def child(*command: str) -> Callable[[int], float]:
 def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
     """Compare loaders."""
     place, flat = files(cache)
-    pair = cache / "feed-megatron"
-    export(place, "megatron", pair, pair.with_suffix(".idx"))
     store = Store(place)
     verify(store, flat)
     feed = Feed(make_task(store, "windows").rows(store), ROWS, columns=["token"])
@@ -152,9 +150,6 @@ def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
             "tokmill, windows, mapped anew each round": mapped_anew(place),
             "tokmill, packed": here(loader(store, "packed")),
             "tokmill, windows, `Feed.batch` alone (uint16)": here(feed.batch),
-            "megatron-core 0.16.1, GPTDataset": child(
-                sys.executable, str(PEERS / "megatron_batches.py"), str(pair), *arguments
-            ),
             "mosaicml-streaming 0.13.0, shuffle": child(
                 peers_python, str(PEERS / "streaming_batches.py"), str(flat), *arguments
             ),

@@ -113,9 +113,10 @@ class BinSource(TokenSource):
             )
         if wanted is None and path.with_suffix(".idx").exists():
             raise TokmillError(
-                "there is a Megatron index beside it, with the beginnings of the documents",
+                "there is a Megatron index beside it, which says where documents begin",
                 where=str(path),
-                hint="`tokmill build megatron` reads the pair; --dtype u2 reads the ids alone",
+                hint="the index is not read: --dtype u2 (or u4) --separator-id ID, of the id that "
+                "ends a document",
             )
         dtype = wanted or np.dtype("<u2" if (self.size or 0) <= 1 << 16 else "<u4")
         if size % dtype.itemsize:

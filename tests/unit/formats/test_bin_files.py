@@ -177,7 +177,7 @@ def test_a_file_without_its_separator_is_refused_beyond_64_mib(tmp_path, monkeyp
 def test_a_megatron_pair_is_not_read_as_a_headerless_file_by_mistake(tmp_path):
     np.asarray([5, 6], "<u2").tofile(tmp_path / "t.bin")
     (tmp_path / "t.idx").write_bytes(b"MMIDIDX")
-    with pytest.raises(TokmillError, match="tokmill build megatron"):
+    with pytest.raises(TokmillError, match="Megatron"):
         quick_build("bin", tmp_path / "t.bin", tmp_path / "s")
     assert ids_of(quick_build("bin", tmp_path / "t.bin", tmp_path / "s", dtype="u2")) == [[5, 6]]
 
