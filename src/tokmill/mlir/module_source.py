@@ -214,11 +214,11 @@ def _versions() -> list[str]:
 
     Without the last two, which read ONNX models and modules of IREE, other modules are built too.
     """
-    made = []
+    result = []
     for package in ("torch-mlir", "iree-base-compiler", "onnx"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            made.append(f"{package} {importlib.metadata.version(package)}")
-    return made
+            result.append(f"{package} {importlib.metadata.version(package)}")
+    return result
 
 
 def _frozen(column: str, tokens: list[str]) -> Frozen:

@@ -250,16 +250,16 @@ class Entry:
     def _exact(self, array: Array, dtype: str | None, option: str) -> Array:
         """Return an array in another type, if that holds each number."""
         with np.errstate(over="ignore", invalid="ignore"):
-            made = array.astype(dtype)
-        if made.dtype != array.dtype:
+            result = array.astype(dtype)
+        if result.dtype != array.dtype:
             # Python compares integers with floats exactly.
-            for old, new in zip(array.ravel().tolist(), made.ravel().tolist(), strict=True):
+            for old, new in zip(array.ravel().tolist(), result.ravel().tolist(), strict=True):
                 if old != new:
                     raise self.unfit(
                         f"{old} in {option}, which {dtype} does not hold exactly",
                         "types for all entries: --weights u8 or f8, --vectors f4 or f8",
                     )
-        return made
+        return result
 
     def _numbers(self, value: Any) -> Array:
         array = array_of(value)
