@@ -402,15 +402,3 @@ def test_a_program_with_very_many_records_is_committed_in_parts(
     build(tmp_path / "s", program, unit="block")
     assert {path: path.read_bytes() for path in (tmp_path / "s").glob("[ms]*/*")} == before
     assert (tmp_path / "s" / "manifest.json").read_bytes() == manifest
-
-
-def test_a_store_grows_by_a_program(tmp_path: Path, program: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "b").write_bytes(program.read_bytes())
-    before = build(tmp_path / "s", folder)
-    (folder / "a").write_bytes(program.read_bytes())
-    how = How(quiet=True, yes=True)
-    after = tokmill.build("x86", [folder], tmp_path / "s", how=how)
-    assert after.records == 2 * before.records
-    assert build(tmp_path / "t", folder).fingerprint == after.fingerprint
