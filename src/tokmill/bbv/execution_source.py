@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import machine_errors
 from tokmill.base.inflate import MAGIC
 from tokmill.base.progress import human_share
 from tokmill.bbv.chains import spread
@@ -25,14 +24,13 @@ from tokmill.bbv.traces.cpi import RATES, Measures, check_measures, read_measure
 from tokmill.bbv.traces.read import pieces
 from tokmill.bbv.traces.trace_files import SIDECARS, Sidecars, stem_of, without_sidecars
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Frozen, Item, Request, Resources
+from tokmill.builds.whole_files import WholeFiles
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
 from tokmill.store.shards.strings import Strings, ranges
 
-PART = 64 << 20
-"""Bytes of token columns after which a shard is cut."""
 EXPANDS = 2
 SUFFIXES = tuple(f".bb{packing}" for packing in ("", *MAGIC))
 REFERENCE = "blocks"
@@ -62,7 +60,7 @@ class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """Smallest share of a trace's instructions that must be found in the store of blocks."""
 
 
-class BbvSource(Source):
+class BbvSource(WholeFiles):
     """Basic block vectors as text, of which each file is an item and each interval a record.
 
     Tokens are the blocks that ran, by their numbers in the store of blocks and each once: `block`
@@ -167,30 +165,8 @@ class BbvSource(Source):
                 others=tuple(OtherFile(path, digest) for path, digest in others),
             )  # fmt: skip
 
-    def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hand on the content of an item's files as one part."""
-        self._take(item, digest)
-        yield from ()
-
-    def _take(self, item: Item, digest: Hash) -> None:
-        for path in (item.path, *(other.path for other in item.others)):
-            with machine_errors("read", path), open(path, "rb") as file:
-                while data := file.read(1 << 20):
-                    digest.update(data)
-
-    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        if not item.parts_done:
-            self._take(item, digest)
-        part = size = 0
-        for batch in self._batches(item):
-            size += sum(np.asarray(batch.columns[name]).nbytes for name in ("block", "count"))
-            batch.ends_part = size >= PART
-            if part >= item.parts_done:
-                yield batch
-            if batch.ends_part:
-                part, size = part + 1, 0
-
-    def _batches(self, item: Item) -> Iterator[Records]:
+    def batches(self, item: Item) -> Iterator[Records]:
+        """Yield the intervals of an execution."""
         paths = self._sidecars.roles(Path(item.path), (other.path for other in item.others))
         addresses, joined = self._join(item, paths) if self.config.blocks else (None, None)
         measures = read_measures(paths["cpi"]) if "cpi" in paths else None
