@@ -127,8 +127,6 @@ def child(*command: str) -> Callable[[int], float]:
 def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
     """Compare loaders."""
     place, flat = files(cache)
-    pair = cache / "feed-megatron"
-    export(place, "megatron", pair, pair.with_suffix(".idx"))
     store = Store(place)
     verify(store, flat)
     arguments = [str(value) for value in (ROWS, LENGTH, BATCHES)]
@@ -138,9 +136,6 @@ def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
             first: here(lambda _: get_batch(flat)),
             "tokmill, windows": here(loader(store, "windows")),
             "tokmill, packed": here(loader(store, "packed")),
-            "megatron-core 0.16.1, GPTDataset": child(
-                sys.executable, str(PEERS / "megatron_batches.py"), str(pair), *arguments
-            ),
             "mosaicml-streaming 0.13.0, shuffle": child(
                 peers_python, str(PEERS / "streaming_batches.py"), str(flat), *arguments
             ),

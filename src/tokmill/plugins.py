@@ -74,7 +74,6 @@ SOURCES: dict[str, Part] = {
     ),
     "npz": Part("tokmill.formats.windows.npz:NpzSource", "", "npz files of padded windows"),
     "bin": Part("tokmill.formats.bin:BinSource", "", "headerless token files"),
-    "megatron": Part("tokmill.formats.megatron:MegatronSource", "", "Megatron .bin/.idx pairs"),
     "token-dicts": Part(
         "tokmill.formats.pickles.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
     ),
@@ -86,7 +85,6 @@ SOURCES: dict[str, Part] = {
 EXPORTS: dict[str, Part] = {
     "bin": Part("tokmill.formats.bin:BinExport", "", "headerless uint16 or uint32 token file"),
     "npz": Part("tokmill.formats.windows.npz:NpzExport", "", "padded windows with attention masks"),
-    "megatron": Part("tokmill.formats.megatron:MegatronExport", "", "Megatron .bin/.idx pair"),
     "corpus": Part(
         "tokmill.formats.pickles.corpus_export:CorpusExport", "", "walks as text, with vocab.txt"
     ),

@@ -14,7 +14,7 @@ import pytest
 from making import TOKENIZER, ids_of, jsonl
 from tokmill.store.store import Store
 
-KINDS = ["text", "jsonl", "parquet", "select", "npz", "bin", "megatron"]
+KINDS = ["text", "jsonl", "parquet", "select", "npz", "bin"]
 
 
 @pytest.fixture(scope="module")

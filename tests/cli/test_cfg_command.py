@@ -54,15 +54,6 @@ def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
     assert again.startswith("graphs: 3 programs (3 there already), ")
 
 
-def test_graphs_of_an_older_version_are_made_again(
-    here: Here, programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
-    monkeypatch.setattr("tokmill.x86.lift.cfg.VERSION", 99)
-    out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
-    assert out.startswith("graphs: 3 programs (0 there already), ")
-
-
 def test_the_report_as_json(here: Here, programs: Path) -> None:
     out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0, "--json")
     report = json.loads(out)
@@ -126,16 +117,6 @@ def test_a_folder_may_have_a_dot_in_its_name(here: Here, programs: Path, tmp_pat
     one = next(path for path in sorted(programs.rglob("*")) if path.is_file())
     here("cfg", one, "-o", "tool-9.7", "-q")
     assert "no graph is written as .parqet" in here("cfg", one, "-o", "g.parqet", code=2)[1]
-
-
-def test_graphs_of_other_programs_are_told(here: Here, programs: Path) -> None:
-    here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
-    out, _ = here("cfg", "programs/tiny", "-o", "graphs", "-q")
-    others = out.splitlines()[-1]
-    assert others == "2 graphs of programs that are not among the inputs: hand.exe, small"
-    out, _ = here("cfg", "programs/tiny", "programs/small", "-o", "graphs", "-q", "--workers", 0)
-    others = out.splitlines()[-1]
-    assert others == "1 graph of programs that are not among the inputs: hand.exe"
 
 
 def test_levels_are_those_of_a_saved_index(here: Here, programs: Path) -> None:

@@ -175,17 +175,6 @@ def test_frequency_of_a_vocabulary(here: Here, program: Path) -> None:
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_of_other_things_is_not_written_into(
-    here: Here, program: Path, tmp_path: Path
-) -> None:
-    build = ("vocab", "build", "x86", program, "-o", "mine", "--workers", 0)
-    here(*build)
-    here(*build)
-    (tmp_path / "mine/notes.txt").write_text("mine")
-    _, error = here(*build, code=1)
-    assert "other files than a vocabulary: notes.txt" in error
-
-
 @pytest.mark.parametrize(
     "command",
     [

@@ -25,7 +25,6 @@ EXPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bin": ("out.bin", {}),
     "npz": ("out", {"max_length": 8, "stride": 8, "pad_id": 0, "windows_per_file": 12}),
     "npz per input": ("out", {"max_length": 8, "stride": 8, "pad_id": 0, "per_input": True}),
-    "megatron": ("out", {}),
     "token-dicts": ("out", {"sequences_per_file": 3}),
     "corpus": ("out", {}),
     "triplets": ("out", {"cpi": True}),
@@ -220,7 +219,6 @@ def test_readers_of_the_formats_do_not_see_the_note(
 FOREIGN = {
     # kind: (where to, a file that may be anybody's)
     "bin": ("f", "f/tokens.bin"),
-    "megatron": ("f/x.bin", "f/x.idx"),
     "token-dicts": ("f", "f/tokens.pkl"),
     "triplets": ("f", "f/triplets.pkl"),
     "npz": ("f", "f/tokenization_stats.json"),
@@ -248,7 +246,7 @@ def test_files_whose_names_tokmill_chose_replace_none_of_others(
     # Its own it replaces, after a kill and with another store's content too.
     exporter.write(stores[kind], tmp_path / out)
     exporter.write(stores[kind], tmp_path / out)
-    if kind in ("bin", "megatron"):
+    if kind == "bin":
         rows = [rec(range(3), name="n")]
         schema = {"token": Column("u2"), "name": Column("utf8", per="record")}
         other = write_store(tmp_path / "other", schema, [rows])

@@ -357,7 +357,6 @@ def make_everything(folder: Path) -> Iterable[Path]:
     made += make_graph(".cfg.parquet")(folder)
     made += [*tokenizer_file("tokenizer.json")(folder)]
     made += [*make_recipe(folder), *tokenizer_file("vocab.json")(folder)]
-    export("megatron", folder, "m")
     store = ids_store(folder / "s").path
     for path in (*store.glob("shards/*"), store / "plan.json", store / "manifest.json"):
         shutil.copy(path, folder / path.name)
@@ -443,11 +442,9 @@ READERS: dict[str, Reader] = {
     "overlay npz": Reader(make_overlay("npz"), read_overlay("npz"), source="overlay"),
     "npz": of_source("npz", exported("npz", "d", ["d/tokenized_data_part001.npz"], **NPZ), "d"),
     "bin": of_source("bin", exported("bin", "a.bin", ["a.bin"]), "a.bin", separator_id=0),
-    "megatron": of_source("megatron", exported("megatron", "m", ["m.idx", "m.bin"]), "m"),
     # exports
     "export bin": of_export("bin", "a.bin"),
     "export npz": of_export("npz", "d", **NPZ),
-    "export megatron": of_export("megatron", "m"),
     "export corpus": of_export("corpus", "d"),
     "export triplets": of_export("triplets", "d"),
     "export token-dicts": of_export("token-dicts", "d", sequences_per_file=1),

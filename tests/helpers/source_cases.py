@@ -291,7 +291,6 @@ CASES: dict[str, SourceCase] = {
     "embed": SourceCase(write_ids, small_run, over=True, grows=False),
     "npz": SourceCase(exported("npz", "npz-{}", max_length=64, stride=64, pad_id=1)),
     "bin": SourceCase(exported("bin", "{}.bin"), lambda folder: ("--separator-id", 0)),
-    "megatron": SourceCase(exported("megatron", "m{}")),
     # Their vocabularies hold what their inputs hold: with more inputs it is another recipe.
     "token-dicts": SourceCase(write_token_dicts, grows=False),
     "triplets": SourceCase(write_triplets),

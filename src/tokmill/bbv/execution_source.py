@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import machine_errors
 from tokmill.base.inflate import MAGIC
 from tokmill.base.progress import human_share
 from tokmill.bbv.chains import spread
@@ -23,16 +22,15 @@ from tokmill.bbv.traces.addresses import Addresses, read_addresses, read_maps
 from tokmill.bbv.traces.block_vectors import BlockVectors, row_sums
 from tokmill.bbv.traces.cpi import RATES, Measures, check_measures, read_measures
 from tokmill.bbv.traces.read import pieces
-from tokmill.bbv.traces.trace_files import BESIDE, Beside, stem_of, without_those_beside
+from tokmill.bbv.traces.trace_files import SIDECARS, Sidecars, stem_of, without_sidecars
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Frozen, Item, Request, Resources
+from tokmill.builds.whole_files import WholeFiles
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
 from tokmill.store.shards.strings import Strings, ranges
 
-PART = 64 << 20
-"""Bytes of token columns after which a shard is cut."""
 EXPANDS = 2
 SUFFIXES = tuple(f".bb{packing}" for packing in ("", *MAGIC))
 REFERENCE = "blocks"
@@ -62,7 +60,7 @@ class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """Smallest share of a trace's instructions that must be found in the store of blocks."""
 
 
-class BbvSource(Source):
+class BbvSource(WholeFiles):
     """Basic block vectors as text, of which each file is an item and each interval a record.
 
     Tokens are the blocks that ran, by their numbers in the store of blocks and each once: `block`
@@ -88,14 +86,14 @@ class BbvSource(Source):
     ) -> None:
         if not 0 <= config.min_joined <= 1:
             raise UsageError(f"min_joined = {config.min_joined}", hint="a share: 0 to 1")
-        for name in ("blocks", *BESIDE):
+        for name in ("blocks", *SIDECARS):
             if len(getattr(config, name)) > 1:
                 raise UsageError(
                     f"--{name} names {len(getattr(config, name))} files or stores",
                     hint=f"merge them: tokmill build select {' '.join(config.blocks)} -o ALL"
                     if name == "blocks"
                     else "one for all traces; without one the file beside each trace is taken: "
-                    f"its name with {BESIDE[name]}",
+                    f"its name with {SIDECARS[name]}",
                 )
         for name in ("shared_ids",) if config.blocks else ("pc", "map", "min_joined"):
             if getattr(config, name) != getattr(BbvConfig(), name):
@@ -108,11 +106,12 @@ class BbvSource(Source):
                 )
         self.is_bounded = not config.blocks
         places = {
-            name: tuple(map(os.path.abspath, getattr(config, name))) for name in ("blocks", *BESIDE)
+            name: tuple(map(os.path.abspath, getattr(config, name)))
+            for name in ("blocks", *SIDECARS)
         }
         self.config = msgspec.structs.replace(config, **places)
         self.inputs = list(inputs)
-        self._beside = Beside(places, BESIDE if config.blocks else ("cpi",))
+        self._sidecars = Sidecars(places, SIDECARS if config.blocks else ("cpi",))
         self._reference: Reference | None = None
 
     @classmethod
@@ -145,7 +144,7 @@ class BbvSource(Source):
     def identity(self) -> dict[str, Any]:
         """Return nothing for files: plan and reference have them by content."""
         shared = self.config.shared_ids or None
-        return {**dict.fromkeys(("blocks", *BESIDE, "min_joined")), "shared_ids": shared}
+        return {**dict.fromkeys(("blocks", *SIDECARS, "min_joined")), "shared_ids": shared}
 
     def references(self) -> dict[str, Reference]:
         """Return the store of blocks, if there is one."""
@@ -158,39 +157,17 @@ class BbvSource(Source):
     def items(self) -> Iterator[Item]:
         found = find_files(self.inputs, SUFFIXES, choice=self.config)
         traces = [file.path for file in found.files]
-        self.left_out = without_those_beside(found.left_out, traces, self.inputs)
+        self.left_out = without_sidecars(found.left_out, traces, self.inputs)
         for file in found.files:
-            others = self._beside.of(file.path)
+            others = self._sidecars.of(file.path)
             yield Item(
                 file.name, str(file.path.absolute()), 0, file.size, file.digest, EXPANDS,
                 others=tuple(OtherFile(path, digest) for path, digest in others),
             )  # fmt: skip
 
-    def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hand on the content of an item's files as one part."""
-        self._take(item, digest)
-        yield from ()
-
-    def _take(self, item: Item, digest: Hash) -> None:
-        for path in (item.path, *(other.path for other in item.others)):
-            with machine_errors("read", path), open(path, "rb") as file:
-                while data := file.read(1 << 20):
-                    digest.update(data)
-
-    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        if not item.parts_done:
-            self._take(item, digest)
-        part = size = 0
-        for batch in self._batches(item):
-            size += sum(np.asarray(batch.columns[name]).nbytes for name in ("block", "count"))
-            batch.ends_part = size >= PART
-            if part >= item.parts_done:
-                yield batch
-            if batch.ends_part:
-                part, size = part + 1, 0
-
-    def _batches(self, item: Item) -> Iterator[Records]:
-        paths = self._beside.roles(Path(item.path), (other.path for other in item.others))
+    def batches(self, item: Item) -> Iterator[Records]:
+        """Yield the intervals of an execution."""
+        paths = self._sidecars.roles(Path(item.path), (other.path for other in item.others))
         addresses, joined = self._join(item, paths) if self.config.blocks else (None, None)
         measures = read_measures(paths["cpi"]) if "cpi" in paths else None
         counted, told = Counter[str](), Counter[str]()

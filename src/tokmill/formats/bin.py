@@ -113,9 +113,10 @@ class BinSource(TokenSource):
             )
         if wanted is None and path.with_suffix(".idx").exists():
             raise TokmillError(
-                "there is a Megatron index beside it, with the beginnings of the documents",
+                "there is a Megatron index beside it, which says where documents begin",
                 where=str(path),
-                hint="`tokmill build megatron` reads the pair; --dtype u2 reads the ids alone",
+                hint="the index is not read: --dtype u2 (or u4) --separator-id ID, of the id that "
+                "ends a document",
             )
         dtype = wanted or np.dtype("<u2" if (self.size or 0) <= 1 << 16 else "<u4")
         if size % dtype.itemsize:
@@ -125,7 +126,7 @@ class BinSource(TokenSource):
                 hint="its copy was cut off, or its ids have another width: --dtype u2 or u4",
             )
         sample = np.frombuffer(head[: len(head) - len(head) % dtype.itemsize], dtype)
-        if wanted is None and (why := look_alike(sample)):
+        if wanted is None and (why := wrong_layout(sample)):
             raise TokmillError(
                 why,
                 where=str(path),
@@ -197,10 +198,10 @@ class BinSource(TokenSource):
 
 def numbered(path: PurePath) -> tuple[str, str, int]:
     """Return folder, name and number of a file; -1: its name ends in none."""
-    found = NUMBERED.fullmatch(path.stem)
-    if found is None:
+    match = NUMBERED.fullmatch(path.stem)
+    if match is None:
         return str(path.parent), path.stem, -1
-    return str(path.parent), found[1], int(found[2])
+    return str(path.parent), match[1], int(match[2])
 
 
 class Ids:
@@ -269,7 +270,7 @@ class Ids:
             yield at, ids, np.append(np.arange(0, len(ids), record), len(ids)).astype(np.int64)
 
 
-def look_alike(sample: Array) -> str:
+def wrong_layout(sample: Array) -> str:
     """Return why ids seem to have another width or byte order, else "".
 
     Needs at least 32 ids. If every second uint16 value is 0 or very small, they are halves of

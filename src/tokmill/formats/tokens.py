@@ -88,9 +88,8 @@ class TokenSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """The column `token`, and the columns that are kept."""
         dtype = self.file_dtype() if self.size is None else id_dtype(self.size)
-        return {"token": Column(dtype, vocab="token" if self.frozen else None), **self.kept()}
+        return {"token": Column(dtype, vocab="token" if self.frozen else None)}
 
     def identity(self) -> dict[str, Any]:
         """Return the dtypes of the columns, which follow from the inputs.
@@ -104,10 +103,6 @@ class TokenSource(Source):
         found = find_files(self.inputs, self.suffixes, choice=self.config)
         self.left_out = found.left_out
         return found.files
-
-    def kept(self) -> Schema:
-        """Return the other columns that are kept."""
-        return {}
 
     @abstractmethod
     def file_dtype(self) -> IdType:

@@ -20,9 +20,10 @@ from tokmill import plugins
 from tokmill.base.children.child import Limits
 from tokmill.base.children.child_calls import ChildDied, shared
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError
-from tokmill.base.files import machine_errors, path_to_text
+from tokmill.base.files import path_to_text
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Frozen, Item, Request, Resources
+from tokmill.builds.whole_files import WholeFiles
 from tokmill.mlir.modules import generators, importing
 from tokmill.mlir.tokens import field_tokens
 from tokmill.store.schema import Column, Drop, Records, Schema, drops_of, id_dtype
@@ -34,8 +35,6 @@ RULES = "fields 1"
 CHUNK = 16
 """Schedules that a child makes in one call."""
 MOST = 10_000
-PART = 64 << 20
-"""Bytes of tokens after which a shard is cut."""
 LIMITS = Limits(seconds=300, memory=4 << 30, output=1 << 30)
 DEPTHS = [str(depth) for depth in range(field_tokens.DEEPEST + 1)]
 
@@ -49,7 +48,7 @@ class MlirConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only
     """Seed of the schedules."""
 
 
-class MlirSource(Source):
+class MlirSource(WholeFiles):
     """MLIR modules and ONNX models, one item each; a record is an operation as a policy sees it.
 
     Columns: `token`, `segment` (0 the operation, 1 its producer) and `depth` (the loop that a
@@ -125,25 +124,8 @@ class MlirSource(Source):
                 expands=1 + self.config.schedules,
             )  # fmt: skip
 
-    def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hash the content of a module, all its bytes, as one part."""
-        _take(item, digest)
-        yield from ()
-
-    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+    def batches(self, item: Item) -> Iterator[Records]:
         """Yield the operations of a module; one that cannot be read is a reject."""
-        if not item.parts_done:
-            _take(item, digest)
-        part = size = 0
-        for batch in self._batches(item):
-            size += 3 * int(batch.offsets[-1])
-            batch.ends_part = size >= PART
-            if part >= item.parts_done:
-                yield batch
-            if batch.ends_part:
-                part, size = part + 1, 0
-
-    def _batches(self, item: Item) -> Iterator[Records]:
         seen: set[bytes] = set()
         request: dict[str, Any] = {"where": path_to_text(item.path), "seed": self.config.seed}
         records = 0
@@ -214,11 +196,11 @@ def _versions() -> list[str]:
 
     Without the last two, which read ONNX models and modules of IREE, other modules are built too.
     """
-    made = []
+    result = []
     for package in ("torch-mlir", "iree-base-compiler", "onnx"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            made.append(f"{package} {importlib.metadata.version(package)}")
-    return made
+            result.append(f"{package} {importlib.metadata.version(package)}")
+    return result
 
 
 def _frozen(column: str, tokens: list[str]) -> Frozen:
@@ -228,9 +210,3 @@ def _frozen(column: str, tokens: list[str]) -> Frozen:
     roles = find_roles({token: number for number, token in enumerate(tokens)})
     file = f"{column}.json"
     return Frozen(Vocabulary(file, hashlib.sha256(data).hexdigest(), len(tokens), roles), data)
-
-
-def _take(item: Item, digest: Hash) -> None:
-    with machine_errors("read", item.path), open(item.path, "rb") as file:
-        while data := file.read(1 << 20):
-            digest.update(data)

@@ -40,7 +40,7 @@ RETILED = 0.6
 CONFIRMED = 2
 """Best schedules that are measured again."""
 CHANCE = 0.15
-"""Share of a generation that is picked by chance, whatever the cost model says."""
+"""Share of a generation that is picked at random, whatever the cost model says."""
 
 
 class Trial(NamedTuple):
@@ -107,14 +107,14 @@ def iree_default(problem: Problem, iree: Measurements) -> Result:
         return Result(status="refused", reason=error.what)
 
 
-def by_chance(
+def random_search(
     problem: Problem, measure: Measurements, evaluations: int, seed: int
 ) -> Iterator[Trial]:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     alone = measured(problem, (), measure)
     yield alone
     for _ in range(evaluations - 1 if alone.result.status == "ok" else 0):
-        yield measured(problem, draw(problem, chance), measure)
+        yield measured(problem, draw(problem, rng), measure)
 
 
 def evolution(
@@ -124,7 +124,7 @@ def evolution(
 
     As Ansor does (Zheng et al., 2020), with a forest of randomized trees on vectors of histories.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     sizes = Sizes.of(problem.operations, normalize="log2", tiles=LOOPS.sizes)
     known: dict[Schedule, Trial] = {}
     rows: dict[Schedule, np.ndarray[Any, Any]] = {}
@@ -139,14 +139,14 @@ def evolution(
     if alone.result.status != "ok":
         return
     while spent < min(FIRST, evaluations):
-        yield spend(draw(problem, chance))
+        yield spend(draw(problem, rng))
         spent += 1
     while spent < evaluations:
         parents = sorted(known.values(), key=score, reverse=True)[:FIRST]
-        mutants = {_mutant(problem, chance.choice(parents).schedule, chance) for _ in range(POOL)}
-        fresh = sorted(mutants - known.keys(), key=repr) or [draw(problem, chance)]
+        mutants = {_mutant(problem, rng.choice(parents).schedule, rng) for _ in range(POOL)}
+        fresh = sorted(mutants - known.keys(), key=repr) or [draw(problem, rng)]
         guesses = {schedule: _row(problem, schedule, sizes) for schedule in fresh}
-        for schedule in _picked(guesses, known, rows, chance, seed):
+        for schedule in _picked(guesses, known, rows, rng, seed):
             if spent >= evaluations:
                 return
             yield spend(schedule)
@@ -157,10 +157,10 @@ def _picked(
     fresh: dict[Schedule, Row],
     known: dict[Schedule, Trial],
     rows: dict[Schedule, Row],
-    chance: random.Random,
+    rng: random.Random,
     seed: int,
 ) -> list[Schedule]:
-    """Return the schedules of a generation: the best by the model, and some by chance."""
+    """Return the schedules of a generation: the best by the model, and some at random."""
     trees = plugins.require("sklearn.ensemble")
     # Forests of one thread: boosted trees of the same package use all cores for these few rows.
     # It takes four bytes of a seed, which may have eight and a sign.
@@ -173,29 +173,29 @@ def _picked(
     random_ones = max(1, int(BATCH * CHANCE))
     picked = ranked[: BATCH - random_ones]
     rest = ranked[BATCH - random_ones :]
-    return picked + chance.sample(rest, min(random_ones, len(rest)))
+    return picked + rng.sample(rest, min(random_ones, len(rest)))
 
 
-def _mutant(problem: Problem, parent: Schedule, chance: random.Random) -> Schedule:
+def _mutant(problem: Problem, parent: Schedule, rng: random.Random) -> Schedule:
     """Return a schedule with one other tile than its parent, or one that begins as its parent."""
     places = [place for place, action in enumerate(parent) if hasattr(action, "sizes")]
-    if places and chance.random() < RETILED:
-        place = chance.choice(places)
+    if places and rng.random() < RETILED:
+        place = rng.choice(places)
         action = parent[place]
         number = int(action.op[3:])
         state = legal.replay(problem.operations, parent[:place])[number]
-        loop, kind = chance.randrange(len(state.bounds)), str(action.__struct_config__.tag)
+        loop, kind = rng.randrange(len(state.bounds)), str(action.__struct_config__.tag)
         possible = LOOPS.tiles(state, kind, loop)
         sizes = list(action.sizes)
-        sizes[loop] = chance.choice(
+        sizes[loop] = rng.choice(
             [size for size, may in zip(LOOPS.sizes, possible, strict=True) if may]
         )
         changed = msgspec.structs.replace(action, sizes=tuple(sizes))
-        made = (*parent[:place], changed, *parent[place + 1 :])
+        result = (*parent[:place], changed, *parent[place + 1 :])
         with contextlib.suppress(UsageError):
-            legal.replay(problem.operations, made)
-            return made
-    return draw(problem, chance, parent[: chance.randint(0, max(0, len(parent) - 1))])
+            legal.replay(problem.operations, result)
+            return result
+    return draw(problem, rng, parent[: rng.randint(0, max(0, len(parent) - 1))])
 
 
 def _row(problem: Problem, schedule: Schedule, sizes: Sizes) -> Row:
@@ -225,6 +225,6 @@ def _logs(bounds: Sequence[int], sizes: Sizes) -> Row:
 
 
 SEARCHES: dict[str, Callable[[Problem, Measurements, int, int], Iterator[Trial]]] = {
-    "random": by_chance,
+    "random": random_search,
     "evolution": evolution,
 }

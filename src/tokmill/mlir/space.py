@@ -116,11 +116,11 @@ def cuts(state: State, loops: int) -> np.ndarray[Any, np.dtype[np.int8]]:
 
     Kinds without tiles, and loops that the operation has not, allow 0 alone.
     """
-    found = np.zeros((len(LOOPS.kinds), loops, len(LOOPS.sizes)), np.int8)
-    found[:, :, 0] = 1
+    result = np.zeros((len(LOOPS.kinds), loops, len(LOOPS.sizes)), np.int8)
+    result[:, :, 0] = 1
     for number, kind in enumerate(LOOPS.kinds):
         if LOOPS.parts.get(kind, "order") == "order":
             continue
         for loop in range(min(len(state.bounds), loops)):
-            found[number, loop] = LOOPS.tiles(state, kind, loop)
-    return found
+            result[number, loop] = LOOPS.tiles(state, kind, loop)
+    return result

@@ -46,7 +46,7 @@ def bootstrap(
         one = values[:, column] if column < columns else counted[:, column - columns]
         sums[:, column] = np.bincount(of_unit, one, units)
     random = np.random.default_rng(seed)
-    found = np.empty((resamples, columns))
+    result = np.empty((resamples, columns))
     height = max(1, CELLS // units)
     for start in range(0, resamples, height):
         stop = min(start + height, resamples)
@@ -56,10 +56,10 @@ def bootstrap(
         total = times.reshape(stop - start, units) @ sums
         count = total[:, columns:][:, of]
         # A resample may have drawn none of the units that have a value.
-        found[start:stop] = np.divide(
+        result[start:stop] = np.divide(
             total[:, :columns], count, out=np.full(count.shape, np.nan), where=count > 0
         )
-    return found
+    return result
 
 
 def interval(means: Array) -> tuple[float, float] | None:

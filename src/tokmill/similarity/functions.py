@@ -146,8 +146,8 @@ def _blocks(shard: Any) -> Array:
         if "border" not in shard:
             return np.full(len(ends) - 1, -1, np.int64)
         begins = np.concatenate([[0], np.cumsum(shard["border"] & 2 > 0)])
-    found: Array = begins[ends[1:]] - begins[ends[:-1]]
-    return found
+    result: Array = begins[ends[1:]] - begins[ends[:-1]]
+    return result
 
 
 def _sums(values: Array, record: Array, count: int) -> Array:
@@ -170,8 +170,8 @@ def _of_records(store: Store, names: dict[str, Coded]) -> Array:
         key.append(store.column("address"))
     for values in key:
         begins[1:] |= values[1:] != values[:-1]
-    found: Array = np.cumsum(begins) - 1
-    return found
+    result: Array = np.cumsum(begins) - 1
+    return result
 
 
 def numbers_of(columns: Sequence[Array]) -> Array:
@@ -192,8 +192,8 @@ def _in_order(numbers: Array) -> Array:
     _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
-    found: Array = rank[place.reshape(-1)]
-    return found
+    result: Array = rank[place.reshape(-1)]
+    return result
 
 
 def _named(store: Store, function: Coded) -> Array:
@@ -212,8 +212,8 @@ def _named(store: Store, function: Coded) -> Array:
 
 def _address_in(name: str) -> int:
     """Return the address in a name that is made of one, else 0."""
-    found = MADE.fullmatch(name)
-    return int(found[1], 16) if found else 0
+    match = MADE.fullmatch(name)
+    return int(match[1], 16) if match else 0
 
 
 def of_functions(functions: Functions, matrix: Any, *, unit: bool = True) -> Any:

@@ -68,11 +68,11 @@ def read_keys(path: Path) -> tuple[Functions, list[str]]:
 
 def _code(coded: Coded) -> Array:
     """Return a number for the code of each function; those of empty cells are all different."""
-    found = coded.codes.astype(np.uint64)
+    result = coded.codes.astype(np.uint64)
     if coded.names[0] == "":
         empty = np.flatnonzero(coded.codes == 0)
-        found[empty] = np.arange(len(coded.names), len(coded.names) + len(empty))
-    return found
+        result[empty] = np.arange(len(coded.names), len(coded.names) + len(empty))
+    return result
 
 
 def _rows(path: Path, file: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
@@ -139,7 +139,7 @@ def _numbers(path: Path, batch: list[tuple[int, list[str]]], at: int | None) -> 
     """Return the numbers of blocks; -1 where the cell is empty or there is no column."""
     if at is None:
         return np.full(len(batch), -1, np.int64)
-    found = np.empty(len(batch), np.int64)
+    result = np.empty(len(batch), np.int64)
     for i, (line, row) in enumerate(batch):
         cell = row[at].strip()
         if cell and not (cell.isascii() and cell.isdecimal() and len(cell) <= 18):
@@ -148,8 +148,8 @@ def _numbers(path: Path, batch: list[tuple[int, list[str]]], at: int | None) -> 
                 where=f"{path}:{line}",
                 hint="a whole number from 0 on, or nothing",
             )
-        found[i] = int(cell) if cell else -1
-    return found
+        result[i] = int(cell) if cell else -1
+    return result
 
 
 def _check_once(path: Path, names: dict[str, Coded], lines: Array) -> None:

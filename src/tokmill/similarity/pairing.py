@@ -210,7 +210,7 @@ def with_negatives(functions: Functions, tasks: list[Task], min_blocks: int) -> 
     if functions.code is not None:
         code = functions.code[more]
         more = more[first_of_equals(code) == np.arange(len(more))]
-    found = []
+    result = []
     for task in tasks:
         here = more
         if functions.code is not None:
@@ -218,5 +218,5 @@ def with_negatives(functions: Functions, tasks: list[Task], min_blocks: int) -> 
             here = more[~np.isin(functions.code[more], used)]
         asked = np.arange(len(task.query)) if task.asked is None else task.asked
         query, target = (np.concatenate([one, here]) for one in (task.query, task.target))
-        found.append(replace(task, query=query, target=target, asked=asked))
-    return found
+        result.append(replace(task, query=query, target=target, asked=asked))
+    return result

@@ -126,7 +126,7 @@ def measure(
     total = sum(len(task.queries()) for task in tasks)
     largest = max((len(task.query) for task in tasks if len(task.queries())), default=0)
     taken = [pool for pool in pools if pool <= largest]
-    found = Measured(
+    result = Measured(
         row,
         np.concatenate([np.zeros(0, np.int64), *(task.queries() for task in tasks)]),
         taken,
@@ -151,10 +151,10 @@ def measure(
         for place, pool in enumerate(taken):
             if pool <= len(task.query):
                 values = table(len(task.query) - 1, pool)
-                found.counted[here, place] = True
+                result.counted[here, place] = True
                 for name, (above, ties) in order.items():
-                    found.values[name][here, place] = expected(values, above, ties)
-    return found
+                    result.values[name][here, place] = expected(values, above, ties)
+    return result
 
 
 def ranks_of(
@@ -178,44 +178,31 @@ def report(
     of_project = functions.names["project"].codes[found.query]
     source = [functions.names[name].codes[found.query] for name in ("project", "function")]
     of_function = numbers_of(source)
-    names = [method.name for method in methods]
-    width = len(METRICS)
-    shape = len(found.query), len(found.pools) * width
-    flat = np.concatenate([found.values[name].reshape(shape) for name in names], axis=1)
-    of = np.tile(np.repeat(np.arange(len(found.pools)), width), len(names))
-    counts = found.counted.sum(0)
-    means = flat.sum(0) / np.maximum(counts, 1)[of]
-    drawn = [
-        bootstrap(flat, found.counted, of, unit, resamples=resamples)
-        if resamples and len(flat)
-        else None
-        for unit in (of_function, of_project)
-    ]
-
-    def value(column: int, less: int | None = None) -> Value:
-        """Return the value of a column, or of its difference from another."""
-
-        def of_draws(means: Array | None) -> tuple[float, float] | None:
-            if means is None:
-                return None
-            return interval(means[:, column] - (0 if less is None else means[:, less]))
-
-        mean = means[column] - (0 if less is None else means[less])
-        return Value(float(mean), of_draws(drawn[0]), of_draws(drawn[1]))
-
-    def column(method: int, pool: int, metric: int = 0) -> int:
-        return (method * len(found.pools) + pool) * width + metric
-
+    means = _Means(found, methods, (of_function, of_project), resamples)
+    column = means.column
     results = [
         Result(
             method.name,
             method.baseline,
             pool,
-            int(counts[p]),
-            {name: value(column(m, p, k)) for k, name in enumerate(METRICS)},
+            int(found.counted[:, p].sum()),
+            {name: means.value(column(m, p, k)) for k, name in enumerate(METRICS)},
         )
         for m, method in enumerate(methods)
         for p, pool in enumerate(found.pools)
+    ]
+    best_of = _best_baselines(means.means, methods, column, len(found.pools))
+    compared = [
+        Compared(
+            method.name,
+            methods[best].name,
+            found.pools[p],
+            means.value(column(m, p), column(best, p)),
+        )
+        for m, method in enumerate(methods)
+        if not method.baseline
+        for p, best in enumerate(best_of)
+        if best is not None
     ]
     return Row(
         row=found.row,
@@ -225,19 +212,41 @@ def report(
         settings=found.settings,
         results=results,
         too_large=found.too_large,
-        compared=[
-            Compared(
-                method.name,
-                methods[best].name,
-                found.pools[p],
-                value(column(m, p), column(best, p)),
-            )
-            for m, method in enumerate(methods)
-            if not method.baseline
-            for p, best in enumerate(_best_baselines(means, methods, column, len(found.pools)))
-            if best is not None
-        ],
+        compared=compared,
     )
+
+
+class _Means:
+    """The means of a row: a column for each method, pool and metric, and their resamples."""
+
+    def __init__(
+        self, found: Measured, methods: Sequence[Method], units: tuple[Array, Array], resamples: int
+    ) -> None:
+        self.pools, width = len(found.pools), len(METRICS)
+        shape = len(found.query), self.pools * width
+        parts = [found.values[method.name].reshape(shape) for method in methods]
+        flat = np.concatenate(parts, axis=1)
+        of = np.tile(np.repeat(np.arange(self.pools), width), len(methods))
+        self.means = flat.sum(0) / np.maximum(found.counted.sum(0), 1)[of]
+        self.drawn = [
+            bootstrap(flat, found.counted, of, unit, resamples=resamples)
+            if resamples and len(flat)
+            else None
+            for unit in units
+        ]
+
+    def column(self, method: int, pool: int, metric: int = 0) -> int:
+        return (method * self.pools + pool) * len(METRICS) + metric
+
+    def value(self, column: int, less: int | None = None) -> Value:
+        """Return the value of a column, or of its difference from another."""
+
+        def of(means: Array) -> Array:
+            result: Array = means[..., column] - (0 if less is None else means[..., less])
+            return result
+
+        functions, projects = (None if one is None else interval(of(one)) for one in self.drawn)
+        return Value(float(of(self.means)), functions, projects)
 
 
 def _best_baselines(

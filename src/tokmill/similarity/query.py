@@ -94,17 +94,16 @@ def find_function(
         found += [named(store, start + int(row)) for row in here[: LISTED - len(found)]]
     if count == 1:
         return found[0]
-    asked = " and ".join(
-        text
-        for text in (
-            f"the name {function!r}" if function else "",
-            f"the address {address:#x}" if address is not None else "",
-            *(f"the {name} {one!r}" for name, one in {"program": program, **keys}.items() if one),
-        )
-        if text
-    )
+    asked = [f"the name {function!r}"] if function else []
+    asked += [] if address is None else [f"the address {address:#x}"]
+    asked += [f"the {name} {one!r}" for name, one in {"program": program, **keys}.items() if one]
+    raise _not_one(store, " and ".join(asked), found, count)
+
+
+def _not_one(store: Store, asked: str, found: list[Named], count: int) -> UsageError:
+    """Return the error where no function, or several, are asked for."""
     if not count:
-        raise UsageError(
+        return UsageError(
             f"no function has {asked}",
             where=str(store.path),
             hint="`tokmill inspect STORE --where 'function ~ PART'` finds names; what --layout "
@@ -112,7 +111,7 @@ def find_function(
         )
     listed = "\n".join(f"  {one}" for one in found)
     more = f"\n  … {count - len(found):,} more" if count > len(found) else ""
-    raise UsageError(
+    return UsageError(
         f"{count:,} functions have {asked}:\n{listed}{more}",
         where=str(store.path),
         hint="say which by --program (the end of its path will do), --compiler, --level, --address",
@@ -144,8 +143,8 @@ def equal(strings: Strings, text: str) -> Array:
     rows = rows[(strings.data[place] == wanted).all(axis=1)]
     table = np.zeros(len(lengths) + 1, bool)
     table[rows] = True
-    found: Array = table[strings.numbers.astype(np.int64)]
-    return found
+    result: Array = table[strings.numbers.astype(np.int64)]
+    return result
 
 
 def _ends_with(strings: Strings, text: str) -> Array:
@@ -153,8 +152,8 @@ def _ends_with(strings: Strings, text: str) -> Array:
     distinct, place = strings.distinct()
     wanted = text.encode("utf-8", "surrogatepass")
     good = [one == wanted or one.endswith(b"/" + wanted) for one in distinct]
-    found: Array = np.asarray(good, bool)[place] if distinct else np.zeros(len(strings), bool)
-    return found
+    result: Array = np.asarray(good, bool)[place] if distinct else np.zeros(len(strings), bool)
+    return result
 
 
 def nearest_rows(matrix: Any, record: int, most: int, *, unit: bool) -> tuple[Array, Array]:
@@ -186,17 +185,17 @@ def hits_of(
 
     `others`: leave out functions of the same program.
     """
-    found: list[Hit] = []
+    result: list[Hit] = []
     seen = {_place(asked)}
     for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
         one = named(store, row)
         if _place(one) in seen or (others and _place(one)[:-1] == _place(asked)[:-1]):
             continue
         seen.add(_place(one))
-        found.append(Hit(round(score, 6), one))
-        if len(found) == most:
+        result.append(Hit(round(score, 6), one))
+        if len(result) == most:
             break
-    return found
+    return result
 
 
 def _place(one: Named) -> tuple[object, ...]:

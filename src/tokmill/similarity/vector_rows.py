@@ -110,17 +110,17 @@ def products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Iterator[tuple[int, 
 
 def own_products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Array:
     """Return the product of each row of `of_a` with that of `of_b` at the same place: (n,) f8."""
-    found = np.zeros(len(of_a), np.float64)
+    result = np.zeros(len(of_a), np.float64)
     for one_part, other_part in zip(a.parts, b.parts, strict=True):
         height = max(1, CELLS // max(1, one_part.matrix.shape[1]))
         for start in range(0, len(of_a), height):
             here = slice(start, start + height)
             one, other = one_part.take(of_a[here]), other_part.take(of_b[here])
             if is_sparse(one):
-                found[here] += np.asarray(one.multiply(other).sum(axis=1)).reshape(-1)
+                result[here] += np.asarray(one.multiply(other).sum(axis=1)).reshape(-1)
             else:
-                found[here] += np.einsum("nd,nd->n", one, other)
-    return found
+                result[here] += np.einsum("nd,nd->n", one, other)
+    return result
 
 
 def ranks(

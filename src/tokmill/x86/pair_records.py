@@ -174,10 +174,10 @@ class _Pair:
         begin, end = start[node], stop[node]
         self._count_crossings(walks.block[node], bounds)
         first = walks.block[walks.offsets[:-1][kept]]
-        made = self._records(begin, end, bounds, walks.function[kept], first, walks.number[kept])
+        result = self._records(begin, end, bounds, walks.function[kept], first, walks.number[kept])
         if len(kept) < len(length):
-            made.skipped = {"too short": len(length) - len(kept)}
-        return made
+            result.skipped = {"too short": len(length) - len(kept)}
+        return result
 
     def _see(self, walks: Walks, node: Array, start: Array, stop: Array) -> None:
         block = walks.block[node]

@@ -13,7 +13,8 @@ import msgspec
 
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.builds.scan import FolderOptions
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Frozen, Item, Request, Resources
+from tokmill.builds.whole_files import WholeFiles
 from tokmill.store.manifest import OtherFile
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
@@ -22,7 +23,7 @@ from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.merged import NoFacts
 from tokmill.x86.pair_lists import GraphFile, Names, find_graphs
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
-from tokmill.x86.program_source import Caches, check_rules, cut_parts, take_file, vocabularies_of
+from tokmill.x86.program_source import Caches, check_rules, vocabularies_of
 from tokmill.x86.tokens.rules import COLUMNS, make_rules
 from tokmill.x86.walks import Walking, check_counts
 
@@ -68,7 +69,7 @@ CHOOSING = ("pair", "all_pairs")
 """Options that only decide which pairs a plan lists."""
 
 
-class PairsSource(Source):
+class PairsSource(WholeFiles):
     """Graph files of `tokmill cfg`; each item is a pair of them.
 
     Columns: the streams, `side` (0: first program, 1: second) and `border`, as phrases; `address`
@@ -83,6 +84,7 @@ class PairsSource(Source):
     version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
+    part_bytes: ClassVar[int] = 128 << 20
     hints: ClassVar[Mapping[str, str]] = {
         NO_FACTS: "it is from a pickle or angr; tokmill cfg makes it of the program",
     }
@@ -173,22 +175,8 @@ class PairsSource(Source):
         for text in config.pair:
             yield names.split(text)
 
-    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+    def batches(self, item: Item) -> Iterator[Records]:
         """Yield the walks of a pair; if one of its graphs cannot be read, it is a reject."""
-        if not item.parts_done:
-            self._take(item, digest)
-        yield from cut_parts(self._batches(item), item.parts_done)
-
-    def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hash the content of a pair, all bytes of both graphs, as one part."""
-        self._take(item, digest)
-        yield from ()
-
-    def _take(self, item: Item, digest: Hash) -> None:
-        for path in (item.path, *(other.path for other in item.others)):
-            take_file(Path(path), digest)
-
-    def _batches(self, item: Item) -> Iterator[Records]:
         config = self.config
         walking = Walking(
             seed=config.seed, walks=config.walks, walk_tokens=config.walk_tokens,

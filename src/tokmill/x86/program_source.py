@@ -12,9 +12,9 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
-from tokmill.base.files import reading
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Frozen, Item, Request, Resources
+from tokmill.builds.whole_files import WholeFiles
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_about
@@ -28,8 +28,6 @@ from tokmill.x86.tokens.vocabularies.vocabulary import TokenList, Vocabularies, 
 from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
 from tokmill.x86.walks import Walking, check_counts
 
-PART = 128 << 20
-"""A shard is cut after so many bytes of phrases of one program, so that memory is bounded."""
 EXPANDS = {"function": 1, "block": 6, "walk": 10}
 """About how many times larger than a program its records are; for walks, with one from each
 block."""
@@ -78,7 +76,7 @@ WALKS = (*Walking.__struct_fields__, "min_tokens")
 """Options that only concern walks."""
 
 
-class X86Source(Source):
+class X86Source(WholeFiles):
     """ELF and PE programs, and the graphs that `tokmill cfg` makes of them; one item each.
 
     Columns: the six streams of `tokmill.x86.tokens.rules` and `border` through phrases; a record's
@@ -93,6 +91,7 @@ class X86Source(Source):
     version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
+    part_bytes: ClassVar[int] = 128 << 20
 
     def __init__(
         self,
@@ -163,21 +162,11 @@ class X86Source(Source):
             path = str(file.path.absolute())
             yield Item(file.name, path, 0, file.size, file.digest, expands=expands)
 
-    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+    def batches(self, item: Item) -> Iterator[Records]:
         """Yield the records of a program; one that cannot be lifted is a reject."""
         config = self.config
-        if not item.parts_done:
-            take_file(Path(item.path), digest)
         walking = msgspec.convert(config, Walking, from_attributes=True)
         cutting = Cutting(config.unit, config.max_tokens, config.min_tokens, walking)
-        yield from cut_parts(self._batches(item, cutting), item.parts_done)
-
-    def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hash the content of a program, all its bytes, as one part."""
-        take_file(Path(item.path), digest)
-        yield from ()
-
-    def _batches(self, item: Item, cutting: Cutting) -> Iterator[Records]:
         graph = self._graph(item)
         if isinstance(graph, str):
             yield nothing(cutting.unit, self._caches.of(64), [Drop(0, graph, True)])
@@ -224,25 +213,6 @@ class Caches:
             }
             self._made[bits] = Templates(self.rules, bits, vocabularies, self.separator)
         return self._made[bits]
-
-
-def take_file(path: Path, digest: Hash) -> None:
-    """Hash all bytes of a file."""
-    with reading(path) as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-
-
-def cut_parts(batches: Iterator[Records], parts_done: int) -> Iterator[Records]:
-    """Yield the batches of an item in parts, so that memory is bounded; skip finished parts."""
-    part = size = 0
-    for batch in batches:
-        size += batch.phrases.ids.nbytes if batch.phrases else 0
-        batch.ends_part = size >= PART
-        if part >= parts_done:
-            yield batch
-        if batch.ends_part:
-            part, size = part + 1, 0
 
 
 def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:

@@ -187,13 +187,13 @@ class Portion:
         record, part, start, stop = self._cut(
             np.flatnonzero(full), start[full], stop[full], cutting.max_tokens
         )
-        found = self.records(
+        result = self.records(
             start, stop, np.arange(len(start) + 1), function[record], address[record], part
         )
-        found.notes.update(notes)
+        result.notes.update(notes)
         if not full.all():
-            found.skipped = {"empty": int((~full).sum())}
-        return found
+            result.skipped = {"empty": int((~full).sum())}
+        return result
 
     def _cut(
         self, record: Array, start: Array, stop: Array, most: int
@@ -324,11 +324,11 @@ def names_of(graph: Graph, first: int, last: int) -> list[str]:
 
 def unknown_in(ids: Array, table: Table) -> dict[str, int]:
     """Return how many tokens of each column are not in its vocabulary."""
-    found = {}
+    result = {}
     for column, tokens in table.columns.items():
         before = np.concatenate([[0], np.cumsum(tokens == UNKNOWN)])[table.offsets]
         if before[-1]:
             count = int(np.diff(before)[ids & ~PHRASE_BIT].sum())
             if count:
-                found[f"tokens of {column} replaced by unk"] = count
-    return found
+                result[f"tokens of {column} replaced by unk"] = count
+    return result

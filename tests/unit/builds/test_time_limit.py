@@ -234,7 +234,6 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "parquet": columns,
     "tsv": sentences,
     "bin": exported("bin", "out/x.bin", record_tokens=31, dtype="u2"),
-    "megatron": exported("megatron", "out/set"),
     "npz": exported("npz", "out", export={"max_length": 31, "stride": 31, "pad_id": 7}),
     "token-dicts": dicts,
     "triplets": triples,

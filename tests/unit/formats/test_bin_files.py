@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from making import TOKENIZER, files_of, ids_of, quick_build, rec, token_store, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.source import Resources
-from tokmill.formats.bin import BinExport, BinOptions, BinSource, look_alike
+from tokmill.formats.bin import BinExport, BinOptions, BinSource, wrong_layout
 from tokmill.store.schema import Column
 
 
@@ -97,14 +97,14 @@ def test_real_ids_are_not_taken_for_something_else():
     for size in (2, 40, 256, 300, 5000, 50257, 65536):
         zipf = np.minimum(random.zipf(1.2, 20000), size) - 1
         for ids in (zipf, random.integers(0, size, 20000)):
-            assert look_alike(ids.astype("<u2")) == "", size
-            assert look_alike(ids.astype("<u4")) == "", size
+            assert wrong_layout(ids.astype("<u2")) == "", size
+            assert wrong_layout(ids.astype("<u4")) == "", size
     for size in (300, 5000, 50257):
         ids = random.integers(0, size, 20000)
-        assert "big-endian uint16" in look_alike(ids.astype(">u2").view("<u2")), size
-        assert "uint32" in look_alike(ids.astype("<u4").view("<u2")), size
-        assert "uint32" in look_alike(ids.astype(">u4").view("<u2")), size
-        assert "big-endian uint32" in look_alike(ids.astype(">u4").view("<u4")), size
+        assert "big-endian uint16" in wrong_layout(ids.astype(">u2").view("<u2")), size
+        assert "uint32" in wrong_layout(ids.astype("<u4").view("<u2")), size
+        assert "uint32" in wrong_layout(ids.astype(">u4").view("<u2")), size
+        assert "big-endian uint32" in wrong_layout(ids.astype(">u4").view("<u4")), size
 
 
 def test_separators_end_records_and_the_eot_of_the_tokenizer_is_one(tmp_path):
@@ -177,7 +177,7 @@ def test_a_file_without_its_separator_is_refused_beyond_64_mib(tmp_path, monkeyp
 def test_a_megatron_pair_is_not_read_as_a_headerless_file_by_mistake(tmp_path):
     np.asarray([5, 6], "<u2").tofile(tmp_path / "t.bin")
     (tmp_path / "t.idx").write_bytes(b"MMIDIDX")
-    with pytest.raises(TokmillError, match="tokmill build megatron"):
+    with pytest.raises(TokmillError, match="Megatron"):
         quick_build("bin", tmp_path / "t.bin", tmp_path / "s")
     assert ids_of(quick_build("bin", tmp_path / "t.bin", tmp_path / "s", dtype="u2")) == [[5, 6]]
 

@@ -144,16 +144,6 @@ def test_statistics_agree_with_one_another_and_with_the_files(tmp_path):
     assert written["statistics"] == stats
 
 
-def test_equal_stores_give_equal_files(tmp_path):
-    store = token_store(tmp_path / "s", [[LONG]])
-    for name in "ab":
-        export(store, tmp_path / name)
-    a, b = (tmp_path / name / "tokenized_data_part001.npz" for name in "ab")
-    assert a.read_bytes() == b.read_bytes()
-    with zipfile.ZipFile(a) as archive:
-        assert {e.date_time for e in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
-
-
 def test_the_pad_token(tmp_path):
     store = token_store(tmp_path / "s", [[[5, 6]]])
     with pytest.raises(TokmillError, match="carries no vocabulary") as caught:

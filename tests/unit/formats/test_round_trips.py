@@ -18,7 +18,6 @@ from tokmill.store.schema import Column
 
 WITH_BORDERS = {
     # export: (source, output, input, options of the source)
-    "megatron": ("megatron", "out/set", "out/set", {}),
     "bin": ("bin", "out/t.bin", "out/t.bin", {"separator_id": EOT, "dtype": "u2"}),
     "npz": ("npz", "out", "out", {}),
 }
@@ -59,15 +58,6 @@ def test_a_round_trip_keeps_ids_and_borders(kind, shards):
         assert ids_of(again) == [document for shard in shards for document in shard]
         assert written["tokens"] == store.tokens == again.tokens
         assert written["bytes"] == sum(Path(f).stat().st_size for f in written["files"])
-
-
-@pytest.mark.parametrize("kind", ["megatron"])
-def test_empty_records_survive_where_the_format_has_borders(kind, tmp_path):
-    source, out, inputs, options = WITH_BORDERS[kind]
-    store = token_store(tmp_path / "store", [[[], [1, 2], []], [[], [3]], [[]]])
-    write(kind, store, tmp_path / out)
-    again = quick_build(source, tmp_path / inputs, tmp_path / "again", **options)
-    assert ids_of(again) == [[], [1, 2], [], [], [3], []]
 
 
 @pytest.mark.parametrize("kind", WITH_BORDERS)
@@ -120,7 +110,7 @@ def test_another_column_can_be_exported(kind, tmp_path):
     expected = [3, 4, 5, 6, 7, 8, 7, 8, 3, 4, 5]
     options = {**EXPORT_OPTIONS.get(kind, {}), "column": "asm"}
     written = write(kind, store, tmp_path / "out", **options)
-    first = written["files"][0] if kind in ("bin",) else tmp_path / "out"
+    first = written["files"][0] if kind == "bin" else tmp_path / "out"
     again = quick_build(kind, first, tmp_path / "again")
     assert [i for record in ids_of(again) for i in record] == expected
     with pytest.raises(UsageError, match="no column 'token'"):

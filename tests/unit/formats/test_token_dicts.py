@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import tempfile
 from pathlib import Path
@@ -417,13 +416,6 @@ def test_files_of_something_else(tmp_path: Path, value: Any, message: str) -> No
     assert str(path) in caught.value.where
 
 
-def test_a_second_pickle_in_the_file_is_not_lost_in_silence(tmp_path: Path) -> None:
-    path = put(tmp_path / "a.pkl", [[PUSH]])
-    path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(TokmillError, match="bytes follow the pickle, perhaps another one"):
-        quick_build("token-dicts", path, tmp_path / "s")
-
-
 def test_a_sequence_that_is_there_many_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,24 +423,6 @@ def test_a_sequence_that_is_there_many_times(
     path = put(tmp_path / "a.pkl", [[PUSH] * 1000] * 1000)
     with pytest.raises(TokmillError, match="makes far more data than"):
         quick_build("token-dicts", path, tmp_path / "s")
-
-
-class Harm:
-    """Makes a folder where it is opened."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
-def test_nothing_of_it_is_run(tmp_path: Path) -> None:
-    harm = Harm(tmp_path / "sprung")
-    for value in ([[PUSH, harm]], [harm], {"f": harm}, harm, [[{**PUSH, "mne": harm}]]):
-        with pytest.raises(TokmillError, match=r"names posix\.mkdir, which is no data"):
-            quick_build("token-dicts", put(tmp_path / "a.pkl", value), tmp_path / "s")
-    assert not (tmp_path / "sprung").exists()
 
 
 def test_stores_without_instructions_are_not_exported(tmp_path: Path) -> None:

@@ -180,24 +180,6 @@ def test_what_is_no_triplet(tmp_path: Path, value: Any, said: str) -> None:
     assert any(part in text for part in said.split("|")), text
 
 
-def test_code_in_a_pickle_is_not_run(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "run",))
-
-    path = put(tmp_path / "a.pkl", [([Evil()], [1], [1], [1], [1], [1])])
-    with pytest.raises(TokmillError):
-        quick_build("triplets", path, tmp_path / "s")
-    assert not (tmp_path / "run").exists()
-
-
-def test_bytes_after_the_pickle(tmp_path: Path) -> None:
-    path = put(tmp_path / "a.pkl", [([1], [1]) * 3])
-    path.write_bytes(path.read_bytes() + b"more")
-    with pytest.raises(TokmillError, match="4 bytes follow the pickle"):
-        quick_build("triplets", path, tmp_path / "s")
-
-
 def test_parts_hold_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [([i, 1], [2, 3], [i], [1], [5], [i + 1]) for i in range(200)]
     path = put(tmp_path / "a.pkl", entries)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
 
 import random_schedules
 from random_schedules import ALONE, CHAINS, QUICK
-from tokmill.mlir.measure import Measurements, Result
+from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import generators, problem
 
 FINE = {"ok", "refused"}
@@ -47,36 +44,6 @@ def test_a_schedule_is_drawn_the_same_every_time() -> None:
     given = problem.of_line(line)
     drawn = [random_schedules.drawn(given, line, number) for number in (0, 1, 2, 0)]
     assert drawn[0] == drawn[3] and len(set(drawn)) == 3
-
-
-def test_what_took_too_long_is_measured_once_more() -> None:
-    class Busy:
-        asked: list[bool] = []
-
-        def __init__(self, statuses: list[str]) -> None:
-            self.statuses, self.asked = statuses, []
-
-        def __call__(self, given: Any, schedule: Any, *, again: bool = False) -> Result:
-            self.asked.append(again)
-            status = self.statuses[len(self.asked) - 1]
-            return Result(status=status, nanoseconds=1.0, baseline=1.0, noise=0.0)
-
-    for statuses, asked in (
-        (["timeout", "ok"], [False, True]),
-        (["timeout", "timeout"], [False, True]),
-        (["crashed"], [False]),
-    ):
-        busy: Any = Busy(statuses)
-        result = random_schedules.result_of(problem.of_line("relu 8"), (), busy)
-        assert (result.status, busy.asked) == (statuses[-1], asked)
-
-
-@pytest.mark.parametrize("status", ["wrong", "crashed", "memory", "timeout", "ignored"])
-def test_one_bad_result_of_many_is_seen(status: str) -> None:
-    with pytest.raises(AssertionError):
-        check({"matmul": Counter(ok=999, **{status: 1})})
-    with pytest.raises(AssertionError):
-        check({"matmul": Counter(ok=94, refused=6)})
 
 
 def test_thirty_random_schedules() -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 from tokmill.base.errors import UsageError
-from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
-from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.tokens import features, field_tokens, views
@@ -70,16 +66,6 @@ def drawn(kind: str, state: legal.State, chance: np.random.Generator) -> actions
     }
     plain = {"im2col": actions.Im2col(tag), "vectorize": actions.Vectorize(tag)}
     return cuts.get(kind) or plain.get(kind) or actions.Stop(tag)
-
-
-@pytest.mark.parametrize("view", views.VIEWS)
-def test_gymnasiums_checker_is_content(view: str, problems: list[Problem]) -> None:
-    # Its checks do not end an episode of several operations, so nothing is measured.
-    with Measurements(Settings(runs=2, most_seconds=0.5)) as measure:
-        made = ScheduleEnv([problem.of_line("matmul 8 8 8, relu")], measure, view=view)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            check_env(made, skip_render_check=True)
 
 
 @pytest.mark.parametrize("kind", views.VIEWS)

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import pickle
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,6 @@ def llmc(path: Path) -> None:
     path.write_bytes(header.tobytes() + np.arange(10, dtype="<u2").tobytes())
 
 
-def megatron(path: Path) -> None:
-    path.write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 5, 4))
-
-
 def parquet(path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     import pyarrow
@@ -61,7 +56,6 @@ FILES: list[tuple[str, Any, dict[str, Any]]] = [
     ("a.npz", npz, {"kind": "npz", "what": "a numpy archive of padded windows"}),
     ("a.npy", lambda p: np.save(p, np.zeros((2, 5), "<u2")), {"kind": "npy", "shape": [2, 5]}),
     ("a.bin", llmc, {"kind": "llm.c tokens", "dtype": "uint16"}),
-    ("a.idx", megatron, {"kind": "Megatron index", "dtype": "uint16", "documents": 3}),
     ("a.parquet", parquet, {"kind": "parquet", "rows": 3}),
     ("s.bin", lambda p: p.write_bytes(np.arange(99, dtype="<u2").tobytes()),
      {"kind": "raw tokens", "guess": "uint16, 99 tokens", "largest_seen": 97}),

@@ -52,29 +52,6 @@ def test_stays_exact_for_many() -> None:
             assert values[-1, r] == pytest.approx(float(mrr), rel=1e-11)
 
 
-def test_agrees_with_drawn_pools() -> None:
-    random = np.random.default_rng(0)
-    negatives, pool, above, ties = 300, 64, 9, 5
-    # Negatives by rank: the first are above the match, the next tie with it.
-    drawn = np.argsort(random.random((20_000, negatives)), axis=1)[:, : pool - 1]
-    tied = ((drawn >= above) & (drawn < above + ties)).sum(1)
-    rank = (drawn < above).sum(1) + random.integers(0, tied + 1)
-    simulated = [*((rank < k).mean() for k in AT), (1 / (1 + rank)).mean()]
-    found = expected(table(negatives, pool), np.asarray([above]), np.asarray([ties]))[0]
-    assert found == pytest.approx(simulated, abs=0.012)
-    # The rank that most would take, ties left out or all above, is another one.
-    for wrong in (above, above + ties):
-        other = table(negatives, pool)[:, wrong]
-        assert abs(other[0] - simulated[0]) > 0.02
-
-
-@pytest.mark.parametrize("pool", [2, 10, 100])
-def test_all_ties_are_chance(pool: int) -> None:
-    found = expected(table(99, pool), np.asarray([0]), np.asarray([99]))[0]
-    chance = [*(min(1, k / pool) for k in AT), sum(1 / i for i in range(1, pool + 1)) / pool]
-    assert found == pytest.approx(chance, abs=1e-14)
-
-
 def test_impossible_pools_are_refused() -> None:
     for negatives, pool in ((5, 7), (5, 0), (5, -1)):
         with pytest.raises(ValueError, match="no pool of"):

@@ -22,7 +22,7 @@ from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.tokens.instructions import collect, distinct
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
-from tokmill.x86.tokens.vocabularies.count import count_graph, count_programs, parts
+from tokmill.x86.tokens.vocabularies.count import count_graph, count_programs
 from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
 from x86_programs import C_SOURCE, compiles
 
@@ -80,13 +80,6 @@ def test_a_store_and_pickles_of_it_count_as_programs_do(
     for column, tokens in read_vocabularies(dicts.path).items():
         counts = dict(zip(tokens.tokens, tokens.counts or [], strict=True))
         assert {token: n for token, n in counts.items() if n} == wanted[column]
-
-
-def test_parts_are_the_whole(graph: Graph) -> None:
-    found = list(parts(graph, 7, 100, 10))
-    assert [len(lengths) for _, lengths in found] == [10] * 9 + [3]
-    begin, end = int(graph.lengths[:7].sum()), int(graph.lengths[:100].sum())
-    assert b"".join(code.tobytes() for code, _ in found) == graph.code[begin:end].tobytes()
 
 
 def test_programs_graphs_and_pickles_count_alike(
@@ -176,19 +169,6 @@ def test_instructions_of_programs_as_a_file(tmp_path: Path, program: Path, graph
     by_bytes = {row["bytes"]: row for row in rows}
     assert by_bytes["c3"]["text"] == "ret" and by_bytes["c3"]["bits"] == 64
     assert by_bytes["c3"]["code"] == "RETNQ"
-
-
-def test_large_tables_are_merged(
-    graph: Graph, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = distinct(graph)
-    collect([str(program)], tmp_path / "a.csv")
-    monkeypatch.setattr("tokmill.x86.tokens.instructions.BLOCK", 50)
-    pieces = distinct(graph)
-    assert pieces[1].tolist() == whole[1].tolist() and pieces[2].tolist() == whole[2].tolist()
-    monkeypatch.setattr("tokmill.x86.tokens.instructions.ROWS", 7)
-    collect([str(program)], tmp_path / "b.csv")
-    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 
 
 def test_files_that_no_instructions_go_to(tmp_path: Path, program: Path) -> None:

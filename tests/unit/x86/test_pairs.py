@@ -22,7 +22,7 @@ from tokmill.store.store import Store
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.lifting import lift_files
-from tokmill.x86.pairs import NO_FACTS
+from tokmill.x86.pairs import NO_FACTS, PairsSource
 from tokmill.x86.tokens.rules import COLUMNS
 from x86_graphs import Block, graph_of
 from x86_programs import C_SOURCE, compiles, stripped
@@ -286,7 +286,7 @@ def test_a_large_pair_is_cut_into_parts(tmp_path: Path, monkeypatch: pytest.Monk
     options: dict[str, Any] = {"all_pairs": True, "walks": 60, "walk_tokens": 64}
     whole = build(tmp_path / "whole", *files, **options)
     monkeypatch.setattr("tokmill.x86.walks.AT_ONCE", 64 * 50)
-    monkeypatch.setattr("tokmill.x86.program_source.PART", 900)
+    monkeypatch.setattr(PairsSource, "part_bytes", 900)
     parts = build(tmp_path / "parts", *files, **options)
     assert len(parts.shards) > 4 and not validate(parts).problems
     assert parts.records == whole.records and parts.manifest.notes == whole.manifest.notes

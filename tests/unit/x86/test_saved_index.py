@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copyreg
-import os
 import pickle
 import platform
 import re
@@ -305,30 +304,6 @@ def test_what_is_something_else(tmp_path: Path, value: Any, message: str) -> Non
     with pytest.raises(TokmillError, match=re.escape(message)) as caught:
         list(graphs_of(path))
     assert str(path) in caught.value.where and "inspect" in caught.value.hint
-
-
-class Harm:
-    """Touches a file where it is opened."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
-def test_nothing_of_it_is_run(tmp_path: Path) -> None:
-    harm = Harm(tmp_path / "sprung")
-    for value in (
-        {"f": [*other(1)[:4], harm]},
-        {"f": [1, [], b"", Old({"_node": harm, "_adj": {}})]},
-        {"f": [1, [], b"", Old({"_node": {}, "_adj": {}, "__setstate__": os.system})]},
-        {harm: other(1)},
-        harm,
-    ):
-        with pytest.raises(TokmillError, match=r"names posix\.(mkdir|system), which is no data"):
-            list(graphs_of(put(tmp_path / "saved_index.pkl", value)))
-    assert not (tmp_path / "sprung").exists()
 
 
 def test_functions_that_are_one_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

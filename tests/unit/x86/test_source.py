@@ -17,13 +17,13 @@ from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Records, each_drop
 from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
-from tokmill.x86 import program_source as source_module
 from tokmill.x86 import records as records_module
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.image.keys import Key
 from tokmill.x86.lift.cfg import lift
+from tokmill.x86.program_source import X86Source
 from tokmill.x86.records import NO_INSTRUCTION, Cutting, records_of
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
 from tokmill.x86.tokens.templates import Templates
@@ -387,7 +387,7 @@ def test_a_program_with_very_many_records_is_committed_in_parts(
 ) -> None:
     plain = build(tmp_path / "p", program, unit="block")
     monkeypatch.setattr(records_module, "AT_ONCE", 50)
-    monkeypatch.setattr(source_module, "PART", 400)
+    monkeypatch.setattr(X86Source, "part_bytes", 400)
     store = build(tmp_path / "s", program, unit="block")
     assert len(store.shards) > 2 and store.manifest.notes == plain.manifest.notes
     assert [store.record(i)["asm"].tolist() for i in range(store.records)] == [
@@ -402,15 +402,3 @@ def test_a_program_with_very_many_records_is_committed_in_parts(
     build(tmp_path / "s", program, unit="block")
     assert {path: path.read_bytes() for path in (tmp_path / "s").glob("[ms]*/*")} == before
     assert (tmp_path / "s" / "manifest.json").read_bytes() == manifest
-
-
-def test_a_store_grows_by_a_program(tmp_path: Path, program: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "b").write_bytes(program.read_bytes())
-    before = build(tmp_path / "s", folder)
-    (folder / "a").write_bytes(program.read_bytes())
-    how = How(quiet=True, yes=True)
-    after = tokmill.build("x86", [folder], tmp_path / "s", how=how)
-    assert after.records == 2 * before.records
-    assert build(tmp_path / "t", folder).fingerprint == after.fingerprint

@@ -60,12 +60,6 @@ def test_text_has_a_token_a_line_in_the_order_of_ids(tmp_path: Path) -> None:
     assert read_vocabularies(tmp_path, "tokmill")["eflag"].rules == "tokmill"
 
 
-def test_the_closed_lists_survive_text(tmp_path: Path) -> None:
-    write_texts(tmp_path, closed())
-    found = read_vocabularies(tmp_path, "tokmill")
-    assert {c: found[c].to_json() for c in COLUMNS} == {c: closed()[c].to_json() for c in COLUMNS}
-
-
 def test_pickles_hold_what_stood_and_python_reads_them(tmp_path: Path) -> None:
     large = lists()
     for tokens in large.values():
@@ -120,17 +114,6 @@ def test_pickles_of_the_usual_containers(tmp_path: Path, value: Any) -> None:
     assert found.tokens.tokens == [*SPECIALS, "a", "b"]
     expected = [0, 0, 0, 0, 0, 3, 3] if isinstance(value, dict) else None
     assert found.tokens.counts == expected
-
-
-def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
-    class Harm:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "ran",))
-
-    path = pickled(tmp_path / "asm_tokens_dict.pkl", {"a": Harm()})
-    with pytest.raises(TokmillError):
-        read_list(path)
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -14,6 +14,9 @@ from tokmill.bbv.traces.block_vectors import TORN
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import print_json, say
+
+if TYPE_CHECKING:
+    from tokmill.bbv.traces.profile import Profile
 
 Trace = Annotated[Path, typer.Argument(metavar="BBV", help="File of basic block vectors.")]
 IdBase = Annotated[
@@ -55,37 +58,44 @@ def profile(
     from tokmill.bbv.traces.profile import profile as run_profile
 
     asked = Asked(every_blocks, measured, intervals, runs, processor)
-    found = run_profile(words, out, asked, name=name, stdin=stdin, quiet=quiet)
-    cpi = found.program_cpi()
-    instructions = int(found.vectors.instructions.sum())
-    facts = {
-        "trace": str(found.trace),
-        "intervals": len(found.vectors),
-        "blocks": found.vectors.blocks,
-        "instructions": instructions,
-        "cpi": cpi,
-        **found.about,
-    }
+    profiled = run_profile(words, out, asked, name=name, stdin=stdin, quiet=quiet)
     if json:
-        print_json(facts)
-        return 0
+        print_json(_facts(profiled))
+    else:
+        _print_profile(profiled)
+    return 0
+
+
+def _facts(profiled: Profile) -> dict[str, Any]:
+    return {
+        "trace": str(profiled.trace),
+        "intervals": len(profiled.vectors),
+        "blocks": profiled.vectors.blocks,
+        "instructions": int(profiled.vectors.instructions.sum()),
+        "cpi": profiled.program_cpi(),
+        **profiled.about,
+    }
+
+
+def _print_profile(profiled: Profile) -> None:
+    cpi = profiled.program_cpi()
     print(
-        f"{found.trace}: {human_count(len(found.vectors), 'interval')}, "
-        f"{human_count(found.vectors.blocks, 'block')}, {instructions:,} instructions"
+        f"{profiled.trace}: {human_count(len(profiled.vectors), 'interval')}, "
+        f"{human_count(profiled.vectors.blocks, 'block')}, "
+        f"{profiled.vectors.instructions.sum():,} instructions"
     )
-    if forked := found.about["forked"]:
+    if forked := profiled.about["forked"]:
         say(f"note: it forked {human_count(forked, 'process', 'processes')}, which are left out")
-    for kind, values in found.cpi.items():
+    for kind, values in profiled.cpi.items():
         low, high = np.nanmin(values), np.nanmax(values)
         print(f"CPI, {kind}: {cpi[kind]:.3f} (intervals: {low:.3f} to {high:.3f})")
-    if found.timed is not None:
-        marks = found.about["marks"]
+    if profiled.timed is not None:
+        marks, load = profiled.about["marks"], profiled.about["measured"]["load"]
         print(
-            f"measured: fastest of {found.timed.runs} runs; the two halves of the runs differ by "
-            f"{found.timed.halves:.2%} (median); load {found.about['measured']['load']:.1f}; marks "
-            f"at every {marks['every']:,}. call ({marks['kind']})"
+            f"measured: fastest of {profiled.timed.runs} runs; the two halves of the runs differ "
+            f"by {profiled.timed.halves:.2%} (median); load {load:.1f}; marks at every "
+            f"{marks['every']:,}. call ({marks['kind']})"
         )
-    return 0
 
 
 def check(

@@ -9,11 +9,10 @@ import numpy as np
 import typer
 
 from tokmill.base.errors import UsageError
-from tokmill.base.files import inside, make_folder, write_file
 from tokmill.base.progress import Progress, human_count
 from tokmill.bbv.points import executions as reading
 from tokmill.bbv.points import shared_points as sharing
-from tokmill.bbv.points.choose_points import point_files
+from tokmill.bbv.points.choose_points import write_points
 from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.bbv.points.executions import Executions
 from tokmill.bbv.points.shared_points import Shared
@@ -135,10 +134,7 @@ def _trained(store: Store, signatures: str, records: Ints, quiet: bool) -> Float
 
 def _write(out: Path, shared: Shared, executions: Executions) -> None:
     """Write the points, records of the store, and a file of weights a program."""
-    make_folder(out)
     for number, name in enumerate(executions.names):
         # A name out of a store is a path of a trace at times.
         stem = name.replace("/", "_")
-        files = point_files(executions.records[shared.points], shared.weights[number])
-        for end, text in files.items():
-            write_file(inside(out, stem + end), text)
+        write_points(out, stem, executions.records[shared.points], shared.weights[number])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tokmill.base.errors import UsageError
-from tokmill.base.files import inside, make_folder, write_file
+from tokmill.base.files import inside
 from tokmill.base.progress import elapsed, human_count, human_share
 from tokmill.bbv.traces.block_vectors import TORN
 from tokmill.terminal.options import Json, Quiet
@@ -18,73 +18,84 @@ LITTLE = 2.0
 """Points with a smaller speed-up than this hardly are worth their error."""
 
 
+Traces = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="BBV…", help="Basic block vectors, a file a program.", show_default=False
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", metavar="DIR", help="Write NAME.simpoints, NAME.weights here."),
+]
+MethodName = Annotated[
+    str,
+    typer.Option(
+        metavar="simpoint|two-phase",
+        help="simpoint: nearest to the centres of clusters, as SimPoint 3.2; two-phase: drawn "
+        "from strata of similar intervals, with a confidence interval.",
+    ),
+]
+Points = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of points.", show_default="simpoint: by BIC; else 30"),
+]
+Memory = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="Rates of each interval, such as of misses (.intervals.csv of `bbv profile`, or "
+        "any CSV); one file for each BBV.",
+    ),
+]
+Cpi = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="CPI of each interval, to judge the points by (.intervals.csv of `bbv profile`, "
+        "CSV, JSON, gem5's timeline); one file for each BBV.",
+    ),
+]
+Simulated = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="CSV",
+        help="`interval,cpi` of the points that were chosen: estimate the CPI; "
+        "one file for each BBV.",
+    ),
+]
+MaxPoints = Annotated[
+    int, typer.Option("--max-points", min=1, help="BIC chooses at most so many clusters.")
+]
+BicThreshold = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="The fewest clusters whose BIC reaches this share of its range."
+    ),
+]
+Dimensions = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Dimensions of the random projection.",
+        show_default="15, simpoint: doubled while that explains more",
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")]
+
+
 def simpoint(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="BBV…", help="Basic block vectors, a file a program.", show_default=False
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Write NAME.simpoints, NAME.weights here."),
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="simpoint|two-phase",
-            help="simpoint: nearest to the centres of clusters, as SimPoint 3.2; two-phase: drawn "
-            "from strata of similar intervals, with a confidence interval.",
-        ),
-    ] = "simpoint",
-    points: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of points.", show_default="simpoint: by BIC; else 30"),
-    ] = None,
-    memory: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Rates of each interval, such as of misses (.intervals.csv of `bbv profile`, or "
-            "any CSV); one file for each BBV.",
-        ),
-    ] = None,
-    cpi: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="CPI of each interval, to judge the points by (.intervals.csv of `bbv profile`, "
-            "CSV, JSON, gem5's timeline); one file for each BBV.",
-        ),
-    ] = None,
-    simulated: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="CSV",
-            help="`interval,cpi` of the points that were chosen: estimate the CPI; "
-            "one file for each BBV.",
-        ),
-    ] = None,
-    max_points: Annotated[
-        int, typer.Option("--max-points", min=1, help="BIC chooses at most so many clusters.")
-    ] = 30,
-    bic_threshold: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="The fewest clusters whose BIC reaches this share of its range."
-        ),
-    ] = 0.9,
-    dimensions: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Dimensions of the random projection.",
-            show_default="15, simpoint: doubled while that explains more",
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of everything that is random.")
-    ] = 493575226,
+    traces: Traces,
+    out: Out = None,
+    method: MethodName = "simpoint",
+    points: Points = None,
+    memory: Memory = None,
+    cpi: Cpi = None,
+    simulated: Simulated = None,
+    max_points: MaxPoints = 30,
+    bic_threshold: BicThreshold = 0.9,
+    dimensions: Dimensions = None,
+    seed: Seed = 493575226,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -106,7 +117,7 @@ def simpoint(
         seed=seed,
     )
     names = names_of(traces)
-    beside = {
+    inputs_of = {
         option: _one_each(option, paths, traces)
         for option, paths in (("--memory", memory), ("--cpi", cpi), ("--simulated", simulated))
     }
@@ -121,29 +132,27 @@ def simpoint(
             for name in names
             for end in (".simpoints", ".weights")
         }
-        inputs = [path for paths in beside.values() for path in paths if path] + list(traces)
+        inputs = [path for paths in inputs_of.values() for path in paths if path] + list(traces)
         check_outputs(made, inputs)
     reports = []
     for number, (name, path) in enumerate(zip(names, traces, strict=True)):
-        rates, known, done = (beside[o][number] for o in ("--memory", "--cpi", "--simulated"))
+        rates, known, done = (inputs_of[o][number] for o in ("--memory", "--cpi", "--simulated"))
         trace = choosing.load(name, path, rates, known, quiet=quiet)
         with elapsed(f"{name}: choosing points"):
             chosen = choosing.choose(trace, options, done)
         if out is not None:
-            make_folder(out)
-            for end, text in choosing.point_files(chosen.intervals, chosen.weights).items():
-                write_file(inside(out, name + end), text)
+            choosing.write_points(out, name, chosen.intervals, chosen.weights)
         reports.append(chosen.report)
     _show(reports, out, json)
 
 
 def names_of(traces: list[Path]) -> list[str]:
     """Return what the programs of files are called: `gzip` of `runs/gzip.bb.gz`."""
-    from tokmill.bbv.traces import trace_files as beside
+    from tokmill.bbv.traces import trace_files
 
     names: dict[str, Path] = {}
     for path in traces:
-        name = beside.stem_of(path).name
+        name = trace_files.stem_of(path).name
         if name in names:
             raise UsageError(
                 f"{names[name]} and this would both be called {name!r}",

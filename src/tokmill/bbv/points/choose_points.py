@@ -12,7 +12,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import reading
+from tokmill.base.files import inside, make_folder, reading, write_file
 from tokmill.bbv.points import clusters, designs, simpoint
 from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.bbv.points.population import as_matrix, population, rates_of
@@ -232,16 +232,16 @@ def _of_points(path: Path, count: int, intervals: Ints) -> Floats:
     table = interval_table.read_table(path, count, partly=True)
     cpi = interval_table.one_column(path, table, CPI)
     positive(cpi, path)
-    found = cpi[intervals]
-    if missing := int(np.isnan(found).sum()):
-        first = int(intervals[np.argmax(np.isnan(found))])
+    result = cpi[intervals]
+    if missing := int(np.isnan(result).sum()):
+        first = int(intervals[np.argmax(np.isnan(result))])
         raise TokmillError(
             f"the CPI of {missing:,} of {len(intervals):,} points is missing, such as of interval "
             f"{first}",
             where=str(path),
             hint="give method, points, seed and memory vectors as when they were chosen",
         )
-    return found
+    return result
 
 
 def _report(trace: Trace, name: str, intervals: Ints) -> Report:
@@ -271,14 +271,17 @@ def fill(report: Report, estimate: designs.Estimate, trace: Trace) -> None:
         report.error = float(estimate.cpi / report.true_cpi - 1)
 
 
-def point_files(intervals: Ints, weights: Floats) -> dict[str, str]:
-    """Return the text of `.simpoints` and `.weights`, by suffix, as SimPoint 3.2 writes them.
+def write_points(folder: Path, name: str, intervals: Ints, weights: Floats) -> None:
+    """Write NAME.simpoints and NAME.weights into a folder, as SimPoint 3.2 writes them.
 
     `.simpoints` has a line `INTERVAL CLUSTER` a point, `.weights` a line `WEIGHT CLUSTER`.
     Intervals count from 0.
     """
     pairs = list(zip(intervals.tolist(), weights.tolist(), strict=True))
-    return {
+    texts = {
         ".simpoints": "".join(f"{interval} {k}\n" for k, (interval, _) in enumerate(pairs)),
         ".weights": "".join(f"{weight:.9g} {k}\n" for k, (_, weight) in enumerate(pairs)),
     }
+    make_folder(folder)
+    for end, text in texts.items():
+        write_file(inside(folder, name + end), text)

@@ -123,10 +123,10 @@ def nearest(labels: Ints, distances: Floats, weights: Floats) -> Ints:
 def different(points: Floats, enough: int) -> int:
     """Return how many points differ, or `enough` if that many do."""
     for count in (4 * enough, len(points)):
-        found = len(np.unique(points[:count], axis=0))
-        if found >= enough:
+        result = len(np.unique(points[:count], axis=0))
+        if result >= enough:
             return enough
-    return found
+    return result
 
 
 def bic(points: Floats, weights: Floats, labels: Ints, centres: Floats) -> float:

@@ -85,8 +85,8 @@ def _steps(shares: Floats, count: int, random: Random) -> Ints:
     ends = np.cumsum(shares)
     marks = (random.random() + np.arange(count)) / count * ends[-1]
     places = np.searchsorted(ends, marks, side="right")
-    found: Ints = np.minimum(places, len(shares) - 1).astype(np.int64)
-    return found
+    result: Ints = np.minimum(places, len(shares) - 1).astype(np.int64)
+    return result
 
 
 def two_phase(population: Population, n: int, random: Random) -> Sample:

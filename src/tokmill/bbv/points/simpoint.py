@@ -211,5 +211,5 @@ def project(
     parts = data, vectors.indices, vectors.indptr
     shares = plugins.require("scipy.sparse").csr_matrix(parts, vectors.shape)
     sums = np.asarray(shares @ projection_rows(np.asarray(ids), dimensions, seed))
-    found: Floats = sums.astype(np.float64) / float(WHOLE << BITS)
-    return found
+    result: Floats = sums.astype(np.float64) / float(WHOLE << BITS)
+    return result

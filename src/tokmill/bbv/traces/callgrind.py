@@ -111,17 +111,22 @@ def read_dump(path: Path, code: Code) -> Dump:
             number_of = np.array(counts, np.int64)
         except (ValueError, IndexError, OverflowError) as error:
             raise _damaged(path, str(error)) from None
-    if "Ir" not in totals:
+    return _checked(path, Dump(part, at, number_of, totals))
+
+
+def _checked(path: Path, dump: Dump) -> Dump:
+    """Return a dump; raises `TokmillError` if it was cut off."""
+    if "Ir" not in dump.totals:
         raise TokmillError(
             "the dump of callgrind cannot be read: it does not end with its totals",
             where=str(path),
             hint="a program that ends by starting another in its place (env, sh -c, many scripts) "
             "leaves none: name the other one; otherwise run the same command again",
         )
-    if int(number_of.sum()) != totals["Ir"]:
-        raise _damaged(path, f"its lines have {number_of.sum():,} instructions, it says "
-                             f"{totals['Ir']:,}")  # fmt: skip
-    return Dump(part, at, number_of, totals)
+    if int(dump.counts.sum()) != dump.totals["Ir"]:
+        raise _damaged(path, f"its lines have {dump.counts.sum():,} instructions, it says "
+                             f"{dump.totals['Ir']:,}")  # fmt: skip
+    return dump
 
 
 def _name(text: str, names: dict[str, str]) -> str:
@@ -145,15 +150,15 @@ def _damaged(path: Path, why: str) -> TokmillError:
 
 def put_together(dumps: Sequence[Dump], groups: Sequence[int]) -> list[Dump]:
     """Return one dump for each run of dumps that begins at a number of `groups`."""
-    found = []
+    result = []
     for first, stop in zip(groups, [*groups[1:], len(dumps)], strict=True):
         some = dumps[first:stop]
         totals = {name: sum(dump.totals[name] for dump in some) for name in some[0].totals}
         keys = np.concatenate([dump.keys for dump in some])
-        found.append(
+        result.append(
             Dump(some[0].part, keys, np.concatenate([dump.counts for dump in some]), totals)
         )
-    return found
+    return result
 
 
 def vectors_of(dumps: Sequence[Dump], code: Code) -> tuple[BlockVectors, Addresses, list[Mapped]]:

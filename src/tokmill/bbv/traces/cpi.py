@@ -157,16 +157,16 @@ def _json(data: bytes) -> dict[str, Array]:
 
 def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Return nested objects as one, names joined with dots; `{"value": x}` is x."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, one in value.items():
         key = f"{before}{name}"
         if isinstance(one, Mapping):
             if "value" in one:
-                found[key] = one["value"]
-            found |= _flat(one, f"{key}.")
+                result[key] = one["value"]
+            result |= _flat(one, f"{key}.")
         else:
-            found[key] = one
-    return found
+            result[key] = one
+    return result
 
 
 def _timeline(value: Mapping[str, Any]) -> dict[str, Array]:

@@ -62,12 +62,12 @@ def read_table(path: Path, count: int, *, partly: bool = False) -> dict[str, Flo
             where=str(path),
             hint="is it of the same run? intervals count from 0",
         )
-    found = {}
+    result = {}
     for name, column in zip(names, cells.T, strict=True):
         if name != INTERVAL:
-            found[name] = np.full(count, np.nan)
-            found[name][number] = column
-    return found
+            result[name] = np.full(count, np.nan)
+            result[name][number] = column
+    return result
 
 
 def one_column(path: Path, columns: dict[str, Floats], wanted: Sequence[str]) -> Floats:

@@ -158,6 +158,14 @@ def profile(
         dumps, timed = _intervals(dumps, ticks, faults, asked.intervals, command)
     else:
         dumps = [dump for dump in dumps if dump.totals["Ir"]]
+    make_folder(out)
+    return _written(stem, dumps, code, timed, about)
+
+
+def _written(
+    stem: Path, dumps: list[Dump], code: Code, timed: Timed | None, about: dict[str, Any]
+) -> Profile:
+    """Write the files of a profile, whose names begin with `stem`."""
     vectors, addresses, mapped = vectors_of(dumps, code)
     totals = [dump.totals for dump in dumps]
     cpi = {}
@@ -170,16 +178,19 @@ def profile(
         }  # fmt: skip
     cpi["modelled"] = modelled(totals)
     about["modelled"] = {"weights": USUAL}
-    make_folder(out)
-    write(trace, vectors)
-    write_addresses(stem.with_name(f"{name}.pc"), addresses)
+    files = {
+        end: stem.with_name(stem.name + end)
+        for end in (".bb.gz", ".pc", ".map", ".about.json", ".intervals.csv")
+    }
+    write(files[".bb.gz"], vectors)
+    write_addresses(files[".pc"], addresses)
     # The library of marks is gone by now, and it is no part of the program.
     there = [one for one in mapped if Path(one.path).is_file()]
-    write_maps(stem.with_name(f"{name}.map"), there)
-    write_file(stem.with_name(f"{name}.about.json"), msgspec.json.encode(about) + b"\n")
+    write_maps(files[".map"], there)
+    write_file(files[".about.json"], msgspec.json.encode(about) + b"\n")
     # The last one: whoever continues sees by it that a profile is whole.
-    write_file(stem.with_name(f"{name}.intervals.csv"), _table(vectors, cpi, totals, timed))
-    return Profile(trace, vectors, cpi, timed, about)
+    write_file(files[".intervals.csv"], _table(vectors, cpi, totals, timed))
+    return Profile(files[".bb.gz"], vectors, cpi, timed, about)
 
 
 def _program(words: Sequence[str]) -> str:

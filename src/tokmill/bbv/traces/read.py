@@ -99,14 +99,7 @@ def pieces(
                 )
             instructions += found.counts.sum(dtype=np.float64)
             if instructions >= 2.0**63:
-                sums = instructions - found.counts[::-1].cumsum(dtype=np.float64)[::-1]
-                entry = int(np.count_nonzero(sums < 2.0**63)) - 1
-                row = rows + int(np.searchsorted(found.indptr, entry, side="right")) - 1
-                raise TokmillError(
-                    f"the counts up to interval {row} add up to more than 63 bits",
-                    where=str(path),
-                    hint="no program executes so many instructions: the file is damaged",
-                )
+                raise _too_many(path, found, rows, instructions)
             held.append(found)
             rows, count = rows + len(found), count + found.entries
             if count >= PIECE:
@@ -128,6 +121,19 @@ def pieces(
         declared=parser.declared(),
         ignored=dict(parser.ignored),
         torn=parser.torn,
+    )
+
+
+def _too_many(
+    path: Path | str, found: BlockVectors, rows: int, instructions: float
+) -> TokmillError:
+    sums = instructions - found.counts[::-1].cumsum(dtype=np.float64)[::-1]
+    entry = int(np.count_nonzero(sums < 2.0**63)) - 1
+    row = rows + int(np.searchsorted(found.indptr, entry, side="right")) - 1
+    return TokmillError(
+        f"the counts up to interval {row} add up to more than 63 bits",
+        where=str(path),
+        hint="no program executes so many instructions: the file is damaged",
     )
 
 

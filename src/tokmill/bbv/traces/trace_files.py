@@ -9,7 +9,7 @@ from pathlib import Path
 from tokmill.base.files import sampled
 from tokmill.base.inflate import MAGIC
 
-BESIDE = {"pc": ".pc", "map": ".map", "cpi": ".intervals.csv"}
+SIDECARS = {"pc": ".pc", "map": ".map", "cpi": ".intervals.csv"}
 """Option → suffix of the file beside a trace, whose name else is the same."""
 ABOUT = ".about.json"
 """What `tokmill bbv profile` also writes beside a trace; no build reads it."""
@@ -24,7 +24,7 @@ def stem_of(trace: Path) -> Path:
     return trace
 
 
-def without_those_beside(
+def without_sidecars(
     left_out: Mapping[str, int], traces: Iterable[Path], named: Sequence[str]
 ) -> dict[str, int]:
     """Return the counts of files that a scan left out, without those beside the traces.
@@ -38,16 +38,18 @@ def without_those_beside(
         stem = stem_of(trace)
         left.subtract(
             Path(end).suffix or end
-            for end in (*BESIDE.values(), ABOUT)
+            for end in (*SIDECARS.values(), ABOUT)
             if stem.with_name(stem.name + end).is_file()
         )
     return {why: count for why, count in left.items() if count > 0}
 
 
-class Beside:
+class Sidecars:
     """Finds the files that belong to traces."""
 
-    def __init__(self, named: Mapping[str, Sequence[str]], options: Iterable[str] = BESIDE) -> None:
+    def __init__(
+        self, named: Mapping[str, Sequence[str]], options: Iterable[str] = SIDECARS
+    ) -> None:
         """Take the files that were named for all traces, by option, and the options to look for."""
         self.named = {name: paths[0] for name, paths in named.items() if paths}
         self.options = tuple(options)
@@ -60,7 +62,7 @@ class Beside:
         """
         stem = stem_of(trace.absolute())
         for name in self.options:
-            path = self.named.get(name) or f"{stem}{BESIDE[name]}"
+            path = self.named.get(name) or f"{stem}{SIDECARS[name]}"
             if name not in self.named and not Path(path).is_file():
                 continue
             if path not in self._digests:
@@ -69,5 +71,5 @@ class Beside:
 
     def roles(self, trace: Path, others: Iterable[str]) -> dict[str, str]:
         stem, there = stem_of(trace), set(others)
-        places = {name: self.named.get(name) or f"{stem}{end}" for name, end in BESIDE.items()}
+        places = {name: self.named.get(name) or f"{stem}{end}" for name, end in SIDECARS.items()}
         return {name: path for name, path in places.items() if path in there}

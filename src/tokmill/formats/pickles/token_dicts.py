@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from tokmill.base.files import reading
 from tokmill.base.unpickle import Pickle, type_name
 from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.whole_files import hash_until
 from tokmill.formats.pickles.token_dicts_export import COLUMNS, ONCE, TokenDictsExport, tokens_of
 from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, id_dtype
 from tokmill.store.shards.strings import Strings
@@ -156,7 +157,7 @@ class TokenDictsSource(Source):
                     if part < item.parts_done:
                         raw.seek(position)
                     else:
-                        _digest(raw, position, digest)
+                        hash_until(position, raw, digest)
                         found = batch.records(table, ends_part)
                         found.done = min(1.0, position / max(1, item.size))
                         yield found
@@ -164,7 +165,7 @@ class TokenDictsSource(Source):
                     batch = _Batch()
                     table.keep_small()
             if part >= item.parts_done:
-                _digest(raw, item.stop, digest)
+                hash_until(item.stop, raw, digest)
                 yield batch.records(table, ends_part=False)
 
 
@@ -265,12 +266,6 @@ def _unfit(path: Path, place: int, number: int | None, why: object) -> TokmillEr
         where=f"{path}, sequence {place:,}{instruction}",
         hint=HINT,
     )
-
-
-def _digest(raw: BinaryIO, stop: int, digest: Hash) -> None:
-    """Update `digest` with the file's bytes up to a place."""
-    while data := raw.read(min(1 << 20, stop - raw.tell())):
-        digest.update(data)
 
 
 Key = tuple[

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from tokmill.base.files import reading
 from tokmill.base.unpickle import Pickle, array_of
 from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.whole_files import hash_until
 from tokmill.store.checks.hashes import record_digests
 from tokmill.store.manifest import Reference
 from tokmill.store.references import reference_to
@@ -151,14 +152,14 @@ class TripletsSource(Source):
                     if part < item.parts_done:
                         raw.seek(pickle.position)
                     else:
-                        _digest(raw, pickle.position, digest)
+                        hash_until(pickle.position, raw, digest)
                         made = self._records(entries, empty, ends_part)
                         made.done = min(1.0, pickle.position / max(1, item.size))
                         yield made
                     part += ends_part
                     entries, empty = [], []
             if part >= item.parts_done:
-                _digest(raw, item.stop, digest)
+                hash_until(item.stop, raw, digest)
                 made = self._records(entries, empty, ends_part=False)
                 made.done = 1.0
                 yield made
@@ -250,16 +251,16 @@ class Entry:
     def _exact(self, array: Array, dtype: str | None, option: str) -> Array:
         """Return an array in another type, if that holds each number."""
         with np.errstate(over="ignore", invalid="ignore"):
-            made = array.astype(dtype)
-        if made.dtype != array.dtype:
+            result = array.astype(dtype)
+        if result.dtype != array.dtype:
             # Python compares integers with floats exactly.
-            for old, new in zip(array.ravel().tolist(), made.ravel().tolist(), strict=True):
+            for old, new in zip(array.ravel().tolist(), result.ravel().tolist(), strict=True):
                 if old != new:
                     raise self.unfit(
                         f"{old} in {option}, which {dtype} does not hold exactly",
                         "types for all entries: --weights u8 or f8, --vectors f4 or f8",
                     )
-        return made
+        return result
 
     def _numbers(self, value: Any) -> Array:
         array = array_of(value)
@@ -302,9 +303,3 @@ class Entry:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise self.unfit("a vector that is not finite")
         return array if array.ndim > 1 else array.astype(np.uint64)
-
-
-def _digest(raw: BinaryIO, stop: int, digest: Hash) -> None:
-    """Update `digest` with the file's bytes up to a place."""
-    while data := raw.read(min(1 << 20, stop - raw.tell())):
-        digest.update(data)

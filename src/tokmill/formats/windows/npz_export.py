@@ -227,16 +227,16 @@ def _blocks(runs: Runs, width: int) -> Iterator[Array]:
 
 def _inputs(windows: Windows) -> dict[str, Runs]:
     store, base = windows.store, 0
-    found: dict[str, Runs] = {}
+    result: dict[str, Runs] = {}
     for number, entry in enumerate(store.shards):
         items = store.receipt(number).items
         item = store.shard(number)["item"]
         begins = np.flatnonzero(np.diff(item, prepend=-1)) if len(item) else item
         for begin, end in zip(begins, [*begins[1:], entry.records], strict=True):
             run = tuple(int(windows.firsts[base + place]) for place in (begin, end))
-            found.setdefault(items[int(item[begin])].name, []).append((run[0], run[1]))
+            result.setdefault(items[int(item[begin])].name, []).append((run[0], run[1]))
         base += entry.records
-    return found
+    return result
 
 
 def file_names(inputs: Iterable[str]) -> dict[str, str]:
@@ -247,7 +247,7 @@ def file_names(inputs: Iterable[str]) -> dict[str, str]:
     """
     plain = {name: _plain(name) for name in inputs}
     times = Counter(_stem(name).lower() for name in plain.values())
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     taken: set[str] = set()
     for name, text in plain.items():
         stem = _stem(text)
@@ -257,8 +257,8 @@ def file_names(inputs: Iterable[str]) -> dict[str, str]:
             number += 1
             chosen = f"{wanted}_{number}"
         taken.add(chosen.lower())
-        found[name] = f"tokenized_{chosen}.npz"
-    return found
+        result[name] = f"tokenized_{chosen}.npz"
+    return result
 
 
 def _plain(name: str) -> str:

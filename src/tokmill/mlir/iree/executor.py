@@ -109,8 +109,8 @@ class Program:
             self._inputs = self._listed()
 
     def _host(self, view: Any) -> np.ndarray[Any, Any]:
-        found: np.ndarray[Any, Any] = self._runtime.DeviceArray(self._device, view).to_host()
-        return found
+        result: np.ndarray[Any, Any] = self._runtime.DeviceArray(self._device, view).to_host()
+        return result
 
     def _call(self) -> Any:
         results = self._runtime.VmVariantList(1)
@@ -149,8 +149,8 @@ def _drawn(function: Any, seed: int, text: str) -> list[np.ndarray[Any, Any]]:
     kinds = re.findall(r"%\w+: ([^,)]+)", declared.partition(") ->")[0])
     if not declared:
         # Modules of torch's importer have functions with fences, which are not declared.
-        found = re.findall(r'"hal\.tensor\.import"\(%arg(\d+).*-> (tensor<[^>]+>)', text)
-        kinds = [kind for _, kind in sorted((int(number), kind) for number, kind in found)]
+        match = re.findall(r'"hal\.tensor\.import"\(%arg(\d+).*-> (tensor<[^>]+>)', text)
+        kinds = [kind for _, kind in sorted((int(number), kind) for number, kind in match)]
     made = []
     for kind in kinds:
         parts = re.match(r"tensor<((?:\d+x)*)(\w+)>", kind)

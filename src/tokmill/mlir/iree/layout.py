@@ -173,15 +173,15 @@ class _Images:
         name = owner.operation.name if hasattr(owner, "operation") else ""
         if name == "tensor.empty":
             kind = self._ordered(value.type, LAST)
-            made = self._tensor.EmptyOp(list(kind.shape), kind.element_type).result
+            result = self._tensor.EmptyOp(list(kind.shape), kind.element_type).result
         elif name == "linalg.fill":
             filled = owner.operation
-            made = self._linalg.fill(filled.operands[0], outs=[self._of(filled.operands[1])])
-            made = made if hasattr(made, "type") else made.results[0]
+            result = self._linalg.fill(filled.operands[0], outs=[self._of(filled.operands[1])])
+            result = result if hasattr(result, "type") else result.results[0]
         else:
-            made = self._kept(self._transposed(value, LAST))
-        self._last[value] = made
-        return made
+            result = self._kept(self._transposed(value, LAST))
+        self._last[value] = result
+        return result
 
     def _kept(self, value: Any) -> Any:
         """Return a value that IREE does not fuse with what follows.
@@ -218,8 +218,8 @@ def _made_here(value: Any, done: list[Any]) -> bool:
 
 
 def _rank(value: Any) -> int:
-    found = re.match(r"tensor<((?:\d+x)*)", str(value.type))
-    return found[1].count("x") if found else -1
+    match = re.match(r"tensor<((?:\d+x)*)", str(value.type))
+    return match[1].count("x") if match else -1
 
 
 def _results(text: str) -> list[str]:

@@ -110,8 +110,8 @@ def read(text: str, where: str) -> Schedule:
         "the actions of the schedule cannot be read", where, hint="make the schedule again"
     ):
         # Behind the actions stands which operations are decomposed.
-        found: Schedule = loads_json(line.rpartition(" [")[0].encode(), tuple[AnyAction, ...])
-    return found
+        result: Schedule = loads_json(line.rpartition(" [")[0].encode(), tuple[AnyAction, ...])
+    return result
 
 
 def _action(action: AnyAction, number: int, decompose: bool) -> list[str]:

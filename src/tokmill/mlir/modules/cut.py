@@ -117,7 +117,7 @@ def _checked(found: Counter[str], names: dict[str, str], made: Cut, where: str) 
 
 def _functions(module: Any) -> list[Any]:
     """Return what stands at the top of a module: functions, also of dialects that are unknown."""
-    found, modules = [], deque([module.operation])
+    result, modules = [], deque([module.operation])
     while modules:
         for block in modules.popleft().regions[0].blocks:
             for operation in block.operations:
@@ -125,8 +125,8 @@ def _functions(module: Any) -> list[Any]:
                 if view.name == "builtin.module":
                     modules.append(view)
                 elif len(view.regions):
-                    found.append(view)
-    return found
+                    result.append(view)
+    return result
 
 
 def _facts(view: Any) -> dict[str, str]:
@@ -266,11 +266,11 @@ def _chain(value: Any, filled: bool) -> list[Any] | None:
 
     None for other values. They stand in an order in which each has its operands before it.
     """
-    found: list[Any] = []
+    result: list[Any] = []
     wanted = deque([value])
     while wanted:
         owner = wanted.popleft().owner
-        if not hasattr(owner, "operation") or len(found) > _DEEPEST:
+        if not hasattr(owner, "operation") or len(result) > _DEEPEST:
             return None
         view = owner.operation
         name, scalar = view.name, not any(map(_is_tensor, view.results))
@@ -279,9 +279,9 @@ def _chain(value: Any, filled: bool) -> list[Any] | None:
             or (filled and name in ("tensor.empty", "linalg.fill"))
         ):
             return None
-        found.insert(0, view)
+        result.insert(0, view)
         wanted.extend(view.operands)
-    return found
+    return result
 
 
 def _captured(view: Any) -> list[Any]:

@@ -45,14 +45,14 @@ def plain(text: str, where: str) -> str:
 
 def _inner(module: Any) -> list[Any]:
     """Return all operations inside of a module or a function."""
-    found: list[Any] = []
+    result: list[Any] = []
 
     def look(operation: Any) -> Any:
-        found.append(operation)
+        result.append(operation)
         return toolkit.ir().WalkResult.ADVANCE
 
     module.operation.walk(look)
-    return found
+    return result
 
 
 def _called(function: Any) -> list[str]:

@@ -274,7 +274,7 @@ def _continue(
                 f"{name} in {text!r} has {human_count(len(sizes), 'size')}",
                 hint=f"{name} {kind.sizes}",
             )
-        made = kind.write(writer, None, *sizes)
+        result = kind.write(writer, None, *sizes)
     else:
         rank, (least, most) = kind.rank or len(before.shape), kind.continued
         if len(before.shape) != rank or not least <= len(sizes) <= most:
@@ -284,10 +284,10 @@ def _continue(
                 f"{before.shape}",
                 hint=f"it wants {rank} dimensions and {wanted} new sizes",
             )
-        made = _after(writer, before, name, sizes)
-    if min(made.shape, default=1) < 1:
+        result = _after(writer, before, name, sizes)
+    if min(result.shape, default=1) < 1:
         raise UsageError(f"a window of {text!r} is larger than its image", hint=f"{kind.sizes}")
-    return made
+    return result
 
 
 def _after(writer: Writer, before: Tensor, name: str, sizes: list[int]) -> Tensor:

@@ -163,6 +163,6 @@ def _tool(
 
 def _reason(said: str) -> str:
     """Return the first error of MLIR, or the last line of a Python error."""
-    found = re.search(r"error: (.*)", said)
+    match = re.search(r"error: (.*)", said)
     lines = [line for line in said.strip().splitlines() if line and not line.startswith(" ")]
-    return (found[1] if found else lines[-1] if lines else "it does not say why")[:300]
+    return (match[1] if match else lines[-1] if lines else "it does not say why")[:300]

@@ -309,11 +309,11 @@ def row_of(text: str, loops: int) -> list[int] | None:
     """Return the factors of a sum of loops, `d0 * 2 + d3 - 1`, and its constant last."""
     row, place = [0] * (loops + 1), 0
     while place < len(text):
-        found = _TERM.match(text, place)
-        if found is None:
+        match = _TERM.match(text, place)
+        if match is None:
             return None
-        sign, loop, factor, constant = found.groups()
-        place = found.end()
+        sign, loop, factor, constant = match.groups()
+        place = match.end()
         row[loops if loop is None else int(loop)] += int(f"{sign}1") * int(constant or factor or 1)
     return row
 

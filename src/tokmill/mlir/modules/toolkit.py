@@ -85,7 +85,7 @@ def _too_large(where: str) -> TokmillError:
 def first_error(text: str) -> str:
     """Return the first error of MLIR's report in one line, `line:column: message`."""
     for line in text.splitlines():
-        found = re.match(r'error: (?:"[^"]*":)?(.*)', line.strip())
-        if found:
-            return found[1].strip()
+        match = re.match(r'error: (?:"[^"]*":)?(.*)', line.strip())
+        if match:
+            return match[1].strip()
     return " ".join(text.split())[:200]

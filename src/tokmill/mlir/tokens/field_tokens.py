@@ -93,30 +93,30 @@ def padded(batch: list[Tokens], length: int = 0) -> tuple[Tokens, np.ndarray[Any
 
 
 def _operation(operation: Operation) -> list[tuple[str, int]]:
-    found = [(f"type {operation.kind}", 0)]
+    result = [(f"type {operation.kind}", 0)]
     for loop, bound in enumerate(operation.bounds, 1):
-        found.append((f"bound {_half_steps(bound) / 2:g}", loop))
-        found.append(("parallel" if operation.parallel[loop - 1] else "reduction", loop))
+        result.append((f"bound {_half_steps(bound) / 2:g}", loop))
+        result.append(("parallel" if operation.parallel[loop - 1] else "reduction", loop))
     for name, accesses in (("load", operation.loads), ("store", operation.stores)):
         for access in accesses:
-            found += [(name, 0), *_access(access)]
+            result += [(name, 0), *_access(access)]
     for name, count in zip(("add", "sub", "mul", "div", "exp"), operation.arithmetic, strict=True):
         if count:
-            found.append((f"{name} {min(count, COUNTS - 1)}", 0))
-    return found
+            result.append((f"{name} {min(count, COUNTS - 1)}", 0))
+    return result
 
 
 def _access(access: Access) -> list[tuple[str, int]]:
     if not access.plain:
         return [("not affine", 0)]
-    found: list[tuple[str, int]] = []
+    result: list[tuple[str, int]] = []
     for row in access.matrix.tolist():
-        found.append(("row", 0))
-        found += [(f"factor {_factor(factor)}", loop) for loop, factor in enumerate(row[:-1], 1) if
+        result.append(("row", 0))
+        result += [(f"factor {_factor(factor)}", loop) for loop, factor in enumerate(row[:-1], 1) if
                   factor]  # fmt: skip
         if row[-1]:
-            found.append((f"constant {'<' if row[-1] < 0 else '>'}0", 0))
-    return found
+            result.append((f"constant {'<' if row[-1] < 0 else '>'}0", 0))
+    return result
 
 
 def _action(action: Any) -> list[tuple[str, int]]:

@@ -50,7 +50,7 @@ class Observed(NamedTuple):
     tokens: Tokens
 
 
-def walk(given: Problem, chance: random.Random) -> Iterator[Observed]:
+def walk(given: Problem, rng: random.Random) -> Iterator[Observed]:
     """Yield what the environment shows during a random schedule, the last operation first."""
     taken: list[Any] = []
     for place in range(len(given.operations) - 1, -1, -1):
@@ -60,7 +60,7 @@ def walk(given: Problem, chance: random.Random) -> Iterator[Observed]:
         step = 0
         while not state.done:
             yield Observed(place, step, field_tokens.tokens(state, producer))
-            taken.append(draws.draw_action(state, chance))
+            taken.append(draws.draw_action(state, rng))
             state = legal.take(state, taken[-1])
             step += 1
 
@@ -84,8 +84,8 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
     rows: list[tuple[Observed, str, int, int]] = []
     for schedule in range(request["first"], request["last"]):
         for number, (given, runs) in enumerate(zip(read.problems, read.runs, strict=True)):
-            chance = random.Random(f"{request['seed']} {schedule} {number}")
-            met = walk(given, chance) if schedule else begun(given)
+            rng = random.Random(f"{request['seed']} {schedule} {number}")
+            met = walk(given, rng) if schedule else begun(given)
             for one in met:
                 # What no action has changed is there as the schedule 0.
                 if one.step or not schedule:

@@ -76,15 +76,15 @@ def make(wanted: Wanted | str, sizes: Sizes, problems: Iterable[Problem]) -> Vie
 
 def longest(problems: Iterable[Problem]) -> int:
     """Return the most tokens that an observation of these problems has in the view `fields`."""
-    found = 0
+    result = 0
     for problem in problems:
         for operation in problem.operations:
             # Packing doubles the loops of a product of matrices; a vectorization may come last.
             loops = len(operation.bounds) * (1 + (operation.kind == "matmul"))
             begun = field_tokens.tokens(legal.begin(operation), producer_of(problem, operation))
             more = loops - len(operation.bounds) + LONGEST * (1 + loops) + 1
-            found = max(found, len(begun.ids) + more)
-    return found
+            result = max(result, len(begun.ids) + more)
+    return result
 
 
 def producer_of(problem: Problem, operation: Operation) -> Operation | None:

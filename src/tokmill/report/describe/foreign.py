@@ -25,12 +25,6 @@ from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, sh
 
 LLMC = {20240520: "uint16", 20240801: "uint32"}
 """Magic number of llm.c → type of a token (karpathy/llm.c, `dev/data/data_common.py`)."""
-MEGATRON = b"MMIDIDX\x00\x00"
-MEGATRON_TYPES = {
-    1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32",
-    8: "uint16",
-}  # fmt: skip
-"""Codes of Megatron-LM's `.idx` (`megatron/core/datasets/indexed_dataset.py`)."""
 
 INTERVAL = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?P<line>T\s*:\d+:\d+[\s:])")
 """Beginning of a file of basic block vectors, after comments."""
@@ -113,29 +107,6 @@ def llmc(look: Look) -> Facts | None:
         "dtype": LLMC[int.from_bytes(look.head[:4], "little")],
         "next": f"tail -c +1025 {look.quoted} > ids.bin, then tokmill build bin ids.bin -o STORE",
     }
-
-
-def megatron_index(look: Look) -> Facts | None:
-    """The index of a Megatron pair."""
-    if not look.head.startswith(MEGATRON) or len(look.head) < 34:
-        return None
-    code = look.head[17]
-    sequences, documents = (int(n) for n in np.frombuffer(look.head[18:34], "<u8"))
-    data = look.path.with_suffix(".bin")
-    facts: Facts = {
-        "kind": "Megatron index",
-        "what": "the index of a Megatron-LM token file",
-        "bytes": look.size,
-        "dtype": MEGATRON_TYPES.get(code, f"unknown (code {code})"),
-        "sequences": sequences,
-        "documents": max(documents - 1, 0),
-        "tokens_in": str(data),
-    }
-    if data.exists():
-        facts["next"] = f"tokmill build megatron {look.quoted} -o STORE"
-    else:
-        facts["problem"] = "its .bin file is missing"
-    return facts
 
 
 def parquet(look: Look) -> Facts | None:
@@ -290,9 +261,8 @@ def raw_tokens(look: Look) -> Facts | None:
     facts: Facts = {"kind": "raw tokens", "what": "a file of bare tokens by its name; it has no "
                     "known header", "bytes": look.size}  # fmt: skip
     if look.path.with_suffix(".idx").exists():
-        facts["what"] = "the tokens of a Megatron-LM pair"
-        index = shlex.quote(str(look.path.with_suffix(".idx")))
-        facts["next"] = f"tokmill build megatron {index} -o STORE"
+        facts["what"] = "the tokens of a Megatron-LM pair, whose index is not read"
+        facts["next"] = f"tokmill build bin {look.quoted} --dtype u2 --separator-id ID -o STORE"
         return facts
     if look.size % 2:
         return {**facts, "problem": "an odd number of bytes holds neither uint16 nor uint32 tokens"}
@@ -344,7 +314,7 @@ def _array_header(stream: IO[bytes]) -> Facts:
 
 
 FOREIGN: list[Recogniser] = [
-    empty, npz, npy, pickle, llmc, megatron_index, graph, parquet, program, onnx,
+    empty, npz, npy, pickle, llmc, graph, parquet, program, onnx,
     compressed,
 ]  # fmt: skip
 """Recognised by first bytes. `LOOSE` is tried last, because many files could be text or tokens."""

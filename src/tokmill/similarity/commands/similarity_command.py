@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,11 @@ from tokmill.store.schema import Array
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, Device, Quiet
 from tokmill.terminal.output import print_json, say
+
+if TYPE_CHECKING:
+    from tokmill.similarity.evaluation import Choice
+    from tokmill.similarity.functions import Functions
+    from tokmill.similarity.pool_measures import Method
 
 Pools = Annotated[
     str,
@@ -104,19 +110,12 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
-    from tokmill.similarity.commands.similarity_tables import print_evaluation
-    from tokmill.similarity.evaluation import Choice
-    from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.functions import functions_of, of_functions
     from tokmill.similarity.pool_measures import Method
     from tokmill.similarity.vector_rows import Rows
     from tokmill.store.store import Store
 
-    _check_metric(metric)
-    choice = Choice(
-        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
-        min_blocks=min_blocks, resamples=resamples, more_negatives=more_negatives,
-    )  # fmt: skip
+    choice = _choice(metric, pools, pairs, projects, more_negatives, min_blocks, resamples)
     *given, place = paths
     store = Store(place)
     if store.partial:
@@ -133,11 +132,7 @@ def evaluate(
         for name, matrix in vectors.items()
     ]
     methods += baselines_of(functions, store, graphs or [], baseline, {} if alone else vectors)
-    found = run(functions, methods, choice, fingerprint=store.fingerprint, quiet=quiet)
-    if as_json:
-        print_json(found)
-    else:
-        print_evaluation(found, metric, pool)
+    _evaluate(functions, methods, choice, store.fingerprint, (metric, pool), quiet, as_json)
 
 
 def score(
@@ -162,18 +157,11 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate vectors of any program, from a numpy file and a table of what they are of."""
-    from tokmill.similarity.commands.similarity_tables import print_evaluation
-    from tokmill.similarity.evaluation import Choice
-    from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.keys_csv import read_keys
     from tokmill.similarity.pool_measures import CHANCE, Method
     from tokmill.similarity.vector_rows import Rows, read_vectors
 
-    _check_metric(metric)
-    choice = Choice(
-        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
-        min_blocks=min_blocks, resamples=resamples, more_negatives=more_negatives,
-    )  # fmt: skip
+    choice = _choice(metric, pools, pairs, projects, more_negatives, min_blocks, resamples)
     functions, unread = read_keys(keys)
     matrix = read_vectors(vectors, len(functions))
     if unread:
@@ -181,16 +169,41 @@ def score(
     if functions.code is None:
         say(f"note: {keys}: without a column `code`, functions of the same code stay in the pools")
     methods = [Method(vectors.stem, Rows(matrix), False), Method(CHANCE, None, True)]
-    found = run(functions, methods, choice, quiet=quiet)
+    _evaluate(functions, methods, choice, "", (metric, pool), quiet, as_json)
+
+
+def _evaluate(
+    functions: Functions,
+    methods: Sequence[Method],
+    choice: Choice,
+    fingerprint: str,
+    shown: tuple[str, int | None],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Evaluate methods and print the result; `shown`: metric and pool of the tables."""
+    from tokmill.similarity.commands.similarity_tables import print_evaluation
+    from tokmill.similarity.evaluation import evaluate as run
+
+    evaluation = run(functions, methods, choice, fingerprint=fingerprint, quiet=quiet)
     if as_json:
-        print_json(found)
+        print_json(evaluation)
     else:
-        print_evaluation(found, metric, pool)
+        print_evaluation(evaluation, *shown)
 
 
-def _check_metric(metric: str) -> None:
+def _choice(
+    metric: str, pools: str, pairs: str, projects: str, more_negatives: bool, *least: int
+) -> Choice:
+    """Return what is evaluated; `least`: blocks of a function, and resamples."""
+    from tokmill.similarity.evaluation import Choice
+
     if metric not in METRICS:
         raise UsageError(f"no metric is called {metric!r}", hint=nearest(metric, METRICS))
+    return Choice(
+        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
+        more_negatives=more_negatives, min_blocks=least[0], resamples=least[1],
+    )  # fmt: skip
 
 
 def _numbers(text: str) -> tuple[int, ...]:

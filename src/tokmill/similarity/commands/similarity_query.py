@@ -24,6 +24,11 @@ SUMMED = "facts"
 """What vectors are added to, where they are given."""
 MOST = 1000
 """Functions that can be asked for at once."""
+Top = Annotated[int, typer.Option(min=1, max=MOST, help="Functions to show.")]
+Others = Annotated[bool, typer.Option("--others", help="Leave out functions of the same program.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", hidden=True, help="Every query compares all functions.")
+]
 Graphs = Annotated[
     list[Path] | None,
     typer.Option(
@@ -64,13 +69,9 @@ def query(
     address: Annotated[
         str, typer.Option(metavar="HEX", help="Its address, such as 0x401000.")
     ] = "",
-    top: Annotated[int, typer.Option(min=1, max=MOST, help="Functions to show.")] = 10,
-    others: Annotated[
-        bool, typer.Option("--others", help="Leave out functions of the same program.")
-    ] = False,
-    exact: Annotated[
-        bool, typer.Option("--exact", hidden=True, help="Every query compares all functions.")
-    ] = False,
+    top: Top = 10,
+    others: Others = False,
+    exact: Exact = False,
     alone: Alone = False,
     graphs: Graphs = None,
     at: At = "last",
@@ -81,7 +82,7 @@ def query(
     """Find the functions that are most similar to one of a store."""
     *given, place = paths
     check_given(given)
-    at_address = _address(address)
+    where = _address(address)
     keys = {"program": program, "project": project, "compiler": compiler, "level": level}
     # Several records may be parts of one function, or functions of the same program.
     most = top * MORE * (16 if others else 1) + 1
@@ -92,15 +93,14 @@ def query(
             )
         index = Index(place)
         store, by = index.store, index.facts.of
-        asked = find_function(store, function, at_address, **keys)
+        asked = find_function(store, function, where, **keys)
         rows, scores = index.nearest(index.vectors[asked.record], most)
     else:
         store = Store(place)
-        asked = find_function(store, function, at_address, **keys)
+        asked = find_function(store, function, where, **keys)
+        known = graphs or built_of(store)
         with elapsed("reading") if not quiet else contextlib.nullcontext():
-            by, matrix, unit = _matrix(
-                given, store, graphs or built_of(store), alone, at, device, quiet
-            )
+            by, matrix, unit = _matrix(given, store, known, alone, at, device, quiet)
         rows, scores = nearest_rows(matrix, asked.record, most, unit=unit)
     hits = hits_of(store, asked, rows, scores, top, others=others)
     if as_json:
@@ -223,9 +223,9 @@ def _address(text: str) -> int | None:
     if not text:
         return None
     try:
-        found = int(text, 16)
+        result = int(text, 16)
     except ValueError:
-        found = -1
-    if not 0 <= found < 1 << 64:
+        result = -1
+    if not 0 <= result < 1 << 64:
         raise UsageError(f"--address: {text!r} is no address", hint="--address 0x401000")
-    return found
+    return result

@@ -58,7 +58,7 @@ def baselines_of(
     those that it was built of. Where there are none, it is said that there are no baselines.
     `vectors`: name → a vector a record, of which sums are wanted.
     """
-    chance = Method(CHANCE, None, True)
+    random_order = Method(CHANCE, None, True)
     for name in names or ():
         if name not in (*plugins.BASELINES, CHANCE):
             raise UsageError(
@@ -66,14 +66,14 @@ def baselines_of(
             )
     wanted = [name for name in (plugins.BASELINES if names is None else names) if name != CHANCE]
     if not wanted and not vectors:
-        return [chance]
+        return [random_order]
     if not graphs and (graphs := built_of(store)) == []:
         if wanted:
             say(
                 "note: no baselines but chance: the store was not built of graphs\n"
                 "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
             )
-        return [chance]
+        return [random_order]
     from tokmill.x86.features.baselines import baselines
     from tokmill.x86.features.store_functions import store_functions
 
@@ -86,7 +86,7 @@ def baselines_of(
     }
     return [
         *(Method(name, rows_of(functions, matrix), False) for name, matrix in sums.items()),
-        chance,
+        random_order,
         *(Method(name, rows_of(functions, matrix), True) for name, matrix in matrices.items()),
     ]
 

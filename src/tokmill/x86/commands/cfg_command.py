@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from tokmill.x86.commands.program_options import (
     left_out_line,
     reads_programs,
 )
+
+if TYPE_CHECKING:
+    from tokmill.x86.graphs.lifting import Report
 
 KNOWN = "ELF and PE files for x86 are read"
 
@@ -59,6 +62,13 @@ def cfg(
     if report.programs == len(report.refusals) == 1:
         one = report.refusals[0]
         raise TokmillError(one.refused, where=inputs[0], hint=one.hint)
+    refused = {one.program: one.refused for one in report.refusals}
+    code = end(inputs, refused, _lines(out, report), report, json=json)
+    return code if report.made + report.kept else 1
+
+
+def _lines(out: Path, report: Report) -> list[str]:
+    """Return what is printed of all programs."""
     counts = [
         f"{human_count(report.made + report.kept, 'program')} ({report.kept:,} there already)",
         human_count(report.functions, "function"),
@@ -82,6 +92,4 @@ def cfg(
             f"{human_count(len(report.others), 'graph')} of programs that are not among the "
             f"inputs: {shown}{more}"
         )
-    refused = {one.program: one.refused for one in report.refusals}
-    code = end(inputs, refused, lines, report, json=json)
-    return code if report.made + report.kept else 1
+    return lines

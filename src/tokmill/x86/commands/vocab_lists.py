@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,6 +15,9 @@ from tokmill.base.files import make_folder, remove, write_file
 from tokmill.terminal.options import Json
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.x86.commands.program_options import Out
+
+if TYPE_CHECKING:
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import Found
 
 MAP = "ids.json"
 BECAME = "tokens.json"
@@ -66,15 +69,27 @@ def import_(
     tokens are sorted, and ids.json has the new id of each old one.
     """
     from tokmill.x86.tokens.rules import COLUMNS
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import (
-        Found,
-        find_lists,
-        read_list,
-        write_vocabularies,
-    )
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
 
     if column and (column not in COLUMNS or len(paths) > 1 or paths[0].is_dir()):
         raise UsageError("--column names the column of one file", hint=" ".join(COLUMNS))
+    found = _read_lists(paths, rules, column)
+    ordered = {name: found[name] for name in COLUMNS if name in found}
+    _check_rules(rules, {one.tokens.rules for one in ordered.values()})
+    write_vocabularies(out, {name: one.tokens for name, one in ordered.items()})
+    changed = {name: one.ids for name, one in ordered.items() if one.renumbered}
+    if changed:
+        _write_map(out / MAP, changed)
+    else:
+        # A map of an earlier import would be taken for the map of this one.
+        remove(out / MAP)
+    _print_imported(out, ordered, [name for name in COLUMNS if name not in found], changed, json)
+
+
+def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Found]:
+    """Return column → list; those that do not name their rules get some."""
+    from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists, read_list
+
     found: dict[str, Found] = {}
     for path in paths:
         lists = find_lists(path) if path.is_dir() else {"": read_list(path, column=column)}
@@ -88,15 +103,12 @@ def import_(
             if one.convention != "frozen":
                 one.tokens.rules = rules
             found[one.tokens.column] = one
-    ordered = {name: found[name] for name in COLUMNS if name in found}
-    _check_rules(rules, {one.tokens.rules for one in ordered.values()})
-    write_vocabularies(out, {name: one.tokens for name, one in ordered.items()})
-    changed = {name: one.ids for name, one in ordered.items() if one.renumbered}
-    if changed:
-        _write_map(out / MAP, changed)
-    else:
-        # A map of an earlier import would be taken for the map of this one.
-        remove(out / MAP)
+    return found
+
+
+def _print_imported(
+    out: Path, lists: Mapping[str, Found], missing: list[str], changed: Iterable[str], json: bool
+) -> None:
     rows = [
         {
             "column": name,
@@ -107,9 +119,8 @@ def import_(
             "counts": one.tokens.counts is not None,
             "twice": len(one.repeated),
         }
-        for name, one in ordered.items()
+        for name, one in lists.items()
     ]
-    missing = [name for name in COLUMNS if name not in found]
     if json:
         print_json({"vocabulary": str(out), "lists": rows, "missing": missing,
                     "map": str(out / MAP) if changed else None})  # fmt: skip
@@ -117,7 +128,7 @@ def import_(
     print_table([*rows[0]], [list(row.values()) for row in rows])
     if changed:
         print(f"{out / MAP}: old id → new id of {', '.join(changed)}")
-    for one in ordered.values():
+    for one in lists.values():
         if one.repeated:
             shown = ", ".join(map(repr, one.repeated[:5])) + ", …" * (len(one.repeated) > 5)
             say(f"{one.path}: repeated lines were left out: {shown}")

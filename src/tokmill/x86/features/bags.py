@@ -69,13 +69,13 @@ def matrices(bags: Sequence[Bag]) -> list[Any]:
     """Return counts as CSR matrices (rows × features, f4); columns are the features of all bags."""
     sparse = plugins.require("scipy.sparse")
     keys = distinct(*(one.key for one in bags))
-    found = []
+    result = []
     for one in bags:
         column = np.searchsorted(keys, one.key)
         starts = np.searchsorted(one.row, np.arange(one.rows + 1))
         shape = (one.rows, max(len(keys), 1))
-        found.append(sparse.csr_array((one.count, column, starts), shape=shape))
-    return found
+        result.append(sparse.csr_array((one.count, column, starts), shape=shape))
+    return result
 
 
 def tf_idf(counts: Sequence[Any]) -> list[Any]:
@@ -87,12 +87,12 @@ def tf_idf(counts: Sequence[Any]) -> list[Any]:
     rows = sum(one.shape[0] for one in counts)
     having = sum(np.bincount(one.indices, minlength=one.shape[1]) for one in counts)
     idf = np.log((1 + rows) / (1 + having)).astype(np.float32)
-    found = []
+    result = []
     for one in counts:
         made = one.copy()
         made.data = (1 + np.log(one.data)) * idf[one.indices]
-        found.append(made)
-    return found
+        result.append(made)
+    return result
 
 
 def normalized(matrix: Any) -> Any:
@@ -109,5 +109,5 @@ def normalized(matrix: Any) -> Any:
 def row_sums(values: Array, offsets: Array) -> Array:
     """Return the sum of each run of values; run i is offsets[i] to offsets[i + 1]."""
     sums = np.concatenate([[0], np.cumsum(values, dtype=np.float64)])
-    found: Array = (sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.float32)
-    return found
+    result: Array = (sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.float32)
+    return result

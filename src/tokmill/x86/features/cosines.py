@@ -23,17 +23,17 @@ def row_products(a: Any, b: Any, i: Array, j: Array) -> Array:
 
     Time and memory grow with the entries of the rows; at most some million are held at a time.
     """
-    found = np.zeros(len(i), np.float32)
+    result = np.zeros(len(i), np.float32)
     if not len(i) or not a.nnz or not b.nnz:
-        return found
+        return result
     # Rows are multiplied many times as fast if their columns ascend.
     a, b = (one if one.has_sorted_indices else one.sorted_indices() for one in (a, b))
     ends = np.cumsum(np.diff(a.indptr)[i] + np.diff(b.indptr)[j], dtype=np.int64)
     parts = np.searchsorted(ends, np.arange(AT_ONCE, ends[-1] + 1, AT_ONCE)) + 1
     for first, last in pairwise(sorted({0, len(i), *parts.tolist()})):
         both = a[i[first:last]].multiply(b[j[first:last]]).tocsr()
-        found[first:last] = row_sums(both.data, both.indptr)
-    return found
+        result[first:last] = row_sums(both.data, both.indptr)
+    return result
 
 
 def sketch(matrix: Any, width: int, seed: int) -> Array:

@@ -114,8 +114,8 @@ def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
     caller = np.repeat(owner, np.diff(graph.block_edges))
 
     def count(values: Array) -> Array:
-        found: Array = np.bincount(values, minlength=size)
-        return found
+        result: Array = np.bincount(values, minlength=size)
+        return result
 
     counts = (
         np.diff(graph.function_blocks),

@@ -86,5 +86,5 @@ def _sum(functions: StoreFunctions, vectors: Array, parts: Mapping[str, Any], na
 def _units(rows: Array) -> Array:
     """Return rows of length 1; those of zeros stay."""
     length = np.linalg.norm(rows, axis=1, keepdims=True)
-    found: Array = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    return found
+    result: Array = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
+    return result

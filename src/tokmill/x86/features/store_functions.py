@@ -138,14 +138,14 @@ def layout_of(store: Store) -> str:
             plan = read_plan(Path(plan.roots[0]))
         except (TokmillError, MachineError):
             break
-    found = plan.options.get("layout") if plan.recipe["source"] == "x86" else None
-    if not isinstance(found, str):
+    result = plan.options.get("layout") if plan.recipe["source"] == "x86" else None
+    if not isinstance(result, str):
         raise TokmillError(
             "the store does not say by which layout its programs are called",
             where=str(store.path),
             hint="give the one that `tokmill build x86` was given, or '' where it had none",
         )
-    return found
+    return result
 
 
 def _programs(store: Store) -> tuple[Array, dict[Key, int]]:

@@ -206,8 +206,8 @@ def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
 def _rows(graph: Graph, column: Any, each: int) -> Array:
     """Return places that count from the first instruction of their block as those of the graph."""
     first = np.repeat(graph.block_instructions[:-1], np.diff(_list_offsets(column)))
-    found: Array = column.flatten().to_numpy().astype(np.int64) + each * first
-    return found
+    result: Array = column.flatten().to_numpy().astype(np.int64) + each * first
+    return result
 
 
 def _within(graph: Graph, places: Array, each: int) -> tuple[Array, Array]:
@@ -367,21 +367,21 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
 def _operands(graph: Graph) -> dict[str, Any]:
     """Return the columns of references and of places on the stack."""
     arrow = plugins.require("pyarrow")
-    found = {}
+    result = {}
     for places, each, names in (
         (graph.reference_place, PLACES, {"references": graph.reference}),
         (graph.slot_place, 1, {"slots": graph.slot, "slot_sizes": graph.slot_size}),
     ):
         ends, within = _within(graph, places, each)
         for name, values in {**names, f"{next(iter(names))[:-1]}_places": within}.items():
-            found[name] = arrow.LargeListArray.from_arrays(ends, arrow.array(values))
-    return found
+            result[name] = arrow.LargeListArray.from_arrays(ends, arrow.array(values))
+    return result
 
 
 def _whole(graph: Graph) -> dict[str, Any]:
     """Return the columns of the whole program: lists that are empty in all rows but the first."""
     arrow = plugins.require("pyarrow")
-    found = {}
+    result = {}
     for name, (field, kind) in WHOLE.items():
         values = getattr(graph, field)
         bounds = np.full(len(graph.block_address) + 1, len(values), np.int64)
@@ -392,8 +392,8 @@ def _whole(graph: Graph) -> dict[str, Any]:
             column = arrow.array([memoryview(one) for one in values], arrow.large_binary())
         else:
             column = arrow.array(values)
-        found[name] = arrow.LargeListArray.from_arrays(bounds, column)
-    return found
+        result[name] = arrow.LargeListArray.from_arrays(bounds, column)
+    return result
 
 
 def _repeated(values: list[str], number: Array) -> Any:
@@ -456,13 +456,13 @@ def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
 
 def _listed(graph: Graph) -> dict[str, list[Any]]:
     """Return the columns of the whole program; bytes as hexadecimal text."""
-    found: dict[str, list[Any]] = {}
+    result: dict[str, list[Any]] = {}
     for name, (field, kind) in WHOLE.items():
         values = getattr(graph, field)
         if kind is bytes:
             values = [one.tobytes().hex() for one in values]
-        found[name] = values if isinstance(values, list) else values.tolist()
-    return found
+        result[name] = values if isinstance(values, list) else values.tolist()
+    return result
 
 
 def _facts(file: Any, path: Path) -> About:
@@ -520,5 +520,5 @@ def _binary(column: Any) -> tuple[Array, Array]:
 
 def _list_offsets(column: Any) -> Array:
     bounds = column.offsets.to_numpy()[: len(column) + 1].astype(np.int64)
-    found: Array = bounds - bounds[0]
-    return found
+    result: Array = bounds - bounds[0]
+    return result

@@ -115,20 +115,7 @@ def lift_files(
             hint="name a folder: it gets one file for each program",
         )
     check_levels(files, levels)
-    version = lifter_version(lifter)
-    tasks = [
-        _Task(
-            file,
-            out
-            if single or file.path.suffix == PICKLE
-            else inside(out, f"{file.name}{SUFFIX}", deep=True),
-            lifter,
-            version,
-            None if levels is None else tuple(levels),
-            not single,
-        )
-        for file in files
-    ]
+    tasks = _tasks(files, out, lifter, levels, single)
     read = {file.path.resolve() for file in files}
     if replaced := next((task.out for task in tasks if task.out.resolve() in read), None):
         raise UsageError(
@@ -141,6 +128,21 @@ def lift_files(
         done = _carry_out(tasks, workers, quiet)
         others = [] if single else _others(out, {outcome.program for outcome in done})
     return _report(done, left_out, others, time.monotonic() - started)
+
+
+def _tasks(
+    files: Sequence[InputFile], out: Path, lifter: str, levels: Sequence[str] | None, single: bool
+) -> list[_Task]:
+    version, chosen = lifter_version(lifter), None if levels is None else tuple(levels)
+    places = {
+        file: out
+        if single or file.path.suffix == PICKLE
+        else inside(out, f"{file.name}{SUFFIX}", deep=True)
+        for file in files
+    }
+    return [
+        _Task(file, place, lifter, version, chosen, not single) for file, place in places.items()
+    ]
 
 
 def find_programs(

@@ -99,15 +99,15 @@ def _frame_table(program: Program, frame: Section) -> tuple[Array, Array, Array,
 
 def _common(data: bytes, place: int, end: int) -> _Common | None:
     """Read a common information entry; None if it is of an unknown kind."""
-    found = _Common()
+    result = _Common()
     version = data[place]
     stop = data.find(b"\0", place + 1, end)
     if version not in (1, 3) or stop < 0:
         return None
     letters = data[place + 1 : stop].decode("latin-1")
     if not letters.startswith("z"):
-        return found if not letters else None
-    found.augmented = True
+        return result if not letters else None
+    result.augmented = True
     place = stop + 1
     # Code and data alignment, the return address (a byte in version 1), the length of the rest.
     for field in range(4):
@@ -118,23 +118,23 @@ def _common(data: bytes, place: int, end: int) -> _Common | None:
         if place >= end:
             return None
         if letter == "R":
-            found.pointer = data[place]
+            result.pointer = data[place]
         elif letter == "L":
-            found.table = data[place]
+            result.table = data[place]
         elif letter == "P":
             size = SIZES.get(data[place] & 0x0F, 0 if data[place] & 0x0F else 8)
             if not size:
                 return None
             place += size
         elif letter == "S":
-            found.signal = True
+            result.signal = True
             continue
         elif letter != "B":
             return None
         else:
             continue
         place += 1
-    return found
+    return result
 
 
 def _descriptions(
@@ -171,8 +171,8 @@ def _descriptions(
 
 
 def _wrap(value: Array, word: int) -> Array:
-    found: Array = value & np.uint64((1 << (8 * word)) - 1)
-    return found
+    result: Array = value & np.uint64((1 << (8 * word)) - 1)
+    return result
 
 
 def _pointers(

@@ -196,14 +196,14 @@ class Elf:
         return np.zeros(0, dtype(layout))
 
     def _dynamic(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+        result: dict[int, int] = {}
         for segment in self.segments[self.segments["type"] == DYNAMIC]:
             size = int(segment["filesize"])
             rows = self._records(dtype(TAG[self.width]), int(segment["offset"]), size)
             end = np.flatnonzero(rows["tag"] == 0)
             for tag, value in rows[: int(end[0]) if len(end) else len(rows)].tolist():
-                found.setdefault(tag, value)
-        return found
+                result.setdefault(tag, value)
+        return result
 
     def symbol_tables(self) -> list[tuple[Array, Array, bool]]:
         """Return the tables of symbols (records of `SYMBOL`), static first.
@@ -247,9 +247,9 @@ class Elf:
 
     def relocations(self) -> list[Relocations]:
         """Return the tables that a loader applies; in a relocatable file, all tables."""
-        found = [self._packed_relocations()] if Tag.RELR in self.dynamic else []
+        result = [self._packed_relocations()] if Tag.RELR in self.dynamic else []
         if not len(self.sections):
-            return found + self._dynamic_relocations()
+            return result + self._dynamic_relocations()
         relocatable = self.kind == "relocatable"
         for number, section in enumerate(self.sections):
             form, link = int(section["type"]), int(section["link"])
@@ -260,8 +260,8 @@ class Elf:
                 symbols, strings = self.symbol_table(link)
             rows = self.section_table(number, RELOCATION[self.width, form])
             target = int(section["info"]) if relocatable else -1
-            found.append(self._relocations(rows, symbols, strings, target))
-        return found
+            result.append(self._relocations(rows, symbols, strings, target))
+        return result
 
     def _dynamic_relocations(self) -> list[Relocations]:
         symbols, strings = self._dynamic_symbols()

@@ -260,8 +260,8 @@ def _covered(address: Array, start: Array, size: Array) -> Array:
     order = np.argsort(start, kind="stable")
     start, stop = start[order], np.maximum.accumulate((start + size)[order])
     at = np.searchsorted(start, address) - 1
-    found: Array = (at >= 0) & (address < stop[at]) if len(start) else np.zeros(len(address), bool)
-    return found
+    result: Array = (at >= 0) & (address < stop[at]) if len(start) else np.zeros(len(address), bool)
+    return result
 
 
 def _starts(elf: Elf, program: Program) -> Array:
@@ -283,9 +283,9 @@ def _starts(elf: Elf, program: Program) -> Array:
 
 def _frames(elf: Elf, program: Program) -> list[Section]:
     """Return the frame tables: sections, or what the header of the frame table points to."""
-    found = [section for section in program.sections if section.name == ".eh_frame"]
-    if found or any(section.name for section in program.sections):
-        return found
+    result = [section for section in program.sections if section.name == ".eh_frame"]
+    if result or any(section.name for section in program.sections):
+        return result
     for segment in elf.segments[elf.segments["type"] == EH_FRAME_HEADER]:
         # Version, encoding of the pointer, of the count, of the table; 0x1B: relative, 4 bytes.
         header = program.read(int(segment["address"]), 8)
@@ -293,5 +293,5 @@ def _frames(elf: Elf, program: Program) -> list[Section]:
             place = int(segment["address"]) + 4 + int(header[4:].view("<i4")[0])
             section = program.section_at(place)
             if section is not None:
-                found.append(section.cut(place - section.address, len(section.data)))
-    return found
+                result.append(section.cut(place - section.address, len(section.data)))
+    return result

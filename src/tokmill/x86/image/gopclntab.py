@@ -62,9 +62,9 @@ def name_go_functions(program: Program) -> None:
 def read_table(program: Program) -> Table | None:
     """Return the functions of the first valid table of a program; None if there is none."""
     for section, place in _candidates(program):
-        found = _Reader(program, section, place).table()
-        if found is not None:
-            return found
+        result = _Reader(program, section, place).table()
+        if result is not None:
+            return result
     return None
 
 
@@ -141,8 +141,8 @@ class _Reader:
 
     def _cells(self, place: Array) -> Array:
         cells = self.data[place[:, None] + np.arange(SIZE)]
-        found: Array = cells.view("<u4")[:, 0].astype(np.uint64)
-        return found
+        result: Array = cells.view("<u4")[:, 0].astype(np.uint64)
+        return result
 
     def _section(self, address: np.uint64) -> tuple[int, int]:
         """Return the limits of the code section of an address; (1, 0) outside of code."""
@@ -165,12 +165,14 @@ class _Reader:
     def _names(self, places: Array) -> list[str]:
         data = self.data.tobytes()
         left = MOST_TEXT * len(data)
-        found = []
+        result = []
         for place in places.tolist():
             end = data.find(b"\0", place, place + LONGEST_NAME) if place > 0 else -1
             left -= max(0, end - place)
-            found.append(data[place:end].decode("utf-8", "replace") if end > 0 and left > 0 else "")
-        return found
+            result.append(
+                data[place:end].decode("utf-8", "replace") if end > 0 and left > 0 else ""
+            )
+        return result
 
     def _text(self, rows: Array) -> int:
         """Return where Go's code begins, from the runtime's module data.

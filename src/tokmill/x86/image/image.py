@@ -145,12 +145,12 @@ class Program:
 
     def load(self, addresses: Array) -> Array:
         """Return the pointers (u8) that lie at addresses; 0 where nothing is loaded."""
-        found = np.zeros(len(addresses), np.uint64)
+        result = np.zeros(len(addresses), np.uint64)
         for section in self.sections:
             place, here = self._inside(section, addresses)
             cells = section.linked[place[:, None] + np.arange(self.word)]
-            found[here] = cells.view(f"<u{self.word}")[:, 0]
-        return found
+            result[here] = cells.view(f"<u{self.word}")[:, 0]
+        return result
 
     def store(self, addresses: Array, values: Array) -> None:
         """Write pointers into the linked bytes, which are copied first."""
@@ -177,17 +177,17 @@ def tidy(sections: list[Section], size: int) -> list[Section]:
 
     In a sound file nothing overlaps; a damaged one must not cost more memory than a sound one.
     """
-    found: list[Section] = []
+    result: list[Section] = []
     stop = total = 0
     for section in sorted(sections, key=lambda one: one.address):
         cut = max(0, stop - section.address)
         length = len(section.data) - cut
         length = min(length, size - total, (1 << 64) - 1 - section.address - cut)
         if length > 0:
-            found.append(section.cut(cut, cut + length))
-            stop = found[-1].stop
+            result.append(section.cut(cut, cut + length))
+            stop = result[-1].stop
             total += length
-    return found
+    return result
 
 
 def refuse_cut(path: str, size: int, needed: int) -> None:

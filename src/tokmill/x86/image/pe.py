@@ -205,9 +205,9 @@ def _read_tables(program: Program, binary: Any, base: int) -> None:
 
 
 def _bytes(program: Program, addresses: Array) -> Array:
-    found = np.zeros(len(addresses), np.uint8)
+    result = np.zeros(len(addresses), np.uint8)
     for section in program.sections:
         place = addresses - np.uint64(section.address)
         here = place < np.uint64(len(section.data))
-        found[here] = section.linked[place[here].astype(np.int64)]
-    return found
+        result[here] = section.linked[place[here].astype(np.int64)]
+    return result

@@ -78,7 +78,7 @@ def demangle(names: list[str]) -> list[str]:
     So do names that stand for more than 64 KiB: a few hundred bytes may stand for gigabytes.
     Raises `MissingExtraError` if a name is mangled and lief is not installed.
     """
-    found, deaths = list(names), 0
+    result, deaths = list(names), 0
     for i, name in enumerate(names):
         if not name.startswith(("_Z", "__Z")):
             continue
@@ -90,8 +90,8 @@ def demangle(names: list[str]) -> list[str]:
                 plain = shared(f"{__name__}:demangled", Limits(seconds=5, memory=128 << 20))(name)
             except (ChildDied, ChildError):
                 deaths += 1
-        found[i] = plain
-    return found
+        result[i] = plain
+    return result
 
 
 REFERENCES = re.compile("[ST][0-9A-Z]*_")

@@ -33,10 +33,10 @@ RUST = re.compile(rb"/rustc/[0-9a-f]{40}/")
 
 
 def _printable() -> Array:
-    found = np.zeros(256, bool)
-    found[0x20:0x7F] = True
-    found[[ord(letter) for letter in ESCAPES]] = True
-    return found
+    result = np.zeros(256, bool)
+    result[0x20:0x7F] = True
+    result[[ord(letter) for letter in ESCAPES]] = True
+    return result
 
 
 ASCII = _printable()
@@ -50,13 +50,13 @@ def strings_at(program: Program, addresses: Array) -> dict[int, str]:
     A string ends in a zero. It is UTF-8, or UTF-16 that begins with an ASCII character and is
     ASCII for the larger part. A string of another kind is left out.
     """
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     for section in program.sections:
         place = addresses - np.uint64(section.address)
         inside = np.sort(place[place < np.uint64(len(section.data))].astype(np.int64))
         for begin in range(0, len(inside), AT_ONCE):
-            found |= _in_section(section, inside[begin : begin + AT_ONCE])
-    return found
+            result |= _in_section(section, inside[begin : begin + AT_ONCE])
+    return result
 
 
 def has_counted_strings(program: Program) -> bool:
@@ -75,7 +75,7 @@ def counted_strings(
 
     The result is by address and length in bytes.
     """
-    found: dict[tuple[int, int], str] = {}
+    result: dict[tuple[int, int], str] = {}
     for section in program.sections:
         data, place = section.linked, addresses - np.uint64(section.address)
         rows = np.flatnonzero((place < np.uint64(len(data))) & (lengths >= FEWEST))
@@ -84,15 +84,15 @@ def counted_strings(
         for first, size in set(zip(begin[inside].tolist(), length[inside].tolist(), strict=True)):
             text = _text(data[first : first + size].tobytes(), "utf-8")
             if text:
-                found[section.address + first, size] = text
-    return found
+                result[section.address + first, size] = text
+    return result
 
 
 def _in_section(section: Section, place: Array) -> dict[int, str]:
     """Return the strings that begin at places (i8) of a section, by address."""
     data = section.linked
     end, ended = _ends(data, place, MAY_BE)
-    found = _decoded(data, place[ended], end[ended], "utf-8", section.address)
+    result = _decoded(data, place[ended], end[ended], "utf-8", section.address)
     # A zero after one character is half of one of UTF-16.
     rows = place[ended & (end == place + 1) & ASCII[data[place]]]
     for odd in (0, 1):
@@ -100,8 +100,8 @@ def _in_section(section: Section, place: Array) -> dict[int, str]:
         first = (rows[rows % 2 == odd] - odd) // 2
         end, ended = _ends(units, first, None)
         begin, end = 2 * first[ended] + odd, 2 * end[ended] + odd
-        found |= _decoded(data, begin, end, "utf-16-le", section.address)
-    return found
+        result |= _decoded(data, begin, end, "utf-16-le", section.address)
+    return result
 
 
 def _ends(units: Array, place: Array, allowed: Array | None) -> tuple[Array, Array]:
@@ -131,12 +131,12 @@ def _ends(units: Array, place: Array, allowed: Array | None) -> tuple[Array, Arr
 
 
 def _decoded(data: Array, begin: Array, end: Array, encoding: str, base: int) -> dict[int, str]:
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     for first, last in zip(begin.tolist(), end.tolist(), strict=True):
         text = _text(data[first:last].tobytes(), encoding)
         if text and (encoding == "utf-8" or _is_wide(text)):
-            found[base + first] = text
-    return found
+            result[base + first] = text
+    return result
 
 
 def _text(raw: bytes, encoding: str) -> str:

@@ -16,9 +16,9 @@ def expand(begins: Array, counts: Array) -> Array:
 
 def offsets(counts: Array) -> Array:
     """Return the beginning of each of n successive ranges, and the end of the last: (n + 1,) i8."""
-    found = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=found[1:])
-    return found
+    result = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=result[1:])
+    return result
 
 
 def member(values: Array, ordered: Array) -> Array:
@@ -26,8 +26,8 @@ def member(values: Array, ordered: Array) -> Array:
     if not len(ordered):
         return np.zeros(len(values), bool)
     at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    found: Array = ordered[at] == values
-    return found
+    result: Array = ordered[at] == values
+    return result
 
 
 def distinct(*parts: Array) -> Array:

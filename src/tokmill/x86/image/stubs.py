@@ -91,7 +91,7 @@ def _are_entries(section: Section, place: Array) -> Array:
     Entries are aligned and go on as GNU ld, gold and lld write them. A function may look like one
     that is not resolved lazily: these follow another entry, or a section of other code.
     """
-    found = np.zeros(len(place), bool)
+    result = np.zeros(len(place), bool)
     stop = 0
     for i, at in enumerate(place.tolist()):
         head = section.linked[at : at + LONG_ENTRY].tobytes()
@@ -102,10 +102,10 @@ def _are_entries(section: Section, place: Array) -> Array:
             aligned and before.endswith(b"\0") and before.rstrip(b"\0")[-1:] == RET
         )
         if aligned and (LAZY_ENTRY.match(head) or (follows and ENTRY.fullmatch(head))):
-            found[i], stop = True, at + LONG_ENTRY
+            result[i], stop = True, at + LONG_ENTRY
         elif follows and SHORT_ENTRY.match(head) and (section.address + at) % SHORT == 0:
-            found[i], stop = True, at + SHORT
-    return found
+            result[i], stop = True, at + SHORT
+    return result
 
 
 def _cut_out(section: Section, place: Array) -> list[Section]:

@@ -120,10 +120,10 @@ def _escapes(
 
 def _short_addresses(code: Array, starts: Array, places: Array) -> Array:
     """Return which instructions have the prefix 67 (bool), given begin and end of prefixes."""
-    found = np.zeros(len(starts), bool)
+    result = np.zeros(len(starts), bool)
     for step in range(LONGEST):
-        found |= (starts + step < places) & (code[starts + step] == 0x67)
-    return found
+        result |= (starts + step < places) & (code[starts + step] == 0x67)
+    return result
 
 
 def _displacements(code: Array, behind: Array, modrm: Array) -> tuple[Array, Array]:

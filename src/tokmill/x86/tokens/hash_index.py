@@ -44,18 +44,18 @@ class KeyIndex:
     def find(self, low: Array, high: Array) -> Array:
         """Return the numbers (i4, n) of n keys; -1 for unknown keys."""
         slots = self._slots(low, high)
-        found = self.number[slots]
+        result = self.number[slots]
         rest = np.flatnonzero((self.low[slots] != low) | (self.high[slots] != high))
         # An empty slot, whose number is -1, ends the search.
-        rest = rest[found[rest] >= 0]
+        rest = rest[result[rest] >= 0]
         slots = slots[rest]
         while len(rest):
             slots = (slots + 1) & (len(self.low) - 1)
-            found[rest] = self.number[slots]
+            result[rest] = self.number[slots]
             other = (self.low[slots] != low[rest]) | (self.high[slots] != high[rest])
-            other &= found[rest] >= 0
+            other &= result[rest] >= 0
             rest, slots = rest[other], slots[other]
-        return found
+        return result
 
     def add(self, low: Array, high: Array, numbers: Array) -> None:
         self.count += len(low)

@@ -111,8 +111,8 @@ def _keys(code: Array, lengths: Array) -> Array:
     keys = padded[starts[:, None] + place]
     keys[place >= lengths[:, None]] = 0
     keys[:, LONGEST] = lengths
-    found: Array = keys.view(KEY).reshape(-1)
-    return found
+    result: Array = keys.view(KEY).reshape(-1)
+    return result
 
 
 class _Table:

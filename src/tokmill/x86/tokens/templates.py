@@ -127,7 +127,7 @@ class Templates:
         """
         if len(self.index) > MOST_KEYS:
             self._clear()
-        found = np.empty(len(lengths), np.uint32)
+        result = np.empty(len(lengths), np.uint32)
         ends = np.cumsum(lengths, dtype=np.intp)
         if len(code) != (ends[-1] if len(ends) else 0):
             raise ValueError(f"{len(code)} bytes of code, but {ends[-1:].sum()} of instructions")
@@ -135,13 +135,13 @@ class Templates:
             last = min(first + _CHUNK, len(lengths))
             start = int(ends[first] - lengths[first])
             try:
-                found[first:last] = self._chunk(code[start : ends[last - 1]], lengths[first:last])
+                result[first:last] = self._chunk(code[start : ends[last - 1]], lengths[first:last])
             except _Refused as refused:
                 row = first + refused.row
                 place = int(ends[row] - lengths[row])
                 address = address_of(row) if address_of else place
                 raise _located(refused, code[place : ends[row]], address, self.bits) from None
-        return found
+        return result
 
     def _chunk(self, code: Array, lengths: Array) -> Array:
         low, high = self._keys(code, lengths)

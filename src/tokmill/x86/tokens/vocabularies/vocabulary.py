@@ -47,9 +47,9 @@ class TokenList:
     ) -> Self:
         """Make a list of the tokens that occur at least `min_count` times."""
         kept = (token for token, count in counts.items() if count >= min_count)
-        made = cls.of(column, rules, kept)
-        made.counts = [counts.get(token, 0) for token in made.tokens]
-        return made
+        result = cls.of(column, rules, kept)
+        result.counts = [counts.get(token, 0) for token in result.tokens]
+        return result
 
     @functools.cached_property
     def ids(self) -> dict[str, int]:
@@ -74,14 +74,14 @@ class TokenList:
         """Read a frozen file; raises `TokmillError` if it is not valid."""
         try:
             data = loads_json(raw)
-            made = cls(data["column"], data["rules"], data["tokens"], data.get("counts"))
+            result = cls(data["column"], data["rules"], data["tokens"], data.get("counts"))
             good = (
-                made.column in COLUMNS
-                and isinstance(made.rules, str)
-                and all(isinstance(token, str) for token in made.tokens)
-                and tuple(made.tokens[: len(SPECIALS)]) == SPECIALS
-                and len(made.ids) == len(made.tokens)
-                and (made.counts is None or len(made.counts) == len(made.tokens))
+                result.column in COLUMNS
+                and isinstance(result.rules, str)
+                and all(isinstance(token, str) for token in result.tokens)
+                and tuple(result.tokens[: len(SPECIALS)]) == SPECIALS
+                and len(result.ids) == len(result.tokens)
+                and (result.counts is None or len(result.counts) == len(result.tokens))
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             good = False
@@ -92,7 +92,7 @@ class TokenList:
                 where=where,
                 hint="`tokmill vocab import` reads lists of other forms",
             )
-        return made
+        return result
 
     def vocabulary(self) -> tuple[Vocabulary, bytes]:
         """Return the record of this vocabulary for a store, and the content of its file."""

@@ -72,15 +72,15 @@ def read_vocabularies(folder: Path | str, rules: str | None = None) -> Vocabular
                 where=str(one.path),
                 hint="`tokmill vocab import` removes such lines, and lists the ids that change",
             )
-    found = {column: one.tokens for column, one in lists.items()}
-    missing = [column for column in COLUMNS if column not in found]
+    result = {column: one.tokens for column, one in lists.items()}
+    missing = [column for column in COLUMNS if column not in result]
     if missing:
         raise TokmillError(
             f"the vocabularies of {', '.join(missing)} are missing",
             where=str(folder),
             hint="`tokmill vocab build x86` makes all six",
         )
-    return found
+    return result
 
 
 def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]:
@@ -102,13 +102,13 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
             ]
             for column in COLUMNS
         }
-    found = {}
+    result = {}
     for column, files in paths.items():
         if files:
-            found[column] = read_list(files[0], rules)
-            if found[column].tokens.column != column:
+            result[column] = read_list(files[0], rules)
+            if result[column].tokens.column != column:
                 raise TokmillError(
-                    f"the list is of the column {found[column].tokens.column}, not {column}",
+                    f"the list is of the column {result[column].tokens.column}, not {column}",
                     where=str(files[0]),
                     hint="rename the file to its column",
                 )
@@ -116,18 +116,18 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
             counts = read_list(files[1], rules).tokens
             numbers = dict(zip(counts.tokens, counts.counts or (), strict=False))
             if numbers:
-                tokens = found[column].tokens
+                tokens = result[column].tokens
                 tokens.counts = [numbers.get(token, 0) for token in tokens.tokens]
-    if not found:
+    if not result:
         raise TokmillError("the folder holds no x86 vocabulary", where=str(root), hint=KNOWN)
-    named = {one.tokens.rules for one in found.values()}
+    named = {one.tokens.rules for one in result.values()}
     if len(named) > 1:
         raise TokmillError(
             f"the lists are for different rules: {', '.join(sorted(named))}",
             where=str(root),
             hint="put lists of different rules into different folders",
         )
-    return found
+    return result
 
 
 def read_list(path: Path | str, rules: str | None = None, column: str = "") -> Found:
