@@ -1,5 +1,6 @@
 """The site: `make docs` writes it into site/, from the Markdown pages of the repository."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ def setup(app: Any) -> None:
 
 
 def begin_here(app: Any, error: Exception | None) -> None:
-    """Let site/index.html lead to the first page."""
+    """Let site/index.html lead to the first page, and add the pictures that README shows."""
     page = '<meta http-equiv="refresh" content="0; url=docs/index.html">\n'
     (Path(app.outdir) / "index.html").write_text(page)
+    pictures = Path(app.srcdir) / "docs/images"
+    shutil.copytree(pictures, Path(app.outdir) / "docs/images", dirs_exist_ok=True)

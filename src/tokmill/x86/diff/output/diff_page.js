@@ -11,12 +11,15 @@
   const EDGE_NAMES = ["fall", "jump", "branch", "call", "indirect", "return"];
   const DOUBTFUL = 0.5;    // Matches with a lower confidence get a question mark.
   const PAGE = 300;        // Rows of the list that are added at once.
+  const MANY_BLOCKS = 100; // Of two functions; their changed blocks are shown first.
   const MOST_LINES = 3000; // Lines of instructions that are shown at once.
   const NODE_LINES = 7, NODE_CHARACTERS = 40;
   const rows = DATA.rows, code = DATA.code;
   const byId = (id) => document.getElementById(id);
   const list = byId("list"), detail = byId("detail"), search = byId("search");
-  let listed = [], drawn = 0, chosen = -1, view = "instructions", changedOnly = false, zoom = 1;
+  let listed = [], drawn = 0, chosen = -1, view = "instructions", zoom = 1;
+  // Whether blocks that did not change are left out; null: where there are many.
+  let changedOnly = null;
   let allLines = false, here = -1;
 
   /** Make an element with text; nothing of a program becomes markup. */
@@ -166,7 +169,7 @@
     if (view === "graph") graphs(a, b, row);
     else {
       const box = make("input", { type: "checkbox" });
-      box.checked = changedOnly;
+      box.checked = leavesOut(a, b, row);
       box.onchange = () => { changedOnly = box.checked; show(); };
       views.append(make("label", {}, box, " changed blocks only"));
       instructions(a, b, row);
@@ -202,6 +205,10 @@
     return !one || !other || one[MARKS] !== "" || other[MARKS] !== "";
   }
 
+  function leavesOut(a, b, row) {
+    return changedOnly ?? (row[KIND] < SAME && a.length + b.length > MANY_BLOCKS);
+  }
+
   function instructions(a, b, row) {
     const same = row[KIND] === SAME;
     const numbers = new Map([...a.entries(), ...b.entries()].map(([i, block]) => [block, i]));
@@ -211,9 +218,10 @@
       make("th", {}, b.length ? `B: ${row[NAME_B]}` : ""));
     body.append(head);
     if (same) detail.append(make("p", { class: "soft" }, "Both are the same; the addresses are those of A."));
+    const only = leavesOut(a, b, row) && !same;
     let lines = 0, left = 0;
     for (const [one, other] of aligned(a, b)) {
-      if (changedOnly && !same && !changed(one, other)) continue;
+      if (only && !changed(one, other)) continue;
       const more = Math.max(one ? one[TEXT].length : 0, other ? other[TEXT].length : 0);
       if (!allLines && lines + more > MOST_LINES && lines) { left += more; continue; }
       lines += more;
@@ -493,7 +501,10 @@
     "/": () => { close(); search.focus(); search.select(); },
     j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1),
     n: () => change(1), p: () => change(-1), i: () => turn("instructions"), g: () => turn("graph"),
-    c: () => { changedOnly = !changedOnly; if (chosen >= 0) show(); },
+    c: () => {
+      const box = detail.querySelector(".views input");
+      if (box) { changedOnly = !box.checked; show(); }
+    },
     "+": () => scale(zoom * 1.25), "-": () => scale(zoom / 1.25), "0": () => scale(1),
     Escape: close,
     "?": () => { byId("keys").open = !byId("keys").open; byId("keys").scrollIntoView({ block: "nearest" }); },
