@@ -33,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
         shutil.copytree(
             repository / name, root / name, ignore=shutil.ignore_patterns("__pycache__")
         )
-    for path in (*repository.glob("*.md"), repository / "LICENSE"):
+    for path in filter(Path.is_file, repository.glob("[!.]*")):
         shutil.copy(path, root)
     for words in (
         ("scripts/reference.py", "build-cache/reference"),
