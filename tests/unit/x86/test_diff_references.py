@@ -161,6 +161,47 @@ def test_thread_local_data_is_what_it_is_and_not_where(
     assert (data.name, data.old, data.new) == ("t1", "03000000", "04000000")
 
 
+DEEPER = {
+    "order of initialisers": (
+        "__attribute__((constructor({}))) static void c1(void) { sink = 5; }"
+        "__attribute__((constructor(105))) static void c2(void) { sink *= 7; }"
+        "int test(int a) { return a; }", "103", "107",
+    ),
+    "initialiser": (
+        "{} void c1(void) { sink = 5; } int test(int a) { return a; }",
+        "__attribute__((constructor))", "",
+    ),
+    "table of tables": (
+        'static const char *const words[] = {{"aa", "{}"}}; static const char *const *const all[] ='
+        "{{words, words + 1}}; int test(int a) {{ return all[a & 1][0][a & 1]; }}", "bb", "bc",
+    ),
+    "numbers like distances": (
+        "static const int steps[] = {{0, 4, 8, 12, 0, 4, 8, {}}};"
+        "int test(int a) {{ return steps[a & 7]; }}", "12", "16",
+    ),
+}  # fmt: skip
+"""Changes of data that other data leads to."""
+
+
+@pytest.mark.parametrize("flags", [("-O2",), ("-O2", "-fno-pie", "-no-pie"), ("-O0", "-m32")])
+@pytest.mark.parametrize("name", DEEPER)
+def test_what_other_data_leads_to(built: Path, name: str, flags: tuple[str, ...]) -> None:
+    body, old, new = DEEPER[name]
+    made = []
+    for side, word in (("old", old), ("new", new)):
+        text = "volatile int sink;\n" + body.replace("{}", word).replace("{{", "{").replace(
+            "}}", "}"
+        )
+        text += "\nint main(int n, char **v) { return test(n); }"
+        flat = f"deeper-{name}{''.join(flags)}-{side}".replace(" ", "-")
+        made.append(compiles(built, flat, text, *flags, "-Wl,--build-id=none"))
+    for one, other in ((made[0], made[1]), (stripped(made[0]), stripped(made[1]))):
+        diff = compared(one, other)[2]
+        assert diff.other.data or diff.changed.sum() == 1
+        if "init" in name:
+            assert diff.other.data[0].name == ".init_array"
+
+
 def test_a_permuted_switch_is_a_change(built: Path) -> None:
     made = []
     for side, cases in (("old", ("0", "3")), ("new", ("3", "0"))):
