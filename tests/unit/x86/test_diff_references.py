@@ -118,6 +118,7 @@ __thread int t1 = FIRST, t2 = 8; static __thread int s1, s2; extern __thread int
 __attribute__((noinline)) int reads(int a) { WHICH += a; return WHICH * 3; }
 __attribute__((noinline)) int statics(int a) { s1 += a; s2 -= a; return s2 * 5; }
 __attribute__((noinline)) int *takes(void) { return &t2; }
+int *takes_static(void) { return &s2; }
 __attribute__((noinline)) int loads(int a) { return other += a; }
 """
 FRONT = "__thread long front[5] = {1, 2}, room[3]; long *fronts(void) { return front; }"
@@ -159,6 +160,25 @@ def test_thread_local_data_is_what_it_is_and_not_where(
         assert compared(one, other)[2].same
     (data,) = compared(old, value)[2].other.data
     assert (data.name, data.old, data.new) == ("t1", "03000000", "04000000")
+
+
+def test_unwind_tables_and_places_without_a_name(built: Path) -> None:
+    source = """
+    __asm__(".pushsection .eh_frame,\\"a\\"\\nframes:\\n.popsection");
+    extern const char frames[]; int k; MORE
+    const char *test(void) { return frames; }
+    int reads(void) { return *(int *)((char *)&k + AT); }
+    int main(void) { return reads() + test()[0]; }
+    """
+    old = compiles(built, "frames-old", source.replace("MORE", "").replace("AT", "0"), "-O2")
+    more = source.replace("MORE", "int more(int x) { return x * 33; }").replace("AT", "0")
+    diff = compared(old, compiles(built, "frames-more", more, "-O2"))[2]
+    assert not diff.changed.any() and len(diff.inserted) == 1 and not diff.other.any
+    # What is read has a name in one program, and nothing lies there in the other.
+    other = source.replace("MORE", "").replace("AT", "0x10000")
+    a, _, diff = compared(old, compiles(built, "frames-other", other, "-O2"))
+    names = {a.function_name[one] for one in diff.function_a[diff.changed].tolist()}
+    assert "reads" in names and names <= {"reads", "main"}
 
 
 DEEPER = {

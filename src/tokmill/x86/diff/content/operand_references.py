@@ -215,8 +215,8 @@ class Compared:
         one, two, wide = addresses[0][first], addresses[1][first], width[first]
         constant = self.constant(0, one) & self.constant(1, two)
         content = self.same_content(one, two, wide)
-        # What describes all functions is compared with them.
-        content |= a.memory.unwind_at(one) & b.memory.unwind_at(two)
+        # What describes a whole program changes with it.
+        content |= a.memory.describes_at(one) & b.memory.describes_at(two)
         named, same_name = self._same_names(one, two, wide)
         # How many matched functions have the two at the same place.
         users = distinct(
