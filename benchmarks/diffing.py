@@ -6,7 +6,7 @@ answers are kept below CACHE/diffing/answers by the digests of both programs, an
 below CACHE/diffing/results by these and that of tokmill's code, so a run that was stopped goes on.
 qbindiff is killed with it.
 
-    python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [--run RUN] [--kind KIND]
+    python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [--kind KIND]
         [PROGRAM …]
 """
 
@@ -46,7 +46,6 @@ SEED = 1
 NAMES = (
     "random", "exact hash", "opcode histogram", "structure", "qbindiff", NO_ADDRESSES, "tokmill"
 )  # fmt: skip
-RUN = "tokmill with a model"
 Pairs = tuple[Array, Array]
 """Functions of A and of B that were matched: i8 each, as long."""
 
@@ -70,11 +69,10 @@ class Bench:
         self,
         cache: Path,
         peers_python: str,
-        run: Path | None,
         limit: int = SECONDS,
         defaults: bool = False,
     ) -> None:
-        self.folder, self.peers_python, self.run = cache / "diffing", peers_python, run
+        self.folder, self.peers_python = cache / "diffing", peers_python
         self.limit, self.code = limit, digest(*sorted(CODE.rglob("*.py")))
         self.peers: dict[str, tuple[str, ...]] = {THEIRS: (), NO_ADDRESSES: ("addr",)}
         """Name → features that qbindiff does without."""
@@ -101,15 +99,15 @@ class Bench:
         return function_truth(*graphs, self.info(pair.a.debug), self.info(pair.b.debug))
 
     def result(self, pair: programs.Pair) -> Result:
-        """Return what each contestant makes of a pair, kept unless a model takes part."""
+        """Return what each contestant makes of a pair, which is kept."""
         both = "-".join(digest(one.bare) for one in (pair.a, pair.b))
         path = self.folder / "results" / f"{pair.program}-{both}-{self.code}.json"
-        there = None if self.run else kept(path)
+        there = kept(path)
         if there is not None and self.enough(there):
             there.pair = pair
             return there
         found = self.judge(pair)
-        if self.run is None and not found.broken:
+        if not found.broken:
             keep(found, path)
         return found
 
@@ -149,12 +147,6 @@ class Bench:
         result.seconds["tokmill"] = time.process_time() - started
         matched = diff.function_a, diff.function_b
         result.scores["tokmill"], result.left_out = judge_functions(truth, *matched)
-        if self.run is not None:
-            from tokmill.x86.commands.diff_vectors import vectors_of
-
-            vectors = vectors_of((a, b), self.run, quiet=True)
-            diff = diff_graphs(a, b, names=False, vectors=vectors)
-            result.scores[RUN], _ = judge_functions(truth, diff.function_a, diff.function_b)
         return result
 
     def qbindiff(self, pair: programs.Pair, without: Sequence[str]) -> Answer:
@@ -319,7 +311,6 @@ def assigned(similarity: Array) -> Pairs:
 def main(
     cache: Path,
     peers_python: str,
-    run: Path | None = None,
     names: Sequence[str] = (),
     limit: int = SECONDS,
     kinds: Sequence[str] = (),
@@ -327,14 +318,14 @@ def main(
 ) -> list[str]:
     """Build, measure; return the section for RESULTS.md."""
     made = programs.make(cache, names, kinds)
-    bench = Bench(cache, peers_python, run, limit, defaults)
+    bench = Bench(cache, peers_python, limit, defaults)
     results = []
     for pair in made.pairs:
         results.append(bench.result(pair))
         done = results[-1]
         print(pair.program, pair.kind, *(f"{k} {v.f1:.3f}" for k, v in done.scores.items()),
               flush=True)  # fmt: skip
-    contestants = [*NAMES, RUN] if run else list(NAMES)
+    contestants = list(NAMES)
     return [
         "F1 of functions by the protocol of docs/diffing-protocol.md: both programs stripped, no "
         "name is looked at. Programs with a star were looked at while features and the weights of "
@@ -353,14 +344,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cache", type=Path)
     parser.add_argument("peers_python")
-    parser.add_argument("--run", type=Path)
     parser.add_argument("--limit", type=int, default=SECONDS, help="CPU seconds of qbindiff a pair")
     parser.add_argument("--kind", action="append", choices=list(programs.WAYS))
     parser.add_argument("--defaults", action="store_true", help=f"leave out {NO_ADDRESSES}")
     parser.add_argument("programs", nargs="*")
     chosen = parser.parse_intermixed_args()
     made = main(
-        chosen.cache, chosen.peers_python, chosen.run, chosen.programs, chosen.limit,
+        chosen.cache, chosen.peers_python, chosen.programs, chosen.limit,
         chosen.kind or (), chosen.defaults,
     )  # fmt: skip
     print("\n".join(made))

@@ -67,7 +67,7 @@ def test_its_limit_is_an_answer_that_a_larger_limit_replaces(script: Any, tmp_pa
     sides = [script.programs.Built(one.name, stripped(one), one, tmp_path) for one in built]
     pair = script.programs.Pair("made", "O0 ↔ O2", *sides)
     before = set(psutil.Process().children())
-    bench = script.Bench(tmp_path / "cache", sys.executable, None, limit=0)
+    bench = script.Bench(tmp_path / "cache", sys.executable, limit=0)
     answer = bench.qbindiff(pair, ())
     assert answer.failed.startswith("took more than 0") and answer.limit == 0
     assert set(psutil.Process().children()) == before
