@@ -118,6 +118,7 @@ __thread int t1 = FIRST, t2 = 8; static __thread int s1, s2; extern __thread int
 __attribute__((noinline)) int reads(int a) { WHICH += a; return WHICH * 3; }
 __attribute__((noinline)) int statics(int a) { s1 += a; s2 -= a; return s2 * 5; }
 __attribute__((noinline)) int *takes(void) { return &t2; }
+int *takes_static(void) { return &s2; }
 __attribute__((noinline)) int loads(int a) { return other += a; }
 """
 FRONT = "__thread long front[5] = {1, 2}, room[3]; long *fronts(void) { return front; }"
@@ -159,6 +160,66 @@ def test_thread_local_data_is_what_it_is_and_not_where(
         assert compared(one, other)[2].same
     (data,) = compared(old, value)[2].other.data
     assert (data.name, data.old, data.new) == ("t1", "03000000", "04000000")
+
+
+def test_unwind_tables_and_places_without_a_name(built: Path) -> None:
+    source = """
+    __asm__(".pushsection .eh_frame,\\"a\\"\\nframes:\\n.popsection");
+    extern const char frames[]; int k; MORE
+    const char *test(void) { return frames; }
+    int reads(void) { return *(int *)((char *)&k + AT); }
+    int main(void) { return reads() + test()[0]; }
+    """
+    old = compiles(built, "frames-old", source.replace("MORE", "").replace("AT", "0"), "-O2")
+    more = source.replace("MORE", "int more(int x) { return x * 33; }").replace("AT", "0")
+    diff = compared(old, compiles(built, "frames-more", more, "-O2"))[2]
+    assert not diff.changed.any() and len(diff.inserted) == 1 and not diff.other.any
+    # What is read has a name in one program, and nothing lies there in the other.
+    other = source.replace("MORE", "").replace("AT", "0x10000")
+    a, _, diff = compared(old, compiles(built, "frames-other", other, "-O2"))
+    names = {a.function_name[one] for one in diff.function_a[diff.changed].tolist()}
+    assert "reads" in names and names <= {"reads", "main"}
+
+
+DEEPER = {
+    "order of initialisers": (
+        "__attribute__((constructor({}))) static void c1(void) { sink = 5; }"
+        "__attribute__((constructor(105))) static void c2(void) { sink *= 7; }"
+        "int test(int a) { return a; }", "103", "107",
+    ),
+    "initialiser": (
+        "{} void c1(void) { sink = 5; } int test(int a) { return a; }",
+        "__attribute__((constructor))", "",
+    ),
+    "table of tables": (
+        'static const char *const words[] = {{"aa", "{}"}}; static const char *const *const all[] ='
+        "{{words, words + 1}}; int test(int a) {{ return all[a & 1][0][a & 1]; }}", "bb", "bc",
+    ),
+    "numbers like distances": (
+        "static const int steps[] = {{0, 4, 8, 12, 0, 4, 8, {}}};"
+        "int test(int a) {{ return steps[a & 7]; }}", "12", "16",
+    ),
+}  # fmt: skip
+"""Changes of data that other data leads to."""
+
+
+@pytest.mark.parametrize("flags", [("-O2",), ("-O2", "-fno-pie", "-no-pie"), ("-O0", "-m32")])
+@pytest.mark.parametrize("name", DEEPER)
+def test_what_other_data_leads_to(built: Path, name: str, flags: tuple[str, ...]) -> None:
+    body, old, new = DEEPER[name]
+    made = []
+    for side, word in (("old", old), ("new", new)):
+        text = "volatile int sink;\n" + body.replace("{}", word).replace("{{", "{").replace(
+            "}}", "}"
+        )
+        text += "\nint main(int n, char **v) { return test(n); }"
+        flat = f"deeper-{name}{''.join(flags)}-{side}".replace(" ", "-")
+        made.append(compiles(built, flat, text, *flags, "-Wl,--build-id=none"))
+    for one, other in ((made[0], made[1]), (stripped(made[0]), stripped(made[1]))):
+        diff = compared(one, other)[2]
+        assert diff.other.data or diff.changed.sum() == 1
+        if "init" in name:
+            assert diff.other.data[0].name == ".init_array"
 
 
 def test_a_permuted_switch_is_a_change(built: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from tokmill.x86.lift.cfg import lift
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import Instructions
 from tokmill.x86.lift.gaps import skip_padding
-from x86_programs import flat
+from x86_programs import compiles, flat, symbols
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,11 @@ def test_such_a_function_is_found_where_it_begins() -> None:
     # ret; INT3; nop; push rbp; mov rbp, rsp; pop rbp; ret
     graph = lift(flat(bytes.fromhex("c3" + "cc" * 15 + "90 55 4889e5 5d c3")))
     assert graph.function_address.tolist() == [0x401000, 0x401010]
+
+
+def test_nops_behind_a_symbol_belong_to_its_function(built: Path) -> None:
+    source = "int g(int); int f(int x) { return g(x) + 1; } int g(int x) { return x * 3; }"
+    flags = ("-O1", "-fno-inline", "-fpatchable-function-entry=16,14", "-shared", "-nostdlib")
+    path = compiles(built, "patchable", source, *flags)
+    at = symbols(path)
+    assert at["f"] % 16 and lift(path).function_address.tolist() == sorted((at["f"], at["g"]))

@@ -48,8 +48,12 @@ def expected(one: Instruction, bits: int) -> tuple[int, int, int] | None:
         displacement = signed(raw, narrow)
         if one.memory_base not in (Register.NONE, Register.RIP, Register.EIP):
             base = RegisterExt.number(one.memory_base)
-        elif one.memory_index_scale == 1 and one.encoding == EncodingKind.LEGACY and bits == 32:
-            base = RegisterExt.number(one.memory_index) if one.memory_index else base
+        if one.memory_index_scale == 1 and one.encoding == EncodingKind.LEGACY and bits == 32:
+            # The order of two registers does not matter; that of the global offset table is first.
+            if one.memory_index == Register.EBX and base < 4:
+                base = 3
+            elif one.memory_base == Register.NONE and one.memory_index:
+                base = RegisterExt.number(one.memory_index)
     numbers = [i for i, kind in enumerate(kinds) if kind in IMMEDIATES]
     if numbers:
         immediate = signed(one.immediate(numbers[-1]), IMMEDIATES[kinds[numbers[-1]]])

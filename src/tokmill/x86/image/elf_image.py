@@ -97,7 +97,9 @@ def read_elf(data: Array, path: str) -> Program:
         find_stubs(program)
     if not any(section.execute and not section.stubs for section in program.sections):
         raise TokmillError(
-            "it holds no code", where=path, hint="does it hold debug information only?"
+            "it holds no code",
+            where=path,
+            hint="does it hold only debug information, or what -flto leaves to the linker?",
         )
     program.starts = np.concatenate([program.starts, _starts(elf, program)])
     program.unwind = read_unwind(program, _frames(elf, program))

@@ -23,6 +23,7 @@ from tokmill.x86.image.image import Program
 OTHERS = {
     b"!<arch>\n": ("a static library", "unpack it with `ar x` and give its object files"),
     b"!<thin>\n": ("a thin static library", "give the object files that it names"),
+    b"BC\xc0\xde": ("LLVM bitcode", "compile without -flto, or link it first"),
     b"\x64\x86": ("a COFF object file", "link it first"),
     b"\x4c\x01": ("a COFF object file", "link it first"),
 }

@@ -6,7 +6,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import distinct, expand
+from tokmill.x86.image.ranges import distinct, expand, member
 from tokmill.x86.lift.decode import LONGEST, PREFIX, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
 
@@ -38,6 +38,7 @@ class Ranges:
             & (code.address(moved) % ALIGNMENT == 0)
             & (moved < end)
             & (begin >= 0)
+            & ~member(start, program.function_address)
         )
         begin[moves] = moved[moves]
         self.unwind_start = begin[: len(unwind.start)]

@@ -12,6 +12,7 @@ from tokmill.x86.diff.result import DataChange, ProgramChanges
 from tokmill.x86.features.function_features import import_names
 from tokmill.x86.graph import Graph
 
+INITIALISERS = (".init_array", ".fini_array", ".preinit_array")
 SHOWN = 8
 """Bytes that are shown from the first difference on."""
 
@@ -31,7 +32,7 @@ def program_changes(compared: Compared, pairs: Pairs, same: Array) -> ProgramCha
     imports = [_imports(graph) for graph in graphs]
     exports = [set(graph.exports) for graph in graphs]
     changes = _named(compared) if compared.named else []
-    changes += _unnamed(compared, pairs, same)
+    changes += _initialisers(compared) + _unnamed(compared, pairs, same)
     return ProgramChanges(
         data=changes,
         imports_deleted=sorted(imports[0] - imports[1]),
@@ -63,6 +64,26 @@ def _named(compared: Compared) -> list[DataChange]:
         change = _change(compared, names[row], places, (int(size[0][row]), int(size[1][row])))
         if change is not None:
             found.append(change)
+    return found
+
+
+def _initialisers(compared: Compared) -> list[DataChange]:
+    """Return the tables of what a loader calls that lead to other functions."""
+    sections = [
+        {
+            name: (int(at), len(content))
+            for name, at, content in zip(
+                graph.data_name, graph.data_address.tolist(), graph.data, strict=True
+            )
+            if name.startswith(INITIALISERS)
+        }
+        for graph in (side.graph for side in compared.sides)
+    ]
+    found = []
+    for name in sorted(sections[0].keys() | sections[1].keys()):
+        (a, size_a), (b, size_b) = (side.get(name, (0, 0)) for side in sections)
+        change = _change(compared, name, (a, b), (size_a, size_b))
+        found += [change] if change is not None else []
     return found
 
 

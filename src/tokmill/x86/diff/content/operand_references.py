@@ -24,6 +24,8 @@ CONTENT, SHIFT = 1 << 20, 0.5
 when data without a name is matched."""
 NUMBERED = re.compile(r"\.\d+$")
 """What compilers add to the names of local variables, and count anew in each compilation."""
+DEPTH = 3
+"""How often pointers in data that cannot be written are followed."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -116,7 +118,7 @@ class Operands:
         graph = self.graph
         kind, number = self.kinds_at(graph.pointer_target)
         known = np.asarray([text != "" for text in graph.pointer_text], bool)
-        strings = known & (kind == DATA)
+        strings = known & (kind == DATA) & ~member(graph.pointer_target, graph.pointer_address)
         kind[strings] = STRING
         texts = hash_texts([text for text in graph.pointer_text if text]).view(np.int64)
         number[strings] = texts[np.cumsum(known)[strings] - 1]
@@ -213,9 +215,9 @@ class Compared:
         one, two, wide = addresses[0][first], addresses[1][first], width[first]
         constant = self.constant(0, one) & self.constant(1, two)
         content = self.same_content(one, two, wide)
-        # What describes all functions is compared with them.
-        content |= a.memory.unwind_at(one) & b.memory.unwind_at(two)
-        named, same_name = self._same_names(one, two)
+        # What describes a whole program changes with it.
+        content |= a.memory.describes_at(one) & b.memory.describes_at(two)
+        named, same_name = self._same_names(one, two, wide)
         # How many matched functions have the two at the same place.
         users = distinct(
             number.reshape(-1) * (int(pairs.match.max(initial=0)) + 1) + pairs.match[rows]
@@ -242,7 +244,7 @@ class Compared:
         at = memory.section(address)
         return (at >= 0) & memory.graph.data_constant[at] if len(memory.begin) else at >= 0
 
-    def _same_names(self, one: Array, other: Array) -> tuple[Array, Array]:
+    def _same_names(self, one: Array, other: Array, width: Array) -> tuple[Array, Array]:
         """Return which pairs of addresses lie in data with names, and which in the same: bool."""
         if not self.named:
             return np.zeros(len(one), bool), np.zeros(len(one), bool)
@@ -252,18 +254,21 @@ class Compared:
             names = side.graph.symbol_name
             texts.append([names[i] if i >= 0 else "" for i in symbol.tolist()])
             offsets.append(inside)
+        has_a, has_b = ({"", *side.graph.symbol_name} for side in self.sides)
+        # What has no name is not what has one in both programs, if it is read or written.
         both = np.asarray(
-            [bool(a and b) and not (NUMBERED.search(a) or NUMBERED.search(b))
-             for a, b in zip(*texts, strict=True)], bool,
+            [bool(a and b or is_used and (a or b) and a in has_b and b in has_a)
+             and not (NUMBERED.search(a) or NUMBERED.search(b))
+             for a, b, is_used in zip(*texts, (width > 0).tolist(), strict=True)], bool,
         )  # fmt: skip
         same = np.asarray([a == b for a, b in zip(*texts, strict=True)], bool)
         return both, same & (offsets[0] == offsets[1])
 
-    def same_content(self, one: Array, other: Array, width: Array, *, deep: bool = True) -> Array:
+    def same_content(self, one: Array, other: Array, width: Array, *, depth: int = DEPTH) -> Array:
         """Return which pairs of addresses have the same bytes, as far as both are in the file.
 
         So many as `width` (i8) says, or where it is 0 as lie before something else may begin.
-        `deep`: also data to which words in it lead.
+        `depth`: how often words in it are followed to other data.
         """
         memories = [side.memory for side in self.sides]
         same = np.zeros(len(one), bool)
@@ -297,18 +302,18 @@ class Compared:
             if not pointed and first.tobytes() == second.tobytes():
                 same[row] = full and (width[row] > 0 or self._same_strings(a, b, first))
             elif full and (pointed or not width[row]):
-                same[row] = self.first_difference(a, b, first, second, deep=deep) < 0
+                same[row] = self.first_difference(a, b, first, second, depth=depth) < 0
         return same
 
     def first_difference(
-        self, a: int, b: int, first: Array, second: Array, *, deep: bool = True
+        self, a: int, b: int, first: Array, second: Array, *, depth: int = DEPTH
     ) -> int:
         """Return where two runs of bytes (u1) at addresses begin to differ; -1: they are the same.
 
         Words that hold addresses are compared by what is there: data that cannot be written by its
-        bytes, if `deep`; other data counts as the same, because it is compared where it is used.
+        bytes, unless `depth` is 0; other data counts as the same: it is compared where it is used.
         """
-        if self._same_distances(a, b, first, second):
+        if self._same_distances(a, b, first, second, depth):
             return -1
         found = []
         bare, holds = [], []
@@ -341,11 +346,9 @@ class Compared:
             side.graph.pointer_target[rows[inside][data]]
             for side, rows, inside in zip(self.sides, (rows_a, rows_b), (in_a, in_b), strict=True)
         ]
-        if deep and len(data):
+        if depth and len(data):
             fixed = self.constant(0, targets[0]) & self.constant(1, targets[1])
-            none = np.zeros(int(fixed.sum()), np.int64)
-            left, right = (target[fixed] for target in targets)
-            same[data[fixed]] = self.same_content(left, right, none, deep=False)
+            same[data[fixed]] = self._same_targets(targets[0][fixed], targets[1][fixed], depth - 1)
         found += both[~same][:1].tolist()
         return min(found, default=-1)
 
@@ -366,10 +369,16 @@ class Compared:
             found.append(texts)
         return found[0] == found[1]
 
-    def _same_distances(self, a: int, b: int, first: Array, second: Array) -> bool:
+    def _same_targets(self, one: Array, other: Array, depth: int) -> Array:
+        """Return which pairs of addresses have the same bytes, each pair compared once."""
+        pairs, row = np.unique(np.stack([one, other]), axis=1, return_inverse=True)
+        none = np.zeros(pairs.shape[1], np.int64)
+        return self.same_content(pairs[0], pairs[1], none, depth=depth)[row.reshape(-1)]
+
+    def _same_distances(self, a: int, b: int, first: Array, second: Array, depth: int) -> bool:
         """Return whether two tables hold distances (4 bytes) from themselves to the same."""
         count = min(len(first), len(second)) // 4
-        if count < 2 or len(first) != len(second) or len(first) % 4:
+        if not depth or count < 2 or len(first) != len(second) or len(first) % 4:
             return False
         kinds = []
         for side, address, content in zip(self.sides, (a, b), (first, second), strict=True):
@@ -377,11 +386,12 @@ class Compared:
             kinds.append((*side.kinds_at(target), target))
         (kind, number, one), (other, second_number, two) = kinds
         same = self._same((kind, number), (other, second_number))
+        same |= (one == np.uint64(a)) & (two == np.uint64(b))
         fixed = (kind == DATA) & (other == DATA) & self.constant(0, one) & self.constant(1, two)
+        fixed &= ~same
         if not (same | fixed).all():
             return False
-        none = np.zeros(int(fixed.sum()), np.int64)
-        return bool(self.same_content(one[fixed], two[fixed], none, deep=False).all())
+        return bool(self._same_targets(one[fixed], two[fixed], depth - 1).all())
 
     def _count_unverified(self, pairs: Pairs, rows: Array, one: Array, other: Array) -> None:
         """Count data that only its use can tell, some of which was not compared."""

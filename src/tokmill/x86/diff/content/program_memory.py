@@ -54,9 +54,9 @@ class Memory:
         at = self.section(address)
         return (at >= 0) & self.linker[at] if len(self.linker) else np.zeros(len(at), bool)
 
-    def unwind_at(self, address: Array) -> Array:
-        """Return which addresses lie in unwind tables: bool."""
-        tables = [name.startswith(".eh_frame") for name in self.graph.data_name]
+    def describes_at(self, address: Array) -> Array:
+        """Return which addresses lie in unwind tables or the table of the loader: bool."""
+        tables = [name.startswith((".eh_frame", ".dynamic")) for name in self.graph.data_name]
         return np.asarray([*tables, False])[self.section(address)]
 
     def holds(self, address: Array) -> Array:

@@ -440,7 +440,9 @@ class _Finder:
         They are added to what a call returns, in functions that make it (`uses`).
         """
         near = uses & (size == 4) & (number >= 0) & (number < len(self.program.thread))
-        near &= (found.base < NO_REGISTER) & ~np.isin(found.base, (STACK, FRAME))
+        adds = (found.opcode == 0x05) | (found.opcode == 0x81) & (found.second < NO_REGISTER)
+        near &= ~np.isin(found.base, (STACK, FRAME)) & ~np.isin(found.second, (STACK, FRAME))
+        near &= (found.base < NO_REGISTER) | (found.map == 0) & adds
         return np.flatnonzero(near & ~found.relative & ~found.thread)
 
     def _framed(self, found: Operands, function: Array) -> Array:

@@ -14,7 +14,7 @@ from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.lift.decode import LONGEST, PREFIX
 
-NO_REGISTER = 0xFF
+NO_REGISTER, EBX = 0xFF, 3
 STACK, FRAME = 4, 5
 """Numbers of RSP and RBP."""
 # How the opcode is given: by itself and after 0F, or by one of these prefixes.
@@ -113,10 +113,11 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
     has_sib = memory & (low == 4)
     base = np.where(has_sib, data[at + 2], form) & 7
     none = memory & (mod == 0) & (base == 5)
-    # Calls for thread-local data have [ebx*1 + distance], which is [ebx + distance].
+    # Code finds data by [ebx*1 + distance], [eax + ebx*1 + distance]: EBX is the base of both.
     index = data[at + 2] >> 3 & 7
-    alone = none & has_sib & (how == LEGACY) & (data[at + 2] < 0x40) & (index != 4) & (bits == 32)
-    base = np.where(alone, index, base)
+    once = has_sib & (how == LEGACY) & (data[at + 2] < 0x40) & (bits == 32)
+    alone = once & none & (index != STACK)
+    base = np.where(alone | once & (index == EBX) & (base < STACK), index, base)
     place = at + 1 + has_form + has_sib
     size = np.where(none, 4, np.where(memory, np.array([0, 1, 4, 0])[mod], 0))
     absolute = (how == LEGACY) & (opmap == 0) & np.isin(opcode, MOFFS)
