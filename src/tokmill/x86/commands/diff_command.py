@@ -10,7 +10,7 @@ import typer
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import make_folder, sha256_file
-from tokmill.terminal.options import Json
+from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json
 from tokmill.x86.commands.program_options import MOST_LISTED
 from tokmill.x86.graph import Graph
@@ -47,6 +47,11 @@ def diff(
             help="Whether functions of the same symbol name are taken for the same.",
         ),
     ] = True,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Compare vectors by the model of this run, too."),
+    ] = None,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Find which functions and blocks of two programs are the same, and which changed.
@@ -62,7 +67,7 @@ def diff(
         check_outputs({"--out": out, "--html": html}, (old, new))
         if out is not None and out.suffix.lower() != ".json":
             raise UsageError("diff writes JSON", where=str(out), hint="such as -o diff.json")
-        return _programs(old, new, (out, html), names, json)
+        return _programs(old, new, (out, html), names, run, quiet, json)
     except TokmillError as error:
         if error.exit_code != DIFFER:
             raise
@@ -74,6 +79,8 @@ def _programs(
     new: Path,
     outs: tuple[Path | None, Path | None],
     names: bool,
+    run: Path | None,
+    quiet: bool,
     json: bool,
 ) -> int:
     from tokmill.x86.commands.diff_tables import print_programs
@@ -83,7 +90,12 @@ def _programs(
 
     graphs = _read(old), _read(new)
     called = _told_apart((graphs[0].program, graphs[1].program), (old, new))
-    result = diff_graphs(*graphs, names=names)
+    vectors = None
+    if run is not None:
+        from tokmill.x86.commands.diff_vectors import vectors_of
+
+        vectors = vectors_of(graphs, run, quiet=quiet)
+    result = diff_graphs(*graphs, names=names, vectors=vectors)
     digests = sha256_file(old), sha256_file(new)
     out, html = outs
     if out is not None:

@@ -29,7 +29,13 @@ MOST_OF_CHANGED, MOST_OF_CHANGED_BLOCK = 0.999, 0.99
 """Largest similarity of functions, and of blocks, that are not the same."""
 
 
-def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
+def diff_graphs(
+    a: Graph,
+    b: Graph,
+    *,
+    names: bool = True,
+    vectors: tuple[Array, Array] | None = None,
+) -> Diff:
     """Return the matches of functions and blocks of two programs.
 
     Args:
@@ -37,6 +43,7 @@ def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
         b: the new program; one may have 32 and the other 64 bits.
         names: functions with the same symbol name are the same. Without it, nothing is used that
             `strip` removes.
+        vectors: of a trained model, (F, d) f4 of each program, in rows of length 1 or 0.
     """
     features = functions_of(a), functions_of(b)
     contents = content_of(a, features[0]), content_of(b, features[1])
@@ -49,7 +56,7 @@ def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
     # Of large programs the bags are hundreds of megabytes, and nothing reads them from here on;
     # nor, after the functions, the matrices.
     features = replace(features[0], bags={}), replace(features[1], bags={})
-    found = match_functions(*features, weighted, alone, tables, given)
+    found = match_functions(*features, weighted, alone, tables, given, vectors)
     del weighted
     unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
     found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE

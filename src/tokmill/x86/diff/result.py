@@ -35,7 +35,9 @@ class Reason(enum.IntEnum):
     """Counts of blocks, edges, loops and calls."""
     FLOW = 9
     """Blocks only: control comes from, or continues at, blocks that are matched."""
-    TABLES = 10
+    VECTORS = 10
+    """Vectors of a trained model."""
+    TABLES = 11
     """Places in tables of pointers, and the strings beside them."""
 
 
