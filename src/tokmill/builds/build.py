@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from tokmill import plugins
-from tokmill.base.errors import Interrupted, MachineError, TokmillError, plain
+from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError, plain
 from tokmill.base.files import machine_errors, new_folder, remove
 from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_time
@@ -73,6 +73,8 @@ def build(
 def run(chosen: BuildRecipe, how: How) -> Store:
     """Carry out a build recipe; see `build`."""
     check_executor(how.amount)
+    if not 0 <= how.max_rejects <= 1:
+        raise UsageError(f"--max-rejects {how.max_rejects:g} is no share", hint="between 0 and 1")
     out = folder_of(chosen)
     with machine_errors("read", out):
         check_folder(out)

@@ -26,7 +26,8 @@ class Batch:
     """B rows of T tokens.
 
     `columns`: name → (B, T) in the store's dtype, 0 at padding; vectors: (B, T, W).
-    `document`: (B, T) int32, the number of the token's document within its row, -1 at padding.
+    `document`: (B, T) int32, the number of the token's document within its row, -1 at padding; a
+    number is left out before the rest of a document that is cut (`Packed`).
     `key`: (B,) uint64 = hash(seed, epoch, row), with several stores hash(seed, store, epoch, row).
     All random choices in a row come from its key, so they do not depend on the process.
     `values`: name → (B,) or (B, width), columns with a value per record.

@@ -98,8 +98,8 @@ class Packed(Rows):
     def shared(self, rows: Array) -> Array:
         """Return how many tokens at the beginning of each row an earlier row has too.
 
-        Only windows that continue a document share tokens. A rest may stand anywhere in its row and
-        begins a document there, so its first token is no target anyway.
+        Only windows that continue a document share tokens. A rest may stand anywhere in its row;
+        the number of its document says that its first token is no target.
         """
         _, number, is_window = self._find(rows)
         shared = np.zeros(len(number), np.int64)
@@ -146,7 +146,10 @@ class Packed(Rows):
         place = packs.first[entry] + permute(piece, packs.pieces[entry], draw)
         of_class = np.searchsorted(self._document_begins, place, side="right") - 1
         start = self.pieces.windows[of_class] * self.step
-        document = np.arange(len(owner)) - np.searchsorted(owner, owner)
+        begin = np.searchsorted(owner, owner)
+        # A rest does not begin its document, so that a number is left out before it.
+        later = np.cumsum((start > 0) & (begin < np.arange(len(owner))))
+        document = np.arange(len(owner)) - begin + later - later[begin]
         return np.stack([at[owner], self._records(place), document, start, start + rest])
 
     def _make_packs(self, group: int) -> Packs:

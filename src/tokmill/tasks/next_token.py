@@ -77,13 +77,13 @@ def nothing_to_learn(batch: Batch, ends: Mapping[str, int]) -> Array:
     """Return (B, T) bool: which next tokens of rows of T + 1 tokens are no targets.
 
     These are padding; the first token of a new document, unless the token before it ends a
-    document (`ends`: column → id), which is all that predicts it; tokens that are targets of
-    another row; and tokens whose `loss` is 0.
+    document (`ends`: column → id), which is all that predicts it; the first token of the rest of a
+    document; tokens that are targets of another row; and tokens whose `loss` is 0.
     """
     here, ahead = batch.document[:, :-1], batch.document[:, 1:]
     skipped: Array = here != ahead
     for name, end in ends.items():
-        skipped &= batch.columns[name][:, :-1] != end
+        skipped &= (batch.columns[name][:, :-1] != end) | (ahead > here + 1)
     # Rows are filled from the left: a row without padding at its end has none.
     if (ahead[:, -1] < 0).any():
         skipped |= ahead < 0

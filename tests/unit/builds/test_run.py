@@ -238,6 +238,9 @@ def test_too_many_rejects_end_the_build(tmp_path: Path) -> None:
     how = How(quiet=True, amount=here(), max_rejects=0)
     with pytest.raises(TokmillError, match="1 of 6 records were rejected"):
         quick_build("jsonl", one, tmp_path / "c", how=how)
+    for no_share in (float("nan"), -1, 1.5):
+        with pytest.raises(UsageError, match="is no share"):
+            quick_build("jsonl", many, tmp_path / "d", how=How(max_rejects=no_share))
 
 
 def test_what_an_interrupted_build_keeps(

@@ -78,6 +78,28 @@ def test_whole_and_packed_by_hand(tmp_path: Path) -> None:
     assert sorted(lists(packed, "position_ids")) == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
 
 
+def test_packed_rows_learn_each_token_once_and_no_rest_after_an_end(tmp_path: Path) -> None:
+    """Each token has an id of its own; 0 ends a document."""
+    lengths = np.random.default_rng(2).integers(1, 40, 60).tolist()
+    ids = iter(range(1, 10_000))
+    documents = [[*itertools.islice(ids, length), 0] for length in lengths]
+    words = {"token": Vocabulary("token.json", "0" * 64, 10_000, {"eot": 0})}
+    records = [[rec(document) for document in documents]]
+    store = write_store(
+        tmp_path / "s", {"token": Column("u2", vocab="token")}, records, vocabularies=words
+    )
+    dataset = TokenDataset(store, 16, rows="packed")
+    firsts = {document[0] for document in documents}
+    learned = [label for row in lists(dataset, "labels") for label in row if label != NO]
+    assert learned.count(0) == len(documents)
+    inside = [token for document in documents for token in document[1:-1]]
+    after = [
+        b for row in lists(dataset, "input_ids") for a, b in itertools.pairwise(row) if a == 0 and b
+    ]
+    assert set(after) - firsts, "no rest stands behind an end"
+    assert sorted(filter(None, learned)) == sorted(inside + [b for b in after if b in firsts])
+
+
 def test_tokens_with_a_loss_of_zero_are_only_read(tmp_path: Path) -> None:
     schema = {**TOKENS, "loss": Column("u1")}
     made = write_store(tmp_path / "s", schema, [[rec([1, 2, 3, 4, 5], loss=[1, 1, 0, 0, 1])]])
