@@ -113,7 +113,7 @@ def tensor_header_bytes(
     return len(text).to_bytes(8, "little") + text
 
 
-def tensor_header(handle: IO[bytes], size: int) -> TensorHeader:
+def tensor_header(handle: IO[bytes] | io.BufferedIOBase, size: int) -> TensorHeader:
     """Read the header of a safetensors file of `size` bytes.
 
     Checks that shapes, types and offsets of tensors fit each other. The caller must check that the

@@ -192,10 +192,10 @@ def _begin_digest(header: Header) -> Any:
     return hashlib.sha256(len(raw).to_bytes(8, "little") + raw)
 
 
-def _check_digest(header: Header, found: str, path: Path) -> None:
-    if header.seal and header.seal != found:
+def _check_digest(header: Header, digest: str, path: Path) -> None:
+    if header.seal and header.seal != digest:
         raise damaged(
-            path, f"its sha256 is {found[:12]}, not {header.seal[:12]} as when it was written"
+            path, f"its sha256 is {digest[:12]}, not {header.seal[:12]} as when it was written"
         )
 
 
