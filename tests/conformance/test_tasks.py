@@ -178,6 +178,17 @@ def test_commands_tell_what_they_can(
     assert f", {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("width", [-1, 0, 1 << 60])
+def test_widths_of_a_run_are_not_trusted(width: int, runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "one/signature/whole", tmp_path / "run")
+    file = tmp_path / "run/schema.json"
+    facts = json.loads(file.read_text())
+    for key in ("vectors", "columns"):
+        file.write_text(json.dumps({**facts, key: dict.fromkeys(facts["vectors"], width)}))
+        with pytest.raises(TokmillError, match="cannot be read"):
+            load_task(tmp_path / "run")
+
+
 def test_stores_of_another_vocabulary_are_refused(runs: Path, tmp_path: Path) -> None:
     other = make_store(tmp_path / "other", cycles(4))
     lay(other, "label", {"label": np.asarray([0, 1, 0, 1], np.uint32)})

@@ -273,5 +273,5 @@ def test_export_and_import_are_the_identity(
 def test_what_is_left_out_is_told(made: Path, tmp_path: Path) -> None:
     """bert-base-uncased says BertForMaskedLM, and has the other head and its pooler too."""
     run = import_model(made / "bert-old", tmp_path / "run")
-    assert run.said == ("left out: 4 tensors of other heads (bert.pooler.dense.bias, …)",)
-    assert import_model(made / "bert", tmp_path / "other").said == ()
+    assert run.notes == ("left out: 4 tensors of other heads (bert.pooler.dense.bias, …)",)
+    assert import_model(made / "bert", tmp_path / "other").notes == ()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import re
 import tokenize
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -40,6 +41,7 @@ SIZES = {
     "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 """Dtype of safetensors → bytes of a value."""
+METADATA = "__metadata__"
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -93,7 +95,25 @@ def loads_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-def tensor_header(handle: IO[bytes], size: int) -> TensorHeader:
+def tensor_header_bytes(
+    tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str]
+) -> bytes:
+    """Return the beginning of a safetensors file: its length, its header, and spaces up to 64.
+
+    `tensors`: (name, dtype, shape), in the order of their data.
+    """
+    header: dict[str, Any] = {METADATA: dict(metadata)}
+    start = 0
+    for name, dtype, shape in tensors:
+        stop = start + math.prod(shape) * SIZES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    return len(text).to_bytes(8, "little") + text
+
+
+def tensor_header(handle: IO[bytes] | io.BufferedIOBase, size: int) -> TensorHeader:
     """Read the header of a safetensors file of `size` bytes.
 
     Checks that shapes, types and offsets of tensors fit each other. The caller must check that the
@@ -106,7 +126,7 @@ def tensor_header(handle: IO[bytes], size: int) -> TensorHeader:
     value = loads_json(handle.read(length))
     if not isinstance(value, dict):
         raise ValueError("its header is no JSON object")
-    metadata = msgspec.convert(value.pop("__metadata__", None) or {}, dict[str, str])
+    metadata = msgspec.convert(value.pop(METADATA, None) or {}, dict[str, str])
     tensors = msgspec.convert(value, dict[str, Entry])
     for name, entry in tensors.items():
         start, stop = entry.data_offsets

@@ -37,13 +37,15 @@ def compare(
 
     if form not in FORMATS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
-    found = compare_runs(paths, metric, at)
+    comparison = compare_runs(paths, metric, at)
     if as_json or form == "json":
-        print_json(tables.as_json(found))
+        print_json(tables.as_json(comparison))
     elif form == "table":
-        headers, rows = tables.text_rows(found)
+        headers, rows = tables.text_rows(comparison)
         print_table(headers, rows)
     else:
-        sys.stdout.write(tables.write_csv(found) if form == "csv" else tables.write_latex(found))
-    for note in found.notes:
+        sys.stdout.write(
+            tables.write_csv(comparison) if form == "csv" else tables.write_latex(comparison)
+        )
+    for note in comparison.notes:
         say(f"note: {note}")

@@ -41,7 +41,7 @@ def embed(
     from tokmill.inference import embed as module
     from tokmill.inference.vectors import BATCH_TOKENS
 
-    found = module.embed(
+    vectors = module.embed(
         run,
         store,
         pool=cast(Any, pool),
@@ -52,10 +52,10 @@ def embed(
         fresh=fresh,
         quiet=quiet,
     )
-    if found.empty:
-        say(f"records without tokens, whose vectors are zeros: {found.empty:,}")
+    if vectors.empty:
+        say(f"records without tokens, whose vectors are zeros: {vectors.empty:,}")
     if as_json:
-        print_json(found)
+        print_json(vectors)
         return
-    place = f"{store}: overlay {found.overlay}"
-    print(f"{place}: {found.records:,} vectors of {found.width:,}, step {found.step:,}")
+    place = f"{store}: overlay {vectors.overlay}"
+    print(f"{place}: {vectors.records:,} vectors of {vectors.width:,}, step {vectors.step:,}")

@@ -43,7 +43,7 @@ def evaluate(
     """Measure the loss of a run on a store, by column, beside the loss of unigram frequencies."""
     from tokmill.training import evaluate as module
 
-    found = module.evaluate(
+    results = module.evaluate(
         run,
         store,
         at=at,
@@ -55,34 +55,34 @@ def evaluate(
         quiet=quiet,
     )
     if as_json:
-        print_json(found)
+        print_json(results)
         return
-    shown = {k: human_metric(v) for k, v in found.items() if isinstance(v, int | float)}
+    shown = {k: human_metric(v) for k, v in results.items() if isinstance(v, int | float)}
     print_table(["measure", "value"], [[name, value] for name, value in shown.items()])
-    _print_columns(found)
-    if "by" in found:
+    _print_columns(results)
+    if "by" in results:
         print()
-        lines = found["by"]["values"]
+        lines = results["by"]["values"]
         heads, cells = _losses(lines)
         print_table(
-            [found["by"]["column"], "targets", *heads],
+            [results["by"]["column"], "targets", *heads],
             [
                 [line["value"], line["targets"], *more]
                 for line, more in zip(lines, cells, strict=True)
             ],
         )
-    for note in found["notes"]:
+    for note in results["notes"]:
         say(f"note: {note}")
 
 
-def _print_columns(found: Mapping[str, Any]) -> None:
+def _print_columns(results: Mapping[str, Any]) -> None:
     """Print a line for each column, one for all of several columns, and whole instructions."""
-    columns: dict[str, Any] = dict(found.get("columns", {}))
+    columns: dict[str, Any] = dict(results.get("columns", {}))
     if not columns:
         return
-    predicted = "hidden_token" if "hidden_token" in found else "next_token"
+    predicted = "hidden_token" if "hidden_token" in results else "next_token"
     if len(columns) > 1:
-        columns["all of them"] = found[predicted]
+        columns["all of them"] = results[predicted]
     heads, cells = _losses(list(columns.values()))
     print()
     print_table(
@@ -92,8 +92,8 @@ def _print_columns(found: Mapping[str, Any]) -> None:
             for (name, values), more in zip(columns.items(), cells, strict=True)
         ],
     )
-    if "instructions" in found:
-        count, share = (found["instructions"][key] for key in ("count", "accuracy"))
+    if "instructions" in results:
+        count, share = (results["instructions"][key] for key in ("count", "accuracy"))
         print(f"\nwhole next instructions: {human_share(share)} of {count:,} right")
 
 

@@ -86,16 +86,16 @@ def inspect(
         print_json(facts)
         return
     shown = dict(facts)
-    records, found = shown.pop("head", None), shown.pop("statistics", None)
+    records, statistics = shown.pop("head", None), shown.pop("statistics", None)
     matches = shown.pop("matching", 0)
-    if records is None and found is None:
+    if records is None and statistics is None:
         print_facts(shown)
     if records is not None:
         print_records(records)
         if len(records) < matches:
             say(f"{len(records):,} of {matches:,} shown; --head {matches} shows all")
-    if found is not None:
-        print_statistics(found, _token_lists(path))
+    if statistics is not None:
+        print_statistics(statistics, _token_lists(path))
 
 
 def plot(

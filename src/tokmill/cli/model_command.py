@@ -56,10 +56,10 @@ def import_(
 
         run = import_model(checkpoint, out, tokenizer=tokenizer, length=length)
     if as_json:
-        print_json({"run": str(run.path), "step": run.step, "said": list(run.said)})
+        print_json({"run": str(run.path), "step": run.step, "notes": list(run.notes)})
         return
     say(f"{run.path}: a run at step 0, with the weights of {checkpoint}")
-    for line in run.said:
+    for line in run.notes:
         say(line)
     say(f"next: tokmill train STORE --from {run.path} -o RUN2")
 

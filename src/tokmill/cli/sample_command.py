@@ -89,7 +89,7 @@ def _sample(
         writer = chats.load_chats(run, facts, chat_template)
         single = chats.read_messages(messages) if messages else [{"role": "user", "content": chat}]
         encoded, end_ids = writer.ids(single, messages or "--chat"), writer.ends()
-    made = module.generate(
+    continuations = module.generate(
         run,
         file or [encoded],
         tokens,
@@ -103,7 +103,7 @@ def _sample(
     )
     several = file is not None or samples > 1
     shown = Shown(file, single, bare, is_chat, several, samples)
-    _print_all(made, shown, how.seed if as_json else None, tokens)
+    _print_all(continuations, shown, how.seed if as_json else None, tokens)
 
 
 def _check_prompts(given: Sequence[str], template: str, is_chat: bool) -> None:
@@ -131,10 +131,10 @@ class Shown(NamedTuple):
     samples: int
 
 
-def _print_all(made: Iterable[Any], how: Shown, seed: int | None, tokens: int) -> None:
+def _print_all(continuations: Iterable[Any], how: Shown, seed: int | None, tokens: int) -> None:
     """Print continuations, and notes on them; with a `seed` as JSON Lines."""
     count = empty = sliding = 0
-    for one in made:
+    for one in continuations:
         before = how.file.taken[one.number] if how.file else how.single
         as_ids = how.bare or not (how.is_chat or isinstance(before, str))
         if seed is not None:
@@ -173,31 +173,38 @@ sample = with_parameters(
 )
 
 
-def _line(found: Any, prompt: str | Sequence[int], as_ids: bool, seed: int) -> dict[str, Any]:
+def _line(
+    continuation: Any, prompt: str | Sequence[int], as_ids: bool, seed: int
+) -> dict[str, Any]:
     """Return a line of JSON with the new text, or the new ids."""
     line: dict[str, Any] = {"prompt": prompt}
-    line |= {"continuation": _ids(found) if as_ids else found.text, "seed": seed}
-    made = len(next(iter(found.ids.values())))
-    line |= {"number": found.number, "sample": found.sample, "tokens": made, "end": found.end}
-    return line | ({"out_of_sight": found.out_of_sight} if found.out_of_sight else {})
+    line |= {"continuation": _ids(continuation) if as_ids else continuation.text, "seed": seed}
+    length = len(next(iter(continuation.ids.values())))
+    line |= {
+        "number": continuation.number,
+        "sample": continuation.sample,
+        "tokens": length,
+        "end": continuation.end,
+    }
+    return line | ({"out_of_sight": continuation.out_of_sight} if continuation.out_of_sight else {})
 
 
-def _name(found: Any, samples: int) -> str:
-    number = str(found.number + 1)
-    return f"{number}, sample {found.sample + 1}" if samples > 1 else number
+def _name(continuation: Any, samples: int) -> str:
+    number = str(continuation.number + 1)
+    return f"{number}, sample {continuation.sample + 1}" if samples > 1 else number
 
 
-def _shown(found: Any, prompt: str | Sequence[int], as_ids: bool) -> str:
+def _shown(continuation: Any, prompt: str | Sequence[int], as_ids: bool) -> str:
     if not as_ids:
-        return f"{prompt}{found.text}"
+        return f"{prompt}{continuation.text}"
     before = [] if isinstance(prompt, str) else list(prompt)
-    made = _ids(found)
-    if isinstance(made, dict):
-        return "\n".join(f"{name}: {','.join(map(str, values))}" for name, values in made.items())
-    return ",".join(map(str, [*before, *made]))
+    ids = _ids(continuation)
+    if isinstance(ids, dict):
+        return "\n".join(f"{name}: {','.join(map(str, values))}" for name, values in ids.items())
+    return ",".join(map(str, [*before, *ids]))
 
 
-def _ids(found: Any) -> list[int] | dict[str, list[int]]:
+def _ids(continuation: Any) -> list[int] | dict[str, list[int]]:
     """Return the ids of the only column, or of each column by its name."""
-    ids: dict[str, list[int]] = found.ids
+    ids: dict[str, list[int]] = continuation.ids
     return next(iter(ids.values())) if len(ids) == 1 else ids

@@ -72,12 +72,12 @@ class Entries(Rows):
         self.of_rows, self.unlike, self.group = frozenset(of_rows), tuple(unlike), group
         self.size, self.of_tokens, self.store = size, False, store
         if columns:
-            found = [store.reference(name) for name in columns]
+            referred = [store.reference(name) for name in columns]
             self.size = sum(max(1, store.schema[name].width) for name in columns)
-            self.store = found[0]
+            self.store = referred[0]
             kinds = {store.schema[name].per for name in columns}
             self.of_tokens = kinds == {"token"}
-            if {one.fingerprint for one in found} != {found[0].fingerprint}:
+            if {one.fingerprint for one in referred} != {referred[0].fingerprint}:
                 raise UsageError(
                     f"the columns {', '.join(columns)} refer to several stores",
                     where=str(store.path),
@@ -124,13 +124,13 @@ class Entries(Rows):
 
     @cached_property
     def _counted(self) -> tuple[int, int, int]:
-        lengths, found = np.diff(self.store.offsets()), np.zeros(3, np.int64)
+        lengths, counts = np.diff(self.store.offsets()), np.zeros(3, np.int64)
         for start in range(0, len(self), LOOKED_AT):
             sizes, records = self.records(np.arange(start, min(start + LOOKED_AT, len(self))))
             kept = self._kept(sizes, lengths[records])
             cut = lengths[records] - kept
-            found += kept.sum(), cut.sum(), np.count_nonzero(cut)
-        tokens, cut_tokens, cut_records = found.tolist()
+            counts += kept.sum(), cut.sum(), np.count_nonzero(cut)
+        tokens, cut_tokens, cut_records = counts.tolist()
         return tokens, cut_tokens, cut_records
 
     def records(self, entries: Array) -> tuple[Array, Array]:
@@ -176,8 +176,8 @@ class Entries(Rows):
         sizes, records = self.records(entries)
         begins = np.cumsum(sizes) - sizes
         heads, places = records[begins], np.arange(len(records)) - np.repeat(begins, sizes)
-        alike = ~np.isin(places, self.unlike)
-        links = [(np.repeat(heads, sizes)[alike], records[alike])]
+        positives = ~np.isin(places, self.unlike)
+        links = [(np.repeat(heads, sizes)[positives], records[positives])]
         if self.group in self.listed.schema:
             numbers = self.listed.column(self.group)[self._numbering.in_store_order(entries)]
             links.append((heads, heads[first_of_equals(numbers)]))

@@ -165,7 +165,7 @@ class Feed:
     @property
     def stores(self) -> list[Store]:
         """The stores that are read: of tokens, and of the vectors beside them."""
-        vectors = [found.store for named in self.vectors for found in named.values()]
+        vectors = [vector.store for named in self.vectors for vector in named.values()]
         return [*(source.store for source in self.sources), *vectors]
 
     def _is_value(self, name: str) -> bool:
@@ -296,8 +296,8 @@ class Feed:
                 document[to] = documents
                 mine = {name: value[to] for name, value in columns.items()}
             self._check_ids(laid.source, mine)
-            for name, found in self.vectors[laid.source].items():
-                filled = found.of(mine, documents)
+            for name, vector in self.vectors[laid.source].items():
+                filled = vector.of(mine, documents)
                 # They are in no shard, so they are kept apart from what is copied out of shards.
                 whole = vectors.setdefault(name, np.zeros((size, *filled.shape[1:]), np.float32))
                 whole[to] = filled
@@ -331,13 +331,13 @@ def _as_rows(pieces: Sequence[Piece], size: int) -> tuple[list[Piece], Array]:
         if laid.begins is not None:
             sizes[to] = np.diff(laid.begins[first : last + 1])
     begins = np.cumsum(sizes) - sizes
-    made = []
+    parts = []
     for laid, first, last, to in pieces:
         mine = sizes[to]
         if laid.begins is not None:
             first, last = int(laid.begins[first]), int(laid.begins[last])
-        made.append(Piece(laid, first, last, ranges(begins[to], mine)))
-    return made, np.repeat(np.arange(size), sizes)
+        parts.append(Piece(laid, first, last, ranges(begins[to], mine)))
+    return parts, np.repeat(np.arange(size), sizes)
 
 
 def rows_a_process(batch_size: int, world: int) -> int:

@@ -123,8 +123,8 @@ class Halves(Rows):
 
     def own(self, rows: Array, epoch: int) -> Array:
         """Return which rows have a second half that is their own, (n,) bool."""
-        found: Array = self.spans(rows, epoch).document[1::2] == OWN
-        return found
+        own: Array = self.spans(rows, epoch).document[1::2] == OWN
+        return own
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
         rows = np.asarray(rows, np.int64)
@@ -176,15 +176,15 @@ class Halves(Rows):
             tried = self._order[np.lexsort((drawn, begins))]
             partner = np.empty_like(tried)
             partner[tried] = tried[meets]
-            alike = np.zeros(len(starts), np.int64)
+            group = np.zeros(len(starts), np.int64)
             if self.apart is not None:
                 same = self.apart[tried] == self.apart[tried[meets]]
-                alike = np.add.reduceat(same.astype(np.int64), starts)
+                group = np.add.reduceat(same.astype(np.int64), starts)
             if not len(best):
-                best, fewest = partner, alike
+                best, fewest = partner, group
                 continue
-            better = (alike < fewest)[part[self._place]]
-            best, fewest = np.where(better, partner, best), np.minimum(alike, fewest)
+            better = (group < fewest)[part[self._place]]
+            best, fewest = np.where(better, partner, best), np.minimum(group, fewest)
         return best
 
     def _cuts(self, records: Array, keys: Array) -> Array:
@@ -203,8 +203,8 @@ class Halves(Rows):
         good = (columns[BORDER] & 1 > 0) & (inside >= 0)
         good &= (place >= LEAST) & (place <= (lengths - LEAST)[:, None])
         far = np.where(good, np.abs(place - middle[:, None]), 2 * AROUND)
-        found: Array = np.where(good.any(1), start + far.argmin(1), middle)
-        return found
+        cuts: Array = np.where(good.any(1), start + far.argmin(1), middle)
+        return cuts
 
 
 def second_blocks(store: Store, most: int) -> Array:
@@ -220,15 +220,15 @@ def second_blocks(store: Store, most: int) -> Array:
             "--unit walk --walk-blocks 2",
         )
     lengths = np.minimum(np.diff(store.offsets()), most)
-    found = np.zeros(len(lengths), np.int64)
+    starts = np.zeros(len(lengths), np.int64)
     count = max(1, AT_ONCE // max(most, 1))
     for first in range(0, len(lengths), count):
         records = np.arange(first, min(first + count, len(lengths)))
         columns, inside = read(store, records, records * 0, lengths[records], most, [BORDER])
         begins = (columns[BORDER] & BLOCK > 0) & (inside >= 0)
         begins[:, 0] = False
-        found[records] = begins.argmax(1)
-    return found
+        starts[records] = begins.argmax(1)
+    return starts
 
 
 def read(
@@ -250,11 +250,11 @@ def codes(store: Store, name: str) -> Array:
     """
     column = store.schema.get(name)
     if column is None or column.per != "record" or column.width:
-        known = [key for key, c in store.schema.items() if c.per == "record" and not c.width]
+        names = [key for key, c in store.schema.items() if c.per == "record" and not c.width]
         raise UsageError(
             f"the store has no column {name!r} with one value per record",
             where=str(store.path),
-            hint=nearest(name, known),
+            hint=nearest(name, names),
         )
     if column.dtype != "utf8":
         return np.unique(store.column(name), return_inverse=True)[1].reshape(-1).astype(np.int64)

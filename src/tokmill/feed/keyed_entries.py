@@ -16,7 +16,7 @@ from tokmill.store.shards.gather import Spans
 from tokmill.store.store import Store
 
 
-class Alike(Rows):
+class KeyedEntries(Rows):
     """Entries of several rows: records that are equal in all columns `same`, a record per row.
 
     An entry is one key. Of its records, `size` are drawn anew each epoch, or all if they are fewer;
@@ -89,8 +89,8 @@ class Alike(Rows):
 
     def sizes(self, entries: Array) -> Array:
         entry = self._numbering.in_store_order(np.asarray(entries, np.int64))
-        found: Array = np.minimum(self._begin[entry + 1] - self._begin[entry], self.size)
-        return found
+        sizes: Array = np.minimum(self._begin[entry + 1] - self._begin[entry], self.size)
+        return sizes
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
         (drawn,) = self.value_records(rows, epoch)

@@ -73,33 +73,33 @@ class Values:
 
     def read(self, source: int, rows: Rows, records: Sequence[Array]) -> dict[str, Array]:
         """Return name → values of rows of a source, from `records` of each of its value stores."""
-        found = {
+        values = {
             name: values_of(rows.value_stores[number], name, records[number])
             for name, number in self._from[source].items()
         }
         if self._families:
-            found[FAMILY] = self._families[source][records[-1]]
-        return found
+            values[FAMILY] = self._families[source][records[-1]]
+        return values
 
 
 def _store_of(rows: Rows, name: str) -> int:
-    found = [n for n, store in enumerate(rows.value_stores) if name in value_columns(store)]
-    if found:
-        return found[-1 if name in rows.of_rows else 0]
+    numbers = [n for n, store in enumerate(rows.value_stores) if name in value_columns(store)]
+    if numbers:
+        return numbers[-1 if name in rows.of_rows else 0]
     if not rows.value_stores:
         raise UsageError(
             f"the column {name!r} has a value per record, and a row may hold several records",
             where=str(rows.store.path),
             hint='take one record per row: --set task.rows="whole"',
         )
-    known = [name for store in rows.value_stores for name in value_columns(store)]
+    names = [name for store in rows.value_stores for name in value_columns(store)]
     strings = [store for store in rows.value_stores if name in store.schema]
     raise UsageError(
         f"the column {name!r} holds strings, not numbers"
         if strings
         else f"the store has no column {name!r} with a value per token or a record",
         where=str(rows.value_stores[0].path),
-        hint=nearest(name, known),
+        hint=nearest(name, names),
     )
 
 
@@ -115,12 +115,12 @@ class Vectors:
         self.column, self.store, self.name = column, store, name
         own = store.schema.get(name)
         self.own = own is not None and own.per == "token" and own.width > 0
-        known = [n for n in value_columns(store) if store.schema[n].width]
-        if name not in known and not self.own:
+        names = [n for n in value_columns(store) if store.schema[n].width]
+        if name not in names and not self.own:
             raise UsageError(
                 f"the store has no column {name!r} with a vector per record",
                 where=str(store.path),
-                hint=nearest(name, known) if known else "`tokmill embed RUN STORE` makes one",
+                hint=nearest(name, names) if names else "`tokmill embed RUN STORE` makes one",
             )
         self.width = store.schema[name].width
 

@@ -46,8 +46,8 @@ def load_chats(run: Path, facts: Facts, template: str = "") -> Writer:
         )
     path = inside(run / VOCAB, vocabulary.file)
     data = read_file(path)
-    made: Mapping[str, Any] = options_of(run)
-    kept: Sequence[Mapping[str, Any]] = [made] if made else []
+    options: Mapping[str, Any] = options_of(run)
+    kept: Sequence[Mapping[str, Any]] = [options] if options else []
     load = plugins.load(plugins.CHATS, "chat")
     writer: Writer = load(data, vocabulary, kept, template, str(run))
     return writer

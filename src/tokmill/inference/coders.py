@@ -83,8 +83,8 @@ class Stops:
         """Return the text of ids up to the first stop."""
         assert isinstance(self.coder, Text)
         whole: bytes = self.coder.tokenizer.decode_bytes(ids[self.coder.column])
-        found = [place for text in self.texts if (place := whole.find(text)) >= 0]
-        return whole[: min(found, default=len(whole))].decode(errors="replace")
+        places = [place for text in self.texts if (place := whole.find(text)) >= 0]
+        return whole[: min(places, default=len(whole))].decode(errors="replace")
 
 
 def load_coder(
@@ -106,8 +106,8 @@ def load_coder(
         tokenizer = coder.from_file(files[columns[0]])
         check_tokenizer(tokenizer, run / VOCAB)
         return found, Text(tokenizer, columns[0])
-    made: Coder = coder.from_files(files)
-    return found, made
+    result: Coder = coder.from_files(files)
+    return found, result
 
 
 def prompt_ids(

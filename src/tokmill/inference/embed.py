@@ -193,8 +193,8 @@ class EmbedSource(OverlaySource):
     @classmethod
     def name_of(cls, config: Any) -> str:
         """Return the given name, or one made of the pooling and the model's digest."""
-        known = None if config.name else known_model(config)
-        return f"{known.pool}-{known.digest[:12]}" if known else str(config.name)
+        model = None if config.name else known_model(config)
+        return f"{model.pool}-{model.digest[:12]}" if model else str(config.name)
 
     def identity(self) -> dict[str, Any]:
         """Return options for the plan: the model's digest; device and batch size only round."""

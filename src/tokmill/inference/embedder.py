@@ -44,9 +44,9 @@ class Embedder:
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         config = EmbedConfig(run=str(run), pool=pool, at=at)  # type: ignore[arg-type]
-        known = known_model(config)
-        task = load_known(config, known)
-        self._load = partial(load_coder, known.run, known.facts, [*task.sizes])
+        model = known_model(config)
+        task = load_known(config, model)
+        self._load = partial(load_coder, model.run, model.facts, [*task.sizes])
         self._own = threading.local()
         if self.coder is None:
             raise TokmillError(
@@ -54,12 +54,12 @@ class Embedder:
                 where=str(run),
                 hint="serve a run that was trained on a store of text or of x86 code",
             )
-        self.run, self.step, self.pool = known.run, known.step, known.pool
-        precision = Precision(known.precision, pick_device(device))
-        self.vectors = Vectors(task, precision, known.pool, batch_tokens)
+        self.run, self.step, self.pool = model.run, model.step, model.pool
+        precision = Precision(model.precision, pick_device(device))
+        self.vectors = Vectors(task, precision, model.pool, batch_tokens)
         self.vectors.frame = task.frame
-        self.affixes = ({}, {}) if task.frame else (known.facts.prefix, known.facts.suffix)
-        self.width = known.width
+        self.affixes = ({}, {}) if task.frame else (model.facts.prefix, model.facts.suffix)
+        self.width = model.width
 
     @property
     def coder(self) -> Coder | None:
@@ -95,7 +95,7 @@ class Embedder:
         `before` is called before each pass of the model, and may call `embed` itself.
         """
         lengths = np.asarray([len(next(iter(one.values()))) for one in sequences], np.int64)
-        found = np.zeros((len(sequences), self.width), np.float32)
+        vectors = np.zeros((len(sequences), self.width), np.float32)
         for rows in groups(lengths, self.vectors.batch_tokens):
             here = lengths[rows]
             columns = {name: np.zeros((len(rows), int(here[0])), np.int64) for name in sequences[0]}
@@ -103,5 +103,5 @@ class Embedder:
                 for name, ids in sequences[row].items():
                     columns[name][place, : len(ids)] = ids
             with torch.no_grad():
-                found[rows] = self.vectors.pooled(columns, here, before).float().cpu().numpy()
-        return found
+                vectors[rows] = self.vectors.pooled(columns, here, before).float().cpu().numpy()
+        return vectors

@@ -131,8 +131,8 @@ class Sampler:
         columns = self.task.sizes
         self.vocabularies, self.coder = load_coder(run, self.facts, list(columns))
         self.stops = Stops(stop, self.coder)
-        known = {name: vocabulary.size for name, vocabulary in self.vocabularies.items()}
-        self.sizes = {name: min(size, known.get(name, size)) for name, size in columns.items()}
+        sizes = {name: vocabulary.size for name, vocabulary in self.vocabularies.items()}
+        self.sizes = {name: min(size, sizes.get(name, size)) for name, size in columns.items()}
         roles = {name: vocabulary.roles for name, vocabulary in self.vocabularies.items()}
         usual = {name: ends_of({name: roles.get(name, {})}).values() for name in columns}
         self.ends = {
@@ -175,8 +175,8 @@ class Sampler:
 
 def sample(run: Path | str, prompt: str = "", tokens: int = 100, **options: Any) -> str:
     """Return the text that follows a prompt; `options` as for `generate`, but `samples`."""
-    (made,) = generate(run, [prompt], tokens, **options)
-    return made.text
+    (continuation,) = generate(run, [prompt], tokens, **options)
+    return continuation.text
 
 
 def pieces(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:

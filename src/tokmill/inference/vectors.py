@@ -66,7 +66,7 @@ class Vectors:
         lengths = np.diff(store.shard(number)["offsets"].astype(np.int64))
         vectors[lengths == 0] = 0
         self.frame = {} if is_framed(store, self.task.frame) else self.task.frame
-        made = [name for name in self.task.reads.made if name in store.token_columns]
+        extra = [name for name in self.task.reads.made if name in store.token_columns]
         more: list[str] = []
         read = self.task.vectors(self.task.config, store)
         if self.task.reads.vectors:
@@ -74,7 +74,7 @@ class Vectors:
             more = [name for name in wanted if name in store.token_columns]
         for records in groups(lengths, self.batch_tokens):
             here = lengths[records]
-            columns = read_rows(store, first + records, here, [*self.task.sizes, *made, *more])
+            columns = read_rows(store, first + records, here, [*self.task.sizes, *extra, *more])
             self._check_ids(store, columns)
             if self.task.reads.vectors:
                 document = np.where(np.arange(int(here[0])) < here[:, None], 0, -1)
@@ -129,8 +129,8 @@ class Vectors:
             framed = with_frame(part, count, self.frame)
             # A record alone is the first span of a row (`tasks.inputs.SEGMENT`).
             first = next(iter(framed.values()))
-            made = self.task.reads.made
-            framed |= {name: torch.zeros_like(first) for name in made if name not in framed}
+            extra = self.task.reads.made
+            framed |= {name: torch.zeros_like(first) for name in extra if name not in framed}
             framed = {name: ids.to(device) for name, ids in framed.items()}
             with self.precision.autocast():
                 if model:
@@ -178,12 +178,12 @@ def with_frame(
     if not frame:
         return dict(columns)
     end = torch.from_numpy(lengths)[:, None] + 1
-    found = {}
+    framed = {}
     for name, ids in columns.items():
         rows = torch.nn.functional.pad(ids, (1, 1))
         rows[:, 0] = frame[name][0]
-        found[name] = rows.scatter(1, end, frame[name][1])
-    return found
+        framed[name] = rows.scatter(1, end, frame[name][1])
+    return framed
 
 
 def side_by_side(columns: dict[str, Tensor], lengths: Array, causal: bool) -> Tensors:

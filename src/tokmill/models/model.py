@@ -155,8 +155,8 @@ def over_states(function: Callable[..., Tensor], *states: Any) -> Any:
         parts = (over_states(function, *same) for same in zip(*states, strict=True))
         return type(first)(parts)
     names = [part.name for part in dataclasses.fields(first)]
-    made = {n: over_states(function, *(getattr(state, n) for state in states)) for n in names}
-    return type(first)(**made)
+    values = {n: over_states(function, *(getattr(state, n) for state in states)) for n in names}
+    return type(first)(**values)
 
 
 def take_rows(state: Any, rows: slice | Tensor) -> Any:

@@ -41,16 +41,16 @@ class Inputs:
 
         Raises `UsageError` if there is no such id; no default is used.
         """
-        known = self.roles.get(column, {})
-        if name not in known:
-            has = ", ".join(f"{role}={number}" for role, number in known.items())
+        roles = self.roles.get(column, {})
+        if name not in roles:
+            has = ", ".join(f"{role}={number}" for role, number in roles.items())
             raise UsageError(
                 f"the vocabulary of the column {column!r} has no {name!r} token "
                 f"(roles: {has or 'none'})",
                 hint="build the store with a vocabulary that has one: "
                 f"`tokmill build … --set roles.{name}=TOKEN` names it",
             )
-        return known[name]
+        return roles[name]
 
 
 def predicted(targets: Mapping[str, Array]) -> tuple[Array, dict[str, Array]]:

@@ -164,15 +164,15 @@ def _part(scores: Tensor, mask: Tensor, chosen: Tensor, counts: Tensor | None = 
 
 def _draw(scores: Tensor, mask: Tensor, greedy: bool) -> Tensor:
     """Return a number of each row (B, N), by the Gumbel trick: what is masked cannot come."""
-    found = scores.float().masked_fill(~mask, -torch.inf)
+    logits = scores.float().masked_fill(~mask, -torch.inf)
     if not greedy:
-        noise = torch.rand_like(found).clamp(1e-20, 1 - 1e-7)
-        found = found - (-noise.log()).log()
-    return found.argmax(1)
+        noise = torch.rand_like(logits).clamp(1e-20, 1 - 1e-7)
+        logits = logits - (-noise.log()).log()
+    return logits.argmax(1)
 
 
-def masks_of(found: Sequence[Mapping[str, Any]]) -> Masks:
+def masks_of(masks: Sequence[Mapping[str, Any]]) -> Masks:
     """Return the masks of several environments (`info["action_mask"]`) as one batch."""
-    parts = (torch.stack([torch.as_tensor(one[name]).bool() for one in found]) for name in
+    parts = (torch.stack([torch.as_tensor(one[name]).bool() for one in masks]) for name in
              Masks._fields)  # fmt: skip
     return Masks(*parts)

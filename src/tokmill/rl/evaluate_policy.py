@@ -66,18 +66,18 @@ def evaluate(
             return task.act(batch)
 
     def met(number: int, schedule: tuple[Any, ...]) -> bool:
-        return (number, schedule) in known
+        return (number, schedule) in played
 
     room, numbers = ScheduleEnv(problems, measure, config.sizes, config.view), range(len(problems))
     task.eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         rounds = [play(act, room, numbers, task.layout, greedy=True, done=done)]
-        known = {(one.problem, one.schedule) for one in rounds[0]}
+        played = {(one.problem, one.schedule) for one in rounds[0]}
         for _ in range(samples):
             rounds.append(play_new(act, room, numbers, task.layout, met, REDRAWS, done))
-            known |= {(one.problem, one.schedule) for one in rounds[-1]}
-    found = []
+            played |= {(one.problem, one.schedule) for one in rounds[-1]}
+    results = []
     for number, problem in enumerate(problems):
         tried = [episodes[number] for episodes in rounds]
         # The best of several is partly the luckiest, and the only one may be slower than none.
@@ -85,15 +85,15 @@ def evaluate(
         again = search.best_of(problem, trials, measure)
         best = Episode(number, schedule=again.schedule, result=again.result)
         text = LOOPS.text(problem, best.schedule) if best.schedule else ""
-        found.append(Evaluated(problem, tried[0], tried, best, text))
-    return found
+        results.append(Evaluated(problem, tried[0], tried, best, text))
+    return results
 
 
-def summary(found: Sequence[Evaluated]) -> dict[str, Any]:
+def summary(results: Sequence[Evaluated]) -> dict[str, Any]:
     """Return geometric means and shares over modules."""
     return {
-        "zero_shot": outcome([one.first for one in found]),
-        "best": outcome([one.best for one in found]),
+        "zero_shot": outcome([one.first for one in results]),
+        "best": outcome([one.best for one in results]),
     }
 
 

@@ -21,30 +21,30 @@ SMALL = "`model.loops`, `model.accesses` and `model.dimensions` say how much roo
 
 def to_learn(config: SchedulesConfig, sizes: Sizes) -> list[Problem]:
     """Return the modules that are learned from; raises `UsageError` if there are none."""
-    found = named(config.modules, config.benchmarks_folder_path, sizes)
-    if not found:
+    problems = named(config.modules, config.benchmarks_folder_path, sizes)
+    if not problems:
         raise UsageError(
             "the recipe names no module to learn from",
             where="task.modules",
             hint="--set task.benchmarks_folder_path=FOLDER, or task.modules in a recipe",
         )
-    return found
+    return problems
 
 
 def held_out(
     config: SchedulesConfig, sizes: Sizes, learned: Sequence[Problem] = ()
 ) -> list[Problem]:
     """Return the modules that are only measured; none of those that are `learned` from."""
-    found = named(config.held_out, config.held_out_folder_path, sizes)
-    known = {one.text for one in learned}
-    for one in found:
-        if one.text in known:
+    problems = named(config.held_out, config.held_out_folder_path, sizes)
+    texts = {one.text for one in learned}
+    for one in problems:
+        if one.text in texts:
             raise UsageError(
                 f"{one.name} is held out, and learned from too",
                 where="task.held_out",
                 hint="name it once",
             )
-    return found
+    return problems
 
 
 def named(lines: Sequence[str], folder: str, sizes: Sizes) -> list[Problem]:
@@ -52,15 +52,15 @@ def named(lines: Sequence[str], folder: str, sizes: Sizes) -> list[Problem]:
 
     What a folder has besides is said on stderr.
     """
-    found = [problem.of_line(line) for line in lines]
+    problems = [problem.of_line(line) for line in lines]
     if folder:
         inside = problem.of_folder(Path(folder))
         for line in inside.said(folder):
             print(f"note: {line}", file=sys.stderr)
-        found += inside.problems
-    for one in found:
+        problems += inside.problems
+    for one in problems:
         check_fits(one, sizes)
-    return found
+    return problems
 
 
 def check_fits(one: Problem, sizes: Sizes) -> None:
@@ -86,7 +86,7 @@ def facts(
     Raises `UsageError` if a sequence of tokens has no room for one of the modules.
     """
     model, task = config.model, config.task
-    found = {
+    result = {
         "modules_to_learn_from": len(learned),
         "modules_held_out": len(held_out),
         "evaluations_a_step": task.bench_count,
@@ -95,7 +95,7 @@ def facts(
         "operation_features": model.sizes.operation,
         "history_features": model.sizes.history,
     }
-    return found | _sequence(model, [*learned, *held_out])
+    return result | _sequence(model, [*learned, *held_out])
 
 
 def _sequence(model: PolicyConfig, problems: list[Problem]) -> dict[str, Any]:
@@ -106,14 +106,14 @@ def _sequence(model: PolicyConfig, problems: list[Problem]) -> dict[str, Any]:
         return {"vectors_a_sequence": 2}
     if isinstance(view, views.Buckets):
         kept = view.tokenizer.coverage()
-        found: dict[str, Any] = {"tokens_a_sequence": view.tokenizer.max_seq_length}
+        result: dict[str, Any] = {"tokens_a_sequence": view.tokenizer.max_seq_length}
         if kept.distinct < kept.numbers:
-            found["features_kept"] = kept.share
-            found["features_with_ids_of_their_own"] = kept.distinct / kept.numbers
-        return found
+            result["features_kept"] = kept.share
+            result["features_with_ids_of_their_own"] = kept.distinct / kept.numbers
+        return result
     assert isinstance(view, views.Fields)
     longest = views.longest(problems)
-    found = {"tokens_a_sequence": view.length, "tokens_of_the_longest": longest}
+    result = {"tokens_a_sequence": view.length, "tokens_of_the_longest": longest}
     if longest > view.length:
-        found["tokens_of_it_kept"] = view.length / longest
-    return found
+        result["tokens_of_it_kept"] = view.length / longest
+    return result

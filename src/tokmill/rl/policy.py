@@ -85,33 +85,33 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def notes(self) -> list[str]:
         """Return what is doubtful about the sizes, before a training begins."""
-        spaces, made = self.spaces, []
+        spaces, lines = self.spaces, []
         numbers = spaces["operation"].shape[0] if "operation" in spaces else 0
         if numbers > MANY_NUMBERS:
-            made.append(
+            lines.append(
                 f"an operation is {numbers:,} numbers: model.loops, model.accesses and "
                 "model.dimensions decide it"
             )
         length = spaces["ids"].shape[0] if "ids" in spaces else 0
         if length > LONGEST:
-            made.append(
+            lines.append(
                 f"{self.model_type} reads sequences of {length:,} tokens, and attention takes time "
                 'by the square of them: tokens = "fields" has a few hundred'
             )
-        made += self._cuts()
+        lines += self._cuts()
         weights = sum(one.numel() for one in self._on_meta().parameters())
         if weights > MANY_WEIGHTS:
-            made.append(
+            lines.append(
                 f"the policy has {weights:,} weights: on a CPU one of a million learns sooner; "
                 f"model.model_config.{self.model_type} has its sizes"
             )
         table = f"model.model_config.{self.model_type}"
         sizes = embeddings.config_of(self.model_type, self.model_config)
         for key, why in sizes.unused().items():
-            made.append(
+            lines.append(
                 f"{table}.{key} = {msgspec.structs.asdict(sizes)[key]} has no effect: {why}"
             )
-        return made
+        return lines
 
     def _cuts(self) -> list[str]:
         """Return a note on what `truncate` takes away."""
@@ -179,8 +179,8 @@ class Policy(Model):
         # for a vector: the actions taken say so only in many steps.
         kinds, cuts = batch.values[ALLOWED + "kind"], batch.values[ALLOWED + "cuts"]
         may = torch.cat((kinds, cuts.any(1).flatten(1)), dim=1).float()
-        found: Tensor = self.backbone(torch.cat((self.observes(seen), may), dim=1))
-        return found[:, None]
+        hidden: Tensor = self.backbone(torch.cat((self.observes(seen), may), dim=1))
+        return hidden[:, None]
 
     def flops_per_token(self, length: int) -> float:
         """Return 6 operations a weight, as for any fully connected layer."""

@@ -26,19 +26,19 @@ def advantages(
 
     A_t = Σ_k (γ λ)^k δ_{t+k} with δ_t = r_t + γ V_{t+1} − V_t, and V after the end is 0.
     """
-    found, after, value_after = np.zeros(len(rewards)), 0.0, 0.0
+    advantage, after, value_after = np.zeros(len(rewards)), 0.0, 0.0
     for place in range(len(rewards) - 1, -1, -1):
         delta = rewards[place] + gamma * value_after - values[place]
         after = delta + gamma * lam * after
-        found[place], value_after = after, values[place]
-    return found, found + np.asarray(values, np.float64)
+        advantage[place], value_after = after, values[place]
+    return advantage, advantage + np.asarray(values, np.float64)
 
 
 def normalised(values: Array) -> Array:
     """Return values with mean 0 and variance 1; with one value, 0."""
     spread = values.std()
-    made: Array = (values - values.mean()) / (spread + 1e-8)
-    return made
+    result: Array = (values - values.mean()) / (spread + 1e-8)
+    return result
 
 
 class Losses(NamedTuple):

@@ -163,8 +163,8 @@ class ScheduleLoop:
                 greedy=True,
                 done=lambda: bar.advance(1),
             )
-        found = outcome(episodes)
-        return {"loss": -float(np.log10(found["speedup"])), **found}
+        metrics = outcome(episodes)
+        return {"loss": -float(np.log10(metrics["speedup"])), **metrics}
 
     def _room(self, problems: Sequence[Problem]) -> ScheduleEnv:
         model = self.task.model.config
@@ -222,14 +222,14 @@ class ScheduleLoop:
         """Return one of the best schedules of each module, with the weight of its moves."""
         if not self.mine.imitation_coef:
             return []
-        found = []
+        episodes = []
         for number, problem in enumerate(self.problems):
             kept = self.task.memory.best(problem.name)
             draw = float(torch.rand(()))
             if kept:
                 weight, chosen = kept[int(draw * len(kept))]
-                found.append(again(self.room, number, chosen, weight))
-        return found
+                episodes.append(again(self.room, number, chosen, weight))
+        return episodes
 
     def _best(self) -> float:
         """Return the geometric mean of the best gains, each of one measurement; 1 for none."""
@@ -278,7 +278,7 @@ def moves_of(
 
     `imitated`: episodes whose moves are imitated alone, as much as their last rewards say.
     """
-    made = [ppo.advantages(e.rewards, e.values, config.gamma, config.gae_lambda) for e in episodes]
+    pairs = [ppo.advantages(e.rewards, e.values, config.gamma, config.gae_lambda) for e in episodes]
     everyone = [*episodes, *imitated]
     batch = batch_of(
         embeddings.batch([one for e in everyone for one in e.seen]),
@@ -288,8 +288,8 @@ def moves_of(
     batch.targets["action"] = torch.from_numpy(chosen)
     own = sum(len(one.chosen) for one in episodes)
     numbers = {
-        "advantage": ppo.normalised(np.concatenate([advantage for advantage, _ in made])),
-        "target": np.concatenate([target for _, target in made]),
+        "advantage": ppo.normalised(np.concatenate([advantage for advantage, _ in pairs])),
+        "target": np.concatenate([target for _, target in pairs]),
         "logp": np.array([one for e in episodes for one in e.logp]),
         "acts": np.ones(own),
         "judges": np.ones(own),

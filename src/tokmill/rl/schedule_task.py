@@ -177,8 +177,8 @@ class Schedules(Task):
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of PPO, and of imitation: each row counts as `NUMBERS` say."""
         config, values = self.config, batch.values
-        found = self.act(batch)
-        scores = Scores(*(found[name] for name in Scores._fields))
+        results = self.act(batch)
+        scores = Scores(*(results[name] for name in Scores._fields))
         masks = Masks(*(values[ALLOWED + name] for name in Masks._fields))
         judged = actions.judge(scores, masks, batch.targets["action"], self.layout)
         acts = values["acts"]
@@ -186,7 +186,7 @@ class Schedules(Task):
             torch.where(acts > 0, judged.logp, values["logp"]),
             values["logp"],
             values["advantage"] * acts,
-            torch.where(values["judges"] > 0, found["value"], values["target"]),
+            torch.where(values["judges"] > 0, results["value"], values["target"]),
             values["target"],
             config.clip,
         )

@@ -6,7 +6,6 @@ reader sees the old index or the new one.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import make_folder, path_from_text, path_to_text, reading, write_file
-from tokmill.base.headers import loads_json, tensor_header
+from tokmill.base.headers import loads_json, tensor_header, tensor_header_bytes
 from tokmill.similarity.vector_rows import Rows
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -175,14 +174,8 @@ def write_index(
 
 def _chunks(facts: IndexFacts, matrix: Array) -> Iterator[bytes | memoryview]:
     """Yield the header, and the rows with length 1."""
-    bytes_in_all = matrix.shape[0] * matrix.shape[1] * np.dtype(DTYPE).itemsize
-    header = {
-        "__metadata__": {"format": FORMAT, "facts": msgspec.json.encode(facts).decode()},
-        ARRAY: {"dtype": TYPE, "shape": matrix.shape, "data_offsets": [0, bytes_in_all]},
-    }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    yield len(text).to_bytes(8, "little") + text
+    metadata = {"format": FORMAT, "facts": msgspec.json.encode(facts).decode()}
+    yield tensor_header_bytes([(ARRAY, TYPE, matrix.shape)], metadata)
     unit = Rows(matrix)
     for start in range(0, len(matrix), BLOCK):
         rows = np.arange(start, min(start + BLOCK, len(matrix)))

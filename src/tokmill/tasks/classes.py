@@ -15,16 +15,16 @@ from tokmill.tasks.task_inputs import MOST_CLASSES
 def label_column(store: Store, name: str) -> Column:
     """Return a label column: one number for each record, in the store or one of its overlays."""
     column = store.schema.get(name)
-    known = [
+    names = [
         n
         for n, c in store.schema.items()
         if c.per == "record" and c.dtype != "utf8" and not c.width
     ]
-    if column is None or name not in known:
+    if column is None or name not in names:
         what = "does not have one number for each record" if column else "is not there"
         hint = nearest(
             name,
-            known,
+            names,
             "--set task.column=NAME; of an overlay: --set 'data.overlays=[\"NAME\"]'",
         )
         if column is not None and column.dtype == "utf8":
@@ -89,10 +89,10 @@ def same_classes(parts: Sequence[tuple[Store, tuple[str, ...]]]) -> tuple[str, .
     return longest
 
 
-def check_classes(store: Store, names: Sequence[str], known: Sequence[str], who: str) -> None:
+def check_classes(store: Store, names: Sequence[str], learned: Sequence[str], who: str) -> None:
     """Refuse a store whose classes are not the known classes or the first of them."""
-    if list(names) != list(known[: len(names)]):
-        shown = [", ".join(some[:8]) + ", …" * (len(some) > 8) for some in (names, known)]
+    if list(names) != list(learned[: len(names)]):
+        shown = [", ".join(some[:8]) + ", …" * (len(some) > 8) for some in (names, learned)]
         raise UsageError(
             f"its classes are {shown[0]}; {who} {shown[1]}",
             where=str(store.path),

@@ -82,11 +82,11 @@ class Classify(Task):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        found = store_inputs(facts)
+        inputs = store_inputs(facts)
         column = facts.schema.get(SEGMENT)
         two = column is not None and column.per == "token"
-        made = {SEGMENT: 2} if config.segment == "always" or (config.segment and two) else {}
-        return dataclasses.replace(found, made=made, classes=facts.classes)
+        extra = {SEGMENT: 2} if config.segment == "always" or (config.segment and two) else {}
+        return dataclasses.replace(inputs, made=extra, classes=facts.classes)
 
     @classmethod
     def label_classes(cls, config: Any, store: Store) -> dict[str, tuple[str, ...]]:
@@ -106,8 +106,8 @@ class Classify(Task):
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
         """Return rows of one record."""
-        found = self.label_classes(self.config, store).get(self.config.column, ())
-        check_classes(store, found, self.names, "the run has learned")
+        classes = self.label_classes(self.config, store).get(self.config.column, ())
+        check_classes(store, classes, self.names, "the run has learned")
         short = 0 if not self.frame or is_framed(store, self.frame) else 2
         if self.length <= short + 1:
             raise UsageError(
@@ -151,8 +151,8 @@ class Classify(Task):
         return int(np.count_nonzero(batch.entry >= 0))
 
     def example(self, rows: int) -> Tensors:
-        made = super().example(rows)
-        return dataclasses.replace(made, targets={LABEL: torch.zeros(rows, dtype=torch.int64)})
+        batch = super().example(rows)
+        return dataclasses.replace(batch, targets={LABEL: torch.zeros(rows, dtype=torch.int64)})
 
     def predicted_values(self, batch: Tensors) -> Tensor:
         """Return the output of the last linear map for each row, (B, C)."""
@@ -166,13 +166,13 @@ class Classify(Task):
                 batch, last.clamp(min=0) if self.config.pool == "last" else last * 0
             )
         vectors = states[:, 0] if self.pooler is None else self.pooler(states)
-        found: Tensor = self.output(vectors).float()
-        return found
+        values: Tensor = self.output(vectors).float()
+        return values
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        found, label = self.predicted_values(batch), batch.targets[LABEL]
-        loss = torch.nn.functional.cross_entropy(found, label, ignore_index=-1, reduction="sum")
-        right = (found.argmax(1) == label).sum()
+        values, label = self.predicted_values(batch), batch.targets[LABEL]
+        loss = torch.nn.functional.cross_entropy(values, label, ignore_index=-1, reduction="sum")
+        right = (values.argmax(1) == label).sum()
         return loss, {"loss": loss.detach(), "accuracy": right}
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
@@ -189,11 +189,11 @@ class Classify(Task):
         return super().param_groups(weight_decay) + decay_groups(own, weight_decay)
 
 
-def class_metrics(found: Array, label: Array, names: Sequence[str]) -> dict[str, float]:
+def class_metrics(predicted: Array, label: Array, names: Sequence[str]) -> dict[str, float]:
     """Return F1 and counts by class.
 
     Args:
-        found: (N,) integers, the predicted class of each record.
+        predicted: (N,) integers, the predicted class of each record.
         label: (N,) integers, the right class.
         names: of the classes.
 
@@ -202,9 +202,9 @@ def class_metrics(found: Array, label: Array, names: Sequence[str]) -> dict[str,
         the second one, as in GLUE's MRPC, else the same mean. With at most `MOST_SHOWN` classes
         also `f1_NAME`, `count_NAME` (records of the class) and `found_NAME` (predicted records).
     """
-    size = max(len(names), int(max(found.max(initial=0), label.max(initial=0))) + 1)
-    right = np.bincount(label[found == label], minlength=size)
-    of_label, of_found = np.bincount(label, minlength=size), np.bincount(found, minlength=size)
+    size = max(len(names), int(max(predicted.max(initial=0), label.max(initial=0))) + 1)
+    right = np.bincount(label[predicted == label], minlength=size)
+    of_label, of_found = np.bincount(label, minlength=size), np.bincount(predicted, minlength=size)
     total = of_label + of_found
     each = 2 * right / np.maximum(total, 1)
     macro = float(each[total > 0].mean()) if total.any() else 0.0

@@ -70,7 +70,7 @@ def targets_of(
 
 def ends_of(roles: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     """Return column → the id that ends a document, of column → role → id."""
-    return {name: known[END] for name, known in roles.items() if END in known}
+    return {name: ids[END] for name, ids in roles.items() if END in ids}
 
 
 def nothing_to_learn(batch: Batch, ends: Mapping[str, int]) -> Array:

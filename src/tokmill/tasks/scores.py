@@ -53,9 +53,9 @@ def token_scores(
         logit_N = logits_NV.gather(1, target_N[:, None])[:, 0]
         loss[part] = logits_NV.logsumexp(-1) - logit_N
         right[part] = logits_NV.argmax(-1) == target_N
-    known = targets >= 0
+    valid = targets >= 0
     return Scores(
-        torch.where(known, loss, 0).view(targets_BT.shape), (right & known).view(targets_BT.shape)
+        torch.where(valid, loss, 0).view(targets_BT.shape), (right & valid).view(targets_BT.shape)
     )
 
 

@@ -44,8 +44,8 @@ class LazyGroup(TyperGroup):
     def _hint(self, ctx: Any, name: str) -> str:
         """Return a hint: a group with this command, what is missing before a path, or names."""
         deeper = {inner: self.load(inner) for inner in self.table()}
-        groups = {inner: found.list_commands(ctx) for inner, found in deeper.items()
-                  if isinstance(found, TyperGroup)}  # fmt: skip
+        groups = {inner: group.list_commands(ctx) for inner, group in deeper.items()
+                  if isinstance(group, TyperGroup)}  # fmt: skip
         if holders := [inner for inner, names in groups.items() if name in names]:
             named = (f"`{ctx.command_path} {holder} {name}`" for holder in holders)
             return f"did you mean {' or '.join(named)}?"

@@ -65,10 +65,10 @@ def hint_of_option(option: str, context: Any) -> str:
     """Return where to find an option that a command, given by its context, does not have, or ""."""
     name = option.lstrip("-").replace("_", "-")
     parameters = context.command.params
-    known = [opt for parameter in parameters for opt in parameter.opts]
+    names = [opt for parameter in parameters for opt in parameter.opts]
     arguments = [p.metavar or p.name.upper() for p in parameters if p.param_type_name == "argument"]
     for form in (f"--{name}", OTHER_NAMES.get(name, "")):
-        if form and form.split()[0] in known:
+        if form and form.split()[0] in names:
             return f"here it is {form}"
     if name in INPUTS and arguments:
         return f"it needs no option: {context.command_path} {' '.join(arguments)}"

@@ -35,12 +35,12 @@ class Groups:
     def __init__(self, rows: Rows, name: str) -> None:
         self.rows, self.store, self.name = rows, rows.store, name
         schema = self.store.schema
-        known = [key for key, c in schema.items() if c.per == "record" and not c.width]
-        if name not in known:
+        names = [key for key, c in schema.items() if c.per == "record" and not c.width]
+        if name not in names:
             raise UsageError(
                 f"by: the store has no column {name!r} with one value per record",
                 where=str(self.store.path),
-                hint=nearest(name, known),
+                hint=nearest(name, names),
             )
         self.numbers: dict[Any, int] = {}
         self._values = None if schema[name].dtype == "utf8" else self.store.column(name)
@@ -145,7 +145,7 @@ class Breakdown:
         """Return all results as means: nats a token, shares."""
         if not self.columns:
             return {}
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "columns": {
                 name: {
                     **self._losses(sums[:2], self.tokens),
@@ -161,7 +161,7 @@ class Breakdown:
         }
         if self.instructions:
             share = self.instructions_right / self.instructions
-            found["instructions"] = {"count": self.instructions, "accuracy": share}
+            results["instructions"] = {"count": self.instructions, "accuracy": share}
         if self.groups is not None:
             lines = [
                 {
@@ -172,8 +172,8 @@ class Breakdown:
                 for value, number in sorted(self.groups.numbers.items())
                 if number < len(self.by) and self.by[number, 0]
             ]
-            found["by"] = {"column": self.groups.name, "values": lines}
-        return found
+            results["by"] = {"column": self.groups.name, "values": lines}
+        return results
 
     def _losses(self, sums: Array, tokens: float) -> dict[str, float | None]:
         loss, baseline = (sums / max(1, tokens)).tolist()

@@ -46,8 +46,8 @@ def open_stores(config: DataConfig) -> list[Store]:
 
 def open_to_evaluate(path: str, config: DataConfig) -> Store:
     """Open a store to evaluate on, with those of the recipe's overlays that it has."""
-    known = overlay_names(Path(path))
-    return open_store(path, config, [name for name in config.overlays if name in known])
+    overlays = overlay_names(Path(path))
+    return open_store(path, config, [name for name in config.overlays if name in overlays])
 
 
 def overlay_notes(store: Store, config: DataConfig) -> list[str]:

@@ -152,12 +152,12 @@ def opened(store: Store | Path | str) -> Store:
             hint="torch.utils.data.ConcatDataset joins the datasets of several; "
             "`tokmill build select A B -o C` makes one store of them",
         )
-    made = Store(store)
-    if made.partial:
+    result = Store(store)
+    if result.partial:
         raise TokmillError(
             "the store is not complete",
             where=str(store),
             hint="finish it with the same `tokmill build`, or give tokmill.Store(folder) to read "
             "what is there",
         )
-    return made
+    return result

@@ -76,16 +76,16 @@ def evaluate(
     bar = Progress("eval", validation.size, unit="rows", quiet=quiet)
     validation = dataclasses.replace(validation, bar=bar)
     with bar, ShardCheck(watched):
-        found, targets = measured(config, task, facts, validation, by, notes, pick_device(device))
-    if not math.isfinite(found["loss"]):
+        results, targets = measured(config, task, facts, validation, by, notes, pick_device(device))
+    if not math.isfinite(results["loss"]):
         raise TokmillError(
-            f"the loss is {found['loss']}: the training diverged, or weights are damaged",
+            f"the loss is {results['loss']}: the training diverged, or weights are damaged",
             where=str(run),
             hint="measure other weights, with --at best or --at STEP",
         )
     about = {"run": str(run), "store": str(store), "fingerprint": opened.fingerprint}
     counts = {"rows": validation.size, "tokens": validation.tokens, "targets": targets}
-    return {**about, "step": task.step, **counts, **found, "notes": notes}
+    return {**about, "step": task.step, **counts, **results, "notes": notes}
 
 
 def measured(

@@ -109,8 +109,8 @@ class RowLoop:
         assert self.validation is not None
         with Progress("validation", self.validation.size, unit="rows", quiet=quiet) as bar:
             validation = replace(self.validation, bar=bar)
-            found = validation.measure(self.task, self.engine, self.config.run.micro_tokens)[0]
-        return {**found, "rows": self.validation.size}
+            metrics = validation.measure(self.task, self.engine, self.config.run.micro_tokens)[0]
+        return {**metrics, "rows": self.validation.size}
 
 
 def not_finite(
@@ -136,12 +136,12 @@ def not_finite(
             flags[engine.rank, entries] = number
     flags = np.asarray(engine.total(flags.ravel().tolist())).reshape(flags.shape).astype(np.int64)
     named = []
-    for rank, found in enumerate(flags):
+    for rank, flag in enumerate(flags):
         rows_of_all = feed.rows_of(step, rank, engine.world)
-        for part in np.unique(found[found > 0]).tolist():
+        for part in np.unique(flag[flag > 0]).tolist():
             process = f"process {rank}, " if engine.world > 1 else ""
             which = f"micro-batch {part} of {len(losses)}, " if len(losses) > 1 else ""
-            some = feed.describe(*(values[found == part] for values in rows_of_all))
+            some = feed.describe(*(values[flag == part] for values in rows_of_all))
             named.append(process + which + some)
     what = "the loss is not finite"
     if not named:

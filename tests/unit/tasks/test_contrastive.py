@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import toy
 from embedded import vectors_of
 from entry_stores import labelled, lay, tuples_of
 from making import rec, write_store
-from tokmill.base.errors import UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import write_file
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole
@@ -268,3 +269,13 @@ def test_equal_functions_of_other_projects_are_no_wrong_answers(tmp_path: Path) 
     assert losses(tmp_path / "run", "val_pool")[2] == pytest.approx(
         np.average(pools, weights=[2, 2, 2])
     )
+
+
+def test_a_referred_store_that_changed_ends_a_resume(stores: Path, tmp_path: Path) -> None:
+    shutil.copytree(stores, tmp_path / "stores")
+    value = recipe(tmp_path / "stores", ["entries"], steps=2)
+    tokmill.train(value, tmp_path / "run", quiet=True)
+    shutil.rmtree(tmp_path / "stores/functions")
+    labelled(tmp_path / "stores/functions", seed=9)
+    with pytest.raises(TokmillError, match="refers to"):
+        tokmill.train(value, tmp_path / "run", resume=True, quiet=True)

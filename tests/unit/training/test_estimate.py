@@ -17,6 +17,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.feed.feed import Batch
 from tokmill.models.model_inputs import Inputs
 from tokmill.store.store import Store
+from tokmill.tasks.next_token import NextToken
 from tokmill.tasks.task import to_tensors
 from tokmill.training.budget.estimate import computed, estimate
 from tokmill.training.budget.memory import FIXED, Peak, process_bytes, tensor_bytes
@@ -162,3 +163,18 @@ def test_a_batch_is_computed_as_wide_as_its_longest_row(tmp_path: Path) -> None:
     widest = np.mean([-(-rows.max() // STEP) * STEP for rows in filled]) / 64
     assert computed(feed, task, config, 1) == pytest.approx(widest)
     assert widest > 0.9 and np.mean(np.concatenate(filled)) < 0.2 * 64
+
+
+def test_what_depends_on_numbers_has_no_dry_run(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not said to take more memory than there is."""
+    forward = NextToken.forward
+
+    def choosing(self: NextToken, batch: Any) -> Any:
+        assert batch.targets["token"].tolist()
+        return forward(self, batch)
+
+    monkeypatch.setattr(NextToken, "forward", choosing)
+    with pytest.raises(TokmillError, match="depends on the values of a batch"):
+        plan(store)

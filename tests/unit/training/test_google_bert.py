@@ -50,7 +50,7 @@ def refused(match: str, place: Path, hint: str = "") -> None:
 @pytest.mark.parametrize("name", ["bert", "two-shards"])
 def test_names_and_kernels(name: str, values: ARRAYS, tmp_path: Path) -> None:
     run = import_bert(GOLDEN / name, tmp_path / "run")
-    assert run.said[0].startswith("left out: 93 variables of the optimiser (")
+    assert run.notes[0].startswith("left out: 93 variables of the optimiser (")
     export_model(tmp_path / "run", tmp_path / "out")
     tensors = read_tensors(tmp_path / "out/model.safetensors")
     for one in variables(2):

@@ -25,7 +25,7 @@ from tokmill.training.engines.optimisers.muon import (
     ROUNDS,
     Muon,
     MuonConfig,
-    alike,
+    of_one_shape,
     orthogonal,
     product_type,
 )
@@ -155,7 +155,7 @@ def test_it_moves_the_matrices_of_blocks_alone(kind: str) -> None:
 
 def test_many_matrices_are_not_held_at_once() -> None:
     several = [torch.empty(1, 1).expand(2048, 1024)] * 5 + [torch.empty(3, 3)]
-    assert list(alike(several)) == [[0, 1], [2, 3], [4], [5]]
+    assert list(of_one_shape(several)) == [[0, 1], [2, 3], [4], [5]]
     assert AT_A_TIME == 2 * 2048 * 1024
 
 

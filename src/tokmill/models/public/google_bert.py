@@ -156,8 +156,8 @@ def chosen(
             f"{OUTER[0].name}; docs/exchange.md lists the names",
         )
     left_out = [name for name in shapes if SLOTS.fullmatch(name)]
-    found = shapes.keys() - set(left_out)
-    layers = len({match[1] for match in map(LAYER.fullmatch, found) if match})
+    names_there = shapes.keys() - set(left_out)
+    layers = len({match[1] for match in map(LAYER.fullmatch, names_there) if match})
     if layers and layers != config.num_hidden_layers:
         raise TokmillError(
             f"bert_config.json says num_hidden_layers = {config.num_hidden_layers}, and the "
@@ -166,10 +166,13 @@ def chosen(
             hint="bert_config.json and the checkpoint are not of one model",
         )
     wanted = {one.name: one for one in variables(max(layers, 1))}
-    for said, names in (("lacks", wanted.keys() - found), ("also holds", found - wanted.keys())):
+    for verb, names in (
+        ("lacks", wanted.keys() - names_there),
+        ("also holds", names_there - wanted.keys()),
+    ):
         if names:
             raise TokmillError(
-                f"the checkpoint {said} the variables {listed(names)}",
+                f"the checkpoint {verb} the variables {listed(names)}",
                 where=where,
                 hint="only a pre-trained BERT can be read: bert/… and cls/…; "
                 "docs/exchange.md lists the names",

@@ -58,7 +58,7 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Public, Transfor
     kind = plugins.load(plugins.MODELS, family.kind).Config
     try:
         public = msgspec.convert(config, family)
-        for key, values in public.known.items():
+        for key, values in public.allowed.items():
             if getattr(public, key) not in values:
                 raise unlike(key, getattr(public, key), where, family.kind)
         check_unused(config, public, where)

@@ -27,7 +27,7 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
     tensor_names: ClassVar[TensorNames]
     heads: ClassVar[Mapping[str, Head]]
     """Name of an architecture → its head."""
-    known: ClassVar[Mapping[str, tuple[Any, ...]]]
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]]
     """Key → the values with which a model here computes the same."""
     segments: ClassVar[bool] = False
     """Whether an embedding of segments is added to that of the tokens."""

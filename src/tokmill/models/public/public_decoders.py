@@ -59,7 +59,7 @@ class GPT2(Public, frozen=True, kw_only=True):
         "layer_norm_epsilon": "norm_eps",
     }
     length_key = "n_positions"
-    known = {
+    allowed = {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
@@ -130,7 +130,7 @@ class Llama(Public, frozen=True, kw_only=True):
         "num_attention_heads": "heads",
         "rms_norm_eps": "norm_eps",
     }
-    known = {"hidden_act": ("silu",)}
+    allowed = {"hidden_act": ("silu",)}
 
     def model(self, where: str) -> dict[str, Any]:
         """Return the keys of the decoder that computes the same."""

@@ -129,7 +129,7 @@ class Bert(Public, frozen=True, kw_only=True):
             keys=ALWAYS,
         ),
     }
-    known = {
+    allowed = {
         "hidden_act": tuple(ACTIVATIONS),
         "type_vocab_size": (2,),
         "position_embedding_type": ("absolute",),
@@ -198,7 +198,7 @@ class DistilBert(Public, frozen=True, kw_only=True):
             {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
         ),
     }
-    known = {"activation": tuple(ACTIVATIONS)}
+    allowed = {"activation": tuple(ACTIVATIONS)}
 
     def model(self, where: str) -> dict[str, Any]:
         """Return the keys of the encoder that computes the same."""

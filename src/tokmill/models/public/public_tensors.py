@@ -142,17 +142,17 @@ def from_public(
         plain(entry.theirs, tensor_names): entry
         for entry in entries(tensor_names, head, own, column)
     }
-    found = {plain(name, tensor_names): tensor for name, tensor in tensors.items()}
-    found = without_same(found, wanted.keys(), tensor_names, head, where, is_tied(own))
+    given = {plain(name, tensor_names): tensor for name, tensor in tensors.items()}
+    given = without_same(given, wanted.keys(), tensor_names, head, where, is_tied(own))
     left_out = {plain(name, tensor_names) for name in unused(tensors, head)}
     unknown = {
-        name for name in found.keys() - wanted.keys() - left_out if not DERIVED.fullmatch(name)
+        name for name in given.keys() - wanted.keys() - left_out if not DERIVED.fullmatch(name)
     }
-    for said, names in (("lacks", wanted.keys() - found.keys()), ("also holds", unknown)):
+    for verb, names in (("lacks", wanted.keys() - given.keys()), ("also holds", unknown)):
         if names:
             shown = ", ".join(sorted(names)[:4]) + (", …" if len(names) > 4 else "")
             raise TokmillError(
-                f"the checkpoint {said} the tensors {shown}",
+                f"the checkpoint {verb} the tensors {shown}",
                 where=where,
                 hint="config.json and the weights are not of one model",
             )
@@ -160,11 +160,11 @@ def from_public(
     for name, (_, ours, transposed) in wanted.items():
         parts = [own[part] for part in ours]
         shape = torch.Size([sum(part.shape[0] for part in parts), *parts[0].shape[1:]])
-        tensor = found[name].T if transposed else found[name]
+        tensor = given[name].T if transposed else given[name]
         if tensor.shape != shape or not tensor.is_floating_point():
             asked = shape[::-1] if transposed else shape
             raise TokmillError(
-                f"the tensor {name!r} is {found[name].dtype} of {list(found[name].shape)}; "
+                f"the tensor {name!r} is {given[name].dtype} of {list(given[name].shape)}; "
                 f"config.json asks for floating-point numbers of {list(asked)}",
                 where=where,
                 hint="config.json and the weights are not of one model",
@@ -175,7 +175,7 @@ def from_public(
 
 
 def without_same(
-    found: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     wanted: Collection[str],
     tensor_names: TensorNames,
     head: Head,
@@ -183,7 +183,7 @@ def without_same(
     tied: bool,
 ) -> dict[str, Tensor]:
     """Return the tensors without copies of others."""
-    left = dict(found)
+    left = dict(tensors)
     for second, first in head.same.items():
         second, first = plain(second, tensor_names), plain(first, tensor_names)
         if second in wanted or second not in left:

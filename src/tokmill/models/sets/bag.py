@@ -235,10 +235,10 @@ def mix(values: Tensor) -> Tensor:
 
 def hash_of(columns: list[Tensor]) -> Tensor:
     """Return a hash of the ids of some columns at each position, int64."""
-    made = torch.zeros_like(columns[0])
+    key = torch.zeros_like(columns[0])
     for ids in columns:
-        made = mix(made * _GOLDEN + ids + 1)
-    return made
+        key = mix(key * _GOLDEN + ids + 1)
+    return key
 
 
 def grams(key_BT: Tensor, inside_BT: Tensor, gram: Gram) -> tuple[Tensor, Tensor]:
@@ -253,11 +253,11 @@ def grams(key_BT: Tensor, inside_BT: Tensor, gram: Gram) -> tuple[Tensor, Tensor
         order_BT = torch.argsort((~kept_BT).to(torch.uint8), dim=1, stable=True)
         key_BT, inside_BT = key_BT.gather(1, order_BT), kept_BT.gather(1, order_BT)
     count = max(0, key_BT.shape[1] - gram.size + 1)
-    made, there = torch.zeros_like(key_BT[:, :count]), inside_BT[:, :count]
+    keys, there = torch.zeros_like(key_BT[:, :count]), inside_BT[:, :count]
     for step in range(gram.size):
-        made = mix(made * _GOLDEN + key_BT[:, step : step + count])
+        keys = mix(keys * _GOLDEN + key_BT[:, step : step + count])
         there = there & inside_BT[:, step : step + count]
-    return made, there
+    return keys, there
 
 
 def counted(key_BT: Tensor, there_BT: Tensor, buckets: int) -> tuple[Tensor, Tensor]:

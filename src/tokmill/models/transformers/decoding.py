@@ -101,9 +101,9 @@ class Decoding:
         slots = slice(cut, cut + self.filled)
         for number, cache in enumerate(self.caches):
             # One layer at a time, so that there are never two copies of the whole cache.
-            made = cache.new_empty(len(rows), *cache.shape[1:])
-            made[:, :, :, : self.filled] = cache[rows, :, :, slots]
-            self.caches[number] = made
+            kept = cache.new_empty(len(rows), *cache.shape[1:])
+            kept[:, :, :, : self.filled] = cache[rows, :, :, slots]
+            self.caches[number] = kept
         self._make_mask()
 
     def _read(
@@ -151,12 +151,12 @@ class Decoding:
         slots = -(-slots // SLOTS) * SLOTS
         weight = self.layers[0].qkv[0]
         for number in range(len(self.layers)):
-            made = weight.new_empty(rows, 2, self.groups, slots, self.width)
+            larger = weight.new_empty(rows, 2, self.groups, slots, self.width)
             if self.caches[number:]:
-                made[:, :, :, : self.filled] = self.caches[number][:, :, :, : self.filled]
-                self.caches[number] = made
+                larger[:, :, :, : self.filled] = self.caches[number][:, :, :, : self.filled]
+                self.caches[number] = larger
             else:
-                self.caches.append(made)
+                self.caches.append(larger)
         self.turns_CK = self._turns(slots)
         self._make_mask()
 
@@ -188,8 +188,8 @@ class Decoding:
         return torch.complex(cosine[:, :half].contiguous(), sine[:, half:].contiguous())
 
     def _layer(self, block: Block) -> Layer:
-        made, forward, config = block.attention, block.feed_forward, self.model.config
-        parts = [(made.q, self.heads), (made.k, self.groups), (made.v, 0)]
+        attention, forward, config = block.attention, block.feed_forward, self.model.config
+        parts = [(attention.q, self.heads), (attention.k, self.groups), (attention.v, 0)]
         heads = [(part, heads if self.rotary else 0) for part, heads in parts]
         biases = [in_pairs(part.bias, n) for part, n in heads if part.bias is not None]
         return Layer(
@@ -198,7 +198,7 @@ class Decoding:
                 torch.cat([in_pairs(part.weight, n) for part, n in heads]),
                 torch.cat(biases) if biases else None,
             ),
-            (made.o.weight, made.o.bias),
+            (attention.o.weight, attention.o.bias),
             as_function(block.feed_forward_norm),
             (forward.gate.weight, forward.gate.bias) if config.activation == "swiglu" else None,
             (forward.up.weight, forward.up.bias),

@@ -111,8 +111,8 @@ class Transformer(Model):
         """Return the positions, none of which is past the learned table."""
         # Looked at only where it may happen: on a GPU the answer has to be waited for.
         # Where memory is estimated there are no numbers to look at.
-        known = not isinstance(position_BT, FakeTensor)
-        if known and position_BT.shape[1] > self.config.context:
+        has_values = not isinstance(position_BT, FakeTensor)
+        if has_values and position_BT.shape[1] > self.config.context:
             longest = int(position_BT.max()) + 1
             if longest > self.config.context:
                 raise UsageError(

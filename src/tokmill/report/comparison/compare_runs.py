@@ -101,21 +101,21 @@ def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Compar
     check_at(at)
     runs = read_runs(paths)
     metric, notes = choose_metric(metric, runs)
-    told = {name for run in runs for name in run.measures.higher}
-    higher = metric.removeprefix("val_") in told or any(word in metric for word in HIGHER)
+    higher_names = {name for run in runs for name in run.measures.higher}
+    higher = metric.removeprefix("val_") in higher_names or any(word in metric for word in HIGHER)
     names = short_names([run.path for run in runs])
-    found = [measure(r, name, metric, at, higher) for r, name in zip(runs, names, strict=True)]
+    measured = [measure(r, name, metric, at, higher) for r, name in zip(runs, names, strict=True)]
     measured_on = [validation(run) if metric.startswith("val_") else None for run in runs]
     keys = [settings_of(run, on) for run, on in zip(runs, measured_on, strict=True)]
-    groups = group(found, keys, at)
+    groups = group(measured, keys, at)
     doubtful, more = doubts(
         metric,
-        [(m.run, on) for m, on in zip(found, measured_on, strict=True) if m.value is not None],
+        [(m.run, on) for m, on in zip(measured, measured_on, strict=True) if m.value is not None],
     )
     notes += more
     if any(one.again for one in groups):
         notes.append("several runs have the same recipe and seeds: each has its own line")
-    late = [one.name for one in found if at.isdecimal() and one.run.step < int(at)]
+    late = [one.name for one in measured if at.isdecimal() and one.run.step < int(at)]
     if late:
         notes.append(f"did not reach step {int(at):,}: {', '.join(late)}")
     devices = {str(run.checkpoint.get("machine", "")).partition(",")[0] for run in runs} - {""}
@@ -133,12 +133,12 @@ def check_at(at: str) -> None:
 
 
 def choose_metric(metric: str, runs: Sequence[RunSummary]) -> tuple[str, list[str]]:
-    known = {name for run in runs for entry in run.entries for name in entry} - {"step"}
-    if metric and metric not in known:
-        raise UsageError(f"no run has a metric {metric!r}", hint=nearest(metric, known))
-    if metric or "val_loss" in known:
+    names = {name for run in runs for entry in run.entries for name in entry} - {"step"}
+    if metric and metric not in names:
+        raise UsageError(f"no run has a metric {metric!r}", hint=nearest(metric, names))
+    if metric or "val_loss" in names:
         return metric or "val_loss", []
-    if not known:
+    if not names:
         raise UsageError(
             "no run has logged anything yet", hint="metrics.jsonl has a line from the first step"
         )
@@ -183,23 +183,23 @@ def settings_of(run: RunSummary, measured_on: ValidationStore | None = None) -> 
     return kept
 
 
-def group(found: Sequence[Measured], settings: Sequence[dict[str, Any]], at: str) -> list[Group]:
+def group(measured: Sequence[Measured], settings: Sequence[dict[str, Any]], at: str) -> list[Group]:
     """Return runs of equal settings as groups.
 
     Values at different steps have no mean, so unfinished runs are not grouped with finished ones.
     """
     keys = []
-    for one, kept in zip(found, settings, strict=True):
+    for one, kept in zip(measured, settings, strict=True):
         step = one.step if at != "best" else -1 if one.run.finished else one.run.step
         keys.append((canonical_digest(kept), step, one.value is None))
-    made, names = [], [one.name for one in found]
-    for numbers, time in seeds_together([one.run for one in found], keys):
-        members = [found[number] for number in numbers]
+    groups, names = [], [one.name for one in measured]
+    for numbers, time in seeds_together([one.run for one in measured], keys):
+        members = [measured[number] for number in numbers]
         values = [member.value for member in members if member.value is not None]
         mean, half = mean_interval(values) if values else (None, None)
         name = common_name(numbers, names)
-        made.append(Group(name, settings[numbers[0]], members, mean, half, again=time > 0))
-    return made
+        groups.append(Group(name, settings[numbers[0]], members, mean, half, again=time > 0))
+    return groups
 
 
 def seeds_together(
@@ -233,8 +233,8 @@ def mark_best(groups: Sequence[Group], higher: bool, comparable: bool) -> list[G
     sign = -1 if higher else 1
 
     def rank(one: Group) -> tuple[bool, float]:
-        known = one.mean is not None and not math.isnan(one.mean)
-        return not known, sign * (one.mean or 0.0) if known else 0.0
+        has_mean = one.mean is not None and not math.isnan(one.mean)
+        return not has_mean, sign * (one.mean or 0.0) if has_mean else 0.0
 
     ordered = sorted(groups, key=rank)
     if not comparable or len(ordered) < 2 or rank(ordered[0])[0]:

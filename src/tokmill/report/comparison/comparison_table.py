@@ -38,9 +38,9 @@ class Column:
     """Whether it holds numbers."""
 
 
-def columns(found: Comparison) -> list[Column]:
+def columns(comparison: Comparison) -> list[Column]:
     """Return the keys that differ, the metric with its interval, and targets, speed and time."""
-    groups = found.groups
+    groups = comparison.groups
 
     def numbers(header: str, value: Callable[[Group], float | None], form: str) -> Column:
         values = [value(one) for one in groups]
@@ -48,7 +48,7 @@ def columns(found: Comparison) -> list[Column]:
 
     after = [
         numbers("seeds", lambda one: len(one.members), ","),
-        Column(found.metric, [rounded(one.mean, one.mean) for one in groups], True),
+        Column(comparison.metric, [rounded(one.mean, one.mean) for one in groups], True),
         Column(INTERVAL, [rounded(one.half, one.mean) for one in groups], True),
     ]
     if any(m.value is not None and m.step != m.run.step for one in groups for m in one.members):
@@ -61,9 +61,9 @@ def columns(found: Comparison) -> list[Column]:
         numbers("seconds", lambda one: one.average("seconds"), ",.1f"),
     ]
     # The column "steps" shows this key already.
-    keys = [key for key in found.columns if key != "run.steps"]
+    keys = [key for key in comparison.columns if key != "run.steps"]
     taken = ["run", *(column.header for column in after), *(k.split(".")[-1] for k in keys)]
-    shown = settings(found)
+    shown = settings(comparison)
     before = [Column("run", [one.name for one in groups], False)]
     for key in keys:
         short = key.rpartition(".")[2]
@@ -74,13 +74,13 @@ def columns(found: Comparison) -> list[Column]:
     return before + after
 
 
-def text_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
+def text_rows(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Return headers and rows for a terminal; a star marks the best value."""
     padded = []
-    for column in columns(found):
+    for column in columns(comparison):
         cells = column.cells
-        if column.header == found.metric and any(one.best for one in found.groups):
-            marks = ["*" if one.best else " " for one in found.groups]
+        if column.header == comparison.metric and any(one.best for one in comparison.groups):
+            marks = ["*" if one.best else " " for one in comparison.groups]
             cells = [cell + mark for cell, mark in zip(cells, marks, strict=True)]
         width = max(map(len, [column.header, *cells])) if column.right else 0
         padded.append([cell.rjust(width) for cell in [column.header, *cells]])
@@ -88,10 +88,10 @@ def text_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
     return headers, rows
 
 
-def write_latex(found: Comparison) -> str:
+def write_latex(comparison: Comparison) -> str:
     """Return a `tabular` for the package booktabs; the best value is bold."""
-    table = [column for column in columns(found) if column.header != INTERVAL]
-    halves = next(column.cells for column in columns(found) if column.header == INTERVAL)
+    table = [column for column in columns(comparison) if column.header != INTERVAL]
+    halves = next(column.cells for column in columns(comparison) if column.header == INTERVAL)
     lines = [
         "% needs \\usepackage{booktabs}",
         f"\\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in table)}}}",
@@ -99,11 +99,11 @@ def write_latex(found: Comparison) -> str:
         " & ".join(escape(column.header) for column in table) + " \\\\",
         "\\midrule",
     ]
-    for number, one in enumerate(found.groups):
+    for number, one in enumerate(comparison.groups):
         cells = []
         for column in table:
             cell = escape(column.cells[number])
-            if column.header == found.metric:
+            if column.header == comparison.metric:
                 cell = f"\\textbf{{{cell}}}" if one.best else cell
                 cell += f" $\\pm$ {halves[number]}" if one.half is not None else ""
             cells.append(cell)
@@ -115,14 +115,15 @@ def escape(text: str) -> str:
     return "".join(SPECIAL.get(sign, sign) for sign in one_line(text))
 
 
-def write_csv(found: Comparison) -> str:
+def write_csv(comparison: Comparison) -> str:
     """Return CSV with one line for each group and unrounded numbers; unknown values are empty."""
     lines = [
-        ["run", *found.columns, "seeds", found.metric, "half_width_95", "best", "finished",
-         "step_min", "step_max", "steps", "targets", "parameters", "tokens_per_second", "seconds"]
+        ["run", *comparison.columns, "seeds", comparison.metric, "half_width_95", "best",
+         "finished", "step_min", "step_max", "steps", "targets", "parameters", "tokens_per_second",
+         "seconds"]
     ]  # fmt: skip
-    for one, shown in zip(found.groups, settings(found), strict=True):
-        values = [_plain(shown[key], "") for key in found.columns]
+    for one, shown in zip(comparison.groups, settings(comparison), strict=True):
+        values = [_plain(shown[key], "") for key in comparison.columns]
         name, *numbers = (_plain(value, "") for value in as_row(one).values())
         lines.append([name, *values, *numbers])
     return csv_text(lines)
@@ -166,10 +167,10 @@ def as_row(one: Group) -> dict[str, Any]:
     }
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as plain values, with the value of each seed."""
     groups = []
-    for one, shown in zip(found.groups, settings(found), strict=True):
+    for one, shown in zip(comparison.groups, settings(comparison), strict=True):
         runs = [
             {
                 "path": str(member.run.path),
@@ -187,22 +188,26 @@ def as_json(found: Comparison) -> dict[str, Any]:
         ]
         groups.append({**as_row(one), "settings": shown, "runs": runs})
     return {
-        "metric": found.metric,
-        "at": found.at,
-        "better": "higher" if found.higher else "lower",
-        "comparable": found.comparable,
-        "differ": found.columns,
+        "metric": comparison.metric,
+        "at": comparison.at,
+        "better": "higher" if comparison.higher else "lower",
+        "comparable": comparison.comparable,
+        "differ": comparison.columns,
         "groups": groups,
-        "notes": found.notes,
+        "notes": comparison.notes,
     }
 
 
-def settings(found: Comparison) -> list[dict[str, Any]]:
+def settings(comparison: Comparison) -> list[dict[str, Any]]:
     """Return the keys that differ for each group; stores as names, None for a missing key."""
-    shown = [{key: one.settings.get(key) for key in found.columns} for one in found.groups]
-    for key in {"data.train", "data.val"} & set(found.columns):
-        digests = [str(one.settings[key] or "") for one in found.groups]
-        places = {d: _place(one, key) for d, one in zip(digests, found.groups, strict=True) if d}
+    shown = [
+        {key: one.settings.get(key) for key in comparison.columns} for one in comparison.groups
+    ]
+    for key in {"data.train", "data.val"} & set(comparison.columns):
+        digests = [str(one.settings[key] or "") for one in comparison.groups]
+        places = {
+            d: _place(one, key) for d, one in zip(digests, comparison.groups, strict=True) if d
+        }
         names = dict(zip(places, short_names(list(places.values())), strict=True))
         for digest, values in zip(digests, shown, strict=True):
             # Two stores with the same place: it was built again between the runs.

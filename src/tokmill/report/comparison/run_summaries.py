@@ -108,7 +108,7 @@ class RunSummary:
     @property
     def vocabularies(self) -> dict[str, str]:
         """Column → sha256 of its vocabulary."""
-        return {name: found.sha256 for name, found in self.known.vocabularies.items()}
+        return {name: vocabulary.sha256 for name, vocabulary in self.known.vocabularies.items()}
 
     @property
     def measures(self) -> Measures:
@@ -160,8 +160,8 @@ class RunSummary:
             # A running training may have removed it in the meantime.
             with contextlib.suppress(TokmillError):
                 file = self.path / "checkpoints" / name / "state.json"
-                found: Facts = read_json(file, dict[str, Any])
-                return found
+                state: Facts = read_json(file, dict[str, Any])
+                return state
         return {}
 
     @property
@@ -225,7 +225,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunSummary]:
     Raises:
         TokmillError: a path does not exist or holds no run, or a run is damaged.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in paths:
         runs = find_runs(path)
         if not runs:
@@ -236,8 +236,8 @@ def read_runs(paths: Sequence[Path]) -> list[RunSummary]:
                 "`tokmill train STORE -o RUN` makes one",
             )
         for run in runs:
-            found.setdefault(run.resolve(), run)
-    return [read_run(run) for run in found.values()]
+            folders.setdefault(run.resolve(), run)
+    return [read_run(run) for run in folders.values()]
 
 
 def metrics(path: Path) -> list[Facts]:

@@ -57,31 +57,31 @@ def run(look: Look) -> Facts | None:
     """The folder of a training."""
     if not is_run(look.path):
         return None
-    found = read_run(look.path)
-    keys, saved = found.flat, found.checkpoint
+    summary = read_run(look.path)
+    keys, saved = summary.flat, summary.checkpoint
     return {
         "kind": "run",
-        "what": "a finished training" if found.finished else "a training that has not finished",
-        "step": found.step,
-        "steps": found.steps,
-        "metrics": found.latest,
-        "best": found.best,
+        "what": "a finished training" if summary.finished else "a training that has not finished",
+        "step": summary.step,
+        "steps": summary.steps,
+        "metrics": summary.latest,
+        "best": summary.best,
         "model": keys["model.kind"],
-        "parameters": found.parameters,
+        "parameters": summary.parameters,
         "task": keys["task.kind"],
         "engine": keys["run.engine"],
         "precision": keys["run.precision"],
         "machine": saved.get("machine"),
         "processes": saved.get("world"),
-        "checkpoints": found.checkpoints,
+        "checkpoints": summary.checkpoints,
         "store": keys["data.train"],
         "validation_store": keys["data.val"] or None,
         "start": keys["run.start"] or None,
-        "fingerprint": found.known.fingerprint,
-        "columns": found.known.columns,
-        "recipe": found.recipe,
-        "next": found.sampling or None
-        if found.finished
+        "fingerprint": summary.known.fingerprint,
+        "columns": summary.known.columns,
+        "recipe": summary.recipe,
+        "next": summary.sampling or None
+        if summary.finished
         else f"tokmill train -o {look.quoted} --resume",
     }
 

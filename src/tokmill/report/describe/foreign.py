@@ -77,10 +77,10 @@ def npz(look: Look) -> Facts | None:
         for name in names:
             try:
                 with archive.open(name) as member:
-                    found = _array_header(member)
+                    header = _array_header(member)
             except ZIP_ERRORS as error:
-                found = {"problem": f"it cannot be read: {error}"}
-            arrays.append({"name": name.removesuffix(".npy"), **found})
+                header = {"problem": f"it cannot be read: {error}"}
+            arrays.append({"name": name.removesuffix(".npy"), **header})
     facts: Facts = {"kind": "npz", "what": "a numpy archive", "bytes": look.size, "arrays": arrays}
     if {"input_ids", "attention_mask"} <= {array["name"] for array in arrays}:
         facts["what"] = "a numpy archive of padded windows"

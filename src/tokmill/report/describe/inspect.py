@@ -95,11 +95,11 @@ def contents(folder: Path) -> Facts:
     for path in inside:
         row: Facts = {"name": path.name}
         try:
-            if found := store(Look(path)):
-                stores.append(row | {key: found[key] for key in ("kind", "records", "tokens")})
-            elif found := tokenizer_in(path):
+            if facts := store(Look(path)):
+                stores.append(row | {key: facts[key] for key in ("kind", "records", "tokens")})
+            elif facts := tokenizer_in(path):
                 kept = ("model", "size", "merges", "problem")
-                tokenizers.append(row | {key: found[key] for key in kept if key in found})
+                tokenizers.append(row | {key: facts[key] for key in kept if key in facts})
         except TokmillError as error:
             stores.append({**row, "kind": "damaged", "problem": error.what})
     lists = {"stores": stores, "tokenizers": tokenizers, "runs": listing(folder)}
@@ -178,7 +178,7 @@ def other_tokenizer(look: Look) -> Facts | None:
     if not named:
         return None
     try:
-        found = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_file(look.path)
+        loaded = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_file(look.path)
     except MissingExtraError as error:
         return {"kind": "tokenizer", "what": "a tokenizer by its name", "problem": error.what,
                 "hint": error.hint}  # fmt: skip
@@ -189,9 +189,9 @@ def other_tokenizer(look: Look) -> Facts | None:
     return {
         "kind": "tokenizer",
         "what": "a tokenizer",
-        "size": found.size,
-        "merges": len(found.merges),
-        "special_tokens": shorten(found.specials),
+        "size": loaded.size,
+        "merges": len(loaded.merges),
+        "special_tokens": shorten(loaded.specials),
         "next": f"tokmill build text INPUT --tokenizer {look.quoted} -o STORE",
     }
 
@@ -205,10 +205,10 @@ def other_json(look: Look) -> Facts | None:
                 "problem": "it cannot be read: it is damaged or cut off"}  # fmt: skip
     if isinstance(look.json, dict) and ".jsonl" not in look.path.suffixes:
         keys = list(look.json)
-        made = str(look.json.get("format")).removeprefix("tokmill.")
-        what = f"what `tokmill {MADE[made]}` found" if made in MADE else "a JSON object"
+        kind = str(look.json.get("format")).removeprefix("tokmill.")
+        what = f"what `tokmill {MADE[kind]}` found" if kind in MADE else "a JSON object"
         return {
-            "kind": made if made in MADE else "json",
+            "kind": kind if kind in MADE else "json",
             "what": what,
             "bytes": look.size,
             "keys": keys[:30],

@@ -177,13 +177,13 @@ class _Found:
         if self.whole:
             return cut(outline("", self.whole[0], DEPTH))
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.types.most_common(5))
-        found = [f"{'dict' if self.is_dict else 'list'} of {self.count:,}: {kinds or 'empty'}"]
+        lines = [f"{'dict' if self.is_dict else 'list'} of {self.count:,}: {kinds or 'empty'}"]
         for key, value in self.first:
             label = f"{short(key)}: " if self.is_dict else f"[{key}] "
-            found += [f"  {line}" for line in outline(label, value, DEPTH - 1)]
+            lines += [f"  {line}" for line in outline(label, value, DEPTH - 1)]
         if self.count > len(self.first):
-            found.append(f"  … ({self.count - len(self.first):,} more)")
-        return cut(found, len(self.first))
+            lines.append(f"  … ({self.count - len(self.first):,} more)")
+        return cut(lines, len(self.first))
 
 
 def programs_of(value: Any) -> int:
@@ -200,9 +200,9 @@ def programs_of(value: Any) -> int:
 def sequence_lengths(value: Any, deep: int, budget: Budget) -> Iterator[tuple[int, str]]:
     """Yield (length, unit) of the sequences in a value: itself, or those in its lists or dicts."""
     budget.take(LOOK * (len(value) if isinstance(value, list | tuple | dict) else 1))
-    found = sequence_length(value)
-    if found is not None:
-        yield found
+    length = sequence_length(value)
+    if length is not None:
+        yield length
     elif deep and isinstance(value, list | dict):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from sequence_lengths(inner, deep - 1, budget)
@@ -281,9 +281,9 @@ def describe_value(value: Any) -> str:
             text += f": {', '.join(map(short, some[:most]))}{', …' if len(value) > most else ''}"
         return text
     if isinstance(value, Instance):
-        found = array_of(value)
-        if found is not None:
-            return f"numpy array {found.dtype} of shape {found.shape}"
+        array = array_of(value)
+        if array is not None:
+            return f"numpy array {array.dtype} of shape {array.shape}"
         return printable(value.kind)
     if isinstance(value, bytes | bytearray):
         return f"{type(value).__name__} of {len(value):,}: {value[:16].hex(' ')}"

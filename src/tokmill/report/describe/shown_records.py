@@ -82,13 +82,17 @@ class Reader:
 
     def _tokens(self, vocabulary: str) -> list[str]:
         """Return the tokens of a vocabulary that is a JSON object with a list of them."""
-        known = self.store.vocabularies.get(vocabulary)
-        if known is None or not known.file.endswith(".json") or known.coder == "tokenizer":
+        vocabulary_of_column = self.store.vocabularies.get(vocabulary)
+        if (
+            vocabulary_of_column is None
+            or not vocabulary_of_column.file.endswith(".json")
+            or vocabulary_of_column.coder == "tokenizer"
+        ):
             return []
         path = self.store.vocabulary_file(vocabulary)
         try:
-            found: list[str] = loads_json(read_file(path), _TokenList).tokens
-            return found
+            tokens: list[str] = loads_json(read_file(path), _TokenList).tokens
+            return tokens
         except (TokmillError, ValueError):
             self.talk = f"ids instead of tokens: {path} is not a list of tokens"
             return []

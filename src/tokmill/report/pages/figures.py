@@ -101,12 +101,12 @@ def length_figure(
     labels: Sequence[str], tables: Sequence[tuple[Array, Array]], unit: str = "tokens"
 ) -> Figure:
     """Return the histogram of tables (lengths in rising order, number of each)."""
-    edges, base = length_edges(np.concatenate([found for found, _ in tables]))
+    edges, base = length_edges(np.concatenate([lengths for lengths, _ in tables]))
     thing = "tokens" if unit == "bytes" else "records"
     series, marks = [], []
-    for i, (label, (found, times)) in enumerate(zip(labels, tables, strict=True)):
+    for i, (label, (lengths, times)) in enumerate(zip(labels, tables, strict=True)):
         # Length 0 is not on a logarithmic axis, so it is counted in its bin from 0.5.
-        heights, _ = np.histogram(np.maximum(found, edges[0]), edges, weights=times)
+        heights, _ = np.histogram(np.maximum(lengths, edges[0]), edges, weights=times)
         share = heights / max(times.sum(), 1) * 100
         alone = len(tables) == 1
         series.append(
@@ -114,7 +114,7 @@ def length_figure(
             if alone
             else Series(label, edges, share, i, more={thing: heights})
         )
-        median = length_figures(found, times).median
+        median = length_figures(lengths, times).median
         marks.append((f"median {median:,.1f}", median, i))
     return Figure(
         f"Lengths of {thing}",
@@ -127,15 +127,15 @@ def length_figure(
     )
 
 
-def length_edges(found: Array) -> tuple[Array, int]:
+def length_edges(lengths: Array) -> tuple[Array, int]:
     """Return the edges of bins for lengths, and the base of their axis (0: linear).
 
     Lengths within a factor of 32 get at most 60 bins of equal width. Otherwise there are two bins
     an octave with whole edges, and length 0 has its own bin, 0.5 … 1.
     """
-    if not len(found):
+    if not len(lengths):
         return np.asarray([0.0, 1.0]), 0
-    low, high = int(found.min()), int(found.max())
+    low, high = int(lengths.min()), int(lengths.max())
     if high <= 32 * max(low, 1):
         step = -(-(high - low + 1) // 60)
         return np.arange(low, high + step + 1, step) - 0.5, 0
@@ -163,10 +163,10 @@ def frequency(paths: Sequence[Path], sample: int | None = None, column: str = ""
 
 
 def _is_vocabulary(path: Path) -> bool:
-    found: bool = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary_files").is_vocabulary(
-        path
-    )
-    return found
+    answer: bool = plugins.require(
+        "tokmill.x86.tokens.vocabularies.vocabulary_files"
+    ).is_vocabulary(path)
+    return answer
 
 
 def _counts_of_list(path: Path, column: str) -> Array:
@@ -193,20 +193,20 @@ def _counts_of_list(path: Path, column: str) -> Array:
 
 def column_of(store: Store, column: str = "") -> str:
     """Return the named column of ids, else the first one."""
-    known = id_columns(store)
-    if column and column not in known:
+    names = id_columns(store)
+    if column and column not in names:
         raise UsageError(
             f"the store has no ids in a column {column!r}",
             where=str(store.path),
-            hint=nearest(column, known),
+            hint=nearest(column, names),
         )
-    if not known:
+    if not names:
         raise TokmillError(
             "the store has no column of ids",
             where=str(store.path),
             hint="name a column with --column: `tokmill inspect` lists them",
         )
-    return column or known[0]
+    return column or names[0]
 
 
 def frequency_figure(labels: Sequence[str], tables: Sequence[Array], column: str = "") -> Figure:
@@ -220,9 +220,9 @@ def frequency_figure(labels: Sequence[str], tables: Sequence[Array], column: str
         if len(rank) > POINTS:
             thin = np.unique(np.geomspace(1, len(rank), POINTS).round().astype(np.int64))
             order, rank, covered = order[thin - 1], thin, covered[thin - 1]
-        found = table[order]
-        share = found / max(int(table.sum()), 1)
-        more = {"id": order, "tokens": found, "covered": covered}
+        counts = table[order]
+        share = counts / max(int(table.sum()), 1)
+        more = {"id": order, "tokens": counts, "covered": covered}
         series.append(Series(label, rank, share, i, more=more))
     marks = []
     if len(tables) == 1 and tables[0].any():
@@ -364,16 +364,16 @@ def _length_table(path: Path, sample: int | None) -> tuple[str, Array, Array]:
     if _is_store(path):
         counts = count(Store(path), sample)
         return "tokens", counts.lengths, counts.records
-    unit, (found,) = _lengths_in(path)
-    return unit, *np.unique(found, return_counts=True)
+    unit, (lengths,) = _lengths_in(path)
+    return unit, *np.unique(lengths, return_counts=True)
 
 
 def _lengths_in(path: Path) -> tuple[str, Iterable[Array]]:
     if _is_store(path):
         return "tokens", record_lengths(Store(path))
     if path.suffix.lower() in PICKLES:
-        unit, found = lengths_of_pickle(path)
-        return unit, [found]
+        unit, lengths = lengths_of_pickle(path)
+        return unit, [lengths]
     return "bytes", [token_lengths(path)]
 
 

@@ -54,7 +54,7 @@ def page(
     plugins.require("matplotlib")
     html = template()
     paths = [one for path in paths for one in _expand(path)]
-    found = [describe(path) for path in paths]
+    described = [describe(path) for path in paths]
     names = short_names(paths)
     makers: dict[str, Callable[[Path, Facts, Section], None]] = {
         "store": lambda path, facts, s: store_section(path, facts, s, width, sample, advance),
@@ -62,7 +62,7 @@ def page(
         "tokenizer": tokenizer_section,
     }
     sections = []
-    for number, (path, facts) in enumerate(zip(paths, found, strict=True)):
+    for number, (path, facts) in enumerate(zip(paths, described, strict=True)):
         kind = facts["kind"].removeprefix("partial ")
         if kind not in makers:
             raise UsageError(
@@ -74,7 +74,7 @@ def page(
         section.problem = facts.get("problem", "")
         makers[kind](path, facts, section)
         sections.append(section)
-    with_loss = [f["kind"] == "run" and f["metrics"].get("loss") is not None for f in found]
+    with_loss = [f["kind"] == "run" and f["metrics"].get("loss") is not None for f in described]
     runs = list(itertools.compress(paths, with_loss))
     if len(runs) > 1:
         sections.append(compared_section(runs))

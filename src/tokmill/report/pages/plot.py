@@ -184,8 +184,8 @@ def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
         axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
     if len(figure.series) + len(figure.marks) > 1:
         # Points may lie anywhere: their legend stands beside them.
-        beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "markerscale": 1.8}
-        axes.legend(frameon=False, fontsize=9, **(beside if figure.form == "points" else {}))
+        outside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "markerscale": 1.8}
+        axes.legend(frameon=False, fontsize=9, **(outside if figure.form == "points" else {}))
 
 
 def _hides(upper: Series, lower: Series, figure: Figure) -> bool:

@@ -85,8 +85,8 @@ def in_words(schedule: Sequence[Any]) -> str:
         facts = msgspec.to_builtins(action)
         sizes = " × ".join(map(str, facts.get("sizes", ())))
         order = ", ".join(map(str, facts.get("order", ())))
-        said = f"{facts['action']} {sizes}{order and f'({order})'}".strip()
-        of.setdefault(action.op, []).append(said)
+        text = f"{facts['action']} {sizes}{order and f'({order})'}".strip()
+        of.setdefault(action.op, []).append(text)
     return "; ".join(f"{op}: {', '.join(taken)}" for op, taken in of.items())
 
 
@@ -94,7 +94,7 @@ def by_evaluations(
     runs: Sequence[RunSummary], metrics: Mapping[str, tuple[str, str]], what: str
 ) -> list[Series]:
     """Return curves whose x is evaluations; raises `TokmillError` for runs of other tasks."""
-    found = []
+    values = []
     counts = {run.flat.get("task.bench_count") for run in runs}
     for run in runs:
         if not learns_schedules(run):
@@ -105,15 +105,15 @@ def by_evaluations(
             )
     if len(counts) == 1:
         (each,) = counts
-        found = [replace(one, x=one.x * each) for one in curves_of(runs, metrics, what)]
+        values = [replace(one, x=one.x * each) for one in curves_of(runs, metrics, what)]
     else:
         # Runs with different steps form different curves.
         for colour, run in enumerate(runs):
-            found += [
+            values += [
                 replace(one, x=one.x * run.flat["task.bench_count"], colour=colour)
                 for one in curves_of([run], metrics, what)
             ]
-    return found
+    return values
 
 
 def attention(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
@@ -136,7 +136,9 @@ def attention(paths: Sequence[Path], sample: int | None = None, column: str = ""
     problems = plugins.require("tokmill.mlir.modules.problem")
     named: Any = problems.of_file(module) if module.suffix == ".mlir" else None
     problem = named or problems.of_line(str(module))
-    found, names = plugins.require("tokmill.rl.embedding.policy_attention").first_seen(run, problem)
+    weights, names = plugins.require("tokmill.rl.embedding.policy_attention").first_seen(
+        run, problem
+    )
     rows = [
         Series(
             f"layer {layer}, head {head}",
@@ -145,7 +147,7 @@ def attention(paths: Sequence[Path], sample: int | None = None, column: str = ""
             0,
             more={NAME: np.array(names)},
         )
-        for layer, heads in enumerate(found, 1)
+        for layer, heads in enumerate(weights, 1)
         for head, one in enumerate(heads, 1)
     ]
     operation = problem.operations[-1]

@@ -85,8 +85,8 @@ def store_section(
 ) -> None:
     store = Store(path)
     counts = count(store, sample, advance)
-    found = summary(store, counts, width)
-    section.tables += store_tables(store, found)
+    statistics = summary(store, counts, width)
+    section.tables += store_tables(store, statistics)
     section.figures += store_figures(store, counts, section)
     reader = Reader(store)
     for number in range(min(SAMPLES, store.records)):
@@ -107,19 +107,24 @@ def store_section(
         section.recipe = _json(facts["recipe"])
 
 
-def store_tables(store: Store, found: Statistics) -> list[Table]:
+def store_tables(store: Store, statistics: Statistics) -> list[Table]:
     """Return the tables of a store's figures."""
-    lengths = found.lengths
-    left_out = {**found.skipped, **{f"{k} (rejected)": n for k, n in found.rejected.items()}}
-    scope = "" if found.exact else f" (sample: {found.shards} of {len(store.shards)} shards)"
+    lengths = statistics.lengths
+    left_out = {
+        **statistics.skipped,
+        **{f"{k} (rejected)": n for k, n in statistics.rejected.items()},
+    }
+    scope = (
+        "" if statistics.exact else f" (sample: {statistics.shards} of {len(store.shards)} shards)"
+    )
     rows = [
         ["records", f"{store.records:,}"],
         ["tokens", f"{store.tokens:,}"],
         ["shards", f"{len(store.shards):,} ({human_bytes(store.manifest.bytes)})"],
-        ["content read", human_bytes(found.input_bytes)],
+        ["content read", human_bytes(statistics.input_bytes)],
     ]
-    if found.bytes_per_token is not None:
-        rows.append(["bytes a token", f"{found.bytes_per_token:.3f}"])
+    if statistics.bytes_per_token is not None:
+        rows.append(["bytes a token", f"{statistics.bytes_per_token:.3f}"])
     rows += [
         [
             f"length of a record{scope}",
@@ -127,15 +132,15 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
             f"{lengths.median:,.1f}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
         ],
         [
-            f"in rows of {found.width:,}{scope}",
-            f"{human_count(found.rows, 'row')} with {human_share(found.padding)} padding; "
-            f"{human_share(found.longer)} of the records are longer",
+            f"in rows of {statistics.width:,}{scope}",
+            f"{human_count(statistics.rows, 'row')} with {human_share(statistics.padding)} padding;"
+            f" {human_share(statistics.longer)} of the records are longer",
         ],
-        [f"empty records{scope}", f"{found.empty:,}"],
+        [f"empty records{scope}", f"{statistics.empty:,}"],
         ["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"],
     ]
     tables = [Table(rows)]
-    if found.columns:
+    if statistics.columns:
         use = [
             [
                 name,
@@ -145,7 +150,7 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
                 "" if column.unknown is None else human_share(column.unknown, 3),
                 "" if column.eot is None else f"{column.eot:,}",
             ]
-            for name, column in found.columns.items()
+            for name, column in statistics.columns.items()
         ]
         headers = ["column", "ids used", "vocabulary", "share used", "unknown", "eot tokens"]
         # Most vocabularies lack a role; a column without values is left out for narrow screens.
@@ -179,10 +184,10 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
         for key in SHAPE
         if isinstance(run.flat.get(key), int) and run.flat[key]
     ]
-    known = run.parameters
+    parameters = run.parameters
     pairs = [
         ["model", ", ".join([str(run.flat["model.kind"]), *shapes])],
-        ["parameters", "not known" if known is None else f"{known:,}"],
+        ["parameters", "not known" if parameters is None else f"{parameters:,}"],
         ["task", str(run.flat["task.kind"])],
         ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in columns.items())],
         ["steps", f"{facts['step']:,} of {run.steps:,}"],
@@ -261,12 +266,12 @@ def run_samples(run: RunSummary) -> list[Sample]:
         texts = [reader.show(number, PROMPT_TOKENS).get("text", "") for number in numbers]
         titles = [f"The first {PROMPT_TOKENS} tokens of record {number:,}" for number in numbers]
     generate = plugins.require("tokmill.inference.sample").generate
-    made = generate(run.path, prompts, SAMPLE_TOKENS // 2, temperature=0.8, seed=0)
+    continuations = generate(run.path, prompts, SAMPLE_TOKENS // 2, temperature=0.8, seed=0)
     return [
         Sample(
             f"{title}, and after ▶ the text of the model (temperature 0.8)", f"{text} ▶{one.text}"
         )
-        for title, text, one in zip(titles, texts, made, strict=True)
+        for title, text, one in zip(titles, texts, continuations, strict=True)
     ]
 
 
@@ -303,11 +308,11 @@ def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:
     facts = [f"record {record['record']:,}", human_count(record["tokens"], "token")]
     if "from" in record:
         facts.append(f"from {input_in_words(record)}")
-    known = {"record", "tokens", "from", "at", "text", *token_columns}
+    keys = {"record", "tokens", "from", "at", "text", *token_columns}
     facts += [
         fact_in_words(name, shorten(value, 80))
         for name, value in record.items()
-        if name not in known
+        if name not in keys
     ]
     text = record.get("text")
     if text is None:

@@ -131,15 +131,15 @@ def embedded(units: Array) -> Array:
 
 def keys_of(store: Store, records: Array, column: str) -> Array:
     """Return a label of each record, str, by one of its columns; at most `KEYS` + 1 differ."""
-    found = store.schema.get(column)
-    if found is None or found.per != "record" or found.width:
+    of_column = store.schema.get(column)
+    if of_column is None or of_column.per != "record" or of_column.width:
         usable = [name for name, c in store.schema.items() if c.per == "record" and not c.width]
         raise UsageError(
             f"{column!r} is no column with a value a record",
             where=str(store.path),
             hint=nearest(column, usable),
         )
-    if found.dtype != "utf8":
+    if of_column.dtype != "utf8":
         return _levels(store.column(column)[records].astype(np.float64))
     words: list[str] = []
     for number, entry in enumerate(store.shards):
@@ -161,12 +161,12 @@ def rare_together(labels: Array) -> Array:
 
 def _levels(values: Array) -> Array:
     """Return the part of each number: "0.5 to 0.7"."""
-    known = values[np.isfinite(values)]
-    if len(known) and len(np.unique(known)) <= LEVELS:
+    finite = values[np.isfinite(values)]
+    if len(finite) and len(np.unique(finite)) <= LEVELS:
         labels = np.asarray([f"{value:.4g}" for value in values], object)
     else:
         steps = np.linspace(0, 1, LEVELS + 1)
-        edges: Array = np.unique(np.quantile(known, steps)) if len(known) else np.zeros(0)
+        edges: Array = np.unique(np.quantile(finite, steps)) if len(finite) else np.zeros(0)
         labels = np.full(len(values), "", object)
         for low, high in zip(edges[:-1], edges[1:], strict=True):
             labels[(values >= low) & (values <= high)] = f"{low:.3g} to {high:.3g}"

@@ -101,15 +101,15 @@ def evaluate(
         measuring.Measurements(settings, cache, IreeDefault()) as iree,
         Progress("eval", count, unit="schedules", quiet=quiet) as progress,
     ):
-        found = evaluating.evaluate(
+        results = evaluating.evaluate(
             cast(Any, task), problems, measure, samples, seed, lambda: progress.advance(1)
         )
         rows = [
             evaluating.facts(one) | {IREE: default.nanoseconds / 1e6, "iree_status": default.status}
-            for one in found
+            for one in results
             for default in [searches.iree_default(one.problem, iree)]
         ]
-    means = evaluating.summary(found)
+    means = evaluating.summary(results)
     if out is not None:
         rows = _write(out, rows, problems)
     if as_json:
@@ -171,11 +171,11 @@ def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> N
         ],
     )
     for name, key in (("zero-shot", "zero_shot"), (best, "best")):
-        found = means[key]
+        mean = means[key]
         say(
-            f"{name}: {found['speedup']:.3f} times as fast as without a schedule"
+            f"{name}: {mean['speedup']:.3f} times as fast as without a schedule"
             f"{_beside_iree(rows, key)} (geometric means of {human_count(len(rows), 'module')}), "
-            f"{human_share(found['regressions'], 0)} slower, {human_share(found['failed'], 0)} "
+            f"{human_share(mean['regressions'], 0)} slower, {human_share(mean['failed'], 0)} "
             "without a result"
         )
     say_what_is_faster([{**row, **row["best"]} for row in rows])
@@ -183,11 +183,11 @@ def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> N
 
 def _beside_iree(rows: list[dict[str, Any]], key: str) -> str:
     ratios = [row[IREE] / row[key]["milliseconds"] for row in rows]
-    known = [math.log(ratio) for ratio in ratios if math.isfinite(ratio)]
-    if not known:
+    logs = [math.log(ratio) for ratio in ratios if math.isfinite(ratio)]
+    if not logs:
         return ""
-    return f", {math.exp(sum(known) / len(known)):.3f} times as fast as by IREE's default"
+    return f", {math.exp(sum(logs) / len(logs)):.3f} times as fast as by IREE's default"
 
 
-def _gain(found: dict[str, Any]) -> str:
-    return f"{found['speedup']:.2f}" if found["status"] == "ok" else str(found["status"])
+def _gain(means: dict[str, Any]) -> str:
+    return f"{means['speedup']:.2f}" if means["status"] == "ok" else str(means["status"])

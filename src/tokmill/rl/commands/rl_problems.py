@@ -77,7 +77,7 @@ def problems_of(modules: list[str]) -> list[Any]:
     """Return the problems that files, folders and lines of sizes name."""
     from tokmill.mlir.modules import importing, problem
 
-    found: list[Any] = []
+    problems: list[Any] = []
     for name in modules:
         path = Path(name)
         if path.suffix.lower() == importing.ONNX and not path.exists():
@@ -92,12 +92,12 @@ def problems_of(modules: list[str]) -> list[Any]:
             folder = problem.of_folder(path)
             for line in folder.said(name):
                 say(f"note: {line}")
-            found += folder.problems
+            problems += folder.problems
         elif path.suffix == ".mlir" or path.exists():
-            found.append(problem.of_file(path))
+            problems.append(problem.of_file(path))
         else:
-            found.append(problem.of_line(name))
-    return found
+            problems.append(problem.of_line(name))
+    return problems
 
 
 RESULTS, KIND = "results.json", "schedules"
@@ -134,14 +134,14 @@ def check_best(
             )
 
 
-def write_best(folder: Path, found: Sequence[Best]) -> list[dict[str, Any]]:
+def write_best(folder: Path, results: Sequence[Best]) -> list[dict[str, Any]]:
     """Write the best schedules; return the rows of all modules, with the paths of their files.
 
     `file` is that of the schedule, "" if there is none, and `module_file` that of the module.
     """
     rows: list[dict[str, Any]] = []
     texts: dict[str, str] = {}
-    for number, one in enumerate(found):
+    for number, one in enumerate(results):
         schedule, module = _best_names(number)
         rows.append({**one.row, "file": one.schedule and schedule, "module_file": module})
         texts |= {schedule: one.schedule, module: one.module}
@@ -176,9 +176,9 @@ def row_of(problem: Any, best: Any, iree: Any) -> dict[str, Any]:
     }
 
 
-def print_results(found: list[dict[str, Any]]) -> None:
+def print_results(results: list[dict[str, Any]]) -> None:
     """Print rows of `row_of` as a table."""
-    counted = ["measured"] * any("counts" in one for one in found)
+    counted = ["measured"] * any("counts" in one for one in results)
     print_table(
         ["module", "ms", "unscheduled", "IREE's default", "times as fast", "noise", *counted],
         [
@@ -192,7 +192,7 @@ def print_results(found: list[dict[str, Any]]) -> None:
                 *[", ".join(f"{n} {status}" for status, n in sorted(one["counts"].items()))
                   for _ in counted],
             ]
-            for one in found
+            for one in results
         ],
     )  # fmt: skip
 

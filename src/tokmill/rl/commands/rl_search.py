@@ -67,7 +67,7 @@ def search(
     settings = measure.Settings(runs=runs, seed=seed)
     from tokmill.mlir.space import IreeDefault
 
-    found = []
+    results = []
     with (
         continuing(cache),
         measure.Measurements(settings, cache) as measurements,
@@ -75,11 +75,13 @@ def search(
         Progress("search", evaluations * len(problems), unit="schedules", quiet=quiet) as progress,
     ):
         for problem in problems:
-            found.append(best_of(problem, method, evaluations, seed, measurements, iree, progress))
+            results.append(
+                best_of(problem, method, evaluations, seed, measurements, iree, progress)
+            )
         cached = measurements.hits
-    rows: list[dict[str, Any]] = [one.row for one in found]
+    rows: list[dict[str, Any]] = [one.row for one in results]
     if out is not None:
-        rows = write_best(out, found)
+        rows = write_best(out, results)
     if as_json:
         print_json(
             {"method": method, "evaluations": evaluations, "cached": cached, "modules": rows}

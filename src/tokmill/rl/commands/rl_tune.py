@@ -101,7 +101,7 @@ def tune(
 
         with contextlib.nullcontext() if quiet else elapsed(lambda: line):
             # The printed line is for IREE, so what it reads is what is tuned.
-            found = tuning.tune(
+            result = tuning.tune(
                 known(given.text),
                 until=until,
                 parameters=given.parameters,
@@ -109,10 +109,10 @@ def tune(
                 tick=tick,
             )
         path = given.path
-        if path is None or found.module != given.text or path.suffix != ".mlir":
-            path = write_file(module, found.module)
-    flags = [*FLAGS, *found.best.way.flags]
-    _print(found, shlex.join(["iree-compile", str(path), "-o", "MODULE.vmfb", *flags]), as_json)
+        if path is None or result.module != given.text or path.suffix != ".mlir":
+            path = write_file(module, result.module)
+    flags = [*FLAGS, *result.best.way.flags]
+    _print(result, shlex.join(["iree-compile", str(path), "-o", "MODULE.vmfb", *flags]), as_json)
 
 
 def _read(model: str, module: Path, weights: Path, parameters: Path | None, until: float) -> Given:
@@ -173,8 +173,8 @@ def _length(text: str, where: str, until: float) -> int:
         return max((int(side) for one in shapes for side in one.split("x")[:-1]), default=1)
 
 
-def _print(found: Any, line: str, as_json: bool) -> None:
-    default, best = found.tried[0], found.best
+def _print(result: Any, line: str, as_json: bool) -> None:
+    default, best = result.tried[0], result.best
     if as_json:
         print_json(
             {
@@ -194,7 +194,7 @@ def _print(found: Any, line: str, as_json: bool) -> None:
                         "status": one.status,
                         "milliseconds": one.nanoseconds / 1e6,
                     }
-                    for one in found.tried
+                    for one in result.tried
                 ],
             }
         )
@@ -209,7 +209,7 @@ def _print(found: Any, line: str, as_json: bool) -> None:
                 if one.status == "ok"
                 else one.status,
             ]
-            for one in found.tried
+            for one in result.tried
         ],
     )
     if best is default:

@@ -67,17 +67,17 @@ class DistilBertConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True,
 
     def unused(self) -> dict[str, str]:
         """Return the keys that are set and change nothing: name → why."""
-        found = super().unused()
+        keys = super().unused()
         if self.tokens == "fields":
             if self.vocab_size:
-                found["vocab_size"] = (
+                keys["vocab_size"] = (
                     'tokens of fields have ids of their own; tokens = "buckets" reads it'
                 )
             if self.seed_compatible:
-                found["seed_compatible"] = 'tokens = "buckets" reads it'
+                keys["seed_compatible"] = 'tokens = "buckets" reads it'
         elif self.truncate and not self.max_seq_length:
-            found["truncate"] = "max_seq_length is not set, so nothing is cut"
-        return found
+            keys["truncate"] = "max_seq_length is not set, so nothing is cut"
+        return keys
 
     def encoder(self, length: int) -> EncoderConfig:
         wide = self.intermediate_size or self.hidden_size * (2 if self.hidden_size <= 128 else 4)

@@ -86,8 +86,8 @@ def make(
             where="model_config",
             hint=f"at most {MOST_WEIGHTS:,}: choose smaller sizes",
         )
-    made: Embedding = kind(config, spaces)
-    return made
+    embedding: Embedding = kind(config, spaces)
+    return embedding
 
 
 def view_of(model_type: str, model_config: Mapping[str, Any] | None = None) -> Wanted:
@@ -110,8 +110,8 @@ def config_of(model_type: str, model_config: Mapping[str, Any] | None = None) ->
         )
         for kind, table in ({model_type: {}} | tables).items()
     }
-    found: EmbeddingConfig = configs[model_type]
-    return found
+    config: EmbeddingConfig = configs[model_type]
+    return config
 
 
 MOST_WEIGHTS, MOST_LAYERS, MOST = 1 << 31, 256, 1 << 14

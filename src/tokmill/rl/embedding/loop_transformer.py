@@ -147,8 +147,8 @@ def types(ids_BT: Tensor, segment_BT: Tensor) -> Tensor:
     first = field_tokens.VOCABULARY[f"type {KINDS[0]}"]
     kind_BT = ids_BT - first + 1
     kind_BT = torch.where((kind_BT > 0) & (kind_BT <= len(KINDS)), kind_BT, 0)
-    found = [(kind_BT * (segment_BT == segment)).amax(dim=1) for segment in (0, 1)]
-    return torch.stack((torch.zeros_like(found[0]), *found), dim=1)
+    kinds = [(kind_BT * (segment_BT == segment)).amax(dim=1) for segment in (0, 1)]
+    return torch.stack((torch.zeros_like(kinds[0]), *kinds), dim=1)
 
 
 def numbers(ids_BT: Tensor, segment_BT: Tensor) -> tuple[Tensor, Tensor]:

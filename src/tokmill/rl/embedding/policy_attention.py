@@ -33,13 +33,13 @@ def attention_of(encoder: Encoder, tensors: Tensors) -> tuple[Tensor, Tensor]:
 
     `attention[n, b, h, t, s]` is how much position t looks at s; a row adds up to 1.
     """
-    found: list[Tensor] = []
+    weights: list[Tensor] = []
     mask = document_mask(tensors.document, Seen(encoder.causal))
 
     def shown(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
         scores = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(q_BHTK.shape[-1])
-        found.append(scores.masked_fill(~mask, -torch.inf).softmax(dim=-1))
-        return found[-1] @ v_BHTK
+        weights.append(scores.masked_fill(~mask, -torch.inf).softmax(dim=-1))
+        return weights[-1] @ v_BHTK
 
     def before(part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         # x, the rotary turn, and in place of the fast attention the one that keeps its weights.
@@ -56,7 +56,7 @@ def attention_of(encoder: Encoder, tensors: Tensors) -> tuple[Tensor, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    return torch.stack(found), states
+    return torch.stack(weights), states
 
 
 def first_seen(run: Path, problem: Problem) -> tuple[Tensor, list[str]]:

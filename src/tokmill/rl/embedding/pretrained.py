@@ -68,10 +68,10 @@ def take_encoder(embedding: Embedding, place: Path) -> list[str]:
         )
     check_config(config.model, embedding.encoder.config, place)
     check_tokens(run, facts.columns.get("token", 0), embedding.encoder.fields.sizes["token"])
-    found = read_tensors(folder / MODEL, seal_of(folder / MODEL))
+    tensors = read_tensors(folder / MODEL, seal_of(folder / MODEL))
     return take(embedding.encoder, {
         name.removeprefix(OF_MODEL): one
-        for name, one in found.items()
+        for name, one in tensors.items()
         if name.startswith(OF_MODEL)
     })  # fmt: skip
 
@@ -106,10 +106,10 @@ def check_config(theirs: EncoderConfig, mine: EncoderConfig, place: Path) -> Non
     pairs["kv_heads"] = theirs.groups, mine.groups
     differ = {key: values for key, values in pairs.items() if values[0] != values[1]}
     if differ:
-        said = "; ".join(f"{key} is {a!r} there, {b!r} here" for key, (a, b) in differ.items())
+        message = "; ".join(f"{key} is {a!r} there, {b!r} here" for key, (a, b) in differ.items())
         keys = [f"{KEYS[key]} = {values[0]}" for key, values in differ.items() if key in KEYS]
         raise TokmillError(
-            f"the encoder differs: {said}",
+            f"the encoder differs: {message}",
             where=str(place),
             hint=f"in model_config.distilbert: {', '.join(keys)}"
             if keys
@@ -117,13 +117,13 @@ def check_config(theirs: EncoderConfig, mine: EncoderConfig, place: Path) -> Non
         )
 
 
-def take(encoder: torch.nn.Module, found: dict[str, Tensor]) -> list[str]:
+def take(encoder: torch.nn.Module, tensors: dict[str, Tensor]) -> list[str]:
     """Load the tensors with equal names; of tables of positions and depths the rows of both."""
     own = encoder.state_dict()
     tables = {"positions.weight", f"fields.embeddings.{PREFIX}depth.weight"}
     taken = {}
     for name, mine in own.items():
-        other = found.get(name)
+        other = tensors.get(name)
         if other is not None and name in tables and other.shape[1:] == mine.shape[1:]:
             rows = min(len(other), len(mine))
             other = torch.cat((other[:rows].to(mine.dtype), mine[rows:]))

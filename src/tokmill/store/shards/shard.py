@@ -8,7 +8,6 @@ Format of the container: 8 bytes little-endian header length, JSON header, data.
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from tokmill.base.bus_error import cut_short
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading, write_file
-from tokmill.base.headers import tensor_header
+from tokmill.base.headers import tensor_header, tensor_header_bytes
 from tokmill.store.manifest import FORMAT
 from tokmill.store.schema import (
     PHRASE_BIT,
@@ -207,25 +206,14 @@ def write_tensors(
 ) -> tuple[int, str]:
     """Write name → (dtype, shape, parts) as a safetensors file; return size and sha256."""
     order = sorted(tensors, key=lambda name: (-DTYPES[TYPES[tensors[name][0]]].itemsize, name))
-    header: dict[str, Any] = {"__metadata__": {"format": "tokmill-shard", "version": str(FORMAT)}}
-    position = 0
-    for name in order:
-        dtype, shape, parts = tensors[name]
-        size = sum(part.nbytes for part in parts)
-        header[name] = {
-            "dtype": TYPES[dtype],
-            "shape": shape,
-            "data_offsets": [position, position + size],
-        }
-        position += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % 64)
+    named = [(name, TYPES[tensors[name][0]], tensors[name][1]) for name in order]
+    text = tensor_header_bytes(named, {"format": "tokmill-shard", "version": str(FORMAT)})
     digest = hashlib.sha256()
     total = 0
 
     def chunks() -> Iterator[bytes | memoryview]:
         nonlocal total
-        small = bytearray(len(text).to_bytes(8, "little") + text)
+        small = bytearray(text)
         for name in order:
             for part in pieces(tensors[name][2]):
                 data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data

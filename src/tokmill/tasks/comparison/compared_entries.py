@@ -10,7 +10,7 @@ import numpy as np
 from tokmill.base.errors import UsageError
 from tokmill.feed.entries import Tuples
 from tokmill.feed.feed import Batch
-from tokmill.feed.keyed_entries import Alike
+from tokmill.feed.keyed_entries import KeyedEntries
 from tokmill.feed.rows import Rows
 from tokmill.feed.values import FAMILY
 from tokmill.store.schema import ROLES, Array, Schema, has_entries
@@ -33,11 +33,11 @@ def reference_columns(schema: Schema, chosen: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that name the records of an entry; none: the store has no such columns."""
     if chosen:
         return tuple(chosen)
-    known = {name for name, column in schema.items() if column.ref is not None}
-    return next((names for names in TUPLES if known.issuperset(names)), ())
+    references = {name for name, column in schema.items() if column.ref is not None}
+    return next((names for names in TUPLES if references.issuperset(names)), ())
 
 
-def says_alike(schema: Schema, columns: Sequence[str], same: Sequence[str]) -> bool:
+def has_positives(schema: Schema, columns: Sequence[str], same: Sequence[str]) -> bool:
     """Say whether it is known which records of a store are alike."""
     return bool(same or reference_columns(schema, columns)) or has_entries(schema)
 
@@ -47,8 +47,8 @@ def key_columns(store: Store, chosen: Sequence[str]) -> tuple[str, ...]:
 
     Raises `UsageError` if a store has none of the usual ones.
     """
-    found = tuple(chosen) or tuple(name for name in KEYS if name in store.schema)
-    if not found:
+    keys = tuple(chosen) or tuple(name for name in KEYS if name in store.schema)
+    if not keys:
         raise UsageError(
             "nothing says which records are alike: there are no columns of references ("
             + ", or ".join(" ".join(names) for names in TUPLES)
@@ -57,7 +57,7 @@ def key_columns(store: Store, chosen: Sequence[str]) -> tuple[str, ...]:
             hint="`tokmill build mine` makes a store of references; --set 'task.same=[\"COLUMN\"]' "
             'names key columns, --set \'task.columns=["A","B"]\' columns of references',
         )
-    return found
+    return keys
 
 
 def entry_rows(
@@ -94,7 +94,7 @@ def entry_rows(
             group=config.group or GROUP,
         )
     keys = key_columns(store, config.same)
-    return Alike(store, length, keys, size=config.size, shards=shards, seed=seed)
+    return KeyedEntries(store, length, keys, size=config.size, shards=shards, seed=seed)
 
 
 def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[str]:
@@ -132,15 +132,17 @@ def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str
     values = dict(batch.values)
     count = len(batch)
     names = [name for names in (columns, *TUPLES) for name in names]
-    found = {n: values.pop(n).astype(np.int64).reshape(count, -1) for n in names if n in values}
+    references = {
+        n: values.pop(n).astype(np.int64).reshape(count, -1) for n in names if n in values
+    }
     begins = np.diff(batch.entry, prepend=-2) != 0
     place = np.arange(count) - np.flatnonzero(begins)[np.cumsum(begins) - 1]
     role = values.pop(ROLE, np.zeros(count)).astype(np.int64)
     record = family = values.pop(FAMILY, np.arange(count))
-    if found:
-        role = roles_of([(name, records.shape[1]) for name, records in found.items()])[place]
+    if references:
+        role = roles_of([(name, records.shape[1]) for name, records in references.items()])[place]
     if (numbers := values.pop(group or GROUP, None)) is not None:
-        records = np.concatenate([*found.values()], axis=1)
+        records = np.concatenate([*references.values()], axis=1)
         if numbers.shape != records.shape:
             raise UsageError(
                 f"{group or GROUP!r} has {numbers[0].size} numbers an entry of "
@@ -173,5 +175,5 @@ def role_of(column: str, number: int) -> int:
 
 def asking_entries(entry: Array, values: Mapping[str, Array]) -> int:
     """Return the number of entries with at least two alike rows; entry -1 is none."""
-    alike = entry[(entry >= 0) & (values["role"] != OTHER)]
-    return int(np.count_nonzero(np.bincount(alike) > 1)) if len(alike) else 0
+    positives = entry[(entry >= 0) & (values["role"] != OTHER)]
+    return int(np.count_nonzero(np.bincount(positives) > 1)) if len(positives) else 0

@@ -31,7 +31,7 @@ CHUNK = 1 << 24
 class Relations(NamedTuple):
     """What the rows of a step are to each other."""
 
-    alike: Tensor
+    positive: Tensor
     """(Q, N) bool: the row is a positive of the query."""
     other: Tensor
     """(Q, N) bool: the row is a negative of the query."""
@@ -53,42 +53,42 @@ def relations(results: Mapping[str, Tensor], rows: Tensor | None = None) -> Rela
     asks, member = (role[rows] != OTHER)[:, None], role != OTHER
     own = same & ~member & asks & (record[rows, None] != record)
     return Relations(
-        alike=same & member & asks & (place != rows[:, None]),
+        positive=same & member & asks & (place != rows[:, None]),
         other=(~same & asks & (group[rows, None] != group)) | own,
         own=own,
     )
 
 
-def in_batch(alike_NN: Tensor, found: Relations, temperature: float) -> Tensor:
+def in_batch(cosine_NN: Tensor, related: Relations, temperature: float) -> Tensor:
     """Return InfoNCE of each row, (N,): the mean over its positives p of -log softmax.
 
     -log(exp(s_p / t) / (exp(s_p / t) + Σ_n exp(s_n / t))) over all negatives n of the row (van den
     Oord et al. 2018; in both directions as NT-Xent, Chen et al. 2020). Other positives of the row
     are in no sum.
     """
-    logits = alike_NN / temperature
-    rest = logits.masked_fill(~found.other, NOTHING).logsumexp(1, keepdim=True)
-    return mean_where(F.softplus(rest - logits), found.alike)
+    logits = cosine_NN / temperature
+    rest = logits.masked_fill(~related.other, NOTHING).logsumexp(1, keepdim=True)
+    return mean_where(F.softplus(rest - logits), related.positive)
 
 
-def circle(alike_NN: Tensor, found: Relations, margin: float, gamma: float) -> Tensor:
+def circle(cosine_NN: Tensor, related: Relations, margin: float, gamma: float) -> Tensor:
     """Return the circle loss of each row, (N,) (Sun et al. 2020, formula 6, for one query).
 
     softplus(LSE_n(γ α_n (s_n - m)) + LSE_p(-γ α_p (s_p - 1 + m))), with α_p = relu(1 + m - s_p) and
     α_n = relu(s_n + m) without gradients. A row without positives or negatives has about 0.
     """
-    weight_p = (1 + margin - alike_NN).relu().detach()
-    weight_n = (alike_NN + margin).relu().detach()
-    near = -gamma * weight_p * (alike_NN - 1 + margin)
-    far = gamma * weight_n * (alike_NN - margin)
+    weight_p = (1 + margin - cosine_NN).relu().detach()
+    weight_n = (cosine_NN + margin).relu().detach()
+    near = -gamma * weight_p * (cosine_NN - 1 + margin)
+    far = gamma * weight_n * (cosine_NN - margin)
     near, far = (
         part.masked_fill(~which, NOTHING).logsumexp(1)
-        for part, which in ((near, found.alike), (far, found.other))
+        for part, which in ((near, related.positive), (far, related.other))
     )
     return F.softplus(near + far)
 
 
-def triplet(alike_NN: Tensor, found: Relations, margin: float, negatives: Negatives) -> Tensor:
+def triplet(cosine_NN: Tensor, related: Relations, margin: float, negatives: Negatives) -> Tensor:
     """Return the triplet loss of each row, (N,): the mean over its positives p of
     relu(margin - s_p + s_n).
 
@@ -97,20 +97,20 @@ def triplet(alike_NN: Tensor, found: Relations, margin: float, negatives: Negati
     Schroff et al. 2015). "auto" is "own" for rows with such negatives. Without negatives the loss
     is 0.
     """
-    chosen = alike_NN.masked_fill(~found.own, NOTHING).amax(1, keepdim=True)
+    chosen = cosine_NN.masked_fill(~related.own, NOTHING).amax(1, keepdim=True)
     if negatives != "own":
-        hard = semi_hard(alike_NN, found.other)
-        has_own = found.own.any(1, keepdim=True)
+        hard = semi_hard(cosine_NN, related.other)
+        has_own = related.own.any(1, keepdim=True)
         chosen = torch.where(has_own, chosen, hard) if negatives == "auto" else hard
-    return mean_where((margin - alike_NN + chosen).relu(), found.alike)
+    return mean_where((margin - cosine_NN + chosen).relu(), related.positive)
 
 
-def semi_hard(alike_NN: Tensor, other: Tensor) -> Tensor:
+def semi_hard(cosine_NN: Tensor, other: Tensor) -> Tensor:
     """Return for each row and each p the similarity of the semi-hard negative, (N, N)."""
-    ordered = alike_NN.masked_fill(~other, NOTHING).sort(1).values
+    ordered = cosine_NN.masked_fill(~other, NOTHING).sort(1).values
     lacking = (~other).sum(1, keepdim=True)
-    below = torch.searchsorted(ordered.detach(), alike_NN.detach().contiguous()) - 1
-    last = alike_NN.shape[1] - 1
+    below = torch.searchsorted(ordered.detach(), cosine_NN.detach().contiguous()) - 1
+    last = cosine_NN.shape[1] - 1
     return ordered.gather(1, torch.maximum(below, lacking).clamp(max=last))
 
 
@@ -135,19 +135,19 @@ def ranks(vectors_ND: Tensor, results: Mapping[str, Tensor]) -> tuple[Tensor, Te
     """
     units = F.normalize(vectors_ND.float(), dim=1)
     queries = torch.nonzero(results["role"] == ANCHOR)[:, 0]
-    made: list[tuple[Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, Tensor]] = []
     for some in torch.split(queries, max(1, CHUNK // max(1, len(units)))):
-        found = relations(results, some)
-        alike = units[some] @ units.T
-        best = alike.masked_fill(~found.alike, NOTHING).amax(1, keepdim=True)
-        nearer = (found.other & (alike > best + TIE)).sum(1)
-        tied = (found.other & ((alike - best).abs() <= TIE)).sum(1)
-        asks = found.alike.any(1)
+        related = relations(results, some)
+        cosines = units[some] @ units.T
+        best = cosines.masked_fill(~related.positive, NOTHING).amax(1, keepdim=True)
+        nearer = (related.other & (cosines > best + TIE)).sum(1)
+        tied = (related.other & ((cosines - best).abs() <= TIE)).sum(1)
+        asks = related.positive.any(1)
         rank = 1 + nearer.double() + tied.double() / 2
-        made.append((rank[asks], 1 + found.other.sum(1)[asks].double()))
-    if not made:
+        parts.append((rank[asks], 1 + related.other.sum(1)[asks].double()))
+    if not parts:
         return torch.zeros(0).double(), torch.zeros(0).double()
-    return torch.cat([rank for rank, _ in made]), torch.cat([pool for _, pool in made])
+    return torch.cat([rank for rank, _ in parts]), torch.cat([pool for _, pool in parts])
 
 
 def rank_metrics(vectors_ND: Tensor, results: Mapping[str, Tensor]) -> dict[str, float]:

@@ -159,15 +159,15 @@ class Contrastive(Task):
 
     def example(self, rows: int) -> Tensors:
         """Return a batch in which each row is an entry."""
-        made = super().example(rows)
+        batch = super().example(rows)
         number = torch.arange(rows)
         values = {"role": number * 0, "record": number, "group": number}
-        return dataclasses.replace(made, values=values)
+        return dataclasses.replace(batch, values=values)
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
         """Return the vectors, of length 1, and what the rows are to each other."""
-        made = vector_of(self.model, batch, self.pool_of(self.config))
-        return {"vectors": F.normalize(made, dim=1), **self.relations_of(batch)}
+        vectors = vector_of(self.model, batch, self.pool_of(self.config))
+        return {"vectors": F.normalize(vectors, dim=1), **self.relations_of(batch)}
 
     def relations_of(self, batch: Tensors) -> dict[str, Tensor]:
         """Return what the rows are to each other, for `compare`."""
@@ -182,16 +182,16 @@ class Contrastive(Task):
 
     def likeness(self, units: Tensor, results: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of vectors of length 1, summed over entries."""
-        config, found, cosines = self.config, relations(results), units @ units.T
+        config, related, cosines = self.config, relations(results), units @ units.T
         if config.negatives == "own":
-            found = found._replace(other=found.own)
-        asks = found.alike.any(1)
+            related = related._replace(other=related.own)
+        asks = related.positive.any(1)
         if config.loss == "in_batch":
-            each = in_batch(cosines, found, config.temperature)
+            each = in_batch(cosines, related, config.temperature)
         elif config.loss == "circle":
-            each = circle(cosines, found, self.margin, config.gamma)
+            each = circle(cosines, related, self.margin, config.gamma)
         else:
-            each = triplet(cosines, found, self.margin, config.negatives)
+            each = triplet(cosines, related, self.margin, config.negatives)
             # Only anchors ask for a triplet.
             asks = asks & (results["role"] == ANCHOR)
         return over_entries(each, asks, results["entry"])

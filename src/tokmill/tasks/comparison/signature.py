@@ -31,7 +31,7 @@ from tokmill.models.transformers.layers import Linear
 from tokmill.store.overlay import overlay_names
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.comparison.compared_entries import says_alike
+from tokmill.tasks.comparison.compared_entries import has_positives
 from tokmill.tasks.comparison.comparison_losses import mean_where, over_entries, relations
 from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig
 from tokmill.tasks.measures import Measures
@@ -124,7 +124,7 @@ class Signature(Contrastive):
         }
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
-        if says_alike(store.schema, self.config.columns, self.config.same):
+        if has_positives(store.schema, self.config.columns, self.config.same):
             return super().rows(store, seed, shards)
         if self.config.likeness_weight:
             raise UsageError(
@@ -147,8 +147,8 @@ class Signature(Contrastive):
 
     def evaluation_rows(self, store: Store) -> Rows:
         """Return the same; a store without columns of references is evaluated on its CPI alone."""
-        known = says_alike(store.schema, self.config.columns, self.config.same)
-        return self.rows(store) if known else Whole(store, self.row_length)
+        has_relations = has_positives(store.schema, self.config.columns, self.config.same)
+        return self.rows(store) if has_relations else Whole(store, self.row_length)
 
     def extra_columns(self, schema: Schema) -> list[str]:
         config = self.config
@@ -168,24 +168,24 @@ class Signature(Contrastive):
 
     def as_inputs(self, columns: Mapping[str, Array], document: Array) -> dict[str, Array]:
         """Return the vectors and the weights of rows, as shares of each row."""
-        made = {VECTOR: columns[VECTOR]}
+        inputs = {VECTOR: columns[VECTOR]}
         if self.config.weight:
             weight = columns[held(self.config.weight, columns)].astype(np.float64)
             weight[(document < 0) | ~(weight > 0)] = 0
             share = weight / np.maximum(weight.sum(1, keepdims=True), 1e-300)
-            made[WEIGHT] = share.astype(np.float32)[..., None]
-        return made
+            inputs[WEIGHT] = share.astype(np.float32)[..., None]
+        return inputs
 
     def prepare(self, batch: Batch) -> Batch:
         """Take the heaviest blocks of each row, and add the CPI and what rows are to each other."""
-        made = self.as_inputs(batch.columns, batch.document)
-        columns, document = heaviest(made, batch.document, self.length)
+        inputs = self.as_inputs(batch.columns, batch.document)
+        columns, document = heaviest(inputs, batch.document, self.length)
         batch = super().prepare(dataclasses.replace(batch, columns=columns, document=document))
         values = dict(batch.values)
         if self.config.cpi:
             cpi = values.pop(self.config.cpi).astype(np.float64)
-            known = np.isfinite(cpi) & (cpi > 0)
-            log = np.where(known, np.log(np.where(known, cpi, 1)), np.nan)
+            measured = np.isfinite(cpi) & (cpi > 0)
+            log = np.where(measured, np.log(np.where(measured, cpi, 1)), np.nan)
             values[LOG_CPI] = log.astype(np.float32)
         return dataclasses.replace(batch, values=values)
 
@@ -193,9 +193,9 @@ class Signature(Contrastive):
         return len(np.unique(batch.entry[batch.entry >= 0]))
 
     def example(self, rows: int) -> Tensors:
-        made = super().example(rows)
+        batch = super().example(rows)
         values = {LOG_CPI: torch.zeros(rows)} if self.config.cpi else {}
-        return dataclasses.replace(made, values={**made.values, **values})
+        return dataclasses.replace(batch, values={**batch.values, **values})
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
         """Return the signatures, of length 1, with the predicted log CPI behind each."""
@@ -214,15 +214,15 @@ class Signature(Contrastive):
         parts = {"loss_likeness": (config.likeness_weight, self.likeness(units, results))}
         if self.cpi_head is not None:
             entry, log_cpi = results["entry"], results[LOG_CPI]
-            known = ~log_cpi.isnan()
+            measured = ~log_cpi.isnan()
             log_cpi = log_cpi.nan_to_num()
             error = F.huber_loss(vectors[:, -1], log_cpi, reduction="none")
-            parts["loss_cpi"] = config.cpi_weight, over_entries(error, known, entry)
-            alike = relations(results).alike & known & known[:, None]
+            parts["loss_cpi"] = config.cpi_weight, over_entries(error, measured, entry)
+            positives = relations(results).positive & measured & measured[:, None]
             cpi = log_cpi.exp()
             apart = (1 - units @ units.T) * (cpi - cpi[:, None]).abs()
-            apart_N = mean_where(apart, alike)
-            consistency = over_entries(apart_N, alike.any(1), entry)
+            apart_N = mean_where(apart, positives)
+            consistency = over_entries(apart_N, positives.any(1), entry)
             parts["loss_consistency"] = config.consistency_weight, consistency
         loss = torch.stack([weight * part for weight, part in parts.values()]).sum()
         return loss, {
@@ -236,12 +236,12 @@ class Signature(Contrastive):
         if self.cpi_head is None:
             return metrics
         log_cpi = results[LOG_CPI].double()
-        known = ~log_cpi.isnan()
-        if not known.any():
+        measured = ~log_cpi.isnan()
+        if not measured.any():
             return metrics
-        cpi, found = log_cpi[known].exp(), vectors[known, -1].double().exp()
+        cpi, predicted = log_cpi[measured].exp(), vectors[measured, -1].double().exp()
         return metrics | {
-            "cpi_error": float(((found - cpi).abs() / cpi).mean()),
+            "cpi_error": float(((predicted - cpi).abs() / cpi).mean()),
             "cpi_error_constant": float(((cpi.quantile(0.5) - cpi).abs() / cpi).mean()),
         }
 

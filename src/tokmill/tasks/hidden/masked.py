@@ -62,12 +62,12 @@ class Masked(Task):
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
         """Return the columns of ids, and the segment where the store has one."""
-        found = store_inputs(facts)
+        inputs = store_inputs(facts)
         column = facts.schema.get(SEGMENT)
         has = column is not None and column.per == "token"
         if config.segment != "always" and not (config.segment and has):
-            return found
-        return dataclasses.replace(found, made={SEGMENT: 2})
+            return inputs
+        return dataclasses.replace(inputs, made={SEGMENT: 2})
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
@@ -181,15 +181,15 @@ class Masked(Task):
         able = batch.document >= 0
         if LOSS in batch.columns:
             able &= batch.columns[LOSS] != 0
-        known = np.zeros(able.shape, bool)
+        predictable = np.zeros(able.shape, bool)
         for name, column in ids.items():
             roles = self.reads.roles.get(name, {})
             for role, number in roles.items():
                 if role != UNKNOWN:
                     able &= column != number
             if name in self.columns:
-                known |= column != roles.get(UNKNOWN, -1)
-        return able & known
+                predictable |= column != roles.get(UNKNOWN, -1)
+        return able & predictable
 
     def count(self, batch: Batch) -> int:
         """Return the number of positions that are predicted; one of several columns counts once."""
@@ -197,12 +197,12 @@ class Masked(Task):
 
     def example(self, rows: int) -> Tensors:
         """Return a batch of which the share of each row is predicted."""
-        made = super().example(rows)
+        batch = super().example(rows)
         few = max(1, round(self.length * self.config.share))
         if self.config.most:
             few = min(few, self.config.most)
         targets = dict.fromkeys(self.target_names, torch.zeros(rows, few, dtype=torch.int64))
-        return dataclasses.replace(made, targets={**made.targets, **targets})
+        return dataclasses.replace(batch, targets={**batch.targets, **targets})
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the summed cross-entropy in nats; while evaluating, also what was right."""
@@ -254,12 +254,12 @@ class Masked(Task):
         Of one column also `pseudo_perplexity`, e to the loss.
         """
         right = {k.removeprefix("right_"): v for k, v in sums.items() if k.startswith("right_")}
-        known = {k.removeprefix("known_"): v for k, v in sums.items() if k.startswith("known_")}
+        counts = {k.removeprefix("known_"): v for k, v in sums.items() if k.startswith("known_")}
         rest = {k: v for k, v in sums.items() if not k.startswith(("right_", "known_"))}
         metrics = super().report(rest, count)
         for name, number in right.items():
             key = "accuracy" if len(right) == 1 else f"accuracy_{name}"
-            metrics[key] = number / max(known[name], 1)
+            metrics[key] = number / max(counts[name], 1)
         if len(self.columns) == 1:
             metrics["pseudo_perplexity"] = perplexity(metrics["loss"])
         return metrics

@@ -86,10 +86,10 @@ def replaced(
     count = size - len(others)
     if shares[1] and count > 0:
         random = drawn < shares[0] + shares[1]
-        found = key(keys, places, REPLACEMENT + column) % np.uint64(count)
-        found = found.astype(np.int64)
+        drawn_ids = key(keys, places, REPLACEMENT + column) % np.uint64(count)
+        drawn_ids = drawn_ids.astype(np.int64)
         for special in others:
-            found += found >= special
-        here = np.where(random, found, here)
+            drawn_ids += drawn_ids >= special
+        here = np.where(random, drawn_ids, here)
     seen[row, place] = np.where(drawn < shares[0], mask, here)
     return seen

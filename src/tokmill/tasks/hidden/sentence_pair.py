@@ -132,9 +132,9 @@ class SentencePair(Masked):
         )
 
     def example(self, rows: int) -> Tensors:
-        made = super().example(rows)
+        batch = super().example(rows)
         relation = torch.zeros(rows, dtype=torch.int64)
-        return dataclasses.replace(made, targets={**made.targets, RELATION: relation})
+        return dataclasses.replace(batch, targets={**batch.targets, RELATION: relation})
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the summed loss of hidden tokens and of pairs.

@@ -51,11 +51,11 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self.count(tensor)
-        return made
+        return result
 
     def count(self, tensor: Tensor) -> None:
         """Count the memory of a tensor until it is freed; views share memory."""
@@ -231,8 +231,8 @@ def judge(config: TrainConfig, needed: float) -> tuple[bool, str]:
     total, what = memory_of(config)
     if not total or needed <= MUCH * total:
         return False, ""
-    said = f"the training takes about {human_bytes(needed)}, and {what} has {human_bytes(total)}"
-    return needed > total, said
+    message = f"the training takes about {human_bytes(needed)}, and {what} has {human_bytes(total)}"
+    return needed > total, message
 
 
 def check_memory(config: TrainConfig, inputs: Inputs, rows: int, world: int, local: int) -> None:
@@ -251,18 +251,18 @@ def check_memory(config: TrainConfig, inputs: Inputs, rows: int, world: int, loc
     if whole_bytes(config, rough, len(inputs.embedded), share, local)[1] < sure:
         return
     tensors = step_bytes(config, inputs, micro, -(-share // micro))
-    refused, said = judge(
+    refused, message = judge(
         config, whole_bytes(config, tensors, len(inputs.embedded), share, local)[1]
     )
     if refused and not config.run.over_memory and config.run.engine != "deepspeed":
         raise MachineError(
-            said,
+            message,
             where="run",
             hint="a smaller run.micro_tokens, run.recompute=true or a smaller model takes less; "
             "--over-memory begins all the same",
         )
-    if said:
-        print(f"warning: {said}", file=sys.stderr, flush=True)
+    if message:
+        print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def with_layers(config: TrainConfig, layers: int) -> TrainConfig:

@@ -56,20 +56,20 @@ def compare_step(
 
 
 def pulls_of(
-    engine: Engine, task: Task, made: Sequence[dict[str, Tensor]], scale: float
+    engine: Engine, task: Task, results: Sequence[dict[str, Tensor]], scale: float
 ) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
     """Return the gradient of the loss × `scale` for the vectors of each micro-batch, and the sums.
 
-    `made`: results of this process's micro-batches (`with_entries`). Every process calls this.
+    `results`: those of this process's micro-batches (`with_entries`). Every process calls this.
     """
-    rows, order, counts = of_all(engine, made)
+    rows, order, counts = of_all(engine, results)
     vectors = rows.pop("vectors").float().requires_grad_()
     loss, sums = task.compare(vectors, rows)
     (gradient,) = torch.autograd.grad(loss, vectors)
     pull = gradient.new_zeros(sum(counts), *gradient.shape[1:])
     pull[order] = gradient * scale
     mine = torch.split(pull, counts)[engine.rank]
-    return torch.split(mine, [len_of(one) for one in made]), sums
+    return torch.split(mine, [len_of(one) for one in results]), sums
 
 
 def results_of_all(engine: Engine, parts: Sequence[Tensors]) -> dict[str, Tensor]:
@@ -78,14 +78,14 @@ def results_of_all(engine: Engine, parts: Sequence[Tensors]) -> dict[str, Tensor
     `parts`: the micro-batches of this process, equally many in each. Every process calls this and
     gets the results of all.
     """
-    made: list[dict[str, Tensor]] = []
+    results: list[dict[str, Tensor]] = []
     for part in parts:
-        made.append(results_of(engine, part, sum(map(len_of, made)), train=False))
-    return of_all(engine, made)[0]
+        results.append(results_of(engine, part, sum(map(len_of, results)), train=False))
+    return of_all(engine, results)[0]
 
 
 def of_all(
-    engine: Engine, made: Sequence[dict[str, Tensor]]
+    engine: Engine, results: Sequence[dict[str, Tensor]]
 ) -> tuple[dict[str, Tensor], Tensor, list[int]]:
     """Return (results, order, counts) of all processes and micro-batches.
 
@@ -93,7 +93,7 @@ def of_all(
     `order`: the number of each of their rows among the rows of all processes end to end
     (`order_of`); `counts`: how many of those each process has.
     """
-    mine = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+    mine = {name: torch.cat([one[name] for one in results]) for name in results[0]}
     whole = {name: engine.gather(value) for name, value in mine.items()}
     order, entry = order_of(whole["entry"])
     rows = {name: torch.cat(values)[order] for name, values in whole.items()}

@@ -49,16 +49,19 @@ class DeepSpeed(Several):
     def prepare(self, task: Task, optim: OptimConfig) -> None:
         super().prepare(task, optim)
         self.weights_of = dict(task.named_parameters())
-        made = all_settings(self.table, optim.clip, sum(p.numel() for p in self.parameters))
-        self.files = {FILE: encode(made)}
+        settings = all_settings(self.table, optim.clip, sum(p.numel() for p in self.parameters))
+        self.files = {FILE: encode(settings)}
         with peers(), quiet(), refusals():
             # DeepSpeed prints a warning on stdout for classes that are not torch's. Optimisers that
             # do not work with it were refused before (`check_optimizer`).
-            known = plugins.require("deepspeed.runtime.zero.utils").ZERO_SUPPORTED_OPTIMIZERS
-            if type(self.optimizer) not in known:
-                known.append(type(self.optimizer))
+            supported = plugins.require("deepspeed.runtime.zero.utils").ZERO_SUPPORTED_OPTIMIZERS
+            if type(self.optimizer) not in supported:
+                supported.append(type(self.optimizer))
             self.model, *_ = self.package.initialize(
-                model=self.learner, optimizer=self.optimizer, config=made, dist_init_required=False
+                model=self.learner,
+                optimizer=self.optimizer,
+                config=settings,
+                dist_init_required=False,
             )
         if self.stage:
             self._make_moments()
@@ -114,15 +117,15 @@ class DeepSpeed(Several):
         """Return the optimiser's state by its kind and the name of the weight."""
         if self.stage == 0:
             return super().moments()
-        found = {}
+        moments = {}
         state: dict[str, Tensor] = next(iter(self.optimizer.state.values()), {})
         with peers():
             for name, weight in zip(self.names, self.parameters, strict=True):
                 for kind, value in state.items():
                     if kind != STEP:
                         value = self.package.utils.safe_get_full_optimizer_state(weight, kind)
-                    found[f"{kind}.{name}"] = self._kept(value)
-        return found
+                    moments[f"{kind}.{name}"] = self._kept(value)
+        return moments
 
     def _place(self, task: Task) -> None:
         super()._place(task)

@@ -239,8 +239,8 @@ class Engine:
             loss, sums = self._forward(module, batch)
             return loss, dict(sums)
         results = self._forward(module, batch, act=True)
-        known = pull if isinstance(pull, Tensor) else pull(results)
-        return (results["vectors"].float() * known).sum(), {}
+        gradient = pull if isinstance(pull, Tensor) else pull(results)
+        return (results["vectors"].float() * gradient).sum(), {}
 
     def _forward(self, module: nn.Module, batch: Tensors, act: bool = False) -> Any:
         """Return (loss, sums) of a batch, or results."""

@@ -80,8 +80,8 @@ class Several(Engine):
         sums = torch.tensor(values, dtype=torch.float64)
         with peers():
             dist.all_reduce(sums)
-        found: list[float] = sums.tolist()
-        return found
+        totals: list[float] = sums.tolist()
+        return totals
 
     def gather(self, value: Tensor) -> list[Tensor]:
         """Return the tensors of all processes, by rank; only their first axis may differ."""
@@ -90,10 +90,10 @@ class Several(Engine):
         sizes = [int(count) for count in self.total(counts)]
         padded = value.new_zeros(max(sizes), *value.shape[1:])
         padded[: len(value)] = value
-        found = [torch.empty_like(padded) for _ in sizes]
+        parts = [torch.empty_like(padded) for _ in sizes]
         with peers():
-            dist.all_gather(found, padded)
-        return [one[:size] for one, size in zip(found, sizes, strict=True)]
+            dist.all_gather(parts, padded)
+        return [one[:size] for one, size in zip(parts, sizes, strict=True)]
 
     @contextlib.contextmanager
     def lead(self, context: AbstractContextManager[None]) -> Iterator[None]:

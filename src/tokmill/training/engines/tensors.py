@@ -11,21 +11,18 @@ programs have no seal.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading, write_file
-from tokmill.base.headers import MAX_HEADER, SIZES, Entry, loads_json
+from tokmill.base.headers import Entry, tensor_header, tensor_header_bytes
 from tokmill.tasks.task import Task
 
 TYPES: dict[torch.dtype, str] = {
@@ -37,7 +34,7 @@ DTYPES = {name: dtype for dtype, name in TYPES.items()}
 MOST_AXES = 32
 BLOCK = 1 << 20
 """Bytes that are read at a time to compute a digest."""
-METADATA, SEAL = "__metadata__", "tokmill.sha256"
+SEAL = "tokmill.sha256"
 OPEN = b"0" * 64
 """Stands in the place of the seal while it is computed."""
 
@@ -65,21 +62,9 @@ def write_tensors(
     Tensors are sorted, so that equal tensors make equal bytes. A path is written atomically, an
     open file at its current position.
     """
-    header: dict[str, Any] = {METADATA: {**(metadata or {}), SEAL: OPEN.decode()}}
-    position = 0
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    for name in order:
-        tensor = tensors[name]
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + size],
-        }
-        position += size
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    text = len(text).to_bytes(8, "little") + text
+    named = [(name, TYPES[tensors[name].dtype], tensors[name].shape) for name in order]
+    text = tensor_header_bytes(named, {**(metadata or {}), SEAL: OPEN.decode()})
 
     def data() -> Iterator[memoryview]:
         for name in order:
@@ -175,38 +160,29 @@ def _read_header(handle: BufferedIOBase, path: Path) -> Header:
     """
     total = handle.seek(0, 2)
     handle.seek(0)
-    length = int.from_bytes(handle.read(8), "little")
-    if total < 8 or length > min(MAX_HEADER, total - 8):
-        raise damaged(path, "its header is longer than the file")
-    raw = handle.read(length)
     try:
-        parts = loads_json(raw, dict[str, msgspec.Raw])
-        metadata = loads_json(parts.pop(METADATA, b"{}"), dict[str, str] | None)
-        found: dict[str, Entry] = {name: loads_json(part, Entry) for name, part in parts.items()}
+        header = tensor_header(handle, total)
     except ValueError as error:
-        raise damaged(path, "its header cannot be read") from error
-    entries = dict(sorted(found.items(), key=lambda one: one[1].data_offsets))
+        raise damaged(path, str(error)) from error
+    entries = dict(sorted(header.tensors.items(), key=lambda one: one[1].data_offsets))
     position = 0
     for name, entry in entries.items():
-        start, stop = entry.data_offsets
-        if entry.dtype in SIZES and entry.dtype not in DTYPES:
+        if entry.dtype not in DTYPES:
             raise TokmillError(
                 f"the tensor {name!r} has the type {entry.dtype}, which is not read: the model is "
                 "quantized",
                 where=str(path),
                 hint=f"weights are read as {', '.join(DTYPES)}: fetch a copy that is not quantized",
             )
-        if entry.dtype not in DTYPES:
-            raise damaged(path, f"the tensor {name!r} is of the unknown kind {entry.dtype[:20]!r}")
-        if len(entry.shape) > MOST_AXES or any(size < 0 for size in entry.shape):
+        if len(entry.shape) > MOST_AXES:
             raise damaged(path, f"the tensor {name!r} has no possible shape")
-        wanted = math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
-        if start != position or stop - start != wanted:
+        if entry.data_offsets[0] != position:
             raise damaged(path, f"the tensor {name!r} is misplaced")
-        position = stop
-    if 8 + length + position != total:
-        raise damaged(path, f"it has {total} bytes, and its header names {8 + length + position}")
-    return Header(raw, metadata or {}, entries)
+        position = entry.data_offsets[1]
+    if (size := 8 + header.length + position) != total:
+        raise damaged(path, f"it has {total} bytes, and its header names {size}")
+    handle.seek(8)
+    return Header(handle.read(header.length), header.metadata, entries)
 
 
 def _begin_digest(header: Header) -> Any:
@@ -216,10 +192,10 @@ def _begin_digest(header: Header) -> Any:
     return hashlib.sha256(len(raw).to_bytes(8, "little") + raw)
 
 
-def _check_digest(header: Header, found: str, path: Path) -> None:
-    if header.seal and header.seal != found:
+def _check_digest(header: Header, digest: str, path: Path) -> None:
+    if header.seal and header.seal != digest:
         raise damaged(
-            path, f"its sha256 is {found[:12]}, not {header.seal[:12]} as when it was written"
+            path, f"its sha256 is {digest[:12]}, not {header.seal[:12]} as when it was written"
         )
 
 

@@ -172,11 +172,11 @@ def check(config: TrainConfig, where: str = "") -> None:
             where=where,
             hint="to read nothing of a store, remove it from data.train",
         )
-    if run.engine not in (known := ("auto", *plugins.ENGINES)):
+    if run.engine not in (engines := ("auto", *plugins.ENGINES)):
         raise UsageError(
             f"run.engine: no engine is called {run.engine!r}",
             where=where,
-            hint=nearest(run.engine, known),
+            hint=nearest(run.engine, engines),
         )
     for tracker in run.track:
         if tracker not in plugins.TRACKERS:
@@ -191,31 +191,31 @@ def check(config: TrainConfig, where: str = "") -> None:
 
 def notes(config: TrainConfig) -> list[str]:
     """Return notes on settings that are allowed but probably not intended."""
-    made = []
+    lines = []
     if config.data.val and config.data.val in config.data.stores:
-        made.append("the validation store is learned from too: its loss says little")
+        lines.append("the validation store is learned from too: its loss says little")
     if len(set(config.data.stores)) < len(config.data.stores):
-        made.append("a store is named twice, so it is read twice as often")
+        lines.append("a store is named twice, so it is read twice as often")
     for part in (config.model, config.task):
-        made += part.notes() if hasattr(part, "notes") else []
+        lines += part.notes() if hasattr(part, "notes") else []
     places = getattr(config.model, "context", 0)
     if getattr(config.model, "position", "") == "learned" and places < config.task.length:
-        made.append(
+        lines.append(
             f"a row has up to task.length = {config.task.length} positions, the learned table "
             f"model.context = {places}: a document that is longer will end the training with an "
             f"error; --set task.length={places} cuts it"
         )
     if config.run.steps <= config.optim.warmup:
-        made.append(
+        lines.append(
             f"the learning rate rises for optim.warmup = {config.optim.warmup} steps, and the run "
             f"ends after {config.run.steps}"
         )
     if config.engine.deepspeed and config.run.engine != "deepspeed":
-        made.append(
+        lines.append(
             f"[engine.deepspeed] is not used, because run.engine is {config.run.engine!r}; "
             "--engine deepspeed uses it"
         )
-    return made
+    return lines
 
 
 def seconds(text: str) -> float:

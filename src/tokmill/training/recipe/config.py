@@ -164,8 +164,8 @@ def config_type(**kinds: str) -> type[TrainConfig]:
         forbid_unknown_fields=True,
         kw_only=True,
     )
-    made: type[TrainConfig] = struct
-    return made
+    result: type[TrainConfig] = struct
+    return result
 
 
 def check_kind(section: str, kind: str, where: str = "") -> None:
@@ -196,15 +196,15 @@ def with_size(value: Mapping[str, Any], model: str, where: str = "") -> dict[str
     if not isinstance(table, Mapping) or "size" not in table:
         return dict(value)
     check_kind("model", model, where)
-    known = getattr(plugins.load(plugins.MODELS, model).Config, "sizes", {})
+    sizes = getattr(plugins.load(plugins.MODELS, model).Config, "sizes", {})
     size = table["size"]
-    if not isinstance(size, str) or size not in known:
+    if not isinstance(size, str) or size not in sizes:
         raise UsageError(
             f"model.size: no {model} is called {size!r}"
-            if known
+            if sizes
             else f"model.size: the sizes of the model {model} have no names",
             where=where,
-            hint=nearest(str(size), known) if known else "set model.dim, model.layers, model.heads",
+            hint=nearest(str(size), sizes) if sizes else "set model.dim, model.layers, model.heads",
         )
     kept = {key: one for key, one in table.items() if key != "size"}
-    return {**value, "model": {**known[size], **kept}}
+    return {**value, "model": {**sizes[size], **kept}}

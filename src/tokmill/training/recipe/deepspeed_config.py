@@ -128,7 +128,7 @@ def stage_of(table: Mapping[str, Any]) -> int:
 def all_settings(table: Mapping[str, Any], clip: float, weights: int) -> dict[str, Any]:
     """Return all settings. `clip`: largest norm of the gradient; `weights`: number of weights."""
     stage = stage_of(table)
-    made: dict[str, Any] = {
+    settings: dict[str, Any] = {
         # The engine marks the last micro-batch of a step itself, and divides the loss.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -141,12 +141,12 @@ def all_settings(table: Mapping[str, Any], clip: float, weights: int) -> dict[st
     }
     # The memory of a bucket is allocated at once, 2 GB by default.
     zero = {"stage": stage, "reduce_bucket_size": max(1, min(BUCKET, weights))}
-    made["zero_optimization"] = zero | dict(table.get("zero_optimization", {}))
-    return made
+    settings["zero_optimization"] = zero | dict(table.get("zero_optimization", {}))
+    return settings
 
 
 def as_recipe(
-    found: Mapping[str, Any], whole: Mapping[str, Any], world: int, where: str
+    settings: Mapping[str, Any], whole: Mapping[str, Any], world: int, where: str
 ) -> dict[str, Any]:
     """Return DeepSpeed's own file as a recipe, and print on stderr what it says.
 
@@ -154,30 +154,30 @@ def as_recipe(
     `[engine.deepspeed]`; a value "auto" decides nothing.
 
     Args:
-        found: names and values of the file.
+        settings: names and values of the file.
         whole: the recipe below the file, with the options.
         world: processes that share a step.
         where: the file.
 
     Raises `UsageError` for names that DeepSpeed does not have, and for what tokmill cannot do.
     """
-    known = (*HANDED, *UNUSED, *DECIDED, "bf16", "steps_per_print")
-    _check_names(found, known, where, "--set engine.deepspeed.NAME=… hands on any key")
-    said: dict[str, Any] = _decided(found)
-    optim, run = _rates(found, where)
-    data, micro = _batch(said, whole, world, where)
+    names = (*HANDED, *UNUSED, *DECIDED, "bf16", "steps_per_print")
+    _check_names(settings, names, where, "--set engine.deepspeed.NAME=… hands on any key")
+    decided: dict[str, Any] = _decided(settings)
+    optim, run = _rates(settings, where)
+    data, micro = _batch(decided, whole, world, where)
     run |= micro
     if _of(whole, "run", "engine", AUTO) == AUTO:
         run["engine"] = "deepspeed"
-    if "gradient_clipping" in said:
-        optim["clip"] = said["gradient_clipping"]
-    if "steps_per_print" in said:
-        run["log_every"] = said["steps_per_print"]
+    if "gradient_clipping" in decided:
+        optim["clip"] = decided["gradient_clipping"]
+    if "steps_per_print" in decided:
+        run["log_every"] = decided["steps_per_print"]
     # DeepSpeed's default is stage 0, and that of a recipe is not.
-    said["zero_optimization"] = {"stage": 0} | _object(said, "zero_optimization", where)
-    unused = [f"{name} ({UNUSED[name]} has one)" for name in said if name in UNUSED]
+    decided["zero_optimization"] = {"stage": 0} | _object(decided, "zero_optimization", where)
+    unused = [f"{name} ({UNUSED[name]} has one)" for name in decided if name in UNUSED]
     for name in ("bf16", "fp16"):
-        precision = _decided(_object(found, name, where))
+        precision = _decided(_object(settings, name, where))
         if precision.pop("enabled", False):
             if name == "fp16":
                 raise UsageError(
@@ -187,13 +187,13 @@ def as_recipe(
                 )
             run["precision"] = name
             unused += [f"{name}.{key}" for key in precision]
-    table = {name: value for name, value in said.items() if name in HANDED}
-    made = {"run": run, "data": data, "optim": optim}
-    keys = ", ".join(f"{key} = {value}" for key, value in flatten(made).items())
+    table = {name: value for name, value in decided.items() if name in HANDED}
+    recipe = {"run": run, "data": data, "optim": optim}
+    keys = ", ".join(f"{key} = {value}" for key, value in flatten(recipe).items())
     tell(f"{where} is DeepSpeed's: {keys}; engine.deepspeed has {', '.join(table)}")
     if unused:
         tell(f"{where}: without effect here: {', '.join(unused)}")
-    return {**made, "engine": {"deepspeed": table}}
+    return {**recipe, "engine": {"deepspeed": table}}
 
 
 def _decided(value: Any) -> Any:
@@ -210,9 +210,9 @@ def _of(whole: Mapping[str, Any], table: str, key: str, default: Any) -> Any:
     return value if isinstance(value, type(default)) else default
 
 
-def _object(found: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+def _object(settings: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     """Return an object of DeepSpeed's file; one that is not there, or "auto", is empty."""
-    value = found.get(name, AUTO)
+    value = settings.get(name, AUTO)
     if value != AUTO and not isinstance(value, dict):
         raise UsageError(f"{name}: {value!r} is no object", where=where, hint=f'"{name}": {{…}}')
     if value != AUTO and name in NAMES:
@@ -221,15 +221,15 @@ def _object(found: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
 
 
 def _check_names(
-    found: Mapping[str, Any], known: Sequence[str], where: str, hint: str = "", before: str = ""
+    settings: Mapping[str, Any], names: Sequence[str], where: str, hint: str = "", before: str = ""
 ) -> None:
     """Refuse names that DeepSpeed does not have."""
-    for name in found:
-        if name not in known:
+    for name in settings:
+        if name not in names:
             raise UsageError(
                 f"{before}{name}: DeepSpeed 0.19 has no such key",
                 where=where,
-                hint=nearest(name, known, hint),
+                hint=nearest(name, names, hint),
             )
 
 
@@ -272,35 +272,35 @@ def _batch(
     return data, {"micro_tokens": micro * _of(whole, "task", "length", task.length)}
 
 
-def _rates(found: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _rates(settings: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return keys of [optim] and of [run]: DeepSpeed's `optimizer` and `scheduler`."""
     optim: dict[str, Any] = {}
     run: dict[str, Any] = {}
-    kind, adam = _arguments(found, "optimizer", where)
+    kind, adam = _arguments(settings, "optimizer", where)
     if kind:
         optim = {"kind": "adamw", **{name: adam[name] for name in ADAM if name in adam}}
-    kind, said = _arguments(found, "scheduler", where)
+    kind, arguments = _arguments(settings, "scheduler", where)
     if kind:
-        optim |= {key: said[name] for name, key in RATES.items() if name in said}
+        optim |= {key: arguments[name] for name, key in RATES.items() if name in arguments}
         optim["schedule"] = SCHEDULES[kind]
-    if "total_num_steps" in said:
-        run["steps"] = said["total_num_steps"]
-    least = said.get("warmup_min_lr") or said.get("warmup_min_ratio")
-    if kind and (least or said.get("warmup_type") == "log"):
+    if "total_num_steps" in arguments:
+        run["steps"] = arguments["total_num_steps"]
+    least = arguments.get("warmup_min_lr") or arguments.get("warmup_min_ratio")
+    if kind and (least or arguments.get("warmup_type") == "log"):
         tell(f"{where}: the rate rises linearly from 0: warmup_type and warmup_min_… are not used")
     if kind == "WarmupDecayLR":
-        most = said.get("warmup_max_lr")
+        most = arguments.get("warmup_max_lr")
         numbers = isinstance(least, int | float) and isinstance(most, int | float)
         optim["floor"] = least / most if numbers and most else 0.0
     return optim, run
 
 
-def _arguments(found: Mapping[str, Any], name: str, where: str) -> tuple[str, dict[str, Any]]:
+def _arguments(settings: Mapping[str, Any], name: str, where: str) -> tuple[str, dict[str, Any]]:
     """Return the type and the arguments of `optimizer` or `scheduler`, without those that are auto.
 
     What is missing has DeepSpeed's default. Raises `UsageError` for what no recipe can say.
     """
-    if not (block := _object(found, name, where)):
+    if not (block := _object(settings, name, where)):
         return "", {}
     kind, params = str(block.get("type")), _object(block, "params", where)
     defaults = ARGUMENTS[name].get(kind, {})

@@ -211,8 +211,8 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
 
 def plain_key(name: str) -> str:
     """Return the key that is surely meant by a name, whatever model and task; "" where none is."""
-    known = plain_keys(name)
-    return OTHER_NAMES.get(name) or (known[0] if len(known) == 1 else "")
+    keys = plain_keys(name)
+    return OTHER_NAMES.get(name) or (keys[0] if len(keys) == 1 else "")
 
 
 def plain_keys(name: str) -> list[str]:

@@ -133,11 +133,11 @@ def over(
     Epochs that options ask for are not ended by the steps of the recipe. In errors the recipe is
     called `where`, and the options `options_from`.
     """
-    found = merged(value, options, where, options_from)
-    asked = in_tables(options, found, options_from).get("run", {})
+    tables = merged(value, options, where, options_from)
+    asked = in_tables(options, tables, options_from).get("run", {})
     if isinstance(asked, Mapping) and asked.get("epochs") and "steps" not in asked:
-        found["run"] = {key: one for key, one in found["run"].items() if key != "steps"}
-    return found
+        tables["run"] = {key: one for key, one in tables["run"].items() if key != "steps"}
+    return tables
 
 
 def read_recipe(run: Path) -> dict[str, Any]:

@@ -81,14 +81,14 @@ def resolve(
         check_something_given(out, options, resume)
     read = [(file, read_settings(Path(file))) for file in files]
     # Those of DeepSpeed come last: they count rows, whose length the others say.
-    said = dict(sorted(read, key=lambda one: is_of_deepspeed(one[1])))
+    by_file = dict(sorted(read, key=lambda one: is_of_deepspeed(one[1])))
     # A store, or nothing, says no kind of model.
-    if said and not isinstance(recipe, Mapping) and value.keys() <= {"data"}:
-        base = base_of(said, options, alone)
+    if by_file and not isinstance(recipe, Mapping) and value.keys() <= {"data"}:
+        base = base_of(by_file, options, alone)
         value = merge(recipes.read_toml(base) if base else {}, value)
         where = base or (files[0] if alone else where)
     # 2. Put the options over them, and each key into its table.
-    layers = with_settings(value, where, said, options, world)
+    layers = with_settings(value, where, by_file, options, world)
     value = over(layers[-1][0], options, where)
     # 3. Make places absolute.
     value = with_absolute_places(value)
@@ -111,13 +111,13 @@ def resolve(
 def with_settings(
     value: dict[str, Any],
     where: str,
-    said: Mapping[str, dict[str, Any]],
+    by_file: Mapping[str, dict[str, Any]],
     options: Mapping[str, Any],
     world: int,
 ) -> list[tuple[dict[str, Any], str]]:
     """Return the recipe, then it with each file of settings over those before; and their names."""
     layers = [(value, where)]
-    for file, names in said.items():
+    for file, names in by_file.items():
         if is_of_deepspeed(names):
             whole = over(value, options, where)
             names = as_recipe(names, merge(start_tables(whole), whole), world, file)

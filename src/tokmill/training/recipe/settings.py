@@ -118,35 +118,35 @@ def read_settings(path: Path) -> dict[str, Any]:
     return found
 
 
-def used(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+def used(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the settings that are keys; notes on stderr say why the others are not."""
     unused = dict(UNUSED)
-    if _is_of_bert(found):
+    if _is_of_bert(given):
         unused |= UNUSED_OF_BERT
-    elif not found.keys().isdisjoint(OF_POLICIES):
+    elif not given.keys().isdisjoint(OF_POLICIES):
         unused |= UNUSED_OF_POLICIES
     for why, names in unused.items():
-        if left := [name for name in found if name in names.split()]:
+        if left := [name for name in given if name in names.split()]:
             tell(f"{where}: not used: {', '.join(left)}: {why}")
-            found = {name: value for name, value in found.items() if name not in left}
-    return dict(found)
+            given = {name: value for name, value in given.items() if name not in left}
+    return dict(given)
 
 
-def is_of_deepspeed(found: Mapping[str, Any]) -> bool:
-    return any(name in found for name in OF_DEEPSPEED) or any(
-        isinstance(found.get(name), dict) for name in BLOCKS_OF_DEEPSPEED
+def is_of_deepspeed(given: Mapping[str, Any]) -> bool:
+    return any(name in given for name in OF_DEEPSPEED) or any(
+        isinstance(given.get(name), dict) for name in BLOCKS_OF_DEEPSPEED
     )
 
 
-def _is_of_bert(found: Mapping[str, Any]) -> bool:
+def _is_of_bert(given: Mapping[str, Any]) -> bool:
     """Say whether a file is the configuration of BERT: its `model_type` is of no policy."""
-    return "model_config" not in found and any(name in found for name in OF_CONFIGURATIONS)
+    return "model_config" not in given and any(name in given for name in OF_CONFIGURATIONS)
 
 
-def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return MLIR-RL's settings without their sections and comments, sizes by the type of model."""
     pairs = []
-    for name, value in found.items():
+    for name, value in given.items():
         if isinstance(value, dict):
             value = {key: one for key, one in value.items() if not key.startswith("_")}
         inside = isinstance(value, dict) and name != "model_config"
@@ -185,8 +185,8 @@ def base_of(files: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], 
         return BERT if model["kind"] == "encoder" else ""
     stores = (data if isinstance(data, Mapping) else {}).get("train", options.get("train", ()))
     stores = stores if isinstance(stores, list | tuple) else [stores]
-    known = (one for store in stores for one in Store(str(store)).vocabularies.values())
-    if alone and not decoder and any("mask" in vocabulary.roles for vocabulary in known):
+    vocabularies = (one for store in stores for one in Store(str(store)).vocabularies.values())
+    if alone and not decoder and any("mask" in vocabulary.roles for vocabulary in vocabularies):
         in_tables(said, {}, ", ".join(files))  # unknown names are told first
         names = [f"--config {shlex.quote(one)}" for one in files]
         rest = " ".join([*names, *(f"--data {shlex.quote(one)}" for one in stores), "-o RUN"])
@@ -200,12 +200,12 @@ def base_of(files: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # Readers of JSON take the last of two values in silence.
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in result:
             raise ValueError(f"the name {name!r} stands twice")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 @cache

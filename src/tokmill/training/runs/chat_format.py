@@ -21,11 +21,11 @@ def keep_made(store: Store, out: Path) -> None:
     if store.manifest.source not in ("select", *plugins.CHATS) or not path.exists():
         return
     plan = read_sealed(path, Plan)
-    made = plan.chats
+    chats = plan.chats
     if store.manifest.source in plugins.CHATS:
-        made = Made(source=store.manifest.source, options=plan.options)
-    if isinstance(made, Made):
-        write_file(out / MADE, encode(made))
+        chats = Made(source=store.manifest.source, options=plan.options)
+    if isinstance(chats, Made):
+        write_file(out / MADE, encode(chats))
 
 
 def options_of(run: Path) -> dict[str, Any]:

@@ -277,8 +277,8 @@ def checkpoints(run: Path) -> list[Path]:
     folder = run / FOLDER
     with machine_errors("read", folder):
         there = list(folder.iterdir()) if folder.is_dir() else []
-        found = [path for path in there if is_checkpoint(path)]
-    return sorted(found, key=step_of_name)
+        folders = [path for path in there if is_checkpoint(path)]
+    return sorted(folders, key=step_of_name)
 
 
 def step_of_name(checkpoint: Path) -> int:
@@ -289,8 +289,8 @@ def strangers(run: Path) -> list[Path]:
     """Return paths that have the name of a checkpoint and are none; they are never removed."""
     folder = run / FOLDER
     with machine_errors("read", folder):
-        found = list(folder.iterdir()) if folder.is_dir() else []
-        return sorted(p for p in found if NAME.fullmatch(p.name) and not is_checkpoint(p))
+        entries = list(folder.iterdir()) if folder.is_dir() else []
+        return sorted(p for p in entries if NAME.fullmatch(p.name) and not is_checkpoint(p))
 
 
 def discard(folder: Path) -> None:
@@ -333,8 +333,8 @@ def newest_whole(run: Path, engine: Engine) -> Path | None:
 
     Raises `TokmillError` if there are checkpoints and none is whole.
     """
-    found = find_whole(run) if engine.rank == 0 else None
-    step = int(engine.total([0 if found is None else 1 + step_of_name(found)])[0])
+    folder = find_whole(run) if engine.rank == 0 else None
+    step = int(engine.total([0 if folder is None else 1 + step_of_name(folder)])[0])
     return run / "checkpoints" / f"step-{step - 1:08d}" if step else None
 
 
@@ -376,8 +376,8 @@ def check_checkpoint(folder: Path) -> State:
     state = read_state(folder)
     random = [name for name in state.files if RANDOM.fullmatch(name)]
     extra = [name for name in state.files if EXTRA.fullmatch(name)]
-    known = {*TENSORS, *random, *extra}
-    if not state.files.keys() <= known or not state.files.keys() >= {*TENSORS}:
+    names = {*TENSORS, *random, *extra}
+    if not state.files.keys() <= names or not state.files.keys() >= {*TENSORS}:
         raise damaged_checkpoint(folder / STATE, "it names other files than those of a checkpoint")
     if len(random) != state.world:
         raise damaged_checkpoint(

@@ -95,15 +95,17 @@ def import_model(
             where=str(folder),
             hint="fetch one first, as with `hf download NAME --local-dir FOLDER`",
         )
-    said = read_public(folder / CONFIG, dict[str, Any])
+    config = read_public(folder / CONFIG, dict[str, Any])
     place = str(folder / CONFIG)
-    family, _ = architecture(said, place)
-    public, _ = read_config(said, place)
-    found = find_vocabulary(folder, tokenizer, said, public.vocab_size, family.roles)
+    family, _ = architecture(config, place)
+    public, _ = read_config(config, place)
+    vocabulary = find_vocabulary(folder, tokenizer, config, public.vocab_size, family.roles)
     generation: dict[str, Any] = {}
     if (folder / GENERATION).exists():
         generation = read_public(folder / GENERATION, dict[str, Any])
-    return run_of(said, read_weights(folder), found, out, length, folder / CONFIG, generation)
+    return run_of(
+        config, read_weights(folder), vocabulary, out, length, folder / CONFIG, generation
+    )
 
 
 def run_of(
@@ -153,12 +155,12 @@ def run_of(
     task.load_state_dict(state, assign=True)
     run = write_run(out, config, task, facts, vocabulary)
     left = sorted(unused(tensors, head))
-    told = f"left out: {len(left)} tensors of other heads ({left[0]}, …)" if left else ""
-    return Run(run.path, run.step, run.metrics, (told,) if told else ())
+    note = f"left out: {len(left)} tensors of other heads ({left[0]}, …)" if left else ""
+    return Run(run.path, run.step, run.metrics, (note,) if note else ())
 
 
 def end_ids(
-    said: Mapping[str, Any],
+    config: Mapping[str, Any],
     generation: Mapping[str, Any] | None,
     roles: Mapping[str, str],
     size: int,
@@ -170,7 +172,7 @@ def end_ids(
     are defaults of a larger model.
     """
     key = roles.get("eot", "")
-    named = (generation or {}).get(key, said.get(key))
+    named = (generation or {}).get(key, config.get(key))
     ids = named if isinstance(named, list) else [named]
     ids = [one for one in ids if isinstance(one, int) and one < size]
     return {COLUMN: tuple(ids)} if ids and ids != usual else {}
@@ -230,7 +232,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     if ends := facts.ends.get(column):
         ids[public.roles["eot"]] = [*ends] if len(ends) > 1 else ends[0]
     state = to_public(task.state_dict(), public.tensor_names, head, column)
-    said = public.to_config(head.task) | ids
+    config = public.to_config(head.task) | ids
     with writing(folder / CONFIG):
         if vocabulary:
             tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer")
@@ -239,7 +241,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
         write_tensors(folder / MODEL, state, {"format": "pt"})
         if task.continues:
             write_file(folder / GENERATION, encode(ids))
-        write_file(folder / CONFIG, encode(said))
+        write_file(folder / CONFIG, encode(config))
     return folder
 
 

@@ -73,30 +73,30 @@ def read_fetched(path: Path) -> dict[str, Tensor]:
 def find_vocabulary(
     folder: Path,
     tokenizer: Path | str | None,
-    said: Mapping[str, Any],
+    config: Mapping[str, Any],
     rows: int,
     keys: Mapping[str, str],
 ) -> tuple[Vocabulary, bytes] | None:
     """Return the vocabulary of a checkpoint and its file; None: the folder has no tokenizer.
 
     The model has `rows` for ids; a vocabulary may have fewer. `keys`: role → the key by which
-    config.json (`said`) may name the id that has it.
+    config.json (`config`) may name the id that has it.
     """
     if tokenizer is None and not any((folder / name).exists() for name in TOKENIZERS):
         return None
     tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer")
-    found = tokenizers.Tokenizer.from_file(tokenizer or folder)
-    names = {number: token for token, number in found.specials.items()}
+    loaded = tokenizers.Tokenizer.from_file(tokenizer or folder)
+    names = {number: token for token, number in loaded.specials.items()}
     roles = {}
     for role, key in keys.items():
-        number = said.get(key)
+        number = config.get(key)
         number = number[0] if isinstance(number, list) and number else number
         if isinstance(number, int) and number in names:
             roles[role] = names[number]
-    vocabulary: tuple[Vocabulary, bytes] = found.vocabulary(roles)
-    if found.size > rows:
+    vocabulary: tuple[Vocabulary, bytes] = loaded.vocabulary(roles)
+    if loaded.size > rows:
         raise TokmillError(
-            f"the tokenizer has ids up to {found.size - 1}, the model 0 to {rows - 1}",
+            f"the tokenizer has ids up to {loaded.size - 1}, the model 0 to {rows - 1}",
             where=str(tokenizer or folder),
             hint="name the tokenizer that the model was trained with: --tokenizer",
         )

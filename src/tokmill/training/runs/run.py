@@ -57,7 +57,7 @@ class Run:
     step: int
     metrics: dict[str, float]
     """The last value of each metric."""
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     """What is to be told of how it was made."""
 
     def task(self) -> Task:
@@ -189,10 +189,10 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
 
 def classes_learned(config: TrainConfig, stores: Sequence[Store]) -> dict[str, tuple[str, ...]]:
     """Return the classes that a task learns, which are the same in all its stores."""
-    found = [task_type(config).label_classes(config.task, store) for store in stores]
+    classes = [task_type(config).label_classes(config.task, store) for store in stores]
     return {
-        name: same_classes([(store, one[name]) for store, one in zip(stores, found, strict=True)])
-        for name in found[0]
+        name: same_classes([(store, one[name]) for store, one in zip(stores, classes, strict=True)])
+        for name in classes[0]
     }
 
 

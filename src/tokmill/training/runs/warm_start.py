@@ -52,8 +52,8 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
         if key.partition(".")[0] in LEARNED
     }
     if before["task"]["kind"] != config.task.kind:
-        if (said := task.start_from(place)) is not None:
-            return said
+        if (note := task.start_from(place)) is not None:
+            return note
         return take_what_fits(task, weights / MODEL, changed, place)
     try:
         load_from(task, weights / MODEL)
@@ -74,18 +74,18 @@ def take_what_fits(task: Task, file: Path, changed: Mapping[str, str], place: Pa
     changed: the keys of model and task that differ. The models must be equal, but for weights that
     only one of the tasks uses. A head of another size begins anew.
     """
-    own, found = task.state_dict(), read_tensors(file, seal_of(file))
-    taken = {name: one for name, one in found.items() if fits(one, own.get(name))}
-    anew, left = sorted(own.keys() - taken.keys()), sorted(found.keys() - taken.keys())
+    own, tensors = task.state_dict(), read_tensors(file, seal_of(file))
+    taken = {name: one for name, one in tensors.items() if fits(one, own.get(name))}
+    anew, left = sorted(own.keys() - taken.keys()), sorted(tensors.keys() - taken.keys())
     of_model = {key: one for key, one in changed.items() if key.startswith(OF_MODEL)}
     unmatched = [name for name in (*anew, *left) if name.startswith(OF_MODEL)]
-    reshaped = [name for name in unmatched if name in own and name in found]
+    reshaped = [name for name in unmatched if name in own and name in tensors]
     if (unmatched and of_model) or reshaped or not any(n.startswith(OF_MODEL) for n in taken):
         raise another_model(of_model or dict.fromkeys(reshaped, "of another shape"), place)
     task.load_state_dict(taken, strict=False)
-    said = f"{len(taken)} tensors are taken from {place}"
+    message = f"{len(taken)} tensors are taken from {place}"
     parts = (("these begin anew: ", anew), ("these of it are not used: ", left))
-    return [f"{said}; {what}{in_words(names)}" for what, names in parts if names]
+    return [f"{message}; {what}{in_words(names)}" for what, names in parts if names]
 
 
 def in_words(names: Sequence[str]) -> str:
@@ -162,10 +162,12 @@ def check_ids(before: Facts, now: Facts, place: Path) -> None:
             facts.vocabularies.get(facts.schema[name].vocab or "") for facts in (before, now)
         )
         if (old and old.sha256) != (new and new.sha256):
-            said = [f"{v.size} ids, {v.sha256[:12]}" if v else "no vocabulary" for v in (old, new)]
+            described = [
+                f"{v.size} ids, {v.sha256[:12]}" if v else "no vocabulary" for v in (old, new)
+            ]
             raise TokmillError(
                 f"the vocabulary of the column {name!r} differs: the run to start from has "
-                f"{said[0]}; the store has {said[1]}",
+                f"{described[0]}; the store has {described[1]}",
                 where=str(place),
                 hint=hint,
             )

@@ -75,10 +75,10 @@ def weights_at(run: Path, at: str = "") -> Path:
         TokmillError: there are no such weights; the hint lists those that there are.
     """
     places = [run / BEST, *checkpoints(run), run / FINAL]
-    found = sorted((place for place in places if (place / MODEL).exists()), key=step_of)
-    named = {str(step_of(place)): place / MODEL for place in found}
+    folders = sorted((place for place in places if (place / MODEL).exists()), key=step_of)
+    named = {str(step_of(place)): place / MODEL for place in folders}
     newest = newest_weights(run)
-    if run / BEST in found:
+    if run / BEST in folders:
         named["best"] = run / BEST / MODEL
     if newest is not None:
         named |= {"": newest / MODEL, "last": newest / MODEL}
@@ -101,13 +101,13 @@ def step_of(place: Path) -> int:
     """Return the step after which the weights of a folder were taken."""
     if place.parent.name == FOLDER:
         return step_of_name(place)
-    said = read_metadata(place / MODEL).get("step", "")
-    if not re.fullmatch(r"\d{1,18}", said):
+    text = read_metadata(place / MODEL).get("step", "")
+    if not re.fullmatch(r"\d{1,18}", text):
         raise TokmillError(
             "the weights do not say of which step they are"
-            + (f", but {said[:40]!r}" if said else ""),
+            + (f", but {text[:40]!r}" if text else ""),
             where=str(place / MODEL),
             hint="tokmill has not written this file: `tokmill model import` makes a run from the "
             "weights of other programs",
         )
-    return int(said)
+    return int(text)

@@ -62,13 +62,13 @@ def pick_device(name: str, here: Place | None = None) -> torch.device:
         raise UsageError("torch sees no CUDA device", where="run.device", hint="--device cpu")
     if here.world == 1:
         return device
-    found = torch.cuda.device_count()
-    if device.index is not None or here.local_world > found:
-        seen = f"torch sees {found}" if device.index is None else f"{name} is a single one"
+    count = torch.cuda.device_count()
+    if device.index is not None or here.local_world > count:
+        seen = f"torch sees {count}" if device.index is None else f"{name} is a single one"
         raise UsageError(
             f"{here.local_world} processes need a GPU each, and {seen}",
             where="run.device",
-            hint=f"--processes {found} --device cuda",
+            hint=f"--processes {count} --device cuda",
         )
     return torch.device("cuda", here.local_rank)
 

@@ -63,15 +63,15 @@ class Muon(AdamW):
         self, groups: list[Group], config: MuonConfig, blocks: Sequence[nn.Module] = ()
     ) -> None:
         wanted = {id(weight) for weight in matrices_of(blocks)}
-        made = list(split(groups, wanted, config.matrix_rate))
-        if not any(group[MATRICES] for group in made):
+        new_groups = list(split(groups, wanted, config.matrix_rate))
+        if not any(group[MATRICES] for group in new_groups):
             raise UsageError(
                 "Muon updates matrices inside blocks, and the model has none",
                 where="optim.kind",
                 hint="--set optim.kind=adamw",
             )
         self.momentum = config.momentum
-        super().__init__(made, config)
+        super().__init__(new_groups, config)
 
     @staticmethod
     def check(config: OptimConfig, where: str = "") -> None:
@@ -118,7 +118,7 @@ class Muon(AdamW):
         buffers = [self.state[weight][BUFFER] for weight in weights]
         torch._foreach_lerp_(buffers, gradients, 1 - self.momentum)
         updates = [g.lerp(m, self.momentum) for g, m in zip(gradients, buffers, strict=True)]
-        for some in alike(updates):
+        for some in of_one_shape(updates):
             moves = orthogonal(torch.stack([updates[number] for number in some]))
             rate = group["lr"] * 0.2 * math.sqrt(max(moves.shape[-2:]))
             for number, move in zip(some, moves, strict=True):
@@ -153,7 +153,7 @@ def split(groups: Iterable[Group], wanted: set[int], rate: float) -> Iterator[Gr
             yield group | {"params": others, MATRICES: False}
 
 
-def alike(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
+def of_one_shape(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
     """Yield lists of numbers of matrices with one shape, at most `AT_A_TIME` values together."""
     of_shape: dict[torch.Size, list[int]] = {}
     for number, matrix in enumerate(matrices):

@@ -93,10 +93,10 @@ def make_optimizer(
         config: of the kind.
         blocks: of the model, as `blocks_of` yields them.
     """
-    made: torch.optim.Optimizer = plugins.load(plugins.OPTIMIZERS, config.kind)(
+    optimizer: torch.optim.Optimizer = plugins.load(plugins.OPTIMIZERS, config.kind)(
         list(groups), config, list(blocks)
     )
-    return made
+    return optimizer
 
 
 def moment_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -135,17 +135,17 @@ def total_norm(gradients: Iterable[Tensor]) -> Tensor:
     On a CPU squares are summed in float64. Torch would add up those of a tensor in float32 one
     after the other, and the result for 38 million values is 0.27 % too small.
     """
-    found = list(gradients)
-    if not found or any(type(one) is not Tensor or one.device.type != "cpu" for one in found):
-        return nn.utils.get_total_norm(found)
+    tensors = list(gradients)
+    if not tensors or any(type(one) is not Tensor or one.device.type != "cpu" for one in tensors):
+        return nn.utils.get_total_norm(tensors)
     parts = [
         torch.linalg.vector_norm(part, dtype=torch.float64)
-        for one in found
+        for one in tensors
         # In parts, because torch makes a copy in float64.
         for part in torch.split(one.detach().reshape(-1), NORM_PART)
     ]
     norm = torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros(())
-    return norm.to(torch.promote_types(found[0].dtype, torch.float32))
+    return norm.to(torch.promote_types(tensors[0].dtype, torch.float32))
 
 
 KEPT = (STEP, "exp_avg", "exp_avg_sq")

@@ -89,16 +89,16 @@ def import_bert(
     Raises:
         TokmillError: as of both.
     """
-    found = read_bert(place)
-    said, words = found.config.to_config(), found.place / WORDS
+    bert = read_bert(place)
+    config, words = bert.config.to_config(), bert.place / WORDS
     if tokenizer is None and words.exists():
         tokenizer = words
-    rows = found.config.vocab_size
-    vocabulary = find_vocabulary(found.place, tokenizer, said, rows, {}) if tokenizer else None
-    where = found.place / BERT_CONFIG
-    run = run_of(said, found.tensors, vocabulary, Path(out), length, where)
-    told = []
-    if found.left_out:
-        count, first = len(found.left_out), found.left_out[0]
-        told.append(f"left out: {count} variables of the optimiser ({first}, …)")
-    return Run(run.path, run.step, run.metrics, (*run.said, *told))
+    rows = bert.config.vocab_size
+    vocabulary = find_vocabulary(bert.place, tokenizer, config, rows, {}) if tokenizer else None
+    where = bert.place / BERT_CONFIG
+    run = run_of(config, bert.tensors, vocabulary, Path(out), length, where)
+    notes = []
+    if bert.left_out:
+        count, first = len(bert.left_out), bert.left_out[0]
+        notes.append(f"left out: {count} variables of the optimiser ({first}, …)")
+    return Run(run.path, run.step, run.metrics, (*run.notes, *notes))

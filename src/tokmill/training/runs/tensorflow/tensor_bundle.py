@@ -64,8 +64,8 @@ class TensorEntry(NamedTuple):
         """The name of the dtype."""
         if self.dtype == BFLOAT16:
             return "bfloat16"
-        known = DTYPES.get(self.dtype)
-        return known.name if known is not None else f"dtype number {self.dtype}"
+        dtype = DTYPES.get(self.dtype)
+        return dtype.name if dtype is not None else f"dtype number {self.dtype}"
 
     def check(self, shards: int) -> None:
         """Raise `ValueError` where it is not possible."""
@@ -265,15 +265,16 @@ def find_bundle(place: Path) -> Path:
     """
     with machine_errors("read", place):
         if place.is_dir():
-            found = sorted(place.glob(f"*{INDEX}"))
-            if len(found) > 1:
-                names = ", ".join(path.name.removesuffix(INDEX) for path in found[:4])
+            indexes = sorted(place.glob(f"*{INDEX}"))
+            if len(indexes) > 1:
+                names = ", ".join(path.name.removesuffix(INDEX) for path in indexes[:4])
+                names += ", …" * (len(indexes) > 4)
                 raise TokmillError(
-                    f"the folder has {len(found)} checkpoints: {names}{', …' * (len(found) > 4)}",
+                    f"the folder has {len(indexes)} checkpoints: {names}",
                     where=str(place),
-                    hint=f"name one: {found[-1]}",
+                    hint=f"name one: {indexes[-1]}",
                 )
-            place = found[0] if found else place / "NAME"
+            place = indexes[0] if indexes else place / "NAME"
         name = _prefix(place)
         if not name or not place.with_name(name + INDEX).is_file():
             raise TokmillError(

@@ -10,7 +10,7 @@ import pytest
 from entry_stores import lay
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
-from tokmill.feed.keyed_entries import Alike
+from tokmill.feed.keyed_entries import KeyedEntries
 from tokmill.store.store import Store
 from toy import make_store
 
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_entries_are_the_records_of_each_key(store: Store) -> None:
-    rows = Alike(store, 6, ["name", "part"], size=5)
+    rows = KeyedEntries(store, 6, ["name", "part"], size=5)
     # The record 0 is empty, 5 is another part, and 3 is alone.
     assert len(rows) == 3 and rows.alone == 3
     assert rows.sizes(np.arange(3)).tolist() == [2, 3, 2]
@@ -39,11 +39,11 @@ def test_entries_are_the_records_of_each_key(store: Store) -> None:
 
 
 def test_records_are_drawn_anew_each_epoch(store: Store) -> None:
-    rows = Alike(store, 16, ["name"])
+    rows = KeyedEntries(store, 16, ["name"])
     drawn = {tuple(sorted(rows.spans(np.asarray([1]), epoch).record)) for epoch in range(40)}
     # Of 5: 2, 5, 6, 9 (0 is empty), two at a time.
     assert len(drawn) == 6
-    again = Alike(store, 16, ["name"], seed=1)
+    again = KeyedEntries(store, 16, ["name"], seed=1)
     assert any(
         again.spans(np.asarray([1]), e).record.tolist()
         != rows.spans(np.asarray([1]), e).record.tolist()
@@ -52,7 +52,7 @@ def test_records_are_drawn_anew_each_epoch(store: Store) -> None:
 
 
 def test_a_batch_depends_on_the_step_alone(store: Store) -> None:
-    feed = Feed(Alike(store, 8, ["name"]), 2, columns=["token"])
+    feed = Feed(KeyedEntries(store, 8, ["name"]), 2, columns=["token"])
     for step in range(4):
         whole = feed.batch(step)
         halves = [feed.batch(step, rank, 2) for rank in range(2)]
@@ -66,8 +66,8 @@ def test_a_batch_depends_on_the_step_alone(store: Store) -> None:
 
 def test_keys_that_make_no_entries_are_refused(store: Store) -> None:
     with pytest.raises(UsageError, match="no two records are equal in name, bytes"):
-        Alike(store, 8, ["name", "bytes"])
+        KeyedEntries(store, 8, ["name", "bytes"])
     with pytest.raises(UsageError, match="no column 'nmae'"):
-        Alike(store, 8, ["nmae"])
+        KeyedEntries(store, 8, ["nmae"])
     with pytest.raises(UsageError, match="cannot be made"):
-        Alike(store, 8, ["name"], size=1)
+        KeyedEntries(store, 8, ["name"], size=1)
