@@ -93,8 +93,8 @@ def read_blocks(path: str, fingerprint: str) -> Blocks:
             raise _no_blocks(path, f"{entry.records:,} records hold {begun:,} blocks")
         text = shard.text("program", 0, entry.records)
         rows, place = text.distinct()
-        known = [names.setdefault(row.decode("utf-8", "replace"), len(names)) for row in rows]
-        numbers.append(np.asarray(known, np.int64)[place])
+        codes = [names.setdefault(row.decode("utf-8", "replace"), len(names)) for row in rows]
+        numbers.append(np.asarray(codes, np.int64)[place])
         lengths.append(np.diff(ends))
         falls.append(_falls(shard, ends, ids, flow))
         later = shard["part"] > 0 if "part" in schema else np.zeros(entry.records, bool)

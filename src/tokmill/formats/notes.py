@@ -116,8 +116,8 @@ class Export:
         """
         claimed = {file.name for file in self.before.files} if self.before else set()
         for path in paths:
-            known = path.name in claimed or path == named or self.is_damaged
-            if not known and os.path.lexists(path) and not is_written(path):
+            own = path.name in claimed or path == named or self.is_damaged
+            if not own and os.path.lexists(path) and not is_written(path):
                 raise UsageError(
                     "the file was not written by an export, and would be replaced",
                     where=str(path),

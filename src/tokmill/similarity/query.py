@@ -35,9 +35,9 @@ class Named(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         keys = [self.project, self.version, self.compiler, self.level]
-        known = [key for key in keys if key not in ("", "unknown")]
+        parts = [key for key in keys if key not in ("", "unknown")]
         return f"{self.function} at {self.address:#x} in {self.program}" + (
-            f" ({' '.join(known)})" if known else ""
+            f" ({' '.join(parts)})" if parts else ""
         )
 
 

@@ -122,8 +122,8 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
         raise TokmillError(
             "the file has no CPI", where=str(cpi), hint="a column `cpi`, `cpi_measured`, …"
         )
-    known = measures.cpi[measures.kind]
-    unknown = np.isnan(known)
+    values = measures.cpi[measures.kind]
+    unknown = np.isnan(values)
     if unknown.any():
         vectors = plugins.require("scipy.sparse").diags_array((~unknown).astype(float)) @ vectors
     return Trace(
@@ -131,7 +131,7 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
         vectors.tocsr(),
         ids,
         rates,
-        np.where(unknown, 1.0, known),
+        np.where(unknown, 1.0, values),
         measures.kind,
         int(unknown.sum()),
         found.torn,
@@ -210,13 +210,13 @@ def by_clusters(
 
 def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
     """Choose points as a sample."""
-    known = population(
+    frame = population(
         trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
     )
-    of_all = None if trace.cpi is None else trace.cpi[known.intervals]
-    points = min(options.points or POINTS, len(known))
-    sample = designs.two_phase(known, points, np.random.default_rng(options.seed))
-    intervals = known.intervals[sample.places]
+    of_all = None if trace.cpi is None else trace.cpi[frame.intervals]
+    points = min(options.points or POINTS, len(frame))
+    sample = designs.two_phase(frame, points, np.random.default_rng(options.seed))
+    intervals = frame.intervals[sample.places]
     report = _report(trace, options.method, intervals)
     cpi = None
     if simulated:

@@ -208,13 +208,13 @@ def _program(words: Sequence[str]) -> str:
 
 
 def _about(command: Command, asked: Asked) -> dict[str, Any]:
-    said = subprocess.run(
+    version = subprocess.run(
         ["valgrind", ALONE, "--version"], capture_output=True, text=True, check=False
     )
     return {
         "command": list(command.words),
         "stdin": command.stdin,
-        "valgrind": said.stdout.strip(),
+        "valgrind": version.stdout.strip(),
         "caches": CACHES,
         "asked": asked._asdict(),
     }

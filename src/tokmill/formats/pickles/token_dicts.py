@@ -107,8 +107,8 @@ class TokenDictsSource(Source):
                     hint=f"--rules {rules}",
                 )
         counted = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").counted
-        made = counted([counts], config.rules, config.min_count)
-        return {column: Frozen(*tokens.vocabulary()) for column, tokens in made.items()}
+        lists = counted([counts], config.rules, config.min_count)
+        return {column: Frozen(*tokens.vocabulary()) for column, tokens in lists.items()}
 
     @cached_property
     def schema(self) -> Schema:

@@ -153,16 +153,16 @@ class TripletsSource(Source):
                         raw.seek(pickle.position)
                     else:
                         hash_until(pickle.position, raw, digest)
-                        made = self._records(entries, empty, ends_part)
-                        made.done = min(1.0, pickle.position / max(1, item.size))
-                        yield made
+                        records = self._records(entries, empty, ends_part)
+                        records.done = min(1.0, pickle.position / max(1, item.size))
+                        yield records
                     part += ends_part
                     entries, empty = [], []
             if part >= item.parts_done:
                 hash_until(item.stop, raw, digest)
-                made = self._records(entries, empty, ends_part=False)
-                made.done = 1.0
-                yield made
+                records = self._records(entries, empty, ends_part=False)
+                records.done = 1.0
+                yield records
 
     def _records(self, entries: list[Entry], empty: list[int], ends_part: bool) -> Records:
         blocks = [part for entry in entries for part in entry.blocks]

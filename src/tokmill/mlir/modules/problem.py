@@ -92,8 +92,8 @@ def _check_computes(module: Any, where: str) -> None:
 
     def look(operation: Any) -> Any:
         name = operation.name
-        known = name in OTHERS or name.partition(".")[0] in DIALECTS and name != "vector.print"
-        if not known and not foreign:
+        allowed = name in OTHERS or name.partition(".")[0] in DIALECTS and name != "vector.print"
+        if not allowed and not foreign:
             foreign.append(name)
         return toolkit.ir().WalkResult.ADVANCE
 

@@ -50,10 +50,10 @@ def build(
         raise UsageError("no program is named", hint="vocab build x86 INPUT…")
     check_target(out, rules)
     counted = count_programs(inputs, rules, **how)
-    made = vocabulary.counted([counted.counts], rules, min_count)
-    write_vocabularies(out, made)
+    lists = vocabulary.counted([counted.counts], rules, min_count)
+    write_vocabularies(out, lists)
     rows = []
-    for column, tokens in made.items():
+    for column, tokens in lists.items():
         total = sum(counted.counts[column].values())
         unknown = total - sum(tokens.counts or ())
         rows.append([column, len(tokens), total, unknown, human_share(unknown / (total or 1), 4)])

@@ -163,15 +163,19 @@ def compress(
     else:
         one = read_list(path, column=column)
         old, ids = {one.tokens.column: one.tokens}, {one.tokens.column: one.ids}
-    made = compressed(old)
-    write_vocabularies(out, made.lists)
+    result = compressed(old)
+    write_vocabularies(out, result.lists)
     maps = {
-        name: [made.lists[name].ids[made.became[name].get(token, token)] for token in one.tokens]
+        name: [
+            result.lists[name].ids[result.became[name].get(token, token)] for token in one.tokens
+        ]
         for name, one in old.items()
     }
     _write_map(out / MAP, maps, ids)
-    write_file(out / BECAME, msgspec.json.encode(made.became) + b"\n")
-    rows = [[name, len(old[name]), len(made.lists[name]), len(made.became[name])] for name in old]
+    write_file(out / BECAME, msgspec.json.encode(result.became) + b"\n")
+    rows = [
+        [name, len(old[name]), len(result.lists[name]), len(result.became[name])] for name in old
+    ]
     if json:
         columns = {
             name: {"before": before, "after": after, "changed": changed}

@@ -93,9 +93,9 @@ def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
     row, column = np.divmod(pairs, max(size, 1))
     offsets = np.searchsorted(row, np.arange(size + 1))
     calls = sparse.csr_array((np.ones(len(row), np.float32), column, offsets), shape=(size, size))
-    slot, known = find(graph.import_address, target)
+    slot, hit = find(graph.import_address, target)
     names = hash_texts(import_names(graph))
-    return calls, (caller[known], names[slot[known]])
+    return calls, (caller[hit], names[slot[hit]])
 
 
 def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:

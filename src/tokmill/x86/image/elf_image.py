@@ -127,15 +127,15 @@ def _link(program: Program, table: Relocations) -> None:
         symbols = table.symbols[table.symbol]
         direct &= symbols["section"] != 0
         value[direct] = symbols["value"][direct]
-    known = relative | direct
+    written = relative | direct
     if table.addend is not None:
         added = relative | (direct & (table.kind == ABSOLUTE))
         value[added] += table.addend[added].astype(np.uint64)
     else:
         value[relative] = program.load(table.place[relative])
-    program.store(table.place[known], value[known])
-    program.pointers = np.concatenate([program.pointers, value[known]])
-    places = table.place[known].astype(np.uint64)
+    program.store(table.place[written], value[written])
+    program.pointers = np.concatenate([program.pointers, value[written]])
+    places = table.place[written].astype(np.uint64)
     program.pointer_address = np.concatenate([program.pointer_address, places])
     resolvers = table.kind == RESOLVER[program.bits]
     program.starts = np.concatenate([program.starts, value[resolvers]])
