@@ -155,10 +155,10 @@ class BbvSource(WholeFiles):
         return {REFERENCE: self._reference}
 
     def items(self) -> Iterator[Item]:
-        found = find_files(self.inputs, SUFFIXES, choice=self.config)
-        traces = [file.path for file in found.files]
-        self.left_out = without_sidecars(found.left_out, traces, self.inputs)
-        for file in found.files:
+        listing = find_files(self.inputs, SUFFIXES, choice=self.config)
+        traces = [file.path for file in listing.files]
+        self.left_out = without_sidecars(listing.left_out, traces, self.inputs)
+        for file in listing.files:
             others = self._sidecars.of(file.path)
             yield Item(
                 file.name, str(file.path.absolute()), 0, file.size, file.digest, EXPANDS,

@@ -87,10 +87,10 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
         else:
             # Those that the map does not place are looked for among what is left.
             rest = [one for one in blocks.programs if one.name not in placed_names]
-            found = _best(at[open_rows], rest)
-            if found is None:
+            best = _best(at[open_rows], rest)
+            if best is None:
                 break
-            program, base = found
+            program, base = best
             placed_names.add(program.name)
         here = np.flatnonzero(open_rows & _in_range(at, program, base))
         rows, begins = program.find(at[here] - base)

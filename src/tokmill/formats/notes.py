@@ -98,8 +98,8 @@ class Export:
         `own`: the pattern of this export's files.
         """
         is_same = self.before is not None and self.before.identity == self.identity
-        found = sorted(path.name for path in self.folder.glob(pattern))
-        other = [name for name in found if not (is_same and fnmatch.fnmatchcase(name, own))]
+        names = sorted(path.name for path in self.folder.glob(pattern))
+        other = [name for name in names if not (is_same and fnmatch.fnmatchcase(name, own))]
         if other:
             what = "of another store or with other options" if self.before else "already"
             raise TokmillError(

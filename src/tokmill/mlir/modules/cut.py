@@ -64,7 +64,7 @@ def cut(text: str, where: str) -> Cut:
     inside = toolkit.context()
     inside.allow_unregistered_dialects = True
     module = toolkit.parse(text, inside, where)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     names: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []
     skipped_counts: list[int] = []
@@ -80,9 +80,9 @@ def cut(text: str, where: str) -> Cut:
                     skipped.append((view.name, str(skip)))
                     skipped_counts.append(1 if why or around else often)
                 else:
-                    found[alone] += often
+                    counts[alone] += often
                     names[alone] = view.name
-    return _checked(found, names, Cut([], [], skipped, skipped_counts), where)
+    return _checked(counts, names, Cut([], [], skipped, skipped_counts), where)
 
 
 def _checked(found: Counter[str], names: dict[str, str], made: Cut, where: str) -> Cut:

@@ -99,15 +99,15 @@ def instructions(
     """
     from tokmill.x86.tokens.instructions import collect
 
-    found = collect(programs.inputs, out, **programs.how)
+    counted = collect(programs.inputs, out, **programs.how)
     line = (
-        f"{out}: {found.encodings:,} distinct ones of "
-        f"{human_count(found.instructions, 'instruction')} of "
-        f"{human_count(found.programs, 'program')}"
+        f"{out}: {counted.encodings:,} distinct ones of "
+        f"{human_count(counted.instructions, 'instruction')} of "
+        f"{human_count(counted.programs, 'program')}"
     )
-    report = {"file": str(out), **msgspec.to_builtins(found)}
-    lines = [line, *left_out_line(found.left_out)]
-    return end(programs.inputs, found.refused, lines, report, json=json)
+    report = {"file": str(out), **msgspec.to_builtins(counted)}
+    lines = [line, *left_out_line(counted.left_out)]
+    return end(programs.inputs, counted.refused, lines, report, json=json)
 
 
 def _elsewhere(kind: str) -> str:

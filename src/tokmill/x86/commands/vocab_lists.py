@@ -73,8 +73,8 @@ def import_(
 
     if column and (column not in COLUMNS or len(paths) > 1 or paths[0].is_dir()):
         raise UsageError("--column names the column of one file", hint=" ".join(COLUMNS))
-    found = _read_lists(paths, rules, column)
-    ordered = {name: found[name] for name in COLUMNS if name in found}
+    lists = _read_lists(paths, rules, column)
+    ordered = {name: lists[name] for name in COLUMNS if name in lists}
     _check_rules(rules, {one.tokens.rules for one in ordered.values()})
     write_vocabularies(out, {name: one.tokens for name, one in ordered.items()})
     changed = {name: one.ids for name, one in ordered.items() if one.renumbered}
@@ -83,7 +83,7 @@ def import_(
     else:
         # A map of an earlier import would be taken for the map of this one.
         remove(out / MAP)
-    _print_imported(out, ordered, [name for name in COLUMNS if name not in found], changed, json)
+    _print_imported(out, ordered, [name for name in COLUMNS if name not in lists], changed, json)
 
 
 def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Found]:
