@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -15,9 +15,6 @@ from tokmill.base.files import make_folder, remove, write_file
 from tokmill.terminal.options import Json
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.x86.commands.program_options import Out
-
-if TYPE_CHECKING:
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import Found
 
 MAP = "ids.json"
 BECAME = "tokens.json"
@@ -86,11 +83,11 @@ def import_(
     _print_imported(out, ordered, [name for name in COLUMNS if name not in lists], changed, json)
 
 
-def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Found]:
+def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Any]:
     """Return column → list; those that do not name their rules get some."""
     from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists, read_list
 
-    found: dict[str, Found] = {}
+    found: dict[str, Any] = {}
     for path in paths:
         lists = find_lists(path) if path.is_dir() else {"": read_list(path, column=column)}
         for one in lists.values():
@@ -107,7 +104,7 @@ def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Fou
 
 
 def _print_imported(
-    out: Path, lists: Mapping[str, Found], missing: list[str], changed: Iterable[str], json: bool
+    out: Path, lists: Mapping[str, Any], missing: list[str], changed: Iterable[str], json: bool
 ) -> None:
     rows = [
         {
