@@ -54,20 +54,6 @@ def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
     assert again.startswith("graphs: 3 programs (3 there already), ")
 
 
-def test_the_report_as_json(here: Here, programs: Path) -> None:
-    out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0, "--json")
-    report = json.loads(out)
-    assert (report["programs"], report["made"], report["kept"], report["left_out"]) == (
-        3,
-        3,
-        0,
-        {"file that is no program": 1},
-    )
-    assert report["unresolved"] == {"indirect call": 2, "indirect jump": 2}
-    assert report["refused"] == {}
-    assert report["functions"] > 5 < report["blocks"] < report["instructions"]
-
-
 def test_one_program_as_json_lines(here: Here, programs: Path, tmp_path: Path) -> None:
     here("cfg", "programs/tiny", "-o", "tiny.jsonl", "-q")
     first, *rows = map(json.loads, (tmp_path / "tiny.jsonl").read_text().splitlines())

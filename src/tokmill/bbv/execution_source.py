@@ -155,10 +155,10 @@ class BbvSource(WholeFiles):
         return {REFERENCE: self._reference}
 
     def items(self) -> Iterator[Item]:
-        found = find_files(self.inputs, SUFFIXES, choice=self.config)
-        traces = [file.path for file in found.files]
-        self.left_out = without_sidecars(found.left_out, traces, self.inputs)
-        for file in found.files:
+        listing = find_files(self.inputs, SUFFIXES, choice=self.config)
+        traces = [file.path for file in listing.files]
+        self.left_out = without_sidecars(listing.left_out, traces, self.inputs)
+        for file in listing.files:
             others = self._sidecars.of(file.path)
             yield Item(
                 file.name, str(file.path.absolute()), 0, file.size, file.digest, EXPANDS,
@@ -170,7 +170,7 @@ class BbvSource(WholeFiles):
         paths = self._sidecars.roles(Path(item.path), (other.path for other in item.others))
         addresses, joined = self._join(item, paths) if self.config.blocks else (None, None)
         measures = read_measures(paths["cpi"]) if "cpi" in paths else None
-        counted, told = Counter[str](), Counter[str]()
+        counted, noted = Counter[str](), Counter[str]()
         done = 0
         if measures is not None:
             sums = np.concatenate([piece.instructions for piece in pieces(item.path)])
@@ -196,8 +196,8 @@ class BbvSource(WholeFiles):
             batch = self._records(piece, blocks, measures, done, program, trace)
             batch.done = shares[-1]
             # Each batch has the notes of its own intervals: a build may end after any.
-            batch.notes = dict(counted - told) | (_of_trace(joined) if not done else {})
-            told = counted.copy()
+            batch.notes = dict(counted - noted) | (_of_trace(joined) if not done else {})
+            noted = counted.copy()
             done += len(piece)
         assert batch is not None
         share = counted["instructions joined"] / max(1, counted["instructions"])

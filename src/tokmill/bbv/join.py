@@ -80,18 +80,18 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
     chains: list[tuple[Array, Chains]] = []
     open_rows = at >= 0
     places, missing, equal = _by_map(at, blocks.programs, mapped)
-    known = {*equal, *(program.name for program, _ in places)}
+    placed_names = {*equal, *(program.name for program, _ in places)}
     while True:
         if places:
             program, base = places.pop(0)
         else:
             # Those that the map does not place are looked for among what is left.
-            rest = [one for one in blocks.programs if one.name not in known]
-            found = _best(at[open_rows], rest)
-            if found is None:
+            rest = [one for one in blocks.programs if one.name not in placed_names]
+            best = _best(at[open_rows], rest)
+            if best is None:
                 break
-            program, base = found
-            known.add(program.name)
+            program, base = best
+            placed_names.add(program.name)
         here = np.flatnonzero(open_rows & _in_range(at, program, base))
         rows, begins = program.find(at[here] - base)
         there = rows >= 0

@@ -93,8 +93,8 @@ def read_blocks(path: str, fingerprint: str) -> Blocks:
             raise _no_blocks(path, f"{entry.records:,} records hold {begun:,} blocks")
         text = shard.text("program", 0, entry.records)
         rows, place = text.distinct()
-        known = [names.setdefault(row.decode("utf-8", "replace"), len(names)) for row in rows]
-        numbers.append(np.asarray(known, np.int64)[place])
+        codes = [names.setdefault(row.decode("utf-8", "replace"), len(names)) for row in rows]
+        numbers.append(np.asarray(codes, np.int64)[place])
         lengths.append(np.diff(ends))
         falls.append(_falls(shard, ends, ids, flow))
         later = shard["part"] > 0 if "part" in schema else np.zeros(entry.records, bool)
@@ -104,7 +104,7 @@ def read_blocks(path: str, fingerprint: str) -> Blocks:
     program, length = np.concatenate(numbers), np.concatenate(lengths)
     later, fall = np.concatenate(parts), np.concatenate(falls)
     address = store.column("address")
-    found = []
+    programs = []
     for name, number in names.items():
         mine = np.flatnonzero((program == number) & ~later & (address < 1 << 62))
         starts, first, count = np.unique(address[mine], return_index=True, return_counts=True)
@@ -113,10 +113,10 @@ def read_blocks(path: str, fingerprint: str) -> Blocks:
         # The bytes of a block are not known; the next one is near enough to follow it.
         near = np.diff(starts.astype(np.int64), append=1 << 62) <= LONGEST_INSTRUCTION * length_here
         falling = fall[records] & near
-        found.append(
+        programs.append(
             Program(name, starts.astype(np.int64), records, length_here, count > 1, falling)
         )
-    return Blocks(store, [program for program in found if len(program.starts)])
+    return Blocks(store, [program for program in programs if len(program.starts)])
 
 
 def ends_flow(tokens: list[str]) -> Array:

@@ -184,12 +184,12 @@ class ArrowFile(TableFile):
 
 def damaged(path: str, error: Exception) -> TokmillError:
     with reading(path) as file:
-        known = file.read(6).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
+        is_known = file.read(6).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
     lines = str(error).splitlines() or [type(error).__name__]
     return TokmillError(
         f"the file is damaged or no Parquet or Arrow file: {lines[0]}",
         where=path,
         hint="its writer was killed or its copy cut off: make or fetch it again"
-        if known or path.endswith(".parquet")
+        if is_known or path.endswith(".parquet")
         else f"it begins like neither: `tokmill inspect {shlex.quote(path)}` shows what it is",
     )

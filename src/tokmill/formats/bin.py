@@ -183,13 +183,13 @@ class BinSource(TokenSource):
         with reading(path) as file:
             part = Ids(file, path, dtype, tokens)
             if self.separator is None:
-                found = part.even(first, last, self._record_tokens, self.resources.block_bytes)
+                records = part.even(first, last, self._record_tokens, self.resources.block_bytes)
             else:
                 first, last = (
                     part.behind(at - 1, self.separator) if at else 0 for at in (first, last)
                 )
-                found = part.documents(first, last, self.separator, self.resources.block_bytes)
-            for start, ids, offsets in found:
+                records = part.documents(first, last, self.separator, self.resources.block_bytes)
+            for start, ids, offsets in records:
                 token = self.checked(ids, at_byte(path, start * size, size))
                 digest.update(ids.tobytes())
                 done = (start + len(ids) - first) / max(1, last - first)
@@ -224,9 +224,9 @@ class Ids:
         limit = min(self.tokens, place + MAX_RECORD // self.dtype.itemsize)
         while at < limit:
             ids = self[at : min(at + SEARCH, limit)]
-            found = np.flatnonzero(ids == separator)
-            if len(found):
-                return at + int(found[0]) + 1
+            ends = np.flatnonzero(ids == separator)
+            if len(ends):
+                return at + int(ends[0]) + 1
             at += len(ids)
         if limit < self.tokens:
             raise TokmillError(

@@ -49,7 +49,7 @@ def expanded(inputs: Sequence[str], split: str) -> tuple[list[str], dict[str, in
         UsageError: there is no such split, or several splits and none is called `train`.
         TokmillError: a file of the folder is invalid.
     """
-    found: list[str] = []
+    files: list[str] = []
     left: dict[str, int] = {}
     chosen = False
     for argument in inputs:
@@ -60,16 +60,16 @@ def expanded(inputs: Sequence[str], split: str) -> tuple[list[str], dict[str, in
             left |= {f"split that is not read: {other} (--split {other})": 1 for other in others}
             folder = inside(folder, name)
         if (folder / STATE).is_file():
-            found += _files(folder)
+            files += _files(folder)
         else:
-            found.append(str(folder) if folder != Path(argument) else argument)
+            files.append(str(folder) if folder != Path(argument) else argument)
     if split and not chosen:
         raise UsageError(
             "no input is a folder with splits",
             where=", ".join(inputs),
             hint=f"leave out --split; it chooses in folders with {DICT}",
         )
-    return found, left
+    return files, left
 
 
 def _chosen(folder: Path, split: str) -> tuple[str, list[str]]:

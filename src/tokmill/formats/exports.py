@@ -52,6 +52,13 @@ def id_count(store: Store, name: str) -> int:
     return int(store.manifest.ranges.get(name, (0, 3 if name == "border" else -1))[1]) + 1
 
 
+def lengths(store: Store) -> Iterator[Array]:
+    """Yield the token counts of all records (int64), a shard at a time."""
+    for number in range(len(store.shards)):
+        yield np.diff(store.shard(number)["offsets"].astype(np.int64))
+    store.check_sizes()
+
+
 def blocks(store: Store, name: str, tokens: int = BLOCK) -> Iterator[tuple[Array, int, int, int]]:
     """Yield (ids, shard, first record, last record + 1) of whole records, in order.
 

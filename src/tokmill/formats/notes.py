@@ -98,8 +98,8 @@ class Export:
         `own`: the pattern of this export's files.
         """
         is_same = self.before is not None and self.before.identity == self.identity
-        found = sorted(path.name for path in self.folder.glob(pattern))
-        other = [name for name in found if not (is_same and fnmatch.fnmatchcase(name, own))]
+        names = sorted(path.name for path in self.folder.glob(pattern))
+        other = [name for name in names if not (is_same and fnmatch.fnmatchcase(name, own))]
         if other:
             what = "of another store or with other options" if self.before else "already"
             raise TokmillError(
@@ -116,8 +116,8 @@ class Export:
         """
         claimed = {file.name for file in self.before.files} if self.before else set()
         for path in paths:
-            known = path.name in claimed or path == named or self.is_damaged
-            if not known and os.path.lexists(path) and not is_written(path):
+            own = path.name in claimed or path == named or self.is_damaged
+            if not own and os.path.lexists(path) and not is_written(path):
                 raise UsageError(
                     "the file was not written by an export, and would be replaced",
                     where=str(path),

@@ -100,9 +100,9 @@ class TokenSource(Source):
 
     def found(self) -> list[InputFile]:
         """Return the files of the inputs."""
-        found = find_files(self.inputs, self.suffixes, choice=self.config)
-        self.left_out = found.left_out
-        return found.files
+        listing = find_files(self.inputs, self.suffixes, choice=self.config)
+        self.left_out = listing.left_out
+        return listing.files
 
     @abstractmethod
     def file_dtype(self) -> IdType:

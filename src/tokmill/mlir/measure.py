@@ -182,12 +182,12 @@ class Measurements:
 
     def _result(self, problem: Problem, text: str, seconds: float, again: bool) -> Result:
         key = self._key(problem.text, text)
-        known: Result | None = None
+        cached: Result | None = None
         if self._cache is not None and not again:
-            known = self._cache.get(key, Result)
-        if known is not None:
+            cached = self._cache.get(key, Result)
+        if cached is not None:
             self.hits += 1
-            return known
+            return cached
         if again:
             self._child.close()
         kept = not again
@@ -239,19 +239,19 @@ class Measurements:
 def _result(answer: dict[str, Any]) -> Result:
     if answer["status"] == "refused":
         return Result(status="refused", reason=answer["reason"])
-    known = {
+    common = {
         "error": answer["error"],
         "allowed": answer["allowed"],
         "compile_seconds": answer["compile"],
     }
     if answer["status"] == "wrong":
-        return Result(status="wrong", reason=answer["reason"], **known)
+        return Result(status="wrong", reason=answer["reason"], **common)
     return Result(
         status="ok",
         nanoseconds=float(min(answer["times"])),
         baseline=float(min(answer["baseline"])),
         noise=noise_of(answer["baseline"]),
-        **known,
+        **common,
     )
 
 

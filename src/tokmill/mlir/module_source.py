@@ -116,9 +116,9 @@ class MlirSource(WholeFiles):
         return {"rules": rules} | ({} if self.config.schedules else {"seed": None})
 
     def items(self) -> Iterator[Item]:
-        found = find_files(self.inputs, importing.SUFFIXES, choice=self.config)
-        self.left_out = found.left_out
-        for file in found.files:
+        listing = find_files(self.inputs, importing.SUFFIXES, choice=self.config)
+        self.left_out = listing.left_out
+        for file in listing.files:
             yield Item(
                 file.name, str(file.path.absolute()), 0, file.size, file.digest,
                 expands=1 + self.config.schedules,

@@ -126,13 +126,13 @@ def evolution(
     """
     rng = random.Random(seed)
     sizes = Sizes.of(problem.operations, normalize="log2", tiles=LOOPS.sizes)
-    known: dict[Schedule, Trial] = {}
+    trials: dict[Schedule, Trial] = {}
     rows: dict[Schedule, np.ndarray[Any, Any]] = {}
 
     def spend(schedule: Schedule) -> Trial:
-        known[schedule] = measured(problem, schedule, measure)
+        trials[schedule] = measured(problem, schedule, measure)
         rows[schedule] = _row(problem, schedule, sizes)
-        return known[schedule]
+        return trials[schedule]
 
     alone, spent = spend(()), 1
     yield alone
@@ -142,11 +142,11 @@ def evolution(
         yield spend(draw(problem, rng))
         spent += 1
     while spent < evaluations:
-        parents = sorted(known.values(), key=score, reverse=True)[:FIRST]
+        parents = sorted(trials.values(), key=score, reverse=True)[:FIRST]
         mutants = {_mutant(problem, rng.choice(parents).schedule, rng) for _ in range(POOL)}
-        fresh = sorted(mutants - known.keys(), key=repr) or [draw(problem, rng)]
+        fresh = sorted(mutants - trials.keys(), key=repr) or [draw(problem, rng)]
         guesses = {schedule: _row(problem, schedule, sizes) for schedule in fresh}
-        for schedule in _picked(guesses, known, rows, rng, seed):
+        for schedule in _picked(guesses, trials, rows, rng, seed):
             if spent >= evaluations:
                 return
             yield spend(schedule)

@@ -80,8 +80,8 @@ class Coder:
 
     def add(self, distinct: Iterable[str], place: Array) -> None:
         """Add the strings of a batch, `place` numbers of the distinct ones."""
-        known = self.known
-        codes = np.asarray([known.setdefault(text, len(known)) for text in distinct], np.int64)
+        numbers = self.known
+        codes = np.asarray([numbers.setdefault(text, len(numbers)) for text in distinct], np.int64)
         self.parts.append(codes[place])
 
     def coded(self) -> Coded:
@@ -203,10 +203,12 @@ def _named(store: Store, function: Coded) -> Array:
     if "address" not in store.schema:
         return named
     # Only `sub_` with the own address is made up: a function may really be called `sub_1`.
-    made = np.asarray([_address_in(name) for name in function.names], np.uint64)
-    known = np.asarray([MADE.fullmatch(name) is not None for name in function.names], bool)
-    if len(made):
-        named &= ~(known[function.codes] & (made[function.codes] == store.column("address")))
+    addresses = np.asarray([_address_in(name) for name in function.names], np.uint64)
+    artificial = np.asarray([MADE.fullmatch(name) is not None for name in function.names], bool)
+    if len(addresses):
+        named &= ~(
+            artificial[function.codes] & (addresses[function.codes] == store.column("address"))
+        )
     return named
 
 

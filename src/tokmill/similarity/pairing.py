@@ -183,13 +183,13 @@ def of_projects(functions: Functions, tasks: list[Task], projects: Sequence[str]
 
     Raises `UsageError` for a project that there is not.
     """
-    known = functions.names["project"].names
+    projects_of = functions.names["project"].names
     for name in projects:
-        if name not in known:
-            raise UsageError(f"there is no project {name!r}", hint=nearest(name, known))
+        if name not in projects_of:
+            raise UsageError(f"there is no project {name!r}", hint=nearest(name, projects_of))
     if not projects:
         return tasks
-    asked = np.asarray([known.index(name) for name in projects])
+    asked = np.asarray([projects_of.index(name) for name in projects])
     return [
         replace(
             task,
@@ -205,8 +205,8 @@ def with_negatives(functions: Functions, tasks: list[Task], min_blocks: int) -> 
     These are functions of at least so many blocks whose compiler or level is not known, named or
     not: of each code one, and none that has the code of a query or a match.
     """
-    known = functions.where_known("compiler") & functions.where_known("level")
-    more = np.flatnonzero(~known & ((functions.blocks < 0) | (functions.blocks >= min_blocks)))
+    complete = functions.where_known("compiler") & functions.where_known("level")
+    more = np.flatnonzero(~complete & ((functions.blocks < 0) | (functions.blocks >= min_blocks)))
     if functions.code is not None:
         code = functions.code[more]
         more = more[first_of_equals(code) == np.arange(len(more))]

@@ -35,9 +35,9 @@ class Named(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         keys = [self.project, self.version, self.compiler, self.level]
-        known = [key for key in keys if key not in ("", "unknown")]
+        parts = [key for key in keys if key not in ("", "unknown")]
         return f"{self.function} at {self.address:#x} in {self.program}" + (
-            f" ({' '.join(known)})" if known else ""
+            f" ({' '.join(parts)})" if parts else ""
         )
 
 
@@ -73,7 +73,7 @@ def find_function(
         raise UsageError(
             "no function is named", hint="--function NAME, or --address with --program"
         )
-    found: list[Named] = []
+    hits: list[Named] = []
     count = 0
     for number, start in enumerate(_starts(store)):
         shard = store.shard(number)
@@ -91,13 +91,13 @@ def find_function(
             good &= _ends_with(shard.text("program", 0, len(shard)), program)
         here = np.flatnonzero(good)
         count += len(here)
-        found += [named(store, start + int(row)) for row in here[: LISTED - len(found)]]
+        hits += [named(store, start + int(row)) for row in here[: LISTED - len(hits)]]
     if count == 1:
-        return found[0]
+        return hits[0]
     asked = [f"the name {function!r}"] if function else []
     asked += [] if address is None else [f"the address {address:#x}"]
     asked += [f"the {name} {one!r}" for name, one in {"program": program, **keys}.items() if one]
-    raise _not_one(store, " and ".join(asked), found, count)
+    raise _not_one(store, " and ".join(asked), hits, count)
 
 
 def _not_one(store: Store, asked: str, found: list[Named], count: int) -> UsageError:

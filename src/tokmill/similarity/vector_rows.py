@@ -101,11 +101,11 @@ def products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Iterator[tuple[int, 
         turned.append(other.T.tocsr() if is_sparse(other) else other.T)
     for start in range(0, len(of_a), height):
         rows = of_a[start : start + height]
-        found = np.zeros((len(rows), len(of_b)), np.float64)
+        scores = np.zeros((len(rows), len(of_b)), np.float64)
         for part, columns in zip(a.parts, turned, strict=True):
             block = part.take(rows) @ columns
-            found += block.toarray() if is_sparse(block) else block
-        yield start, found
+            scores += block.toarray() if is_sparse(block) else block
+        yield start, scores
 
 
 def own_products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Array:

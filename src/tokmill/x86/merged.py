@@ -119,9 +119,9 @@ class _Edges:
 
     def _add(self, source: Array, target: Array) -> None:
         """Add edges between nodes; an edge with a node -1 is left out."""
-        known = (source >= 0) & (target >= 0)
-        self.sources.append(source[known].astype(np.int64))
-        self.targets.append(target[known].astype(np.int64))
+        inside = (source >= 0) & (target >= 0)
+        self.sources.append(source[inside].astype(np.int64))
+        self.targets.append(target[inside].astype(np.int64))
 
     def to_strings(self, shown: Array) -> None:
         """Add the edges between blocks and strings; `shown` is the node of each string, or -1."""
@@ -160,21 +160,21 @@ class _Edges:
 
     def _in_function(self, function: Array, address: Array) -> Array:
         """Return the node of a function's block at an address, or -1."""
-        rank, known = _found(self.addresses, address)
+        rank, hit = _found(self.addresses, address)
         wanted = function * max(len(self.addresses), 1) + rank
         place, there = _found(self.places, wanted)
-        return np.where(known & there, place + self.block, -1)
+        return np.where(hit & there, place + self.block, -1)
 
     def _beyond(self, address: Array) -> Array:
         """Return the node at an address (an import, a function's entry, any block), or -1."""
-        place, known = _found(self.addresses, address)
-        node = np.where(known, _take(self.any_block, place) + self.block, -1)
+        place, hit = _found(self.addresses, address)
+        node = np.where(hit, _take(self.any_block, place) + self.block, -1)
         filled = np.diff(self.graph.function_blocks) > 0
-        place, known = _found(self.graph.function_address, address)
-        known &= _take(filled, place)
-        node = np.where(known, _take(self.entry, place) + self.block, node)
-        place, known = _found(self.graph.import_address, address)
-        return np.where(known, _take(self.imported, place), node)
+        place, hit = _found(self.graph.function_address, address)
+        hit &= _take(filled, place)
+        node = np.where(hit, _take(self.entry, place) + self.block, node)
+        place, hit = _found(self.graph.import_address, address)
+        return np.where(hit, _take(self.imported, place), node)
 
     def _exit_of(self, node: Array) -> Array:
         """Return where a callee ends: the exit of a block's function, or the import itself."""
@@ -187,9 +187,9 @@ class _Edges:
 def _found(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
     """Return the place of each value (any place if it is absent), and whether it is present."""
     place = np.searchsorted(sorted_values, wanted)
-    known = place < len(sorted_values)
-    known[known] = sorted_values[place[known]] == wanted[known]
-    return np.where(known, place, 0), known
+    hit = place < len(sorted_values)
+    hit[hit] = sorted_values[place[hit]] == wanted[hit]
+    return np.where(hit, place, 0), hit
 
 
 def _take(values: Array, place: Array) -> Array:

@@ -84,8 +84,8 @@ class Names:
         cuts = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
         if not cuts:
             raise UsageError(f"--pair {text!r} does not name two programs", hint="--pair A:B")
-        known = [cut for cut in cuts if cut[0] in self.graphs and cut[1] in self.graphs]
-        if len(known) > 1:
+        readings = [cut for cut in cuts if cut[0] in self.graphs and cut[1] in self.graphs]
+        if len(readings) > 1:
             raise UsageError(f"--pair {text!r} can be read in two ways", hint="name the files")
-        first, second = known[0] if known else cuts[0]
+        first, second = readings[0] if readings else cuts[0]
         return self.find(first), self.find(second)

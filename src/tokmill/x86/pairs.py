@@ -110,8 +110,8 @@ class PairsSource(WholeFiles):
         if request.tokenizer is not None or request.roles:
             raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
         check(config)
-        found = vocabularies_of(config.rules, config.vocab)
-        return {column: Frozen(*found[column].vocabulary()) for column in streams_of(config)}
+        vocabularies = vocabularies_of(config.rules, config.vocab)
+        return {column: Frozen(*vocabularies[column].vocabulary()) for column in streams_of(config)}
 
     @cached_property
     def schema(self) -> Schema:

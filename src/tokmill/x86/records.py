@@ -237,15 +237,15 @@ class Portion:
             edge = walks.edge[visited]
             seen.edges[edge[edge >= 0]] = True
             first = walks.block[walks.offsets[:-1][kept]]
-            found = self.records(
+            batch = self.records(
                 start[piece], stop[piece], offsets, walks.function[kept],
                 graph.block_address[first], np.zeros(len(kept), np.int64), walks.number[kept],
             )  # fmt: skip
-            found.notes.update(notes)
+            batch.notes.update(notes)
             notes = {}
             if len(kept) < len(length):
-                found.skipped = {"too short": len(length) - len(kept)}
-            yield found
+                batch.skipped = {"too short": len(length) - len(kept)}
+            yield batch
         if self.drops or notes:
             drops, self.drops = self.drops, []
             yield nothing(cutting.unit, self.templates, drops, notes)

@@ -97,9 +97,9 @@ def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
     kept &= (graph.edge_kind != Edge.INDIRECT) | (graph.edge_target != 0)
     source, wanted = source[kept], graph.edge_target[kept]
     found = np.searchsorted(addresses, wanted)
-    known = found < len(addresses)
-    known[known] = addresses[found[known]] == wanted[known]
-    source, found = source[known], found[known]
+    hit = found < len(addresses)
+    hit[hit] = addresses[found[hit]] == wanted[hit]
+    source, found = source[hit], found[hit]
     aim = function[source] * count + found
     target = np.searchsorted(place, aim)
     inside = target < blocks

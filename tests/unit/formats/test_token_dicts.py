@@ -254,9 +254,7 @@ def test_python_reads_what_is_written_as_if_written_by_python(tmp_path: Path) ->
     assert {type(value) for value in found[0][0].values()} == {list, str}
     assert written["sequences"] == 2500 and written["tokens"] == store.tokens
     assert written["bytes"] == (tmp_path / "b.pkl").stat().st_size
-    small = [[PUSH, MOV, RET] * 3] * 3
-    for shift, column in enumerate(("mne", "eflag")):
-        assert list(found[0][0]) == list(COLUMNS) and isinstance(small[0][shift][column], str)
+    assert list(found[0][0]) == list(COLUMNS)
 
 
 def test_files_in_chunks(tmp_path: Path) -> None:

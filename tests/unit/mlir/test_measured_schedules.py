@@ -420,13 +420,6 @@ def test_what_a_schedule_may_take_follows_from_the_time_without_one(tmp_path: Pa
         assert (noted.evaluations, noted.hits) == (1, 0)
 
 
-def test_a_gain_within_the_noise_is_none() -> None:
-    result = Result(status="ok", nanoseconds=95, baseline=100, noise=0.1)
-    assert (result.gain, measure.reward(result)) == (1.0, 0.0)
-    better = Result(status="ok", nanoseconds=50, baseline=100, noise=0.1)
-    assert better.gain == 2
-
-
 @pytest.mark.parametrize(
     ("taken", "says"),
     [

@@ -121,13 +121,6 @@ def test_others_read_a_row_a_block(graph: Graph, tmp_path: Path) -> None:
     assert all(shown.startswith("Thing::") for name, shown in named.items() if "_ZN5Thing" in name)
 
 
-def test_the_same_graph_gives_the_same_bytes(graph: Graph, tmp_path: Path) -> None:
-    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
-    write_graph(graph, one)
-    write_graph(graph, two)
-    assert one.read_bytes() == two.read_bytes()
-
-
 def test_what_is_no_graph_is_refused(graph: Graph, tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     with pytest.raises(TokmillError, match="there is no such file"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import UsageError
 from tokmill.base.files import write_file
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs import lifting
@@ -119,13 +119,6 @@ def test_one_program_to_one_file(programs: Path, tmp_path: Path) -> None:
     assert lift_files([str(programs / "first")], tmp_path / "x.parquet").kept == 1
     with pytest.raises(UsageError, match="is one file, and there are"):
         lift_files([str(programs)], tmp_path / "x.parquet")
-
-
-def test_options_that_do_not_exist(programs: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no lifter is called 'ghidra'"):
-        lift_files([str(programs)], tmp_path / "x", lifter="ghidra")
-    with pytest.raises(TokmillError):
-        lift_files([str(tmp_path / "nowhere")], tmp_path / "x")
 
 
 def test_a_file_that_is_no_graph_is_not_replaced(programs: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from tokmill import align, tokenize_binary_instruction, tokenize_bytes
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.x86.tokens.rules import COLUMNS, DecodeError, Runs, Tokens, make_rules
-from tokmill.x86.tokens.tokmill_rules import number
 from tokmill.x86.tokens.vocabularies.vocabulary import closed
 
 ROW = re.compile(r"^\| `([0-9a-f]+)` \|.*?\| `(.*?)` \| `(.*?)` \| `(.*?)` \| `(.*?)` \|$", re.M)
@@ -104,13 +103,6 @@ def test_classes_of_numbers(code: str, asm: str) -> None:
     assert words(code) == asm
 
 
-def test_number_reads_twos_complement() -> None:
-    cases = [(0, "0"), (1, "1"), (2, "X"), (127, "X"), (128, "-X"), (254, "-X"), (255, "-1")]
-    assert [(value, number(value, 8, "X")) for value, _ in cases] == cases
-    assert number(-1, 64, "X") == "-1" and number(-2, 64, "X") == "-X"
-    assert number(256 + 1, 8, "X") == "1"
-
-
 @pytest.mark.parametrize(
     ("code", "asm"),
     [
@@ -167,12 +159,6 @@ def test_align_gives_six_lists_of_one_length(rules: str) -> None:
         assert {len(values) for values in aligned.values()} == {len(found["asm"])}
         assert set(aligned["mne"]) == {found["mne"]}
     assert align(tokens("8b45f8"))["rw"] == ["-", "WRITE", "READ", "READ", "-"]
-
-
-def test_several_instructions() -> None:
-    found = tokenize_bytes(b"\x55\x48\x89\xe5\xc3", 0)
-    assert [part["mne"] for part in found] == ["PUSH", "MOV", "RET"]
-    assert tokenize_bytes(b"", 0) == []
 
 
 @pytest.mark.parametrize("rules", ["tokmill", "semanticbbv"])

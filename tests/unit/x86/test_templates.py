@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tokmill.base.errors import UsageError
-from tokmill.store.schema import Column, Phrases, Records, Schema
-from tokmill.store.shards.shard import Shard, ShardWriter
 from tokmill.x86.tokens import templates as module
-from tokmill.x86.tokens.rules import COLUMNS, DecodeError, align, tokenize_bytes
+from tokmill.x86.tokens.rules import COLUMNS, DecodeError
 from tokmill.x86.tokens.templates import Templates
 from tokmill.x86.tokens.vocabularies.vocabulary import closed, counted
 from x86_code import check_equal, decodable, programs, text_of, written
@@ -38,12 +34,6 @@ def test_equal_instructions_have_equal_numbers() -> None:
     assert columns["asm"].dtype == np.uint16 and columns["rw"].dtype == np.uint8
     with pytest.raises(ValueError, match="read-only"):
         columns["asm"][0] = 1
-
-
-@pytest.mark.parametrize("bits", [64, 32])
-@pytest.mark.parametrize("rules", ["tokmill", "semanticbbv"])
-def test_tokens_are_those_of_the_rules(rules: str, bits: int) -> None:
-    check_equal(Templates(rules, bits), *some_code(20_000, bits))
 
 
 def test_different_code_with_equal_tokens_has_one_number() -> None:
@@ -85,17 +75,6 @@ def test_a_full_cache_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = list(ids)
     first = slice(table.offsets[before[0]], table.offsets[before[0] + 1])
     assert [tokens[i] for i in table.columns["asm"][first].tolist()] == texts[0]["asm"]
-
-
-def test_separator() -> None:
-    code, lengths = decodable(PROLOGUE)
-    plain, marked = (Templates("tokmill", 64, closed(), separator=on) for on in (False, True))
-    assert (plain.numbers(code, lengths) == marked.numbers(code, lengths)).all()
-    for name in COLUMNS:
-        offsets, columns = marked.table()
-        ends = offsets[1:] - 1
-        assert (columns[name][ends] == closed()[name].ids["[SEP]"]).all()
-        assert (np.delete(columns[name], ends) == plain.table().columns[name]).all()
 
 
 def test_pickled_with_what_it_holds() -> None:
@@ -140,55 +119,9 @@ def test_lengths_and_code_have_to_fit() -> None:
     assert Templates().numbers(np.zeros(0, np.uint8), np.zeros(0, np.uint8)).tolist() == []
 
 
-def test_wrong_arguments() -> None:
-    with pytest.raises(UsageError, match="no rules are called"):
-        Templates("token")
-
-
 def test_an_unknown_token_is_unk() -> None:
     code, lengths = decodable(PROLOGUE)
     few = counted([{"asm": {"PUSH": 1}}], "tokmill")
     templates = Templates("tokmill", 64, few)
     templates.numbers(code, lengths)
     assert templates.table().columns["asm"][:3].tolist() == [5, 3, 3]
-
-
-def test_counts_are_those_of_every_instruction() -> None:
-    code, lengths = some_code()
-    templates = Templates("semanticbbv", 64)
-    templates.numbers(*decodable(PROLOGUE))  # what was there before does not count
-    found = templates.counts(templates.numbers(code, lengths))
-    wanted: dict[str, dict[str, int]] = {name: {} for name in COLUMNS}
-    for tokens in tokenize_bytes(code.tobytes(), 0, "semanticbbv"):
-        for name, values in align(tokens).items():
-            for value in [tokens[name]] if name in ("mne", "eflag") else values:
-                wanted[name][value] = wanted[name].get(value, 0) + 1
-    assert found == wanted
-
-
-def test_a_shard_holds_them_as_phrases(tmp_path: Path) -> None:
-    """Numbers and table are what the store's writer takes, and it gives the tokens back."""
-    code, lengths = some_code(5000)
-    templates = Templates("tokmill", 64, closed())
-    templates.numbers(*decodable(PROLOGUE))
-    numbers = templates.numbers(code, lengths)
-    offsets, columns = templates.table()
-    tokens = int(np.diff(offsets)[numbers].sum())
-    schema: Schema = {
-        name: Column("u2" if ids.itemsize == 2 else "u1", phrase=True, vocab=name)
-        for name, ids in columns.items()
-    }
-    records = Records(
-        np.array([0, tokens]),
-        {},
-        np.zeros(1, np.int64),
-        phrases=Phrases(numbers, np.array([0, len(numbers)]), offsets, columns),
-    )
-    writer = ShardWriter(schema, {name: len(closed()[name]) for name in COLUMNS})
-    writer.add(records, 0)
-    writer.write(tmp_path / "one.safetensors")
-    found = Shard(tmp_path / "one.safetensors").phrase_tokens(0, 0, tokens, list(COLUMNS))
-    wanted = [align(part) for part in tokenize_bytes(code.tobytes(), 0)]
-    for name, ids in zip(COLUMNS, found, strict=True):
-        texts = [closed()[name].tokens[i] for i in ids.tolist()]
-        assert texts == [token for part in wanted for token in part[name]]

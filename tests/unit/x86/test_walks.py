@@ -61,40 +61,6 @@ def test_only_ways_within_a_function_are_walked_and_equal_ones_are_one() -> None
     assert flow.below.tolist() == [0, 2, 4, 5, 6]
 
 
-def test_a_jump_table_is_walked_and_a_jump_to_nowhere_is_not() -> None:
-    blocks = [
-        Block(0, edges=[(Edge.INDIRECT, 0x10), (Edge.INDIRECT, 0x20)]),
-        Block(0x10, edges=[(Edge.INDIRECT, 0)]),
-        Block(0x20, edges=[(Edge.JUMP, 0)]),
-    ]
-    flow = flow_of(graph_of({0: blocks}))
-    assert flow.first.tolist() == [0, 2, 2, 3] and flow.target.tolist() == [1, 2, 0]
-
-
-def test_walks_begin_at_every_block_and_end_at_those_without_successors() -> None:
-    found = numbers(graph_of(DIAMOND), Walking(walks=2))
-    assert [(function, number) for function, number, _ in found] == [
-        *((0, number) for number in range(8)), (1, 0), (1, 1),
-    ]  # fmt: skip
-    assert [blocks[0] for _, _, blocks in found] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 4]
-    assert all(blocks[-1] in (3, 4) for _, _, blocks in found)
-    assert {len(blocks) for _, _, blocks in found} == {1, 2, 3}
-
-
-def test_where_walks_begin() -> None:
-    graph = graph_of({0x110: DIAMOND[0x100], 0x200: DIAMOND[0x200]})
-    entry = numbers(graph, Walking(walks=3, walk_from="entry"))
-    assert [blocks[0] for _, _, blocks in entry] == [1, 1, 1, 4, 4, 4]
-    drawn = [b[0] for _, _, b in numbers(graph, Walking(walks=400, walk_from="random"), [0])]
-    assert all(60 < drawn.count(block) < 140 for block in range(4))
-
-
-def test_a_walk_has_the_tokens_and_blocks_that_are_asked_for() -> None:
-    loop = {0: [Block(0, edges=[(Edge.JUMP, 0)])]}
-    assert numbers(graph_of(loop), Walking(walk_tokens=95)) == [(0, 0, [0] * 10)]
-    assert numbers(graph_of(loop), Walking(walk_tokens=95, walk_blocks=3)) == [(0, 0, [0] * 3)]
-
-
 def test_weights_by_degree_prefer_what_goes_on() -> None:
     fork = [
         Block(0x10, edges=[(Edge.BRANCH, 0x20), (Edge.FALL, 0x30)]),

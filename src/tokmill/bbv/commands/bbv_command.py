@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -14,9 +14,6 @@ from tokmill.bbv.traces.block_vectors import TORN
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import print_json, say
-
-if TYPE_CHECKING:
-    from tokmill.bbv.traces.profile import Profile
 
 Trace = Annotated[Path, typer.Argument(metavar="BBV", help="File of basic block vectors.")]
 IdBase = Annotated[
@@ -66,7 +63,7 @@ def profile(
     return 0
 
 
-def _facts(profiled: Profile) -> dict[str, Any]:
+def _facts(profiled: Any) -> dict[str, Any]:
     return {
         "trace": str(profiled.trace),
         "intervals": len(profiled.vectors),
@@ -77,7 +74,7 @@ def _facts(profiled: Profile) -> dict[str, Any]:
     }
 
 
-def _print_profile(profiled: Profile) -> None:
+def _print_profile(profiled: Any) -> None:
     cpi = profiled.program_cpi()
     print(
         f"{profiled.trace}: {human_count(len(profiled.vectors), 'interval')}, "

@@ -127,17 +127,17 @@ def simpoint(
             hint="give -o DIR; or --cpi FILE, to see how good they are without keeping them",
         )
     if out is not None:
-        made = {
+        outputs = {
             f"-o {name}{end}": inside(out, name + end)
             for name in names
             for end in (".simpoints", ".weights")
         }
         inputs = [path for paths in inputs_of.values() for path in paths if path] + list(traces)
-        check_outputs(made, inputs)
+        check_outputs(outputs, inputs)
     reports = []
     for number, (name, path) in enumerate(zip(names, traces, strict=True)):
-        rates, known, done = (inputs_of[o][number] for o in ("--memory", "--cpi", "--simulated"))
-        trace = choosing.load(name, path, rates, known, quiet=quiet)
+        rates, measured, done = (inputs_of[o][number] for o in ("--memory", "--cpi", "--simulated"))
+        trace = choosing.load(name, path, rates, measured, quiet=quiet)
         with elapsed(f"{name}: choosing points"):
             chosen = choosing.choose(trace, options, done)
         if out is not None:

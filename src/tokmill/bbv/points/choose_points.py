@@ -111,19 +111,19 @@ class Chosen:
 
 def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet: bool) -> Trace:
     """Read the files of a program's run: block vectors, memory vectors, CPI."""
-    found = read.read(path, quiet=quiet)
-    vectors, ids = as_matrix(found)
-    rates = rates_in(memory, found, path) if memory else {}
+    trace = read.read(path, quiet=quiet)
+    vectors, ids = as_matrix(trace)
+    rates = rates_in(memory, trace, path) if memory else {}
     if cpi is None:
-        return Trace(name, vectors, ids, rates, torn=found.torn, other_lines=found.other_lines)
+        return Trace(name, vectors, ids, rates, torn=trace.torn, other_lines=trace.other_lines)
     measures = read_measures(cpi)
-    check_measures(measures, found.instructions, cpi, path)
+    check_measures(measures, trace.instructions, cpi, path)
     if not measures.kind:
         raise TokmillError(
             "the file has no CPI", where=str(cpi), hint="a column `cpi`, `cpi_measured`, …"
         )
-    known = measures.cpi[measures.kind]
-    unknown = np.isnan(known)
+    values = measures.cpi[measures.kind]
+    unknown = np.isnan(values)
     if unknown.any():
         vectors = plugins.require("scipy.sparse").diags_array((~unknown).astype(float)) @ vectors
     return Trace(
@@ -131,11 +131,11 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
         vectors.tocsr(),
         ids,
         rates,
-        np.where(unknown, 1.0, known),
+        np.where(unknown, 1.0, values),
         measures.kind,
         int(unknown.sum()),
-        found.torn,
-        found.other_lines,
+        trace.torn,
+        trace.other_lines,
     )
 
 
@@ -187,7 +187,7 @@ def by_clusters(
     trace: Trace, options: Options, simulated: Path | None, advance: Callable[[float], Any]
 ) -> Chosen:
     """Choose simulation points as SimPoint does."""
-    found = simpoint.simpoints(
+    points = simpoint.simpoints(
         trace.vectors,
         trace.ids,
         memory=rates_of(trace.memory),
@@ -198,25 +198,25 @@ def by_clusters(
         seed=options.seed,
         advance=advance,
     )
-    report = _report(trace, options.method, found.intervals)
-    report.dimensions, report.unexplained = found.dimensions, found.unexplained
-    cpi = None if trace.cpi is None else trace.cpi[found.intervals]
+    report = _report(trace, options.method, points.intervals)
+    report.dimensions, report.unexplained = points.dimensions, points.unexplained
+    cpi = None if trace.cpi is None else trace.cpi[points.intervals]
     if simulated:
-        cpi = _of_points(simulated, trace.vectors.shape[0], found.intervals)
+        cpi = _of_points(simulated, trace.vectors.shape[0], points.intervals)
     if cpi is not None:
-        fill(report, designs.Estimate(float(found.weights @ cpi), -np.inf, np.inf), trace)
-    return Chosen(found.intervals, found.weights, report)
+        fill(report, designs.Estimate(float(points.weights @ cpi), -np.inf, np.inf), trace)
+    return Chosen(points.intervals, points.weights, report)
 
 
 def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
     """Choose points as a sample."""
-    known = population(
+    frame = population(
         trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
     )
-    of_all = None if trace.cpi is None else trace.cpi[known.intervals]
-    points = min(options.points or POINTS, len(known))
-    sample = designs.two_phase(known, points, np.random.default_rng(options.seed))
-    intervals = known.intervals[sample.places]
+    of_all = None if trace.cpi is None else trace.cpi[frame.intervals]
+    points = min(options.points or POINTS, len(frame))
+    sample = designs.two_phase(frame, points, np.random.default_rng(options.seed))
+    intervals = frame.intervals[sample.places]
     report = _report(trace, options.method, intervals)
     cpi = None
     if simulated:

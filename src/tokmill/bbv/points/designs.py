@@ -199,11 +199,11 @@ def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate
         cpi: (n,) of each of them.
         confidence: of the interval, between 0 and 1.
     """
-    found = float(sample.shares @ cpi)
-    drawn = (sample.shares * (cpi - found))[~sample.certain]
+    estimate = float(sample.shares @ cpi)
+    drawn = (sample.shares * (cpi - estimate))[~sample.certain]
     strata = sample.strata[~sample.certain]
     if not len(drawn):
-        return Estimate(found, found, found)
+        return Estimate(estimate, estimate, estimate)
     of = [drawn[strata == stratum] for stratum in np.unique(strata)]
     parts = [part for part in of if len(part) > 1]
     # Strata of one interval are taken together.
@@ -211,7 +211,7 @@ def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate
     if len(alone) > 1:
         parts.append(alone)
     if not parts:
-        return Estimate(found, -np.inf, np.inf)
+        return Estimate(estimate, -np.inf, np.inf)
     variances = [_independent(part) for part in parts]
     variance = sum(variances)
     # Satterthwaite 1946.
@@ -219,7 +219,7 @@ def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate
     degrees = variance**2 / below if below > 0 else float(len(drawn) - len(of))
     error = np.sqrt(variance * (1 - sample.fraction))
     quantile = plugins.require("scipy.stats").t.ppf(0.5 + confidence / 2, max(degrees, 1.0))
-    return Estimate(found, found - quantile * error, found + quantile * error)
+    return Estimate(estimate, estimate - quantile * error, estimate + quantile * error)
 
 
 def _independent(parts: Floats) -> float:

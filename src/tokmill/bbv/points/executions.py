@@ -83,21 +83,21 @@ def read_executions(store: Store) -> Executions:
         kinds += shard.strings("cpi_kind", 0, entry.records)
     cpi = store.column("cpi").astype(np.float64)
     instructions = store.column("instructions").astype(np.float64)
-    known = (cpi > 0) & (instructions > 0)
-    if not known.any():
+    valid = (cpi > 0) & (instructions > 0)
+    if not valid.any():
         raise TokmillError(
             "no interval has a CPI",
             where=str(store.path),
             hint="profile with --measured, or build with --cpi FILE",
         )
-    found, program = np.unique(np.asarray(names, object)[known].astype(str), return_inverse=True)
-    of_kind = sorted(set(np.asarray(kinds, object)[known]))
+    found, program = np.unique(np.asarray(names, object)[valid].astype(str), return_inverse=True)
+    of_kind = sorted(set(np.asarray(kinds, object)[valid]))
     rates = {
         name: values
         for name in RATES
-        if name in store.schema and np.isfinite(values := store.column(name)[known]).all()
+        if name in store.schema and np.isfinite(values := store.column(name)[valid]).all()
     }
-    table = np.stack([*rates.values()], axis=1) if rates else np.zeros((int(known.sum()), 0))
+    table = np.stack([*rates.values()], axis=1) if rates else np.zeros((int(valid.sum()), 0))
     columns = vectors.ids
     if store.schema["block"].ref is None:
         columns = np.unique(columns, return_inverse=True)[1]
@@ -108,13 +108,13 @@ def read_executions(store: Store) -> Executions:
     return Executions(
         found.tolist(),
         program.astype(np.int64),
-        np.flatnonzero(known),
-        instructions[known],
-        cpi[known],
+        np.flatnonzero(valid),
+        instructions[valid],
+        cpi[valid],
         " and ".join(of_kind),
         table.astype(np.float64),
-        csr[known],
-        int((~known).sum()),
+        csr[valid],
+        int((~valid).sum()),
         tuple(rates),
     )
 

@@ -82,7 +82,7 @@ def simpoints(
     tried = dimensions or DIMENSIONS
     while True:
         points = features(vectors, ids, tried, memory)
-        found = clusters.find_clusters(
+        clustering = clusters.find_clusters(
             points,
             weights,
             most,
@@ -92,15 +92,15 @@ def simpoints(
             seed=seed,
             advance=advance,
         )
-        error = unexplained(vectors, weights, found.labels)
-        if dimensions or tried >= WIDEST or len(found) < 2:
+        error = unexplained(vectors, weights, clustering.labels)
+        if dimensions or tried >= WIDEST or len(clustering) < 2:
             break
         wider = features(vectors, ids, 2 * tried, memory)
-        labels, _ = clusters.k_means(wider, weights, len(found), restarts=restarts, seed=seed)
+        labels, _ = clusters.k_means(wider, weights, len(clustering), restarts=restarts, seed=seed)
         if unexplained(vectors, weights, labels) > (1 - WORTH) * error:
             break
         tried *= 2
-    return nearest(points, weights, found, tried, error)
+    return nearest(points, weights, clustering, tried, error)
 
 
 def instructions(vectors: Matrix) -> Floats:

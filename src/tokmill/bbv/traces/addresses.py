@@ -90,7 +90,7 @@ def read_addresses(path: Path | str) -> Addresses:
             where=f"{path}, line 1",
             hint="of bytes a store of blocks is made: docs/profiles.md, Blocks without addresses",
         )
-    found: dict[int, int] = {}
+    addresses: dict[int, int] = {}
     functions: dict[int, str] = {}
     for number, line in enumerate(lines[table:], 1 + table):
         text = line.strip()
@@ -108,22 +108,22 @@ def read_addresses(path: Path | str) -> Addresses:
         parts = match.groupdict()
         block = int(parts["id"])
         address = int(parts["hex"], 16) if parts["hex"] else int(parts["decimal"])
-        if found.setdefault(block, address) != address:
+        if addresses.setdefault(block, address) != address:
             raise TokmillError(
-                f"the block {block} has two addresses, {found[block]:#x} and {address:#x}",
+                f"the block {block} has two addresses, {addresses[block]:#x} and {address:#x}",
                 where=f"{path}, line {number}",
                 hint="is it of several runs? A trace and its pc file are of one run",
             )
         if name := parts.get("name"):
             functions[block] = name.decode("utf-8", "replace")
-    if not found:
+    if not addresses:
         raise TokmillError(
             "the file names no block",
             where=str(path),
             hint="valgrind --tool=exp-bbv --pc-out-file=FILE writes one; or CSV: id,address",
         )
-    ids = np.fromiter(found, np.int64, len(found))
-    at = np.fromiter(found.values(), np.uint64, len(found))
+    ids = np.fromiter(addresses, np.int64, len(addresses))
+    at = np.fromiter(addresses.values(), np.uint64, len(addresses))
     order = np.argsort(ids)
     return Addresses(ids[order], at[order], functions, not data.startswith(APART))
 

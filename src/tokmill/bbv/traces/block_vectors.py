@@ -49,15 +49,15 @@ class IntervalFacts(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return in words what is unusual."""
-        said = []
+        remarks = []
         if self.off and self.size is not None:
-            said.append(
+            remarks.append(
                 f"{human_count(self.off, 'interval')} more than 1 % away from the declared "
                 f"{self.size:,} instructions ({self.smallest:,} to {self.largest:,})"
             )
         if self.short_last:
-            said.append("the last interval is short")
-        return said
+            remarks.append("the last interval is short")
+        return remarks
 
 
 TORN = "the last line does not end: the file may be cut off"

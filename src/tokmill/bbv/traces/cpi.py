@@ -104,13 +104,13 @@ def _csv(data: bytes) -> dict[str, Array]:
         raise ValueError("a column stands twice")
     if len(names) == 1 and is_number(names[0]):
         names, rows = ["cpi"], [["cpi"], *rows]
-    known = [name for name in names if name in _known()]
+    measured = [name for name in names if name in _known()]
     for number, row in enumerate(rows[1:], 1):
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values, the header {len(names)}")
     return {
         name: np.array([_number(row[names.index(name)], name) for row in rows[1:]], np.float64)
-        for name in known
+        for name in measured
     }
 
 
@@ -251,6 +251,6 @@ def check_measures(found: Measures, sums: Array, path: Path | str, trace: Path |
 
 
 def _differ(here: Array, there: Array) -> Array:
-    known = ~np.isnan(here)
-    result: Array = known & (np.abs(here - there) > CLOSE * np.maximum(np.maximum(here, there), 1))
+    given = ~np.isnan(here)
+    result: Array = given & (np.abs(here - there) > CLOSE * np.maximum(np.maximum(here, there), 1))
     return result

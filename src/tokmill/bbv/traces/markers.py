@@ -77,8 +77,8 @@ class Command(NamedTuple):
             _, errors = process.communicate()
         if process.returncode:
             lines = errors.decode("utf-8", "replace").strip().splitlines()
-            said = [line for line in lines if not WARNING.match(line)]
-            last = "" if not said else f": {said[-1][:200]}"
+            messages = [line for line in lines if not WARNING.match(line)]
+            last = "" if not messages else f": {messages[-1][:200]}"
             raise TokmillError(
                 f"the program ended with exit code {process.returncode}{last}",
                 where=shlex.join(self.words),
@@ -111,9 +111,9 @@ def make_library(folder: Path, kind: str) -> Path:
     # The linker looks for libgcc in the working directory.
     done = subprocess.run(words, cwd=folder, capture_output=True, check=False)
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace")[:300]
+        message = done.stderr.decode("utf-8", "replace")[:300]
         raise MachineError(
-            f"{compiler} refused the library of marks: {said}",
+            f"{compiler} refused the library of marks: {message}",
             where=str(SOURCE),
             hint="libc6-dev is needed, on x86-64",
         )

@@ -196,25 +196,25 @@ def _written(
 def _program(words: Sequence[str]) -> str:
     if not words:
         raise UsageError("no program was named", hint="tokmill bbv profile -o DIR -- PROGRAM ARG…")
-    found = shutil.which(words[0])
-    if found is None:
+    program = shutil.which(words[0])
+    if program is None:
         raise UsageError("there is no such program", where=words[0], hint="check the path")
     if platform.machine() != "x86_64":
         raise MachineError("programs are profiled on x86-64", hint="read traces of other producers")
     for needed, package in (("valgrind", "valgrind"), ("setarch", "util-linux")):
         if shutil.which(needed) is None:
             raise MachineError(f"{needed} is not installed", hint=f"apt install {package}")
-    return str(Path(found).resolve())
+    return str(Path(program).resolve())
 
 
 def _about(command: Command, asked: Asked) -> dict[str, Any]:
-    said = subprocess.run(
+    version = subprocess.run(
         ["valgrind", ALONE, "--version"], capture_output=True, text=True, check=False
     )
     return {
         "command": list(command.words),
         "stdin": command.stdin,
-        "valgrind": said.stdout.strip(),
+        "valgrind": version.stdout.strip(),
         "caches": CACHES,
         "asked": asked._asdict(),
     }

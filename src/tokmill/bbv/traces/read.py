@@ -163,8 +163,8 @@ class _Parser:
 
     def declared(self) -> Declared:
         text = b"\n".join(self.comments)
-        found = {name: pattern.search(text) for name, pattern in DECLARED.items()}
-        return Declared(**{name: int(match[1]) for name, match in found.items() if match})
+        matches = {name: pattern.search(text) for name, pattern in DECLARED.items()}
+        return Declared(**{name: int(match[1]) for name, match in matches.items() if match})
 
     def run(self, progress: Progress) -> Iterator[BlockVectors]:
         """Yield the rows that end in each chunk."""
@@ -305,8 +305,8 @@ class _Parser:
     def _malformed(self, text: Array, data: bytes) -> TokmillError:
         match = VALID.match(text.tobytes(), PAD)
         place = (match.end() if match else PAD) - PAD
-        found = plain(data[place : place + 20].split(b"\n")[0].decode("latin-1"))
-        return self._error(data, place, f"{found!r} is no entry of a basic block vector")
+        entry = plain(data[place : place + 20].split(b"\n")[0].decode("latin-1"))
+        return self._error(data, place, f"{entry!r} is no entry of a basic block vector")
 
     def _error(self, data: bytes, place: int, what: str) -> TokmillError:
         line = self.line + data.count(b"\n", 0, max(place, 0))

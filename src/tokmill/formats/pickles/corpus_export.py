@@ -96,13 +96,13 @@ def words_of(store: Store, column: str) -> list[str]:
         tokens = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").TokenList.from_json(
             raw, name
         )
-        found: dict[int, str] = dict(enumerate(tokens.tokens))
+        tokens_of: dict[int, str] = dict(enumerate(tokens.tokens))
     else:
         tokenizer = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_json(
             raw, name
         )
-        found = {i: data.decode(errors="replace") for i, data in tokenizer.vocab.items()}
-    words = [found.get(number, FREE.format(number)) for number in range(vocabulary.size)]
+        tokens_of = {i: data.decode(errors="replace") for i, data in tokenizer.vocab.items()}
+    words = [tokens_of.get(number, FREE.format(number)) for number in range(vocabulary.size)]
     for word in words:
         if len(word.split()) != 1:
             raise UsageError(

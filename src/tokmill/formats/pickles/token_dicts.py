@@ -94,8 +94,8 @@ class TokenDictsSource(Source):
             read = plugins.require(
                 "tokmill.x86.tokens.vocabularies.vocabulary_files"
             ).read_vocabularies
-            found = read(Path(config.vocab))
-            return {column: Frozen(*tokens.vocabulary()) for column, tokens in found.items()}
+            vocabularies = read(Path(config.vocab))
+            return {column: Frozen(*tokens.vocabulary()) for column, tokens in vocabularies.items()}
         counts: dict[str, dict[str, int]] = {column: {} for column in COLUMNS}
         for file in find_files(request.inputs, cls.suffixes, choice=config).files:
             count_tokens(file.path, counts)
@@ -107,8 +107,8 @@ class TokenDictsSource(Source):
                     hint=f"--rules {rules}",
                 )
         counted = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").counted
-        made = counted([counts], config.rules, config.min_count)
-        return {column: Frozen(*tokens.vocabulary()) for column, tokens in made.items()}
+        lists = counted([counts], config.rules, config.min_count)
+        return {column: Frozen(*tokens.vocabulary()) for column, tokens in lists.items()}
 
     @cached_property
     def schema(self) -> Schema:
@@ -132,9 +132,9 @@ class TokenDictsSource(Source):
 
     def items(self) -> Iterator[Item]:
         """Yield the files whole, as a pickle can only be read from its beginning."""
-        found = find_files(self.inputs, self.suffixes, choice=self.config)
-        self.left_out = found.left_out
-        for file in found.files:
+        listing = find_files(self.inputs, self.suffixes, choice=self.config)
+        self.left_out = listing.left_out
+        for file in listing.files:
             yield Item(file.name, str(file.path.absolute()), 0, file.size, file.digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
@@ -158,9 +158,9 @@ class TokenDictsSource(Source):
                         raw.seek(position)
                     else:
                         hash_until(position, raw, digest)
-                        found = batch.records(table, ends_part)
-                        found.done = min(1.0, position / max(1, item.size))
-                        yield found
+                        records = batch.records(table, ends_part)
+                        records.done = min(1.0, position / max(1, item.size))
+                        yield records
                     part += ends_part
                     batch = _Batch()
                     table.keep_small()
@@ -342,9 +342,9 @@ class _Table:
             for column, ids, unknown, separator, stream in zip(
                 self.columns, self.ids, self.unknown, self.separator, streams, strict=True
             ):
-                found = [ids.get(token, unknown) for token in stream]
+                numbers = [ids.get(token, unknown) for token in stream]
                 self.lost.append(sum(token not in ids for token in stream))
-                column.extend(found + separator)
+                column.extend(numbers + separator)
             self.offsets.append(len(self.columns[0]))
             number = self.numbers[key] = len(self.numbers)
         return number

@@ -201,8 +201,8 @@ class _Writer:
         start, stop = shard["phrase_offsets"][local : local + 2].tolist()
         rows = (shard["phrase"][start:stop] & ~PHRASE_BIT).tolist()
         pieces = self.pieces
-        found = [pieces[row] or self._new(row) for row in rows]
-        return b"](" + b"".join(found) + b"e"
+        written = [pieces[row] or self._new(row) for row in rows]
+        return b"](" + b"".join(written) + b"e"
 
     def _new(self, row: int) -> bytes:
         """Return the bytes of an instruction that is written for the first time."""

@@ -90,14 +90,14 @@ class TripletsSource(Source):
     @classmethod
     def resolve(cls, config: Any, request: Request) -> Any:
         """Return the options with what the first entry has whose members have blocks."""
-        found = {"width": 0, "cpi": False, "vectors": "f4", "weights": "f8"}
+        kinds = {"width": 0, "cpi": False, "vectors": "f4", "weights": "f8"}
         for file in find_files(request.inputs, cls.suffixes, choice=config).files:
             pickle = Pickle(file.path)
             entries = (Entry(pickle, *one) for one in pickle.entries())
             if first := next((one for one in entries if one.filled), None):
-                found = first.kinds
+                kinds = first.kinds
                 break
-        open_ = {key: value for key, value in found.items() if getattr(config, key) is None}
+        open_ = {key: value for key, value in kinds.items() if getattr(config, key) is None}
         config = msgspec.structs.replace(config, **open_)
         if config.width < 0:
             raise UsageError(f"width = {config.width}", hint="0 for numbers of blocks")
@@ -126,9 +126,9 @@ class TripletsSource(Source):
 
     def items(self) -> Iterator[Item]:
         """Yield the files whole, as a pickle can only be read from its beginning."""
-        found = find_files(self.inputs, self.suffixes, choice=self.config)
-        self.left_out = found.left_out
-        for file in found.files:
+        listing = find_files(self.inputs, self.suffixes, choice=self.config)
+        self.left_out = listing.left_out
+        for file in listing.files:
             yield Item(file.name, str(file.path.absolute()), 0, file.size, file.digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
@@ -153,16 +153,16 @@ class TripletsSource(Source):
                         raw.seek(pickle.position)
                     else:
                         hash_until(pickle.position, raw, digest)
-                        made = self._records(entries, empty, ends_part)
-                        made.done = min(1.0, pickle.position / max(1, item.size))
-                        yield made
+                        records = self._records(entries, empty, ends_part)
+                        records.done = min(1.0, pickle.position / max(1, item.size))
+                        yield records
                     part += ends_part
                     entries, empty = [], []
             if part >= item.parts_done:
                 hash_until(item.stop, raw, digest)
-                made = self._records(entries, empty, ends_part=False)
-                made.done = 1.0
-                yield made
+                records = self._records(entries, empty, ends_part=False)
+                records.done = 1.0
+                yield records
 
     def _records(self, entries: list[Entry], empty: list[int], ends_part: bool) -> Records:
         blocks = [part for entry in entries for part in entry.blocks]

@@ -171,11 +171,11 @@ class _Writer:
         key = data if key is None else key
         if key in self.memo:
             return self._known(key)
-        made = [self._named("reconstruct", "numpy.core.multiarray", "_reconstruct")]
-        made += [self._named("ndarray", "numpy", "ndarray"), b"K\x00\x85C\x01b\x87R"]
-        made += [b"(K\x01", _number(len(values)), b"\x85", self._dtype(values), b"\x89"]
-        made += [b"B", len(data).to_bytes(4, "little"), data, b"tb"]
-        return b"".join([*made, self._kept(key)])
+        parts = [self._named("reconstruct", "numpy.core.multiarray", "_reconstruct")]
+        parts += [self._named("ndarray", "numpy", "ndarray"), b"K\x00\x85C\x01b\x87R"]
+        parts += [b"(K\x01", _number(len(values)), b"\x85", self._dtype(values), b"\x89"]
+        parts += [b"B", len(data).to_bytes(4, "little"), data, b"tb"]
+        return b"".join([*parts, self._kept(key)])
 
     def _dtype(self, values: Array) -> bytes:
         """Return the type of little-endian floats."""

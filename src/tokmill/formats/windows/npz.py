@@ -91,10 +91,10 @@ class NpzSource(TokenSource):
                 ids, mask = arrays.take(min(block, last - row))
                 digest.update(ids.tobytes())
                 masks.update(mask.tobytes())
-                found = self._records(ids, mask, row, path)
+                records = self._records(ids, mask, row, path)
                 row += len(ids)
-                found.done = (row - first) / (last - first)
-                yield found
+                records.done = (row - first) / (last - first)
+                yield records
             digest.update(masks.digest())
             if last == arrays.rows:
                 arrays.finish()

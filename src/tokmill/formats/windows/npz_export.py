@@ -203,10 +203,12 @@ class NpzExport:
 
         def ids() -> Iterator[Array]:
             for rows in _blocks(runs, width):
-                found = {column: np.full((len(rows), width), pad, "<i4")}
+                arrays = {column: np.full((len(rows), width), pad, "<i4")}
                 document = np.full((len(rows), width), -1, "<i4")
-                windows.store.fill(windows.spans(rows), width, found, document, len(rows), [column])
-                yield found[column]
+                windows.store.fill(
+                    windows.spans(rows), width, arrays, document, len(rows), [column]
+                )
+                yield arrays[column]
 
         def masks() -> Iterator[Array]:
             for start in range(0, len(lengths), exports.BLOCK // width + 1):

@@ -99,10 +99,10 @@ class _Images:
             return None
         if view.name in _FILTERS or view.name in _WINDOWS:
             return self._window
-        known = any(value in self._last for value in view.operands)
-        if view.name == "linalg.generic" and known and self._regular(view):
+        moved = any(value in self._last for value in view.operands)
+        if view.name == "linalg.generic" and moved and self._regular(view):
             return self._generic
-        if view.name == "tensor.pad" and known and len(view.operands) == 1:
+        if view.name == "tensor.pad" and moved and len(view.operands) == 1:
             return self._pad
         return None
 

@@ -120,10 +120,10 @@ def tune(
 
 def ways(text: str) -> list[Way]:
     """Return the layouts and flags that can be tried on a module, IREE's default first."""
-    made = [Way(name, flags) for name, flags in FLAGS.items()]
+    result = [Way(name, flags) for name, flags in FLAGS.items()]
     if _CONVOLUTION not in text:
-        return made[:-1]
-    return made + [Way(f"{LAST}, {way.name}", way.flags, True) for way in made[1:-1]]
+        return result[:-1]
+    return result + [Way(f"{LAST}, {way.name}", way.flags, True) for way in result[1:-1]]
 
 
 def settled(tried: Sequence[Timed]) -> Timed:

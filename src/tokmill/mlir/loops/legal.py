@@ -174,12 +174,12 @@ def take(state: State, action: actions.AnyAction) -> State:
     if isinstance(action, actions.Pack):
         return _pack(state, action, taken)
     _check(any(sizes), state, "sizes", sizes)
-    made = [f"op_{number}" for _, number in state.operation.producers]
-    if isinstance(action, actions.Fuse) and action.producer not in made:
+    producers = [f"op_{number}" for _, number in state.operation.producers]
+    if isinstance(action, actions.Fuse) and action.producer not in producers:
         # What is written into a schedule is never taken from a file unchecked.
         raise UsageError(
             f"{action.producer!r} is no producer of {state.operation.tag}",
-            hint=f"it has {', '.join(made)}",
+            hint=f"it has {', '.join(producers)}",
         )
     if not isinstance(action, actions.Tile):
         outer = [size for size, free in zip(sizes, state.parallel, strict=True) if not free]

@@ -189,15 +189,15 @@ def _passes(module: Any, names: tuple[str, ...]) -> None:
 def _copies(module: Any) -> None:
     """Write copies as linalg does: `memref.copy` would call a library that is not there."""
     bindings, linalg = toolkit.ir(), plugins.require("torch_mlir.dialects.linalg")
-    found: list[Any] = []
+    result: list[Any] = []
 
     def look(operation: Any) -> Any:
         if operation.name == "memref.copy":
-            found.append(operation)
+            result.append(operation)
         return bindings.WalkResult.ADVANCE
 
     module.operation.walk(look)
-    for operation in found:
+    for operation in result:
         with module.context, bindings.Location.unknown(), bindings.InsertionPoint(operation):
             source, target = operation.operands
             linalg.copy(source, outs=[target])

@@ -64,7 +64,7 @@ def cut(text: str, where: str) -> Cut:
     inside = toolkit.context()
     inside.allow_unregistered_dialects = True
     module = toolkit.parse(text, inside, where)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     names: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []
     skipped_counts: list[int] = []
@@ -80,9 +80,9 @@ def cut(text: str, where: str) -> Cut:
                     skipped.append((view.name, str(skip)))
                     skipped_counts.append(1 if why or around else often)
                 else:
-                    found[alone] += often
+                    counts[alone] += often
                     names[alone] = view.name
-    return _checked(found, names, Cut([], [], skipped, skipped_counts), where)
+    return _checked(counts, names, Cut([], [], skipped, skipped_counts), where)
 
 
 def _checked(found: Counter[str], names: dict[str, str], made: Cut, where: str) -> Cut:
@@ -142,7 +142,7 @@ def _facts(view: Any) -> dict[str, str]:
 def _runs(functions: list[Any]) -> list[tuple[int, str]]:
     """Return for each function how often it runs, and why it cannot be cut ("" if it can)."""
     facts = [_facts(view) for view in functions]
-    number = {known.get("sym_name", ""): place for place, known in enumerate(facts)}
+    number = {each.get("sym_name", ""): place for place, each in enumerate(facts)}
     calls: dict[int, list[tuple[int, str]]] = defaultdict(list)
     waiting: Counter[int] = Counter()
     for caller, function in enumerate(functions):
@@ -245,8 +245,8 @@ def _alone(view: Any) -> str:
         if chain is None:
             raise _SkipError(f"its body reads a {value.type} that is computed before it")
         copied[value] = chain
-    made = bindings.Module.create()
-    with bindings.InsertionPoint(made.body):
+    module = bindings.Module.create()
+    with bindings.InsertionPoint(module.body):
         kind = bindings.FunctionType.get(
             [value.type for value in arguments], [value.type for value in view.results]
         )
@@ -258,7 +258,7 @@ def _alone(view: Any) -> str:
                 if link.results[0] not in new:
                     new[link.results[0]] = _copy(link, new).results[0]
         func.ReturnOp(list(_copy(view, new).results))
-    return str(made)
+    return str(module)
 
 
 def _chain(value: Any, filled: bool) -> list[Any] | None:

@@ -88,11 +88,11 @@ def _fold_globals(module: Any) -> None:
         if view.name != "ml_program.global":
             continue
         value = view.attributes.get("value", None)
-        found = uses.get(f"@{view.attributes['sym_name'].value}", [])
+        users = uses.get(f"@{view.attributes['sym_name'].value}", [])
         constant = isinstance(value, bindings.DenseElementsAttr)
-        if any(each.name not in LOADS or not constant for each in found):
+        if any(each.name not in LOADS or not constant for each in users):
             continue
-        for load in found:
+        for load in users:
             with bindings.InsertionPoint(load):
                 made = bindings.Operation.create(
                     "arith.constant", results=[load.results[0].type], attributes={"value": value}

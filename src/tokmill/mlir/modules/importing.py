@@ -50,9 +50,9 @@ def check_sizes(text: str, where: str) -> None:
             head = result
         elif "func.func" not in head or "private" in head:
             continue
-        if found := re.search(r"!?(?:torch\.v)?tensor<\[?[^<>]*\?[^<>]*>", head):
+        if match := re.search(r"!?(?:torch\.v)?tensor<\[?[^<>]*\?[^<>]*>", head):
             raise TokmillError(
-                f"the model takes a {found[0]}: its sizes are not all known",
+                f"the model takes a {match[0]}: its sizes are not all known",
                 where=where,
                 hint="export it with fixed sizes, that of the batch too: torch.onnx.export without "
                 "dynamic_shapes or dynamic_axes",

@@ -132,10 +132,10 @@ def find(module: Any, where: str) -> list[Operation]:
             continue
         tag = f"op_{len(found)}"
         view.attributes["tag"] = bindings.StringAttr.get(tag)
-        made = _describe(operation, tag, number, where)
-        for _, last in made.producers[-1:]:
-            made = replace(made, fuses=not found[last].whole)
-        found.append(made)
+        described = _describe(operation, tag, number, where)
+        for _, last in described.producers[-1:]:
+            described = replace(described, fuses=not found[last].whole)
+        found.append(described)
         for result in view.results:
             number[result] = len(found) - 1
     if not found:

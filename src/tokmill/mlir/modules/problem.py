@@ -61,7 +61,7 @@ def of_text(text: str, name: str) -> Problem:
     with inside:
         if operations.give_own_buffers(module, name):
             text = str(module)
-        found = operations.find(module, name)
+        described = operations.find(module, name)
         _check_computes(module, name)
         kind = operations.entry(module, name).function_type.value
         total = 0
@@ -80,7 +80,7 @@ def of_text(text: str, name: str) -> Problem:
                 where=name,
                 hint=f"at most {LARGEST >> 20:,} MiB: take smaller sizes",
             )
-    return Problem(name, text, tuple(found))
+    return Problem(name, text, tuple(described))
 
 
 def _check_computes(module: Any, where: str) -> None:
@@ -92,8 +92,8 @@ def _check_computes(module: Any, where: str) -> None:
 
     def look(operation: Any) -> Any:
         name = operation.name
-        known = name in OTHERS or name.partition(".")[0] in DIALECTS and name != "vector.print"
-        if not known and not foreign:
+        allowed = name in OTHERS or name.partition(".")[0] in DIALECTS and name != "vector.print"
+        if not allowed and not foreign:
             foreign.append(name)
         return toolkit.ir().WalkResult.ADVANCE
 

@@ -50,14 +50,14 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @classmethod
     def of(cls, operations: Iterable[Operation], **other: Any) -> Sizes:
-        found = list(operations)
-        accesses = [one for each in found for one in (*each.loads, *each.stores)]
+        listed = list(operations)
+        accesses = [one for each in listed for one in (*each.loads, *each.stores)]
         return cls(
             # Packing doubles the loops of a product of matrices.
             loops=max(
-                (len(each.bounds) * (1 + (each.kind == "matmul")) for each in found), default=1
+                (len(each.bounds) * (1 + (each.kind == "matmul")) for each in listed), default=1
             ),
-            accesses=max((max(len(each.loads), len(each.stores)) for each in found), default=1),
+            accesses=max((max(len(each.loads), len(each.stores)) for each in listed), default=1),
             dimensions=max((len(one.shape) for one in accesses), default=1) or 1,
             **other,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,11 +18,6 @@ from tokmill.store.schema import Array
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, Device, Quiet
 from tokmill.terminal.output import print_json, say
-
-if TYPE_CHECKING:
-    from tokmill.similarity.evaluation import Choice
-    from tokmill.similarity.functions import Functions
-    from tokmill.similarity.pool_measures import Method
 
 Pools = Annotated[
     str,
@@ -173,9 +168,9 @@ def score(
 
 
 def _evaluate(
-    functions: Functions,
-    methods: Sequence[Method],
-    choice: Choice,
+    functions: Any,
+    methods: Sequence[Any],
+    choice: Any,
     fingerprint: str,
     shown: tuple[str, int | None],
     quiet: bool,
@@ -194,7 +189,7 @@ def _evaluate(
 
 def _choice(
     metric: str, pools: str, pairs: str, projects: str, more_negatives: bool, *least: int
-) -> Choice:
+) -> Any:
     """Return what is evaluated; `least`: blocks of a function, and resamples."""
     from tokmill.similarity.evaluation import Choice
 

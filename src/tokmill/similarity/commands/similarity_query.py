@@ -98,9 +98,9 @@ def query(
     else:
         store = Store(place)
         asked = find_function(store, function, where, **keys)
-        known = graphs or built_of(store)
+        folders = graphs or built_of(store)
         with elapsed("reading") if not quiet else contextlib.nullcontext():
-            by, matrix, unit = _matrix(given, store, known, alone, at, device, quiet)
+            by, matrix, unit = _matrix(given, store, folders, alone, at, device, quiet)
         rows, scores = nearest_rows(matrix, asked.record, most, unit=unit)
     hits = hits_of(store, asked, rows, scores, top, others=others)
     if as_json:

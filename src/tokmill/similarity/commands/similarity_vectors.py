@@ -36,8 +36,8 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
     if (path / "recipe.json").is_file():
         from tokmill.inference.embed import embed
 
-        made = embed(path, store.path, at=at, device=device, quiet=quiet)
-        return path.resolve().name, Store(store.path, [made.overlay]).column("embedding")
+        table = embed(path, store.path, at=at, device=device, quiet=quiet)
+        return path.resolve().name, Store(store.path, [table.overlay]).column("embedding")
     raise UsageError(
         "this is no run and no .npy file",
         where=str(path),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,6 @@ from tokmill.x86.commands.program_options import (
     left_out_line,
     reads_programs,
 )
-
-if TYPE_CHECKING:
-    from tokmill.x86.graphs.lifting import Report
 
 KNOWN = "ELF and PE files for x86 are read"
 
@@ -67,7 +64,7 @@ def cfg(
     return code if report.made + report.kept else 1
 
 
-def _lines(out: Path, report: Report) -> list[str]:
+def _lines(out: Path, report: Any) -> list[str]:
     """Return what is printed of all programs."""
     counts = [
         f"{human_count(report.made + report.kept, 'program')} ({report.kept:,} there already)",

@@ -55,14 +55,14 @@ def _function_vectors(graph: Graph, run: Path, quiet: bool) -> Array:
 
 def _by_function(graph: Graph, store: Store, width: int) -> Array:
     """Return the mean of the vectors of each function's parts, (F, d) f4."""
-    found = np.zeros((len(graph.function_address), width), np.float32)
-    parts = np.zeros(len(found), np.float32)
+    vectors = np.zeros((len(graph.function_address), width), np.float32)
+    parts = np.zeros(len(vectors), np.float32)
     for number in range(len(store.shards)):
         shard = store.shard(number)
         place, there = find(graph.function_address, shard["address"].astype(np.uint64))
-        np.add.at(found, place[there], shard["embedding"].reshape(-1, width)[there])
+        np.add.at(vectors, place[there], shard["embedding"].reshape(-1, width)[there])
         np.add.at(parts, place[there], 1)
-    return found / np.maximum(parts, 1)[:, None]
+    return vectors / np.maximum(parts, 1)[:, None]
 
 
 def _rules(vocab: Path) -> str:

@@ -50,10 +50,10 @@ def build(
         raise UsageError("no program is named", hint="vocab build x86 INPUT…")
     check_target(out, rules)
     counted = count_programs(inputs, rules, **how)
-    made = vocabulary.counted([counted.counts], rules, min_count)
-    write_vocabularies(out, made)
+    lists = vocabulary.counted([counted.counts], rules, min_count)
+    write_vocabularies(out, lists)
     rows = []
-    for column, tokens in made.items():
+    for column, tokens in lists.items():
         total = sum(counted.counts[column].values())
         unknown = total - sum(tokens.counts or ())
         rows.append([column, len(tokens), total, unknown, human_share(unknown / (total or 1), 4)])
@@ -99,15 +99,15 @@ def instructions(
     """
     from tokmill.x86.tokens.instructions import collect
 
-    found = collect(programs.inputs, out, **programs.how)
+    counted = collect(programs.inputs, out, **programs.how)
     line = (
-        f"{out}: {found.encodings:,} distinct ones of "
-        f"{human_count(found.instructions, 'instruction')} of "
-        f"{human_count(found.programs, 'program')}"
+        f"{out}: {counted.encodings:,} distinct ones of "
+        f"{human_count(counted.instructions, 'instruction')} of "
+        f"{human_count(counted.programs, 'program')}"
     )
-    report = {"file": str(out), **msgspec.to_builtins(found)}
-    lines = [line, *left_out_line(found.left_out)]
-    return end(programs.inputs, found.refused, lines, report, json=json)
+    report = {"file": str(out), **msgspec.to_builtins(counted)}
+    lines = [line, *left_out_line(counted.left_out)]
+    return end(programs.inputs, counted.refused, lines, report, json=json)
 
 
 def _elsewhere(kind: str) -> str:

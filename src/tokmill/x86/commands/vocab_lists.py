@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -15,9 +15,6 @@ from tokmill.base.files import make_folder, remove, write_file
 from tokmill.terminal.options import Json
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.x86.commands.program_options import Out
-
-if TYPE_CHECKING:
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import Found
 
 MAP = "ids.json"
 BECAME = "tokens.json"
@@ -73,8 +70,8 @@ def import_(
 
     if column and (column not in COLUMNS or len(paths) > 1 or paths[0].is_dir()):
         raise UsageError("--column names the column of one file", hint=" ".join(COLUMNS))
-    found = _read_lists(paths, rules, column)
-    ordered = {name: found[name] for name in COLUMNS if name in found}
+    lists = _read_lists(paths, rules, column)
+    ordered = {name: lists[name] for name in COLUMNS if name in lists}
     _check_rules(rules, {one.tokens.rules for one in ordered.values()})
     write_vocabularies(out, {name: one.tokens for name, one in ordered.items()})
     changed = {name: one.ids for name, one in ordered.items() if one.renumbered}
@@ -83,14 +80,14 @@ def import_(
     else:
         # A map of an earlier import would be taken for the map of this one.
         remove(out / MAP)
-    _print_imported(out, ordered, [name for name in COLUMNS if name not in found], changed, json)
+    _print_imported(out, ordered, [name for name in COLUMNS if name not in lists], changed, json)
 
 
-def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Found]:
+def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Any]:
     """Return column → list; those that do not name their rules get some."""
     from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists, read_list
 
-    found: dict[str, Found] = {}
+    found: dict[str, Any] = {}
     for path in paths:
         lists = find_lists(path) if path.is_dir() else {"": read_list(path, column=column)}
         for one in lists.values():
@@ -107,7 +104,7 @@ def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Fou
 
 
 def _print_imported(
-    out: Path, lists: Mapping[str, Found], missing: list[str], changed: Iterable[str], json: bool
+    out: Path, lists: Mapping[str, Any], missing: list[str], changed: Iterable[str], json: bool
 ) -> None:
     rows = [
         {
@@ -163,15 +160,19 @@ def compress(
     else:
         one = read_list(path, column=column)
         old, ids = {one.tokens.column: one.tokens}, {one.tokens.column: one.ids}
-    made = compressed(old)
-    write_vocabularies(out, made.lists)
+    result = compressed(old)
+    write_vocabularies(out, result.lists)
     maps = {
-        name: [made.lists[name].ids[made.became[name].get(token, token)] for token in one.tokens]
+        name: [
+            result.lists[name].ids[result.became[name].get(token, token)] for token in one.tokens
+        ]
         for name, one in old.items()
     }
     _write_map(out / MAP, maps, ids)
-    write_file(out / BECAME, msgspec.json.encode(made.became) + b"\n")
-    rows = [[name, len(old[name]), len(made.lists[name]), len(made.became[name])] for name in old]
+    write_file(out / BECAME, msgspec.json.encode(result.became) + b"\n")
+    rows = [
+        [name, len(old[name]), len(result.lists[name]), len(result.became[name])] for name in old
+    ]
     if json:
         columns = {
             name: {"before": before, "after": after, "changed": changed}

@@ -89,9 +89,9 @@ def tf_idf(counts: Sequence[Any]) -> list[Any]:
     idf = np.log((1 + rows) / (1 + having)).astype(np.float32)
     result = []
     for one in counts:
-        made = one.copy()
-        made.data = (1 + np.log(one.data)) * idf[one.indices]
-        result.append(made)
+        copy = one.copy()
+        copy.data = (1 + np.log(one.data)) * idf[one.indices]
+        result.append(copy)
     return result
 
 

@@ -61,12 +61,12 @@ def nearest_rows(a: Array, b: Array, k: int) -> tuple[Array, Array]:
     k = min(k, len(b))
     if not k or not len(a):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    found = np.zeros((len(a), k), np.int64)
+    nearest = np.zeros((len(a), k), np.int64)
     height = max(CELLS // len(b), 1)
     turned = np.ascontiguousarray(b.T)
     for first in range(0, len(a), height):
-        found[first : first + height] = _largest(a[first : first + height] @ turned, k)
-    return np.repeat(np.arange(len(a)), k), found.reshape(-1)
+        nearest[first : first + height] = _largest(a[first : first + height] @ turned, k)
+    return np.repeat(np.arange(len(a)), k), nearest.reshape(-1)
 
 
 def _largest(values: Array, k: int) -> Array:

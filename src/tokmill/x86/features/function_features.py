@@ -40,15 +40,15 @@ class Functions:
 
 
 def functions_of(graph: Graph) -> Functions:
-    found = instructions_of(graph)
+    instructions = instructions_of(graph)
     size = len(graph.function_address)
     owner = owner_of_blocks(graph)
     of_instruction = np.repeat(owner, np.diff(graph.block_instructions))
-    pair, first = grams(found.form, 2, graph.block_instructions[1:])
+    pair, first = grams(instructions.form, 2, graph.block_instructions[1:])
     calls, imported = _calls(graph, owner)
     bags = {
-        "mnemonics": bag(size, of_instruction, found.mnemonic.astype(np.uint64)),
-        "forms": bag(size, of_instruction, found.form),
+        "mnemonics": bag(size, of_instruction, instructions.mnemonic.astype(np.uint64)),
+        "forms": bag(size, of_instruction, instructions.form),
         "form pairs": bag(size, of_instruction[first], pair),
         "constants": bag(
             size, np.repeat(owner, np.diff(graph.block_constants)), graph.constant.astype(np.uint64)
@@ -60,7 +60,7 @@ def functions_of(graph: Graph) -> Functions:
         ),
         "imports": bag(size, *imported),
     }
-    return Functions(bags, _shape(graph, owner, calls), calls, found)
+    return Functions(bags, _shape(graph, owner, calls), calls, instructions)
 
 
 def owner_of_blocks(graph: Graph) -> Array:
@@ -93,9 +93,9 @@ def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
     row, column = np.divmod(pairs, max(size, 1))
     offsets = np.searchsorted(row, np.arange(size + 1))
     calls = sparse.csr_array((np.ones(len(row), np.float32), column, offsets), shape=(size, size))
-    slot, known = find(graph.import_address, target)
+    slot, hit = find(graph.import_address, target)
     names = hash_texts(import_names(graph))
-    return calls, (caller[known], names[slot[known]])
+    return calls, (caller[hit], names[slot[hit]])
 
 
 def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:

@@ -196,11 +196,11 @@ class _Part:
 
 
 def _part(graph: Graph, first: int) -> _Part:
-    made = functions_of(graph)
+    features = functions_of(graph)
     owner = np.repeat(owner_of_blocks(graph), np.diff(graph.block_instructions))
-    codes = bag(len(graph.function_address), owner, made.instructions.code)
-    bags = {CODES: codes, **made.bags}
-    return _Part(first, bags, made.shape, made.calls)
+    codes = bag(len(graph.function_address), owner, features.instructions.code)
+    bags = {CODES: codes, **features.bags}
+    return _Part(first, bags, features.shape, features.calls)
 
 
 def _joined(record: Array, parts: Sequence[_Part], size: int) -> StoreFunctions:

@@ -67,14 +67,14 @@ def tables_of(graph: Graph) -> Tables:
     begin = np.where(lost, _runs(slot, word), begin)
     tables, table = np.unique(begin, return_inverse=True)
     table = table.reshape(-1)
-    used, known = find(tables, graph.reference)
+    used, hit = find(tables, graph.reference)
     return Tables(
         function=function[is_function],
         place=(slot // word).astype(np.int64),
         table=table,
         offset=((slot - begin) // word).astype(np.int64),
         size=np.bincount(table)[table] if len(table) else table,
-        users=_ones(owner[known], used[known], (size, len(tables))),
+        users=_ones(owner[hit], used[hit], (size, len(tables))),
         labels=_labels(graph, function[is_function], slot, begin, word),
     )
 

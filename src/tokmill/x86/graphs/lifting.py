@@ -268,10 +268,10 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
         graph.level = pickles.level_of(graph.program)
         out = inside(task.out, f"{graph.program}{SUFFIX}", deep=True)
         about = read_about(out)
-        made = about is None or not about.made_of(digest, PICKLES)
-        if made:
+        is_new = about is None or not about.made_of(digest, PICKLES)
+        if is_new:
             about = write_graph(graph, out, digest, PICKLES)
-        yield Outcome(graph.program, time.monotonic() - started, made, about=about)
+        yield Outcome(graph.program, time.monotonic() - started, is_new, about=about)
 
 
 def _others(folder: Path, done: set[str]) -> list[str]:

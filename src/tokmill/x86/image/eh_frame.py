@@ -35,11 +35,11 @@ class _Common:
 
 def read_unwind(program: Program, frames: list[Section]) -> Unwind:
     """Return the ranges of frame tables; damaged or unusually encoded entries are left out."""
-    found = [_frame_table(program, frame) for frame in frames]
+    tables = [_frame_table(program, frame) for frame in frames]
     start, stop, table = (
-        np.concatenate([part[i] for part in found] or [np.zeros(0, np.uint64)]) for i in range(3)
+        np.concatenate([part[i] for part in tables] or [np.zeros(0, np.uint64)]) for i in range(3)
     )
-    fragment = np.concatenate([part[3] for part in found] or [np.zeros(0, bool)])
+    fragment = np.concatenate([part[3] for part in tables] or [np.zeros(0, bool)])
     order = np.argsort(start, kind="stable")
     start, stop, table, fragment = start[order], stop[order], table[order], fragment[order]
     keep = stop > start

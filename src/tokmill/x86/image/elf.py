@@ -211,12 +211,12 @@ class Elf:
         With each its strings, and whether it is the dynamic one.
         """
         kinds = self.sections["type"]
-        found = [
+        tables = [
             (*self.symbol_table(number), kind == DYNSYM)
             for kind in (SYMTAB, DYNSYM)
             for number in np.flatnonzero(kinds == kind).tolist()
         ]
-        return found if len(self.sections) else [(*self._dynamic_symbols(), True)]
+        return tables if len(self.sections) else [(*self._dynamic_symbols(), True)]
 
     def symbol_table(self, number: int) -> tuple[Array, Array]:
         """Return a section of symbols and its strings.

@@ -108,7 +108,7 @@ def read_elf(data: Array, path: str) -> Program:
 
 def _mapped(elf: Elf) -> list[Section]:
     """Return the sections that are loaded; none where no section holds code."""
-    found = []
+    result = []
     for number, section in enumerate(elf.sections):
         if section["flags"] & ALLOC and section["type"] != NOBITS:
             data, name = elf.content(number), elf.section_names[number]
@@ -116,21 +116,21 @@ def _mapped(elf: Elf) -> list[Section]:
             stubs = execute and name.startswith((".plt", ".iplt"))
             constant = not section["flags"] & WRITE or name.startswith(FINAL)
             address = int(section["address"])
-            found.append(Section(name, address, data, data, execute, stubs, constant))
-    return found if any(section.execute for section in found) else []
+            result.append(Section(name, address, data, data, execute, stubs, constant))
+    return result if any(section.execute for section in result) else []
 
 
 def _segments(elf: Elf) -> list[Section]:
-    found = []
+    result = []
     for segment in elf.segments[elf.segments["type"] == LOAD]:
         start = int(segment["offset"])
         data = elf.data[start : start + int(segment["filesize"])]
         part = Section("", int(segment["address"]), data, data, bool(segment["flags"] & 1))
         part.constant = not segment["flags"] & 2
         headers = min(max(0, elf.headers_end - start), len(data))
-        found += [part.cut(0, headers), part.cut(headers, len(data))]
-        found[-2].execute = False
-    return [part for part in found if len(part.data)]
+        result += [part.cut(0, headers), part.cut(headers, len(data))]
+        result[-2].execute = False
+    return [part for part in result if len(part.data)]
 
 
 def _link(program: Program, table: Relocations) -> None:
@@ -142,15 +142,15 @@ def _link(program: Program, table: Relocations) -> None:
         symbols = table.symbols[table.symbol]
         direct &= symbols["section"] != 0
         value[direct] = symbols["value"][direct]
-    known = relative | direct
+    written = relative | direct
     if table.addend is not None:
         added = relative | (direct & (table.kind == ABSOLUTE))
         value[added] += table.addend[added].astype(np.uint64)
     else:
         value[relative] = program.load(table.place[relative])
-    program.store(table.place[known], value[known])
-    program.pointers = np.concatenate([program.pointers, value[known]])
-    places = table.place[known].astype(np.uint64)
+    program.store(table.place[written], value[written])
+    program.pointers = np.concatenate([program.pointers, value[written]])
+    places = table.place[written].astype(np.uint64)
     program.pointer_address = np.concatenate([program.pointer_address, places])
     resolvers = table.kind == RESOLVER[program.bits]
     program.starts = np.concatenate([program.starts, value[resolvers]])
@@ -268,14 +268,14 @@ def _covered(address: Array, start: Array, size: Array) -> Array:
 
 def _starts(elf: Elf, program: Program) -> Array:
     """Return what the loader calls: initialisers and finalisers."""
-    found = [elf.dynamic.get(tag, 0) for tag in (Tag.INIT, Tag.FINI)]
+    addresses = [elf.dynamic.get(tag, 0) for tag in (Tag.INIT, Tag.FINI)]
     tables = [(elf.dynamic.get(at, 0), elf.dynamic.get(size, 0)) for at, size in Tag.ARRAYS]
     for section in program.sections:
         if section.name in (".init", ".fini") and elf.kind != "relocatable":
-            found.append(section.address)
+            addresses.append(section.address)
         elif section.name.startswith((".init_array", ".fini_array", ".preinit_array", ".ctors")):
             tables.append((section.address, len(section.data)))
-    found_array = np.asarray(found, np.uint64)
+    found_array = np.asarray(addresses, np.uint64)
     for address, size in tables:
         count = len(program.read(address, size)) // program.word
         places = np.arange(count, dtype=np.uint64) * np.uint64(program.word) + np.uint64(address)

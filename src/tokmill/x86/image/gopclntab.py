@@ -105,9 +105,9 @@ class _Reader:
         rows = self._entries(self._number(0), table)
         if rows is None:
             return None
-        found = self._functions(rows, table, self._number(2), names)
+        functions = self._functions(rows, table, self._number(2), names)
         # Later linkers do not write the beginning of code.
-        return found or self._functions(rows, table, self._text(rows), names)
+        return functions or self._functions(rows, table, self._text(rows), names)
 
     def _number(self, place: int) -> int:
         """Return a word of the header after its first eight bytes; 0 if the data end before it."""

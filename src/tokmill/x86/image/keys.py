@@ -58,8 +58,8 @@ class KeyTemplate:
 
     def fields(self, name: str) -> Mapping[str, str] | None:
         """Return the fields of an input's name; None if it does not fit."""
-        found = self._pattern.fullmatch(name)
-        return found.groupdict() if found else None if self.template else {}
+        match = self._pattern.fullmatch(name)
+        return match.groupdict() if match else None if self.template else {}
 
     def key(self, name: str, compiler: str = "", level: str = "") -> Key:
         """Return the key of a program; fields that are not known are `unknown`.

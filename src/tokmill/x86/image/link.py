@@ -118,8 +118,8 @@ class Placement:
     def slots(self) -> tuple[Array, list[str]]:
         """Return the entries that hold the address of an import, ascending, and their names."""
         names = {address: name for name, address in self.imports.items()}
-        found = {place: names[value] for value, place in self._entries.items() if value in names}
-        return np.asarray(list(found), np.uint64), list(found.values())
+        named = {place: names[value] for value, place in self._entries.items() if value in names}
+        return np.asarray(list(named), np.uint64), list(named.values())
 
     def _import(self, name: str) -> int:
         return self.imports.setdefault(name, self.table + PLACE * (1 + len(self.imports)))

@@ -62,17 +62,19 @@ def made_by(path: Path) -> Made:
     if elf.kind == "relocatable" or INFO not in elf.section_names:
         return Made()
     sections = {name: _section(elf, name) for name in SECTIONS}
-    made = {
+    producers = {
         (name, place): one
         for name, data in sections.items()
         for place, text in _producers(data)
         if (one := read_producer(text)).compiler
     }
-    places = {at.to_bytes(4, "little"): one for (name, at), one in made.items() if name == STRINGS}
+    places = {
+        at.to_bytes(4, "little"): one for (name, at), one in producers.items() if name == STRINGS
+    }
     units = Counter(_of_units(sections[INFO], places))
-    units.update(one for (name, _), one in made.items() if name == INFO)
+    units.update(one for (name, _), one in producers.items() if name == INFO)
     # Without places in the units all texts count the same, and must agree.
-    best = [units.most_common(1)[0][0]] if units else list(made.values())
+    best = [units.most_common(1)[0][0]] if units else list(producers.values())
     compilers, levels = {one.compiler for one in best}, {one.level for one in best}
     compiler = compilers.pop() if len(compilers) == 1 else ""
     return Made(compiler, levels.pop() if len(levels) == 1 else "")

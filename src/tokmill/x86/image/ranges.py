@@ -73,5 +73,5 @@ def numbered(values: Array) -> tuple[Array, Array]:
 
 def without(values: Array, others: Array) -> Array:
     """Return the values that are not among others, each once, ascending."""
-    found = distinct(values)
-    return found[~member(found, np.sort(others))]
+    result = distinct(values)
+    return result[~member(result, np.sort(others))]

@@ -46,11 +46,11 @@ def find_stubs(program: Program) -> None:
             sections.append(section)
             continue
         place, slot = _jumps(program, section)
-        known = member(slot, program.slot_address)
+        is_slot = member(slot, program.slot_address)
         if not section.name:
-            known[known] = _are_entries(section, place[known])
-        place = place[known]
-        row = np.searchsorted(program.slot_address, slot[known])
+            is_slot[is_slot] = _are_entries(section, place[is_slot])
+        place = place[is_slot]
+        row = np.searchsorted(program.slot_address, slot[is_slot])
         addresses.append(place.astype(np.uint64) + np.uint64(section.address))
         targets.append(program.slot_target[row])
         names += [program.slot_name[i] for i in row.tolist()]

@@ -150,8 +150,8 @@ def tokenize_bytes(
         DecodeError, TypeError, ValueError: as in `tokenize_binary_instruction`.
         UsageError: the rules are not known.
     """
-    made = make_rules(rules, bits)
-    return [made.tokens(instruction) for instruction in decode(code, address, bits)]
+    maker = make_rules(rules, bits)
+    return [maker.tokens(instruction) for instruction in decode(code, address, bits)]
 
 
 def align(tokens: Tokens) -> dict[str, list[str]]:

@@ -98,10 +98,10 @@ class SemanticbbvRules:
         if (printed, own) == (2, 3):
             return 0, 2
         if (printed, own) == (3, 4):
-            known = names("Code")[instruction.code].endswith(("IMM8", "IMM8_SAE"))
+            fits = names("Code")[instruction.code].endswith(("IMM8", "IMM8_SAE"))
         else:
-            known = printed in (0, own) or printed > own or (printed, own) == (1, 2)
-        if not known:
+            fits = printed in (0, own) or printed > own or (printed, own) == (1, 2)
+        if not fits:
             raise self._unclear(instruction, f"{printed} operands are printed of {own}")
         return range(printed)
 

@@ -161,12 +161,12 @@ def functions_of(graph: Graph, least: int) -> Iterator[tuple[str, int, list[Inst
     code = graph.code.tobytes()
     for number, address in enumerate(graph.function_address.tolist()):
         first, last = graph.function_blocks[number : number + 2].tolist()
-        found: list[Instruction] = []
+        instructions: list[Instruction] = []
         for block in range(first, last):
             place = slice(*graph.block_bytes[block : block + 2].tolist())
-            found += decoder(graph.bits, code[place], ip=int(graph.block_address[block]))
-        if len(found) >= max(least, 1):
-            yield graph.function_name[number] or f"sub_{address:x}", address, found
+            instructions += decoder(graph.bits, code[place], ip=int(graph.block_address[block]))
+        if len(instructions) >= max(least, 1):
+            yield graph.function_name[number] or f"sub_{address:x}", address, instructions
 
 
 def _write(out: Path, least: int, graph: Graph) -> int:

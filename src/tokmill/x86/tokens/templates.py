@@ -155,11 +155,11 @@ class Templates:
             )
             order = np.argsort(first)
             rows = first[order]
-            made = self._make(keys[rows], missing[rows])
-            self.index.add(keys[rows, 0], keys[rows, 1], made)
+            added = self._make(keys[rows], missing[rows])
+            self.index.add(keys[rows, 0], keys[rows, 1], added)
             place = np.empty(len(order), np.intp)
             place[order] = np.arange(len(order))
-            numbers[missing] = made[place[inverse]]
+            numbers[missing] = added[place[inverse]]
         return numbers
 
     def _keys(self, code: Array, lengths: Array) -> tuple[Array, Array]:

@@ -75,9 +75,9 @@ def count_programs(
             sums[column].update(part)
     if not programs:
         raise nothing_read(inputs, refused)
-    found = {column: dict(sorted(counts.items())) for column, counts in sums.items()}
+    totals = {column: dict(sorted(counts.items())) for column, counts in sums.items()}
     why = {name: refused[name].refused for name in sorted(refused)}
-    return Counted(programs, instructions, found, why, left_out)
+    return Counted(programs, instructions, totals, why, left_out)
 
 
 def nothing_read(inputs: Sequence[str], refused: Mapping[str, Seen]) -> TokmillError:
