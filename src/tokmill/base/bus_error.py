@@ -23,6 +23,8 @@ from tokmill.base.errors import MachineError, TokmillError
 SA_SIGINFO = 4
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL)
 """Signals of a library that has crashed."""
+SECONDS = 5
+"""After them a handler that waits is killed."""
 ADDRESS = 16
 """Offset of `si_addr` in Linux's `siginfo_t` on 64-bit machines."""
 HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -83,6 +85,8 @@ def _end_of_crash(number: int, info: int, context: int) -> None:
         os.kill(os.getpid(), number)
         return
     try:
+        # A lock that the crashed library holds must not make this wait for ever.
+        ctypes.CDLL(None).alarm(SECONDS)
         name = signal.Signals(number).name
         error = TokmillError(
             f"the library that reads it has crashed ({name})",

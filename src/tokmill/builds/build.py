@@ -140,26 +140,14 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     watch = Watch(out)
     workers, resources = choose(how.amount, len(tasks))
     resources = msgspec.structs.replace(resources, scratch=str(out.absolute() / "cache"))
-    work = planned_work(out, plan, resources)
     watch.event("begin", workers=workers, shards=len(tasks), plan_id=plan.plan_id)
-    total = plan.input_bytes
-    todo = sum(task.left for task in tasks)
     limit = how.limit_seconds
-    stop = Stop(
-        math.inf if limit is None else make.clock() + limit, note="" if how.quiet else STOPPING
-    )
-    bar = Progress("build", total, done=total - todo, quiet=how.quiet)
-
-    def report(read: int) -> None:
-        bar.reach(bar.already + read)
-
-    def say(text: str) -> None:
-        watch.event("note", text=text)
-        if not how.quiet:
-            print(text, file=sys.stderr)
-
-    terms = Terms(workers, stop.until, grace_of(limit), report, how.amount.address, say)
-    executor = executor_of(how.amount.executor, work, terms)
+    until_limit = math.inf if limit is None else make.clock() + limit
+    stop = Stop(until_limit, note="" if how.quiet else STOPPING)
+    done_before = plan.input_bytes - sum(task.left for task in tasks)
+    bar = Progress("build", plan.input_bytes, done=done_before, quiet=how.quiet)
+    terms = terms_of(how, workers, stop, bar, watch)
+    executor = executor_of(how.amount.executor, planned_work(out, plan, resources), terms)
     bar.extra = lambda: ", ".join(filter(None, (executor.text(), watch.text())))
     begun = {receipt.shard for receipt in receipts}
     rejects = Rejects(out, how.max_rejects, plan, planned)
@@ -185,12 +173,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         watch.event("interrupted" if name else "time limit")
         return stop_early(out, how, bar, watch, name)
     if limit is not None and not how.quiet:
-        records = sum(receipt.records for receipt in receipts) / max(bar.done, 1) * bar.rate
-        print(
-            f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s, "
-            f"{records:,.0f} records/s",
-            file=sys.stderr,
-        )
+        say_rate(bar, receipts)
     store = finish(out, prepared, receipts, how)
     watch.event("done", complete=not store.partial, rate=round(bar.rate))
     if stop.signal:
@@ -222,6 +205,31 @@ def missing(
         tasks.sort(key=lambda task: task.shard)
     # A shard that was cut is completed, under the same name.
     return [receipt for receipt in receipts if receipt.cut is UNSET], tasks
+
+
+def terms_of(how: How, workers: int, stop: Stop, bar: Progress, watch: Watch) -> Terms:
+    """Return what an executor keeps to: processes, the deadline, and whom it tells."""
+
+    def say(text: str) -> None:
+        watch.event("note", text=text)
+        if not how.quiet:
+            print(text, file=sys.stderr)
+
+    def report(read: int) -> None:
+        bar.reach(bar.already + read)
+
+    grace = grace_of(how.limit_seconds)
+    return Terms(workers, stop.until, grace, report, how.amount.address, say)
+
+
+def say_rate(bar: Progress, receipts: Iterable[Receipt]) -> None:
+    """Print how long a build with a time limit took, and how fast it was."""
+    records = sum(receipt.records for receipt in receipts) / max(bar.done, 1) * bar.rate
+    print(
+        f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s, "
+        f"{records:,.0f} records/s",
+        file=sys.stderr,
+    )
 
 
 @contextlib.contextmanager

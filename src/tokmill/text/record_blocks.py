@@ -8,7 +8,7 @@ find the records of an item. For members of compressed files the rule applies to
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -296,8 +296,6 @@ def _cut(
     chunks end at the end of the file, so the last record needs no delimiter.
     """
     part, part_stop = 0, base + MAX_ITEM
-    pending: list[bytes] = []
-    size = 0
     skipping = inside
     lost: list[int] = []
     data, position = b"", base
@@ -313,19 +311,13 @@ def _cut(
             yield from _without_long(data[:end], position, delimiter, lost, ends_part)
         data, position, lost = data[end:], position + end, []
 
-    for chunk in chain(chunks, (None,)):
-        if chunk is not None:
-            pending.append(chunk)
-            size += len(chunk)
-            if size < block_bytes:
-                continue
-        data = b"".join(pending)
+    for chunk in chain(_joined(chunks, block_bytes), (None,)):
+        data += chunk or b""
         if skipping:
             gone, skipping = _skipped(data, delimiter, chunk is None)
             read(data[:gone])
             data, position = data[gone:], position + gone
         if skipping:
-            pending, size = [data], len(data)
             continue
         while is_stream(item.path):
             # A part ends at the first record that begins after its 64 MiB.
@@ -342,10 +334,20 @@ def _cut(
         if len(data) >= MAX_RECORD + len(delimiter) or (data and chunk is None):
             lost.append(position)
             skipping = True
-        pending, size = [data], len(data)
-    read(b"".join(pending))
+    read(data)
     if lost and part >= item.parts_done:
         yield Block(b"", position, lost, False)
+
+
+def _joined(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """Yield chunks joined to at least `size` bytes."""
+    pending: list[bytes] = []
+    for chunk in chunks:
+        pending.append(chunk)
+        if sum(map(len, pending)) >= size:
+            yield b"".join(pending)
+            pending.clear()
+    yield b"".join(pending)
 
 
 def _skipped(data: bytes, delimiter: bytes, last: bool) -> tuple[int, bool]:

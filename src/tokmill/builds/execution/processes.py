@@ -49,13 +49,7 @@ def in_processes(
     `hint` and the `name` of each unfinished task is raised.
     """
     waiting = iter(tasks)
-    with signals_wait():
-        pool = ProcessPoolExecutor(
-            workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_begin,
-            initargs=(start, argument),
-        )
+    pool = _pool(workers, start, argument)
     started = pool._processes
     running: dict[Future[R], T] = {}
     done: set[Future[R]] = set()
@@ -93,6 +87,16 @@ def in_processes(
             # A future holds its error, and the error this frame with all semaphores.
             running.clear()
             done.clear()
+
+
+def _pool(workers: int, start: Callable[[Any], None] | None, argument: Any) -> ProcessPoolExecutor:
+    with signals_wait():
+        return ProcessPoolExecutor(
+            workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(start, argument),
+        )
 
 
 def _exit_codes(processes: Sequence[BaseProcess]) -> set[int | None]:

@@ -39,52 +39,62 @@ Tok = Annotated[
     ),
 ]
 
+Out = Annotated[str, typer.Option("-o", "--out", help="The tokenizer.json, or a folder.")]
+VocabSize = Annotated[
+    int, typer.Option(help="Number of ids, with special tokens and bytes or characters.")
+]
+Inputs = Annotated[list[str] | None, typer.Argument(help="Files and folders.", metavar="INPUT...")]
+Model = Annotated[
+    str, typer.Option(help="bpe (of bytes), or wordpiece (as BERT's, of lower-case words).")
+]
+Special = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A special token; may be given several times. Default <|endoftext|>; wordpiece "
+        "has \\[PAD] \\[UNK] \\[CLS] \\[SEP] \\[MASK] besides."
+    ),
+]
+NoSpecial = Annotated[bool, typer.Option("--no-special", help="No special token.")]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option(help="A field of the records; may be given several times (title, text)."),
+]
+Kind = Annotated[str, typer.Option(help="text, jsonl, parquet or tsv; default: by suffix.")]
+Pattern = Annotated[
+    str, typer.Option(help="How words are cut: gpt2, cl100k, o200k or a regular expression.")
+]
+TieBreak = Annotated[
+    str,
+    typer.Option(help="Among equal counts: first (Hugging Face) or greatest-bytes (CS336)."),
+]
+Engine = Annotated[
+    str, typer.Option(help="auto, gigatoken, tokenizers or python; the result is the same.")
+]
+Cased = Annotated[
+    bool, typer.Option("--cased", help="wordpiece: keep capital letters and accents.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="An option of the source, key=value (separator, fields, …)."),
+]
+
 
 @app.command()
 def train(
-    out: Annotated[str, typer.Option("-o", "--out", help="The tokenizer.json, or a folder.")],
-    vocab_size: Annotated[
-        int, typer.Option(help="Number of ids, with special tokens and bytes or characters.")
-    ],
-    inputs: Annotated[
-        list[str] | None, typer.Argument(help="Files and folders.", metavar="INPUT...")
-    ] = None,
+    out: Out,
+    vocab_size: VocabSize,
+    inputs: Inputs = None,
     files_from: FilesFrom = None,
-    model: Annotated[
-        str, typer.Option(help="bpe (of bytes), or wordpiece (as BERT's, of lower-case words).")
-    ] = "bpe",
-    special: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A special token; may be given several times. Default <|endoftext|>; wordpiece "
-            "has \\[PAD] \\[UNK] \\[CLS] \\[SEP] \\[MASK] besides."
-        ),
-    ] = None,
-    no_special: Annotated[bool, typer.Option("--no-special", help="No special token.")] = False,
-    field: Annotated[
-        list[str] | None,
-        typer.Option(help="A field of the records; may be given several times (title, text)."),
-    ] = None,
-    kind: Annotated[
-        str, typer.Option(help="text, jsonl, parquet or tsv; default: by suffix.")
-    ] = "",
-    pattern: Annotated[
-        str, typer.Option(help="How words are cut: gpt2, cl100k, o200k or a regular expression.")
-    ] = "gpt2",
-    tie_break: Annotated[
-        str,
-        typer.Option(help="Among equal counts: first (Hugging Face) or greatest-bytes (CS336)."),
-    ] = "first",
-    engine: Annotated[
-        str, typer.Option(help="auto, gigatoken, tokenizers or python; the result is the same.")
-    ] = "auto",
-    cased: Annotated[
-        bool, typer.Option("--cased", help="wordpiece: keep capital letters and accents.")
-    ] = False,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="An option of the source, key=value (separator, fields, …)."),
-    ] = None,
+    model: Model = "bpe",
+    special: Special = None,
+    no_special: NoSpecial = False,
+    field: Fields = None,
+    kind: Kind = "",
+    pattern: Pattern = "gpt2",
+    tie_break: TieBreak = "first",
+    engine: Engine = "auto",
+    cased: Cased = False,
+    set_: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a byte-level BPE or a WordPiece tokenizer on text, JSON Lines, Parquet or TSV files."""
@@ -98,9 +108,7 @@ def train(
     _check_model(model, given, {"--cased": cased})
     inputs = with_lists(inputs, files_from)
     specials = [] if no_special else special or ["<|endoftext|>"]
-    path = Path(out)
-    if path.is_dir() or not path.suffix:
-        path = path / "tokenizer.json"
+    path = Path(out) / "tokenizer.json" if Path(out).is_dir() or not Path(out).suffix else Path(out)
     begun = time.monotonic()
     options = settings(set_) | ({"fields": field} if field else {})
     with writing(path):

@@ -163,17 +163,7 @@ def train_words(
             tokens.append(joined)
             order.append(len(order) if tie_break == "first" else _descending(joined))  # type: ignore[arg-type]
         merges.append((tokens[a], tokens[b]))
-        risen: set[tuple[int, int]] = set()
-        for place in holders.pop((a, b)):
-            old = spelled[place]
-            new = _join(old, a, b, number_of_token[joined])
-            for pair in zip(old, old[1:], strict=False):
-                pairs[pair] -= counts[place]
-            for pair in zip(new, new[1:], strict=False):
-                pairs[pair] += counts[place]
-                holders[pair].add(place)
-                risen.add(pair)
-            spelled[place] = new
+        risen = _replace(a, b, number_of_token[joined], spelled, counts, pairs, holders)
         for c, d in risen:
             heapq.heappush(queue, (-pairs[c, d], order[c], order[d], c, d))
     return dict(enumerate(tokens)), merges
@@ -190,6 +180,30 @@ def _count_pairs(
             pairs[pair] += counts[place]
             holders[pair].add(place)
     return pairs, holders
+
+
+def _replace(
+    a: int,
+    b: int,
+    joined: int,
+    spelled: list[list[int]],
+    counts: Sequence[int],
+    pairs: dict[tuple[int, int], int],
+    holders: dict[tuple[int, int], set[int]],
+) -> set[tuple[int, int]]:
+    """Replace a pair by one id in all words that hold it; return the pairs that are new there."""
+    risen: set[tuple[int, int]] = set()
+    for place in holders.pop((a, b)):
+        old = spelled[place]
+        new = _join(old, a, b, joined)
+        for pair in zip(old, old[1:], strict=False):
+            pairs[pair] -= counts[place]
+        for pair in zip(new, new[1:], strict=False):
+            pairs[pair] += counts[place]
+            holders[pair].add(place)
+            risen.add(pair)
+        spelled[place] = new
+    return risen
 
 
 def _join(ids: list[int], a: int, b: int, joined: int) -> list[int]:

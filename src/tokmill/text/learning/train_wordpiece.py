@@ -58,9 +58,7 @@ def train_wordpiece(
             hint="name each once: --special '[NAME]'",
         )
     library = plugins.require("tokenizers")
-    trained = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
-    trained.normalizer = library.normalizers.BertNormalizer(lowercase=not cased)
-    trained.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    trained = _untrained(library, cased)
     with tempfile.TemporaryDirectory(prefix="tokmill-train-") as folder:
         spool = Spool(Path(folder) / "text")
         spool.fill(texts, ())
@@ -88,6 +86,13 @@ def train_wordpiece(
             trained.train_from_iterator(iter(spool), trainer)
     vocab: dict[str, int] = trained.get_vocab(with_added_tokens=False)
     return Tokenizer.from_data(tokenizer_data(vocab, lower=not cased, more=special))
+
+
+def _untrained(library: Any, cased: bool) -> Any:
+    model = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
+    model.normalizer = library.normalizers.BertNormalizer(lowercase=not cased)
+    model.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    return model
 
 
 def _characters(texts: Iterable[str], tokenizer: Any) -> list[str]:

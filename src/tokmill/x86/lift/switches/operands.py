@@ -122,7 +122,6 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
     size = np.where(none, 4, np.where(memory, np.array([0, 1, 4, 0])[mod], 0))
     absolute = (how == LEGACY) & (opmap == 0) & np.isin(opcode, MOFFS)
     size[absolute] = np.where(small, bits // 16, bits // 8)[absolute]
-    relative = none & ~has_sib & (bits == 64)
     rest = start + length - place - size
     skipped = (how == LEGACY) & (opmap == 0) & _NONE_ONE[opcode]
     # Two bytes after these are two numbers, of AMD's EXTRQ and INSERTQ.
@@ -143,7 +142,7 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
         base=np.where(memory & (~none | alone), base | extend_base, NO_REGISTER).astype(np.uint8),
         indexed=has_sib & ~alone & ((data[at + 2] & 0x38 != 0x20) | (rex & 2 > 0)),
         thread=thread,
-        relative=relative & ~nothing,
+        relative=none & ~has_sib & (bits == 64) & ~nothing,
         immediate=_numbers(data, place + size, np.where(skipped, 0, rest)),
         immediate_size=np.where(skipped, 0, rest),
         map=opmap,
