@@ -43,7 +43,7 @@ def examine(folder: Path | str = ".") -> list[Check]:
 
 def extras() -> dict[str, dict[str, str]]:
     """Return extra → package → required versions, from the installed package's metadata."""
-    found: dict[str, dict[str, str]] = {}
+    result: dict[str, dict[str, str]] = {}
     try:
         lines = importlib.metadata.requires("tokmill") or []
     except importlib.metadata.PackageNotFoundError:
@@ -51,11 +51,11 @@ def extras() -> dict[str, dict[str, str]]:
     for line in lines:
         match = re.match(r"([\w.-]+)(?:\[[^]]*\])?([^;]*);.*extra == ['\"]([\w-]+)['\"]", line)
         if match and match[1] != "tokmill" and match[3] != "dev":
-            found.setdefault(match[3], {})[match[1]] = match[2].strip(" ()")
-    if not found:
+            result.setdefault(match[3], {})[match[1]] = match[2].strip(" ()")
+    if not result:
         for package, extra in plugins.EXTRA_PACKAGES.items():
-            found.setdefault(extra, {})[package] = ""
-    return found
+            result.setdefault(extra, {})[package] = ""
+    return result
 
 
 def satisfies(version: str, wanted: str) -> bool:

@@ -234,8 +234,8 @@ class Service:
             await asyncio.wait([vectors, left], return_when=asyncio.FIRST_COMPLETED)
             if not vectors.done():
                 raise ClientDisconnect
-            found: Array = vectors.result()
-            return found
+            result: Array = vectors.result()
+            return result
         except asyncio.CancelledError:
             raise Refusal(503, "the server stops", "ask again when it runs") from None
         finally:

@@ -71,8 +71,8 @@ def template_of(vocabulary: Vocabulary, file: bytes) -> tuple[list[int], list[in
     if vocabulary.coder != "tokenizer":
         return [], []
     tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer_json")
-    found: tuple[list[int], list[int]] = tokenizers.template_tokens(file)
-    return found
+    result: tuple[list[int], list[int]] = tokenizers.template_tokens(file)
+    return result
 
 
 def framed(batch: Batch, frame: Frame, length: int, *, pair: bool = False) -> Batch:

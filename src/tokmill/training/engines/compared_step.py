@@ -38,8 +38,8 @@ def compare_step(
         def pull(results: dict[str, Tensor]) -> Tensor:
             nonlocal sums
             results = {name: value.detach() for name, value in results.items()}
-            (found,), sums = pulls_of(engine, task, [with_entries(results, only, 0)], scale)
-            return found
+            (result,), sums = pulls_of(engine, task, [with_entries(results, only, 0)], scale)
+            return result
 
         engine.micro(only, True, 1.0, pull)
         return on_first(engine, sums)

@@ -88,19 +88,19 @@ def read_settings(path: Path) -> dict[str, Any]:
     with machine_errors("read", path), open(path, "rb") as file:
         raw = file.read(MOST_BYTES + 1)
     try:
-        found = loads_json(raw) if len(raw) <= MOST_BYTES else None
-        if isinstance(found, dict):
+        result = loads_json(raw) if len(raw) <= MOST_BYTES else None
+        if isinstance(result, dict):
             json.loads(raw, object_pairs_hook=_once)
-            if is_of_deepspeed(found):
-                return found
-            if not found.keys().isdisjoint(OF_POLICIES[:2]) and not _is_of_bert(found):
-                found = _flat(found)
+            if is_of_deepspeed(result):
+                return result
+            if not result.keys().isdisjoint(OF_POLICIES[:2]) and not _is_of_bert(result):
+                result = _flat(result)
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"the file is no JSON: {error}", where=str(path), hint="names need quotes, no comments"
         ) from None
-    if not isinstance(found, dict) or any(
-        isinstance(value, dict) and name not in OF_POLICIES for name, value in found.items()
+    if not isinstance(result, dict) or any(
+        isinstance(value, dict) and name not in OF_POLICIES for name, value in result.items()
     ):
         raise UsageError(
             "the file is no recipe and holds no settings",
@@ -109,13 +109,13 @@ def read_settings(path: Path) -> dict[str, Any]:
             "texts in JSON become a store with `tokmill build jsonl`",
         )
     for name, plain in (("model_type", "bert"), ("position_embedding_type", "absolute")):
-        if _is_of_bert(found) and found.get(name, plain) != plain:
+        if _is_of_bert(result) and result.get(name, plain) != plain:
             raise UsageError(
-                f"{name} is {found[name]!r}, and such a file is read of BERT alone",
+                f"{name} is {result[name]!r}, and such a file is read of BERT alone",
                 where=str(path),
                 hint="`tokmill model import` reads checkpoints of other models, with weights",
             )
-    return found
+    return result
 
 
 def used(given: Mapping[str, Any], where: str) -> dict[str, Any]:

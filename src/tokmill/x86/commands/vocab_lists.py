@@ -87,20 +87,20 @@ def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Any
     """Return column → list; those that do not name their rules get some."""
     from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists, read_list
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for path in paths:
         lists = find_lists(path) if path.is_dir() else {"": read_list(path, column=column)}
         for one in lists.values():
-            if one.tokens.column in found:
+            if one.tokens.column in result:
                 raise UsageError(
-                    f"two lists of {one.tokens.column}: {found[one.tokens.column].path} and "
+                    f"two lists of {one.tokens.column}: {result[one.tokens.column].path} and "
                     f"{one.path}",
                     hint="name one of them",
                 )
             if one.convention != "frozen":
                 one.tokens.rules = rules
-            found[one.tokens.column] = one
-    return found
+            result[one.tokens.column] = one
+    return result
 
 
 def _print_imported(

@@ -105,8 +105,8 @@ def _covered(a: Weighted, b: Weighted, i: Array, j: Array, there: str) -> Array:
     ):
         share = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
         shares.append(np.maximum(share, 0))
-    found: Array = np.sqrt(shares[0] * shares[1])
-    return found
+    result: Array = np.sqrt(shares[0] * shares[1])
+    return result
 
 
 def _ones(matrix: Any) -> Any:

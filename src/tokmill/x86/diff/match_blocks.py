@@ -257,8 +257,8 @@ def _best(one: Array, other: Array, score: Array) -> Array:
     """Return 1 for pairs that are the best of both their blocks, less for others: (n,) f4."""
     odds = np.exp(np.clip(score - LEAST, -20, 20))
     row, column = np.bincount(one, odds), np.bincount(other, odds)
-    found: Array = np.sqrt(odds / (1 + row[one]) * odds / (1 + column[other])).astype(np.float32)
-    return found
+    result: Array = np.sqrt(odds / (1 + row[one]) * odds / (1 + column[other])).astype(np.float32)
+    return result
 
 
 def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Array:
@@ -324,8 +324,8 @@ def _place(graph: Graph) -> Array:
     """Return the place of each block in its function, from 0 to 1."""
     sizes = np.diff(graph.function_blocks)
     number = np.arange(len(graph.block_address)) - np.repeat(graph.function_blocks[:-1], sizes)
-    found: Array = (number / np.maximum(np.repeat(sizes, sizes) - 1, 1)).astype(np.float32)
-    return found
+    result: Array = (number / np.maximum(np.repeat(sizes, sizes) - 1, 1)).astype(np.float32)
+    return result
 
 
 def _flow(graph: Graph) -> tuple[Any, Any]:

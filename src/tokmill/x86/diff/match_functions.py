@@ -265,8 +265,8 @@ def compete(pairs: Pairs, logit: Array) -> Array:
     row = np.bincount(pairs.i, odds, pairs.rows)
     column = np.bincount(pairs.j, odds, pairs.columns)
     shares = (odds / (1 + row[pairs.i])) * (odds / (1 + column[pairs.j]))
-    found: Array = np.sqrt(shares).astype(np.float32)
-    return found
+    result: Array = np.sqrt(shares).astype(np.float32)
+    return result
 
 
 def assign(pairs: Pairs, gain: Array) -> Array:
@@ -299,5 +299,5 @@ def assign(pairs: Pairs, gain: Array) -> Array:
     row, column = graph.min_weight_full_bipartite_matching(table)
     paired = column < len(columns)
     chosen = rows[row[paired]] * pairs.columns + columns[column[paired]]
-    found: Array = np.sort(np.concatenate([taken, np.searchsorted(pairs.key, chosen)]))
-    return found
+    result: Array = np.sort(np.concatenate([taken, np.searchsorted(pairs.key, chosen)]))
+    return result

@@ -66,10 +66,10 @@ class Places:
 
     def support(self, pairs: Pairs, probability: Array) -> Array:
         """Return what tables say of each pair: (n, len(PLACES)) f4 from 0 to 1."""
-        found = np.zeros((len(pairs), len(PLACES)), np.float32)
+        result = np.zeros((len(pairs), len(PLACES)), np.float32)
         pair, one, other = self.slots(pairs)
         if not len(pair):
-            return found
+            return result
         a, b = self.sides
         for column, step in ((0, -1), (1, 1)):
             value = np.zeros(len(pair), np.float32)
@@ -85,7 +85,7 @@ class Places:
                 np.maximum(
                     value, np.where(inside, known, 0) * np.float32(FADE ** (far - 1)), out=value
                 )
-            np.maximum.at(found[:, column], pair, value)
+            np.maximum.at(result[:, column], pair, value)
         same = a.offset[one] == b.offset[other]
         pair, one, other = pair[same], one[same], other[same]
         table = self.similarity(pairs, probability)
@@ -94,8 +94,8 @@ class Places:
         key = row * table.shape[1] + table.indices
         value = _values(key, table.data, a.table[one] * table.shape[1] + b.table[other])
         value *= np.where(a.size[one] == b.size[other], 1, np.float32(RESIZED))
-        np.maximum.at(found[:, 2], pair, np.minimum(value, 1))
-        return found
+        np.maximum.at(result[:, 2], pair, np.minimum(value, 1))
+        return result
 
     def candidates(self, pairs: Pairs, probability: Array) -> tuple[Array, Array]:
         """Return the pairs of functions at the same places of tables whose users are matched."""
@@ -119,14 +119,14 @@ class Places:
 def _values(keys: Array, values: Array, wanted: Array) -> Array:
     """Return the values of wanted keys, of which `keys` (ascending) has some; 0 of others."""
     place, there = find(keys, wanted)
-    found = np.zeros(len(wanted), np.float32)
-    found[there] = values[place[there]]
-    return found
+    result = np.zeros(len(wanted), np.float32)
+    result[there] = values[place[there]]
+    return result
 
 
 def _scaled(users: Any) -> Any:
     """Return users of tables with columns of length 1, so that a product is a mean over users."""
     uses = np.bincount(users.indices, minlength=users.shape[1])
-    made = users.copy()
-    made.data = (1 / np.sqrt(np.maximum(uses, 1)))[users.indices].astype(np.float32)
-    return made
+    result = users.copy()
+    result.data = (1 / np.sqrt(np.maximum(uses, 1)))[users.indices].astype(np.float32)
+    return result

@@ -110,8 +110,8 @@ def block_hashes(content: Content, partner: Array, blocks: int) -> Array:
     token = mix(content.edge_place ^ mix(partner[content.edge_function].astype(np.uint64)))
     sums = np.zeros(blocks, np.uint64)
     np.add.at(sums, content.edge_block, token + _FUNCTION)
-    found: Array = content.block + sums
-    return found
+    result: Array = content.block + sums
+    return result
 
 
 def function_hashes(blocks: Array, within: Array, function_blocks: Array) -> Array:
@@ -124,12 +124,12 @@ def _sequences(values: Array, offsets: Array) -> Array:
     lengths = np.diff(offsets)
     place = np.arange(len(values)) - np.repeat(offsets[:-1], lengths)
     mixed = mix(mix(values) + place.astype(np.uint64) * _STEP)
-    found: Array = mix(_sums(mixed, offsets) + lengths.astype(np.uint64))
-    return found
+    result: Array = mix(_sums(mixed, offsets) + lengths.astype(np.uint64))
+    return result
 
 
 def _sums(values: Array, offsets: Array) -> Array:
     """Return the sum modulo 2^64 of each run of values (u8)."""
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
-    found: Array = sums[offsets[1:]] - sums[offsets[:-1]]
-    return found
+    result: Array = sums[offsets[1:]] - sums[offsets[:-1]]
+    return result

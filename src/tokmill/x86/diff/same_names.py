@@ -23,15 +23,15 @@ def all_names(graph: Graph, function: int) -> set[str]:
 
 def names_of(graph: Graph) -> dict[str, list[int]]:
     """Return name → the functions that have it, as their only name or as one of several."""
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     place, there = find(graph.function_address, graph.symbol_address)
     numbers = place[there].tolist()
     others = [graph.symbol_name[i] for i in np.flatnonzero(there).tolist()]
     for name, number in [*zip(graph.function_name, range(len(graph.function_name)), strict=True),
                          *zip(others, numbers, strict=True)]:  # fmt: skip
-        if name and number not in (known := found.setdefault(name, [])):
+        if name and number not in (known := result.setdefault(name, [])):
             known.append(number)
-    return found
+    return result
 
 
 def same_names(a: Mapping[str, list[int]], b: Mapping[str, list[int]]) -> tuple[Array, Array]:

@@ -214,7 +214,7 @@ def _may_be_program(path: Path, head: bytes) -> bool:
 
 def _carry_out(tasks: Sequence[_Task], workers: int, quiet: bool) -> list[Outcome]:
     total = sum(task.file.size for task in tasks)
-    found: list[Outcome] = []
+    result: list[Outcome] = []
     # Large programs first, so that no large one is left alone at the end.
     order = sorted(tasks, key=lambda task: (-task.file.size, task.file.name))
     done: Iterable[tuple[_Task, list[Outcome]]]
@@ -230,9 +230,9 @@ def _carry_out(tasks: Sequence[_Task], workers: int, quiet: bool) -> list[Outcom
         done = ((task, _make(task)) for task in order)
     with Progress("lift", total, quiet=quiet) as progress:
         for task, outcomes in done:
-            found += outcomes
+            result += outcomes
             progress.advance(task.file.size)
-    return sorted(found, key=lambda outcome: outcome.program)
+    return sorted(result, key=lambda outcome: outcome.program)
 
 
 def _make(task: _Task) -> list[Outcome]:

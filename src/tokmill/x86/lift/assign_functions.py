@@ -64,16 +64,16 @@ def assemble(known: Findings, blocks: Blocks) -> Graph:
 def _gather(values: Array, begins: Array, counts: Array) -> Array:
     """Return values[begins[0] : begins[0] + counts[0]], then the same for begins[1], … ."""
     ends = np.cumsum(counts)
-    found = np.empty(int(ends[-1]) if len(ends) else 0, values.dtype)
+    result = np.empty(int(ends[-1]) if len(ends) else 0, values.dtype)
     done = first = 0
     while first < len(counts):
         # The indices may take eight times the memory of the values.
         last = max(first + 1, int(np.searchsorted(ends, done + GATHER)))
         rows = expand(begins[first:last], counts[first:last])
-        found[done : done + len(rows)] = values[rows]
+        result[done : done + len(rows)] = values[rows]
         done += len(rows)
         first = last
-    return found
+    return result
 
 
 def _entries(known: Findings, blocks: Blocks) -> Array:
@@ -256,7 +256,7 @@ def _names(known: Findings, blocks: Blocks, entries: Array) -> list[str]:
     )
     pointers = blocks.named(entries[jumps])
     slots = dict(zip(program.slot_address.tolist(), program.slot_name, strict=True))
-    found = [names.get(one, "") for one in blocks.code.address(blocks.start[entries]).tolist()]
+    result = [names.get(one, "") for one in blocks.code.address(blocks.start[entries]).tolist()]
     for i, pointer in zip(jumps.tolist(), pointers.tolist(), strict=True):
-        found[i] = found[i] or slots.get(pointer, "")
-    return found
+        result[i] = result[i] or slots.get(pointer, "")
+    return result

@@ -132,15 +132,15 @@ class Blocks:
     def _straight(self, rows: Array, most: Array) -> Array:
         """Return how many instructions before each row run straight on to it, at most `most`."""
         instructions = self.known.instructions
-        found = np.zeros(len(rows), np.int64)
+        result = np.zeros(len(rows), np.int64)
         going = np.arange(len(rows))
         for step in range(1, BACK + 1):
             going = going[most[going] >= step]
             before = rows[going] - step
             end = instructions.start[before] + instructions.length[before]
             going = going[end == instructions.start[before + 1]]
-            found[going] = step
-        return found
+            result[going] = step
+        return result
 
     def named(self, blocks: Array) -> Array:
         """Return the address (u8) in the last instruction of blocks that end in a transfer.
@@ -149,8 +149,8 @@ class Blocks:
         """
         instructions = self.known.instructions
         row = np.searchsorted(instructions.transfer, self.last_row[blocks])
-        found: Array = instructions.target[row]
-        return found
+        result: Array = instructions.target[row]
+        return result
 
     def at(self, offsets: Array) -> Array:
         """Return the blocks that begin at offsets; -1: none."""

@@ -133,15 +133,15 @@ class Lifter:
     def _read_tables(self) -> bool:
         """Read the tables of all reached indirect jumps that were not read before."""
         known = self.known
-        found = False
+        result = False
         targets = self._new_targets()
         while targets is not None:
-            found = True
+            result = True
             # The targets of a table may reach a jump with another table.
             rows = known.instructions.row(targets)
             known.ways.reach(rows[rows >= 0])
             targets = self._new_targets()
-        return found
+        return result
 
     def _new_targets(self) -> Array | None:
         """Read the tables of reached jumps, and return their targets; None: there was no table."""

@@ -59,8 +59,8 @@ class Code:
     def executable(self, address: Array) -> Array:
         """Return which addresses (u8) are in code or in import stubs: bool."""
         at = np.searchsorted(self._low, address, side="right")
-        found: Array = address < np.append(np.uint64(0), self._high)[at]
-        return found
+        result: Array = address < np.append(np.uint64(0), self._high)[at]
+        return result
 
     def address(self, offset: Array) -> Array:
         """Return the addresses (u8) of offsets (i8)."""
@@ -80,10 +80,10 @@ class Code:
         """Return addresses (u8), in which stubs of the program's own functions are replaced by
         these functions.
         """
-        found = address.copy()
+        result = address.copy()
         mine = np.flatnonzero(member(address, self._stub))
-        found[mine] = self._stub_target[np.searchsorted(self._stub, address[mine])]
-        return found
+        result[mine] = self._stub_target[np.searchsorted(self._stub, address[mine])]
+        return result
 
     def add_data(self, begin: Array, end: Array) -> None:
         """Mark the bytes between some offsets as data."""
@@ -132,15 +132,15 @@ class Code:
 
         By convention EBX does, in 32-bit position-independent code; others do after a load of it.
         """
-        found: Array = (register == EBX) & (self.table > 0)
+        result: Array = (register == EBX) & (self.table > 0)
         at, loaded = self._table_loads
         for number in range(8) if len(at) else ():
             mine, asked = at[loaded == number], np.flatnonzero(register == number)
             before = np.searchsorted(mine, offset[asked]) - 1
             near = before >= 0
             near[near] = offset[asked[near]] - mine[before[near]] < NEAR
-            found[asked] |= near
-        return found
+            result[asked] |= near
+        return result
 
     def _warnings(self, table: Section) -> Array:
         """Return the offsets (i8) of the traps in a `__bug_table` that only warn.
@@ -149,7 +149,7 @@ class Code:
         the place of its flags depend on the kernel's configuration: the form fits that leads to
         most traps. Source: Linux, include/asm-generic/bug.h.
         """
-        best, found = 0.5, np.zeros(0, np.int64)
+        best, result = 0.5, np.zeros(0, np.int64)
         for size, flags in BUG_ENTRIES:
             entries = table.linked[: len(table.data) // size * size].reshape(-1, size)
             place = np.uint64(table.address) + size * np.arange(len(entries), dtype=np.uint64)
@@ -160,8 +160,8 @@ class Code:
                 trap = (cells[:, :3] == 0x0F) & np.isin(cells[:, 1:], (0x0B, 0xB9))
                 known = (at >= 0) & trap.any(axis=1)
                 if len(known) and known.mean() > best and not len(table.data) % size:
-                    best, found = known.mean(), at[known & (entries[:, flags] & WARNING > 0)]
-        return found
+                    best, result = known.mean(), at[known & (entries[:, flags] & WARNING > 0)]
+        return result
 
     def _known_slots(self, program: Program) -> tuple[Array, Array]:
         slots, targets = [program.slot_address], [program.slot_target]

@@ -170,9 +170,9 @@ class Instructions:
     def marks(self, offsets: Array) -> Array:
         """Return for each row whether its offset is among `offsets`: (I,) bool."""
         rows = self.row(offsets)
-        found = np.zeros(len(self.start), bool)
-        found[rows[rows >= 0]] = True
-        return found
+        result = np.zeros(len(self.start), bool)
+        result[rows[rows >= 0]] = True
+        return result
 
     def _has(self, offset: int) -> bool:
         return bool(int(self._words[offset >> 6]) >> (offset & 63) & 1)
@@ -291,19 +291,19 @@ def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
 def _slots(code: Code, start: Array, length: Array) -> Array:
     """Return the address of the pointer of `jmp [memory]` or `call [memory]`; 0: not known."""
     data, end = code.linked, start + length
-    found = np.zeros(len(start), np.uint64)
+    result = np.zeros(len(start), np.uint64)
     form = data[np.maximum(end - 5, 0)]
     opcode = data[np.maximum(end - 6, 0)]
     plain = (opcode == 0xFF) & (length >= 6)
     value = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)].view("<i4")[:, 0].astype(np.uint64)
     here = plain & ((form & 0xC7) == 0x05)
     if code.bits == 64:
-        found[here] = (code.address(end - 1) + np.uint64(1) + value)[here]
-        return found
-    found[here] = value[here]
+        result[here] = (code.address(end - 1) + np.uint64(1) + value)[here]
+        return result
+    result[here] = value[here]
     here = plain & ((form & 0xC0) == 0x80) & code.based(form & 7, start)
-    found[here] = value[here] + np.uint64(code.table)
-    return found & np.uint64(0xFFFFFFFF)
+    result[here] = value[here] + np.uint64(code.table)
+    return result & np.uint64(0xFFFFFFFF)
 
 
 def _tables() -> tuple[dict[int, Array], dict[int, Array], dict[int, Array], Array, Array]:

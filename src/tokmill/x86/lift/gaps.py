@@ -66,8 +66,8 @@ class Ranges:
     def inside(self, offsets: Array) -> Array:
         """Return which offsets are in a range, but not at its beginning."""
         at = self.number(offsets)
-        found: Array = (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
-        return found
+        result: Array = (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
+        return result
 
     def around(self, offsets: Array, functions: Array) -> tuple[Array, Array]:
         """Return (begin, end) of the function around each offset.
@@ -136,15 +136,15 @@ def is_padding(instructions: Instructions, rows: Array) -> Array:
     length = instructions.length[rows]
     first, second = opcodes(instructions, rows)
     start = instructions.start[rows].astype(np.int64)
-    found: Array = (first == 0x90) & (instructions.code.linked[start] != 0xF3)
-    found |= (first == 0xCC) | ((first == 0x0F) & (second == 0x1F))
-    found |= (first == 0) & (second == 0) & (length == 2)
+    result: Array = (first == 0x90) & (instructions.code.linked[start] != 0xF3)
+    result |= (first == 0xCC) | ((first == 0x0F) & (second == 0x1F))
+    result |= (first == 0) & (second == 0) & (length == 2)
     if instructions.code.bits == 32:
         # Old assemblers pad with instructions that copy a register to itself.
         same = (first == 0x8D) & np.isin(second, (0x36, 0x74, 0x76, 0xB4, 0xB6, 0x3F, 0x7F, 0xBC))
         same |= (first == 0x89) & np.isin(second, (0xF6, 0xFF))
-        found |= same & ((instructions.code.linked[start + length - 1] == 0) | (length <= 2))
-    return found
+        result |= same & ((instructions.code.linked[start + length - 1] == 0) | (length <= 2))
+    return result
 
 
 def opcodes(instructions: Instructions, rows: Array) -> tuple[Array, Array]:

@@ -118,8 +118,8 @@ class Ways:
 
     def reached(self, rows: Array) -> Array:
         """Return which rows were reached: bool."""
-        found: Array = rows >= self.first[self.run(rows)] if len(rows) else np.zeros(0, bool)
-        return found
+        result: Array = rows >= self.first[self.run(rows)] if len(rows) else np.zeros(0, bool)
+        return result
 
     def all_reached(self) -> Array:
         """Return for each row whether it was reached: (I,) bool."""

@@ -58,8 +58,8 @@ def hidden_starts(known: Findings) -> Array:
     at = np.searchsorted(begin, offsets, side="right") - 1
     offsets = offsets[(at >= 0) & (offsets < np.append(end, 0)[at])]
     begins = (code.address(offsets) % ALIGNMENT == 0) | _looks(code, offsets)
-    found: Array = offsets[begins]
-    return found
+    result: Array = offsets[begins]
+    return result
 
 
 def _taken(known: Findings) -> Array:
@@ -67,8 +67,8 @@ def _taken(known: Findings) -> Array:
     tables = known.tables
     value = tables.constant[known.ways.reached(known.instructions.row(tables.at))]
     labels = np.asarray(sorted(tables.labels), np.uint64)
-    found: Array = value[~member(value, labels)]
-    return found
+    result: Array = value[~member(value, labels)]
+    return result
 
 
 def taken_starts(known: Findings, functions: Array) -> Array:
@@ -126,8 +126,8 @@ def _words(known: Findings) -> Array:
 def _no_jump_between(instructions: Instructions, begin: Array, end: Array) -> Array:
     """Return where no indirect jump is between two offsets, so that no jump table leads there."""
     jumps = instructions.start[indirect_jumps(instructions)]
-    found: Array = np.searchsorted(jumps, begin) == np.searchsorted(jumps, end)
-    return found
+    result: Array = np.searchsorted(jumps, begin) == np.searchsorted(jumps, end)
+    return result
 
 
 def _fresh(known: Findings, functions: Array, address: Array) -> tuple[Array, Array]:
@@ -147,17 +147,17 @@ def _looks(code: Code, offsets: Array) -> Array:
     head = code.linked[offsets[:, None] + np.arange(4)]
     frame = np.frombuffer(PUSH_FRAME[code.bits], np.uint8)
     looks = (head[:, None, :] == LANDING).all(axis=2).any(axis=1) & ~_saves(code, offsets + 4)
-    found: Array = looks | (head[:, : len(frame)] == frame).all(axis=1)
-    return found
+    result: Array = looks | (head[:, : len(frame)] == frame).all(axis=1)
+    return result
 
 
 def _saves(code: Code, offsets: Array) -> Array:
     """Return where RAX is saved first, as in landing pads: `mov register, rax`."""
     head = code.linked[offsets[:, None] + np.arange(3)]
-    found: Array = (
+    result: Array = (
         ((head[:, 0] & 0xFE) == 0x48) & (head[:, 1] == 0x89) & ((head[:, 2] & 0xF8) == 0xC0)
     )
-    return found
+    return result
 
 
 def tail_starts(known: Findings, functions: Array) -> Array:
@@ -191,8 +191,8 @@ def tail_starts(known: Findings, functions: Array) -> Array:
     # Only padding may fall through to it.
     before = np.maximum(candidates - 1, 0)
     fallen = (ways.run(before) == ways.run(candidates)) & ~is_padding(instructions, before)
-    found: Array = instructions.start[candidates[~fallen]].astype(np.int64)
-    return found
+    result: Array = instructions.start[candidates[~fallen]].astype(np.int64)
+    return result
 
 
 def gap_starts(known: Findings, functions: Array) -> Array:
@@ -302,19 +302,19 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
     solid = ~is_padding(instructions, inside)
     final = np.full(len(begin), -1)
     np.maximum.at(final, gap[solid], inside[solid])
-    found: Array = np.bincount(gap[bad], minlength=len(begin)) == 0
-    found &= (final >= 0) & ((ways.last[ways.run(final)] == final) | (not ends))
-    found &= instructions.start[final] + instructions.length[final] <= end
-    return found
+    result: Array = np.bincount(gap[bad], minlength=len(begin)) == 0
+    result &= (final >= 0) & ((ways.last[ways.run(final)] == final) | (not ends))
+    result &= instructions.start[final] + instructions.length[final] <= end
+    return result
 
 
 def _sound(known: Findings, rows: Array) -> Array:
     """Return which rows begin a run with a valid end, no part of which is used as data."""
     instructions, ways = known.instructions, known.ways
     last = ways.last[ways.run(rows)] if len(rows) else rows
-    found: Array = instructions.flow[last] != Flow.INVALID
-    if found.any():
+    result: Array = instructions.flow[last] != Flow.INVALID
+    if result.any():
         used = known.used_as_data()
         end = instructions.start[last].astype(np.int64) + instructions.length[last]
-        found &= np.searchsorted(used, instructions.start[rows]) == np.searchsorted(used, end)
-    return found
+        result &= np.searchsorted(used, instructions.start[rows]) == np.searchsorted(used, end)
+    return result

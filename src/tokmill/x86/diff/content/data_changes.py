@@ -58,13 +58,13 @@ def _named(compared: Compared) -> list[DataChange]:
     none = np.zeros(len(names), np.int64)
     same = compared.same_content(address[0], address[1], none)
     same &= size[0] == size[1]
-    found = []
+    result = []
     for row in np.flatnonzero(~same).tolist():
         places = int(address[0][row]), int(address[1][row])
         change = _change(compared, names[row], places, (int(size[0][row]), int(size[1][row])))
         if change is not None:
-            found.append(change)
-    return found
+            result.append(change)
+    return result
 
 
 def _initialisers(compared: Compared) -> list[DataChange]:
@@ -79,12 +79,12 @@ def _initialisers(compared: Compared) -> list[DataChange]:
         }
         for graph in (side.graph for side in compared.sides)
     ]
-    found = []
+    result = []
     for name in sorted(sections[0].keys() | sections[1].keys()):
         (a, size_a), (b, size_b) = (side.get(name, (0, 0)) for side in sections)
         change = _change(compared, name, (a, b), (size_a, size_b))
-        found += [change] if change is not None else []
-    return found
+        result += [change] if change is not None else []
+    return result
 
 
 def _symbols(side: Operands) -> dict[str, int]:

@@ -135,8 +135,8 @@ class Operands:
         )
         mixed = mix(mix(value.astype(np.uint64)) + step.astype(np.uint64) * _STEP)
         sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
-        found: Array = sums[graph.table_entries[1:]] - sums[graph.table_entries[:-1]]
-        return found
+        result: Array = sums[graph.table_entries[1:]] - sums[graph.table_entries[:-1]]
+        return result
 
 
 class Compared:
@@ -202,7 +202,7 @@ class Compared:
     def _same_data(self, pairs: Pairs, kind: Array, other: Array) -> Array:
         """Return which pairs of operands refer to the same data: (N,) bool."""
         a, b = self.sides
-        found = np.zeros(len(kind), bool)
+        result = np.zeros(len(kind), bool)
         rows = np.flatnonzero((kind == other) & ((kind == DATA) | (kind == UNKNOWN)))
         width = a.width[pairs.a[rows]]
         same_width = width == b.width[pairs.b[rows]]
@@ -235,8 +235,8 @@ class Compared:
         best = np.zeros(len(keys), bool)
         best[known] = self._partner[1][place[known]] == two[known]
         same = np.where(constant, content, np.where(named, same_name, best & content))
-        found[rows] = same[number.reshape(-1)]
-        return found
+        result[rows] = same[number.reshape(-1)]
+        return result
 
     def constant(self, side: int, address: Array) -> Array:
         """Return which addresses of a program hold data that cannot be written: bool."""

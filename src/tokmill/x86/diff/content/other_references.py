@@ -137,8 +137,8 @@ def addresses_of(graph: Graph, rows: Array) -> Array:
     block = np.searchsorted(graph.block_instructions, rows, side="right") - 1
     begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(graph.lengths, dtype=np.int64)])
     inside = begins[rows] - graph.block_bytes[block]
-    found: Array = graph.block_address[block] + inside.astype(np.uint64)
-    return found
+    result: Array = graph.block_address[block] + inside.astype(np.uint64)
+    return result
 
 
 def _texts(compared: Compared, number: int, operands: Array) -> list[str]:
@@ -147,23 +147,23 @@ def _texts(compared: Compared, number: int, operands: Array) -> list[str]:
     slots = dict(zip(graph.import_slot.tolist(), graph.import_slot_name, strict=True))
     slots |= dict(zip(graph.import_address.tolist(), import_names(graph), strict=True))
     symbol, inside = side.memory.names(side.address[operands])
-    found = []
+    result = []
     rows = zip(
         operands.tolist(), side.kind[operands].tolist(), side.address[operands].tolist(),
         symbol.tolist(), inside.tolist(), strict=True,
     )  # fmt: skip
     for operand, kind, address, name, offset in rows:
         if kind == FUNCTION:
-            found.append(_function_text(compared, number, int(side.number[operand])))
+            result.append(_function_text(compared, number, int(side.number[operand])))
         elif kind == IMPORT:
-            found.append(slots[address].partition("@")[0])
+            result.append(slots[address].partition("@")[0])
         elif kind == STRING:
-            found.append(f'"{graph.strings[int(side.text[operand])]}"')
+            result.append(f'"{graph.strings[int(side.text[operand])]}"')
         elif name >= 0 and compared.named:
-            found.append(graph.symbol_name[name] + (f"+{offset:#x}" if offset else ""))
+            result.append(graph.symbol_name[name] + (f"+{offset:#x}" if offset else ""))
         else:
-            found.append(_data_text(side, operand))
-    return found
+            result.append(_data_text(side, operand))
+    return result
 
 
 def _function_text(compared: Compared, side: int, function: int) -> str:

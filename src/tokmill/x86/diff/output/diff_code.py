@@ -217,9 +217,9 @@ def _jump(key: str, partners: dict[int, int]) -> str:
 
 
 def _matches(functions: int, matched: Array) -> Array:
-    found = np.full(functions, -1, np.int64)
-    found[matched] = np.arange(len(matched))
-    return found
+    result = np.full(functions, -1, np.int64)
+    result[matched] = np.arange(len(matched))
+    return result
 
 
 def marks(a: list[str], b: list[str]) -> tuple[str, str]:

@@ -193,16 +193,16 @@ def _functions(graph: Graph, numbers: list[int]) -> list[Function]:
 
 
 def _by_function(graph: Graph, blocks: np.ndarray) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     owners = np.searchsorted(graph.function_blocks, blocks, side="right") - 1
     for owner, address in zip(owners.tolist(), graph.block_address[blocks].tolist(), strict=True):
-        found.setdefault(owner, []).append(address)
-    return found
+        result.setdefault(owner, []).append(address)
+    return result
 
 
 def _rounded(values: np.ndarray) -> list[float]:
     """Return shares to 4 places; what is not 1 does not become 1."""
     rounded = np.round(values.astype(np.float64), 4)
     rounded[(rounded == 1) & (values < 1)] = 0.9999
-    found: list[float] = rounded.tolist()
-    return found
+    result: list[float] = rounded.tolist()
+    return result

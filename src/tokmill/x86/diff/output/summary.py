@@ -102,8 +102,8 @@ def changed_most(a: Graph, b: Graph, diff: Diff, most: int) -> list[Changed]:
 
 def instructions(graph: Graph) -> Array:
     """Return how many instructions each function has: (F,) i8."""
-    found: Array = np.diff(graph.block_instructions[graph.function_blocks])
-    return found
+    result: Array = np.diff(graph.block_instructions[graph.function_blocks])
+    return result
 
 
 def shown_name(graph: Graph, function: int) -> str:

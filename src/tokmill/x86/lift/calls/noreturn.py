@@ -98,8 +98,8 @@ class NoReturn:
         """Return the rows of jumps to functions that do not return."""
         flow = instructions.flow[instructions.transfer]
         leave = (flow == Flow.JUMP) | (flow == Flow.JUMP_INDIRECT)
-        found: Array = instructions.transfer[leave & member(instructions.target, self.named)]
-        return found
+        result: Array = instructions.transfer[leave & member(instructions.target, self.named)]
+        return result
 
     def calls(self, instructions: Instructions) -> Array:
         """Return the rows of calls that do not return, without following the callees.
@@ -124,8 +124,8 @@ class NoReturn:
             if len(start):
                 inside = np.searchsorted(start, at, side="right") - 1
                 no_return |= (inside >= 0) & (end == stop[inside])
-        found: Array = rows[no_return]
-        return found
+        result: Array = rows[no_return]
+        return result
 
 
 def follow(ways: Ways, no_return: NoReturn) -> Array:
@@ -141,8 +141,8 @@ def follow(ways: Ways, no_return: NoReturn) -> Array:
     rows = without(rows, no_return.jumps(instructions))
     switching = instructions.row(instructions.code.offset(no_return.switching))
     rows = np.concatenate([rows, switching[switching >= 0]])
-    found: Array = ways.call[~ways.returning(rows)]
-    return found
+    result: Array = ways.call[~ways.returning(rows)]
+    return result
 
 
 def _never_returns(name: str, known: frozenset[str]) -> bool:
@@ -168,7 +168,7 @@ def _status(program: Program, instructions: Instructions, rows: Array) -> Array:
     leads = DIRECT[instructions.flow[instructions.transfer]]
     entered = instructions.marks(instructions.code.offset(instructions.target[leads]))
     goes_on = np.isin(instructions.flow, (Flow.NEXT, Flow.CALL, Flow.CALL_INDIRECT))
-    found = np.zeros(len(rows), bool)
+    result = np.zeros(len(rows), bool)
     for i, row in enumerate(rows.tolist()):
         first = row
         while first > max(0, row - STRAIGHT) and not entered[first] and goes_on[first - 1]:
@@ -176,5 +176,5 @@ def _status(program: Program, instructions: Instructions, rows: Array) -> Array:
         path = Path(program.bits, {}, {}, {})
         path.run([instructions.instruction(one) for one in range(first, row + 1)])
         status = path.argument(register)
-        found[i] = not status.terms and status.number != 0
-    return found
+        result[i] = not status.terms and status.number != 0
+    return result

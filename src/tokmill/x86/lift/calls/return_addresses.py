@@ -55,7 +55,7 @@ def local_calls(code: Code, at: Array, length: Array, offset: Array) -> tuple[Ar
 
 def retpolines(code: Code, offset: Array) -> Array:
     """Return the place of `1: mov [rsp], register; ret` for offsets of `call 1f`; -1 for others."""
-    found = np.full(len(offset), NOWHERE)
+    result = np.full(len(offset), NOWHERE)
     data = code.linked
     rows = np.flatnonzero((offset >= 0) & (data[np.maximum(offset, 0)] == CALL))
     begin = offset[rows]
@@ -63,8 +63,8 @@ def retpolines(code: Code, offset: Array) -> Array:
     target = begin + 5 + cells.view("<i4")[:, 0].astype(np.int64)
     near = (target > begin) & (target < np.minimum(begin + NEAR, code.size))
     rows, target = rows[near], target[near]
-    found[rows] = np.where(overwrites(code, target) >= 0, target, NOWHERE)
-    return found
+    result[rows] = np.where(overwrites(code, target) >= 0, target, NOWHERE)
+    return result
 
 
 def overwrites(code: Code, offset: Array) -> Array:
@@ -75,16 +75,16 @@ def overwrites(code: Code, offset: Array) -> Array:
     move, form, base, last = cells[:, rex:].T
     fits = first & (move == 0x89) & ((form & 0xC7) == 4) & (base == 0x24) & (last == RET)
     high = (cells[:, 0] & 4) << 1 if rex else 0
-    found: Array = np.where(fits, (form >> 3 & 7 | high).astype(np.int64), NOWHERE)
-    return found
+    result: Array = np.where(fits, (form >> 3 & 7 | high).astype(np.int64), NOWHERE)
+    return result
 
 
 def leaving_returns(code: Code, at: Array) -> Array:
     """Return which returns (offsets) go to a register's address that was stored directly before."""
     place = at - _store(code)
-    found: Array = place >= 0
-    found[found] = overwrites(code, place[found]) >= 0
-    return found
+    result: Array = place >= 0
+    result[result] = overwrites(code, place[result]) >= 0
+    return result
 
 
 def _store(code: Code) -> int:
@@ -98,10 +98,10 @@ def _discards(code: Code, offset: Array) -> Array:
     cells = data[offset[:, None] + np.arange(6)]
     lea = b"\x48\x8d\x64\x24\x08\xc3" if rex else b"\x8d\x64\x24\x04\xc3"
     add = b"\x48\x83\xc4\x08\xc3" if rex else b"\x83\xc4\x04\xc3"
-    found = np.zeros(len(offset), bool)
+    result = np.zeros(len(offset), bool)
     for form in (lea, add):
-        found |= (cells[:, : len(form)] == np.frombuffer(form, np.uint8)).all(axis=1)
-    return found
+        result |= (cells[:, : len(form)] == np.frombuffer(form, np.uint8)).all(axis=1)
+    return result
 
 
 def _asks(code: Code, offset: Array) -> Array:
@@ -110,15 +110,15 @@ def _asks(code: Code, offset: Array) -> Array:
         return np.zeros(len(offset), bool)
     cells = code.linked[offset[:, None] + np.arange(-1, 4)]
     before, move, form, base, last = cells.T
-    found: Array = (
+    result: Array = (
         (before == HLT) & (move == 0x8B) & ((form & 0xC7) == 4) & (base == 0x24) & (last == RET)
     )
-    return found
+    return result
 
 
 def _pops(code: Code, offset: Array) -> Array:
     data = code.linked
     first, second = data[offset], data[offset + 1]
     extended = (first == REX_B) & (code.bits == 64)
-    found: Array = (np.where(extended, second, first) & 0xF8) == 0x58
-    return found
+    result: Array = (np.where(extended, second, first) & 0xF8) == 0x58
+    return result

@@ -118,13 +118,13 @@ def _set_imports(graph: Graph, program: Program) -> None:
 def _portions(graph: Graph) -> list[tuple[int, int]]:
     """Return ranges of functions with some hundred thousand instructions; one function at least."""
     ends = graph.block_instructions[graph.function_blocks[1:]]
-    found, first = [(0, 0)], 0
+    result, first = [(0, 0)], 0
     while first < len(ends):
         done = int(ends[first - 1]) if first else 0
         last = max(int(np.searchsorted(ends, done + AT_ONCE, side="right")), first + 1)
-        found.append((first, last))
+        result.append((first, last))
         first = last
-    return found
+    return result
 
 
 def _lengths(found: Operands, block: Array) -> Array:
@@ -371,8 +371,8 @@ class _Finder:
         return np.concatenate([data, np.zeros(LONGEST_INSTRUCTION + 1, np.uint8)])
 
     def _in_program(self, address: Array) -> Array:
-        found: Array = (address >= self.low) & (address < self.top)
-        return found
+        result: Array = (address >= self.low) & (address < self.top)
+        return result
 
     def _loaded(self, address: Array) -> Array:
         """Return which addresses lie in a section, or behind the last one: bool."""
@@ -382,8 +382,8 @@ class _Finder:
         begins = np.asarray([section.address for section in sections], np.uint64)
         stops = np.asarray([section.stop for section in sections], np.uint64)
         at = np.searchsorted(begins, address, side="right") - 1
-        found: Array = (at == len(begins) - 1) | (address < stops[at])
-        return found
+        result: Array = (at == len(begins) - 1) | (address < stops[at])
+        return result
 
     def _displacements(
         self, found: Operands, end: Array, framed: Array, function: Array

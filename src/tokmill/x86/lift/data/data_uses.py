@@ -90,9 +90,9 @@ class DataUses:
 def _reached(ways: Ways, offsets: Array) -> Array:
     """Return at which offsets a reached instruction begins: bool."""
     rows = ways.instructions.row(offsets)
-    found: Array = rows >= 0
-    found[found] = ways.reached(rows[found])
-    return found
+    result: Array = rows >= 0
+    result[result] = ways.reached(rows[result])
+    return result
 
 
 def _is_base(instructions: Instructions, row: int, register: int) -> bool:

@@ -39,14 +39,14 @@ def in_data(program: Program, addresses: Array) -> Array:
 
     What a linker fills in an order of its own does not count.
     """
-    found = np.zeros(len(addresses), bool)
+    result = np.zeros(len(addresses), bool)
     last = max((section.stop for section in program.sections), default=0)
     if program.top > last:
-        found = (addresses >= np.uint64(last)) & (addresses < np.uint64(program.top))
+        result = (addresses >= np.uint64(last)) & (addresses < np.uint64(program.top))
     for section in program.sections:
         if not (section.execute or section.name.startswith(LINKED)):
-            found |= addresses - np.uint64(section.address) < np.uint64(len(section.data))
-    return found
+            result |= addresses - np.uint64(section.address) < np.uint64(len(section.data))
+    return result
 
 
 def _words(program: Program) -> tuple[Array, Array]:

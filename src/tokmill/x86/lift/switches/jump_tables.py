@@ -117,12 +117,12 @@ class Tables:
                 self.computed = True
                 self.labels.add(target.number)
             for form in self._forms(target, row, low, high):
-                found = self._entries(form, path.limits, low, high)
-                if found is not None and (found.sure or found.address in self._read):
-                    self._read.add(found.address)
-                    return found
-                if found is not None and (best is None or len(found.targets) > len(best.targets)):
-                    best = found
+                result = self._entries(form, path.limits, low, high)
+                if result is not None and (result.sure or result.address in self._read):
+                    self._read.add(result.address)
+                    return result
+                if result is not None and (best is None or len(result.targets) > len(best.targets)):
+                    best = result
         if best is not None:
             self._read.add(best.address)
             return best
@@ -165,12 +165,12 @@ class Tables:
         """
         if not far or near == far:
             return [base if far else 0]
-        found = self._bases(far[0], row, low, high)
+        result = self._bases(far[0], row, low, high)
         if not near:
-            return found
-        offsets = self.instructions.code.offset(np.asarray(found, np.uint64))
+            return result
+        offsets = self.instructions.code.offset(np.asarray(result, np.uint64))
         inside = (offsets >= low) & (offsets < high)
-        labels = [one for one, label in zip(found, inside.tolist(), strict=True) if label]
+        labels = [one for one, label in zip(result, inside.tolist(), strict=True) if label]
         return labels[:MOST_LABELS]
 
     def _bases(self, unknown: Unknown, row: int, low: int, high: int) -> list[int]:
@@ -270,10 +270,10 @@ class Tables:
 
 def _usable(limits: dict[Unknown, Limits], unknown: Unknown | None) -> Limits | None:
     """Return the limits of an unknown, if they are possible for an index."""
-    found = limits.get(unknown) if unknown is not None else None
-    if found is None or abs(found.low) >> 32 or not 0 <= found.high - found.low < MOST_ENTRIES:
+    result = limits.get(unknown) if unknown is not None else None
+    if result is None or abs(result.low) >> 32 or not 0 <= result.high - result.low < MOST_ENTRIES:
         return None
-    return found
+    return result
 
 
 def _no_table(target: Value) -> bool:

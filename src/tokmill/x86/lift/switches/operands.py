@@ -135,7 +135,7 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
         nothing |= small & memory
     skipped |= nothing | ~np.isin(rest, SIZES)
     size[nothing] = 0
-    found = Operands(
+    result = Operands(
         displacement=_numbers(data, place, size),
         size=size,
         base=np.where(memory & (~none | alone), base | extend_base, NO_REGISTER).astype(np.uint8),
@@ -150,8 +150,8 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
         first=(form >> 3 & 7 | extend_first).astype(np.uint8),
         second=np.where(has_form & (mod == 3), low | extend_base, NO_REGISTER).astype(np.uint8),
     )
-    _scale(found, data, start, length, np.flatnonzero((how == EVEX) & (size == 1)), bits)
-    return found
+    _scale(result, data, start, length, np.flatnonzero((how == EVEX) & (size == 1)), bits)
+    return result
 
 
 def _skip_prefixes(data: Array, start: Array, bits: int) -> tuple[Array, Array, Array, Array]:
@@ -212,12 +212,12 @@ def _opcodes(
 
 def _numbers(data: Array, place: Array, size: Array) -> Array:
     """Return the signed little-endian numbers of 0, 1, 2, 4 or 8 bytes at some places (i8)."""
-    found = np.zeros(len(place), np.int64)
+    result = np.zeros(len(place), np.int64)
     for width in SIZES:
         rows = np.flatnonzero(size == width)
         cells = data[place[rows][:, None] + np.arange(width)]
-        found[rows] = cells.view(f"<i{width}")[:, 0]
-    return found
+        result[rows] = cells.view(f"<i{width}")[:, 0]
+    return result
 
 
 def _scale(

@@ -160,11 +160,11 @@ class Path:
             return self._register(instruction.op_register(number))
         if kind == kinds.MEMORY:
             address = self._memory_address(instruction)
-            found = self.memory.get(address)
-            if found is None:
+            result = self.memory.get(address)
+            if result is None:
                 size = self.iced.MemorySizeExt.size(instruction.memory_size)
-                found = Value(0, ((Load(address, size), 1),))
-            return found
+                result = Value(0, ((Load(address, size), 1),))
+            return result
         if kind in (kinds.FAR_BRANCH16, kinds.FAR_BRANCH32):
             return self._other()
         value = instruction.immediate(number)
