@@ -28,7 +28,7 @@ from tokmill.x86.image.link import Placement, relocate
 from tokmill.x86.image.ranges import distinct
 from tokmill.x86.image.stubs import find_stubs
 
-PAGE = 4096
+PAGE, LARGEST = 1 << 12, 1 << 40
 # Types of symbols.
 UNTYPED, OBJECT, FUNC, COMMON, LOCAL, IFUNC = 0, 1, 2, 5, 6, 10
 GLOBAL = 1
@@ -81,10 +81,12 @@ def read_elf(data: Array, path: str) -> Program:
             program.kind = "executable"
         program.global_offset_table = elf.dynamic.get(Tag.PLTGOT, 0)
         for segment in elf.segments[elf.segments["type"] == THREAD][:1]:
-            begin = -(-program.top // PAGE) * PAGE
+            top = max(program.top, *(section.stop for section in program.sections))
+            begin = -(-top // PAGE) * PAGE
             size, align = int(segment["size"]), max(1, int(segment["align"]))
             end = begin - (-size // align) * align
-            program.thread = range(begin, end if end < 1 << 63 or size < PAGE else begin)
+            if end < 1 << 64 and end - begin < LARGEST:
+                program.thread = range(begin, end)
         for table in tables:
             _link(program, table)
             _link_thread(program, table)
