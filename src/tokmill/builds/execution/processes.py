@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from tokmill.base import bounds
 from tokmill.base.bus_error import explain_crashes
-from tokmill.base.errors import MachineError
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.stop import SIGNALS
 
 T = TypeVar("T")
@@ -84,7 +84,8 @@ def in_processes(
         for process in ended:
             process.kill()
             process.join()
-        if MachineError.exit_code in [process.exitcode for process in ended]:
+        told = {MachineError.exit_code, TokmillError.exit_code}
+        if told & {process.exitcode for process in ended}:
             hint = "the line above says why"
         names = ", ".join(dict.fromkeys(filter(None, map(name, running.values()))))
         raise MachineError("a worker process was killed", where=names, hint=hint) from None
