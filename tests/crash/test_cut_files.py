@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from making import rec, write_store
+from tokmill.base.bounds import bounded
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.builds.execution.processes import in_processes
 from tokmill.store.checks.background_check import ShardCheck
@@ -23,6 +25,7 @@ READ = """
 import sys
 import threading
 import numpy as np
+from tokmill.base.bounds import bounded
 from tokmill.base.bus_error import explain_crashes
 from tokmill.store.store import Store
 explain_crashes()
@@ -138,15 +141,22 @@ def cut_itself(path: str) -> int:
         return len(bytes(view))
 
 
-def test_a_worker_says_which_file_was_cut(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def crash(path: str) -> None:
+    with bounded(path):
+        os.abort()
+
+
+@pytest.mark.parametrize("work", [cut_itself, crash])
+def test_a_worker_says_which_file_ended_it(
+    work: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "input.txt"
     path.write_bytes(bytes(1 << 16))
     with pytest.raises(MachineError, match="a worker process was killed") as caught:
-        list(in_processes(cut_itself, [str(path)], 1, hint="memory ran out"))
+        list(in_processes(work, [str(path)], 1, hint="memory ran out"))
     assert caught.value.hint == "the line above says why"
-    assert f"error: {path}: the file was cut while it was read" in capfd.readouterr().err
+    why = "the library that reads it has crashed" if work is crash else "the file was cut while"
+    assert f"error: {path}: {why}" in capfd.readouterr().err
 
 
 CRASH = """

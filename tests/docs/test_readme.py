@@ -104,6 +104,24 @@ def test_figures_are_those_of_the_benchmarks(repository: Path) -> None:
     assert not shown - measured, "not in benchmarks/RESULTS.md"
 
 
+@pytest.mark.long
+def test_the_fingerprint_of_the_tour_is_what_a_clone_makes(
+    repository: Path, tmp_path: Path
+) -> None:
+    """The demo's text comes of pinned packages, so it is the same everywhere."""
+    script = repository / "scripts" / "demo_text.py"
+    subprocess.run([sys.executable, script, tmp_path / "text"], check=True)
+    words = [tmp_path / "text/train.txt", "--vocab-size", "4096", "-o", tmp_path / "store"]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("tokmill"), "build", "text", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = re.findall(r"^fingerprint .*", (repository / "README.md").read_text("utf-8"), re.M)
+    assert done.stdout.splitlines()[-1:] == shown
+
+
 def test_masking() -> None:
     assert masked("store: 1,234 records, 12.5 MB") == masked("store: 7 records, 3 KB")
     assert masked("fingerprint 0123456789abcdef") == "fingerprint DIGEST"

@@ -185,6 +185,13 @@ def test_options_that_make_no_records(
     assert caught.value.hint
 
 
+def test_a_name_of_several_columns_is_refused(tmp_path: Path, vocab: Path) -> None:
+    path = table(tmp_path / "a.tsv", "label\ttext\ttext", "1\ta\tb")
+    with pytest.raises(UsageError, match="several columns are called 'text'"):
+        build(path, vocab, sentences=("text",), label_column="label")
+    assert len(build(path, vocab, sentences=("3",), label_column="label")) == 1
+
+
 def test_a_tokenizer_without_the_roles(tmp_path: Path) -> None:
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("[UNK]\na")

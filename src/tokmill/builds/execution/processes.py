@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from tokmill.base import bounds
 from tokmill.base.bus_error import explain_crashes
-from tokmill.base.errors import MachineError
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.stop import SIGNALS
 
 T = TypeVar("T")
@@ -74,7 +74,8 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
-        if _exit_codes(list((started or {}).values())) & {MachineError.exit_code}:
+        told = {MachineError.exit_code, TokmillError.exit_code}
+        if told & _exit_codes(list((started or {}).values())):
             hint = "the line above says why"
         names = ", ".join(dict.fromkeys(filter(None, map(name, running.values()))))
         raise MachineError("a worker process was killed", where=names, hint=hint) from None

@@ -88,6 +88,10 @@ def _known(
 
 def _number(name: str, header: Sequence[str], count: int, where: str) -> int:
     """Return the number, from 0, of a column that is named or numbered from 1."""
+    if list(header).count(name) > 1:
+        raise UsageError(
+            f"several columns are called {name!r}", where=where, hint="name it by its number from 1"
+        )
     if name in header:
         return list(header).index(name)
     if name.isascii() and name.isdigit() and 1 <= int(name) <= count:
