@@ -71,10 +71,6 @@ def test_shapes_of_kernelbench_are_small_and_have_a_peer(
     assert lines and all(peers.torch_of(line, peers.inputs(line)) for line in lines)
 
 
-def test_best_flags_are_timed(peers: Any) -> None:
-    assert peers.best_flags("matmul 16 16 16") > 0
-
-
 @pytest.fixture(scope="module")
 def tables(benchmark_script: Callable[[str], ModuleType]) -> Any:
     return benchmark_script("schedule_tables")
@@ -114,53 +110,10 @@ def test_a_peer_that_lacks_modules_says_on_how_many_it_is(tables: Any) -> None:
     assert tables.beside({}, lines) == ["–", "–"]
 
 
-def test_the_table_shows_regressions_and_the_time_of_each_seed(tables: Any) -> None:
-    table = {
-        "policy": [
-            found(tables, [4.0, 0.9], zero=[0.5, 2.0], wall=90.0),
-            found(tables, [4.0, 0.9], zero=[0.5, 2.0], wall=30.0),
-        ],
-        "random": [found(tables, [1.0, 1.0]), found(tables, [1.0, 0.99])],
-    }
-    head, rule, policy, random, peer = tables.contest(
-        table, {"torch": {"a": 0.5, "b": 2.0}}, ["a", "b"], ["c"], 16
-    )
-    assert len(cells(head)) == len(cells(rule)) == len(cells(policy)) == len(cells(peer))
-    shown = dict(
-        zip(["name", "learned", "slower", "zero", "zero slower"], cells(policy), strict=False)
-    )
-    assert shown["learned"].startswith("1.90") and shown["slower"] == "50%"
-    assert shown["zero"].startswith("1.00") and shown["zero slower"] == "50%"
-    assert cells(policy)[-1] == "90, 30"
-    assert cells(random)[2:5] == ["0%", "–", "–"]
-    assert cells(peer)[1:5] == ["1.00", "50%", "–", "–"]
-
-
-def test_how_long_a_seed_takes_counts_from_an_empty_cache_alone(tables: Any) -> None:
-    first, later = found(tables, [1.0], wall=90.0), found(tables, [1.0], wall=7.0, fresh=False)
-    table = {"one": [first, later], "two": [first, later]}
-    assert "took 3.0 minutes" in tables.duration(table)
-    assert "not measured" in tables.duration(table | {"two": [later, first]})
-
-
 def test_a_step_of_several_evaluations_is_known_at_its_end(tables: Any) -> None:
     assert tables.by_evaluation([2.0, 3.0], 2) == [1.0, 2.0, 2.0, 3.0]
     assert tables.by_evaluation([2.0, 3.0], 1) == [2.0, 3.0]
     assert tables.curve_of([[1.0, 4.0], [4.0, 9.0]]) == [2.0, 6.0]
-
-
-def test_curves_are_means_over_seeds_with_a_band(tables: Any) -> None:
-    table = {
-        "policy": [found(tables, [1.0], curve=[1.0, 2.0]), found(tables, [1.0], curve=[4.0, 8.0])],
-        "random": [found(tables, [1.0], curve=[1.0, 3.0])],
-    }
-    figure = tables.curves(table, ["policy"], "made", "without")
-    policy, random = figure.series
-    assert policy.x.tolist() == [1, 2] and np.allclose(policy.y, [2.0, 4.0])
-    assert policy.more["lowest"].tolist() == [1.0, 2.0]
-    assert policy.more["highest"].tolist() == [4.0, 8.0]
-    assert (policy.line, random.line) == ("-", "--") and not random.more
-    assert policy.colour != random.colour
 
 
 def test_shapes_that_a_policy_refuses_count_for_nobody_and_are_named(tables: Any) -> None:
@@ -215,15 +168,6 @@ def test_a_search_that_finds_only_what_is_slower_ends_with_no_schedule(contests:
     assert curve == [1.0] * 4
 
 
-def test_rows_of_a_cache_are_counted(contests: Any, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    assert contests.rows_of(cache) == 0
-    with Measurements(Settings(), cache) as measure:
-        measure._cache.put(b"a", 1)  # type: ignore[union-attr]
-        measure._cache.put(b"a", 1)  # type: ignore[union-attr]
-        assert contests.rows_of(cache) == 1
-
-
 class Interrupted(Exception):
     pass
 
@@ -260,15 +204,3 @@ def test_a_contest_goes_on_and_knows_how_long_an_empty_cache_takes(
         measure._cache.put(b"something else", 1)
     table = contests.compare(contest, other, 1e9)
     assert not any(one.fresh for each in table.values() for one in each)
-
-
-def test_curves_are_drawn_and_copied(contests: Any, tables: Any, tmp_path: Path) -> None:
-    table = {name: [found(tables, [1.0], curve=[1.0, 2.0])] * 2 for name in ("PPO, LSTM", "random")}
-    cache = tmp_path / "cache"
-    folder = contests.LOOPS.folder(cache)
-    folder.mkdir(parents=True)
-    assert contests.draw(contests.LOOPS, table, cache, tmp_path / "images") == folder
-    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    copied = tmp_path / "images" / "schedules-loops.svg"
-    assert copied.read_bytes() == (folder / "curves.svg").read_bytes()
-    assert "random,2,2,2,2" in (folder / "curves.csv").read_text()

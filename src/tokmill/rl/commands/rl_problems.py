@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from tokmill.base.errors import Interrupted, MachineError, UsageError
-from tokmill.base.files import read_file, remove
+from tokmill.base.files import inside, read_file, remove
 from tokmill.formats.notes import Export, is_written, write_noted
 from tokmill.store.manifest import encode
 from tokmill.terminal.output import check_outputs, print_table, say
@@ -149,7 +149,7 @@ def write_best(folder: Path, results: Sequence[Best]) -> list[dict[str, Any]]:
     earlier = Export(folder, KIND, KIND, "").before
     for file in earlier.files if earlier else []:
         if file.name not in files:
-            remove(folder / file.name)
+            remove(inside(folder, file.name))
     write_noted(folder, KIND, KIND, files)
     return [
         row | {key: row[key] and str(folder / row[key]) for key in ("file", "module_file")}
