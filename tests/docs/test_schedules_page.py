@@ -38,7 +38,7 @@ def test_the_commands_of_the_page_work(repository: Path, tmp_path: Path) -> None
         .replace("--evaluations 32", "--evaluations 12")
         .splitlines()
     )
-    assert len(commands) == 3
+    assert len(commands) == 2
     assert "000.mlir" in run(commands, tmp_path)
 
 

@@ -59,7 +59,7 @@ Out = Annotated[
         "to NAME.model.irpa.",
     ),
 ]
-Minutes = Annotated[float, typer.Option(min=0.01, max=MOST_MINUTES, help="Time for all.")]
+Minutes = Annotated[float, typer.Option(min=0.0001, max=MOST_MINUTES, help="Time for all.")]
 Parameters = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="The model's weights, if they are not in it (.irpa)."),
