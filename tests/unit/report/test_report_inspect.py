@@ -119,7 +119,7 @@ def test_a_pickle_inside_an_array_is_not_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.bin", "a.idx", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.bin", "a.parquet"])
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_cut_files_never_raise(
