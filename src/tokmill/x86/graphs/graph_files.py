@@ -51,7 +51,7 @@ WHOLE = {
 }  # fmt: skip
 """Column of a list in the first row → the column of the graph, and its type."""
 SUFFIX, LINES = ".parquet", ".jsonl"
-"""Of the name of a graph file; of one as JSON Lines, which are not read back."""
+"""Ends of the names of graph files; files as JSON Lines are not read back."""
 JSON_ROWS = 4096
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 
@@ -81,12 +82,7 @@ def read_elf(data: Array, path: str) -> Program:
             program.kind = "executable"
         program.global_offset_table = elf.dynamic.get(Tag.PLTGOT, 0)
         for segment in elf.segments[elf.segments["type"] == THREAD][:1]:
-            top = max(program.top, *(section.stop for section in program.sections))
-            begin = -(-top // PAGE) * PAGE
-            size, align = int(segment["size"]), max(1, int(segment["align"]))
-            end = begin - (-size // align) * align
-            if end < 1 << 64 and end - begin < LARGEST:
-                program.thread = range(begin, end)
+            program.thread = _invented(program, segment)
         for table in tables:
             _link(program, table)
             _link_thread(program, table)
@@ -156,6 +152,15 @@ def _link(program: Program, table: Relocations) -> None:
     program.pointer_address = np.concatenate([program.pointer_address, places])
     resolvers = table.kind == RESOLVER[program.bits]
     program.starts = np.concatenate([program.starts, value[resolvers]])
+
+
+def _invented(program: Program, segment: Any) -> range:
+    """Return invented addresses for the thread-local data of a program; none if it is too large."""
+    top = max(program.top, *(section.stop for section in program.sections))
+    begin = -(-top // PAGE) * PAGE
+    size, align = int(segment["size"]), max(1, int(segment["align"]))
+    end = begin - (-size // align) * align
+    return range(begin, end) if end < 1 << 64 and end - begin < LARGEST else range(0)
 
 
 def _link_thread(program: Program, table: Relocations) -> None:

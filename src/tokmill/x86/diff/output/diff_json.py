@@ -96,9 +96,9 @@ class DiffFile(msgspec.Struct, frozen=True, kw_only=True):
     matched: list[FunctionMatch]
     """By address in A."""
     deleted: list[Function]
-    """Of A, without a partner: removed or inlined."""
+    """In A, without a partner: removed or inlined."""
     inserted: list[Function]
-    """Of B, without a partner: new or no longer inlined."""
+    """In B, without a partner: new or no longer inlined."""
     other: ProgramChanges = ProgramChanges()
     left_out: dict[str, int] = {}
 

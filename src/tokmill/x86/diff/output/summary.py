@@ -28,7 +28,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     changed: int
     """Those with a partner that is not the same."""
     references_only: int
-    """Of those that changed: the same instructions, but operands that refer to something else."""
+    """Changed functions with the same instructions, but operands that refer to something else."""
     nothing_equal: int
     """Changed functions without an equal block, as where one was written anew."""
     deleted: int
