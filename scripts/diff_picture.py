@@ -1,8 +1,8 @@
-"""Make the pictures of README.md: minigzip of zlib before and after the mend of CVE-2022-37434.
+"""Make the pictures of README.md: minigzip of zlib before and after the fix of CVE-2022-37434.
 
     python scripts/diff_picture.py CACHE     writes docs/images/diff-light.png and diff-dark.png
 
-Needs gcc, chromium and apt (for the source of zlib 1.2.13, from which the mend is taken out again).
+Needs gcc, chromium and apt (for the source of zlib 1.2.13, from which the fix is taken out again).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from programs import fetch  # noqa: E402
 
-MENDED = """state->head->extra != Z_NULL &&
+FIXED = """state->head->extra != Z_NULL &&
                         (len = state->head->extra_len - state->length) <
                             state->head->extra_max) {
 """
@@ -44,8 +44,8 @@ def main() -> None:
     before = cache / "zlib-before"
     shutil.copytree(after, before, dirs_exist_ok=True)
     text = (after / "inflate.c").read_text()
-    assert text.count(MENDED) == 1
-    (before / "inflate.c").write_text(text.replace(MENDED, BEFORE))
+    assert text.count(FIXED) == 1
+    (before / "inflate.c").write_text(text.replace(FIXED, BEFORE))
     (cache / "before").mkdir(exist_ok=True)
     (cache / "after").mkdir(exist_ok=True)
     old = compiled(before, cache / "before/minigzip")

@@ -17,7 +17,7 @@ from tokmill import plugins
 from tokmill.base.recipe import shipped
 from tokmill.builds.plan import BuildRecipe
 from tokmill.cli import PANELS, application, load_command
-from tokmill.cli.recipe_command import _training_keys, keys_of
+from tokmill.cli.recipe_command import keys_of, training_keys
 
 
 class Code(str):
@@ -82,7 +82,7 @@ def recipes() -> Iterator[str]:
     yield "`tokmill train NAME` uses one of these; `--set KEY=VALUE` sets any key.\n"
     for name, path in shipped().items():
         yield f"## {name}\n\n```toml\n{path.read_text().rstrip()}\n```\n"
-    kinds = {"train": _training_keys([]), "build": keys_of(BuildRecipe)}
+    kinds = {"train": training_keys([]), "build": keys_of(BuildRecipe)}
     kinds |= {f"build {kind}": keys_of(plugins.load(plugins.SOURCES, kind).Config)
               for kind in plugins.SOURCES}  # fmt: skip
     for kind, keys in kinds.items():

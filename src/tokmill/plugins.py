@@ -15,7 +15,7 @@ import ctypes
 import functools
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from tokmill.base.errors import MissingExtraError, UsageError, nearest
@@ -442,7 +442,9 @@ def require(module: str) -> Any:
     """Import a module; raises `MissingExtraError` if it needs a package of a missing extra."""
     with extras():
         for library in LOADED_FIRST.get(module.partition(".")[0], ()):
-            ctypes.CDLL(library)
+            # The package itself says what is missing.
+            with suppress(OSError):
+                ctypes.CDLL(library)
         return importlib.import_module(module)
 
 

@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Run:
 
 def test_its_parts_work(run: Run, tmp_path: Path) -> None:
     lines = [f">{name} text\r\n{s[:3].lower()}\r\n{s[3:]}\r\n" for name, s in SEQUENCES.items()]
-    (tmp_path / "a.fasta").write_text("".join(lines) + ">bad\nACGX\n", newline="")
+    (tmp_path / "a.fasta").write_text("".join(lines) + ">bad\nACGX\n>none\n", newline="")
     built = run(tmp_path, "build", "fasta", "a.fasta", "-o", "s", "--max-rejects", "1", "-q")
     assert built.returncode == 0, built.stderr
     assert "s: 3 records, 20 tokens" in built.stdout

@@ -26,7 +26,7 @@ IDS[list(BASES)] = IDS[list(BASES.lower())] = np.arange(len(BASES))
 class FastaSource(Source):
     """FASTA files: a record for each sequence, `token` (A C G T N are 0 to 4) and its `name`.
 
-    A sequence with another letter is rejected, with the line of its header.
+    A sequence with another letter is rejected, one without letters is skipped.
     """
 
     Config = FolderOptions
@@ -68,6 +68,9 @@ class FastaSource(Source):
         digest.update(data)
         names, parts, starts, drops = [], [], [], []
         for start, name, sequence in sequences(data, item.path):
+            if not sequence:
+                drops.append(Drop(start, "empty", rejected=False))
+                continue
             ids = IDS[np.frombuffer(sequence, np.uint8)]
             if (ids == 255).any():
                 drops.append(Drop(start, "letter", rejected=True))

@@ -185,7 +185,7 @@ class Rejects:
                 where=str(self.out),
                 hint=self._hint()
                 if 2 * self.rejected > self.seen
-                else "mend the input, or allow more with "
+                else "correct the input, or allow more with "
                 f"--max-rejects {enough(self.rejected / self.seen)}",
             )
 

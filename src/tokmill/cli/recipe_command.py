@@ -54,7 +54,7 @@ def schema(
     if only and kind != "train":
         raise UsageError("--kind is for `tokmill recipe schema train`", hint="leave it out")
     if kind == "train":
-        keys = _training_keys(only or [])
+        keys = training_keys(only or [])
     elif kind == "build":
         from tokmill.builds.plan import BuildRecipe
 
@@ -123,7 +123,7 @@ def type_name(annotation: Any) -> str:
     return " | ".join(inner)
 
 
-def _training_keys(only: list[str]) -> list[dict[str, Any]]:
+def training_keys(only: list[str]) -> list[dict[str, Any]]:
     """Return the keys of trainings; `kinds`: the models, tasks or optimisers that have a key.
 
     `only`: kinds that replace all others of their table.

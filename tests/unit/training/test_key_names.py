@@ -12,7 +12,7 @@ import pytest
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError
-from tokmill.cli.recipe_command import _training_keys
+from tokmill.cli.recipe_command import training_keys
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import KINDS, LEARNED
 from tokmill.training.recipe.key_names import (
@@ -122,7 +122,7 @@ def test_what_is_not_clear_is_refused(given: dict[str, Any], what: str, hint: st
 
 
 def test_the_schema_lists_them() -> None:
-    documented = {key["key"]: key["doc"].partition("Also: ")[2] for key in _training_keys([])}
+    documented = {key["key"]: key["doc"].partition("Also: ")[2] for key in training_keys([])}
     for name, key in OTHER_NAMES.items():
         assert name in documented[key].split(", "), key
 

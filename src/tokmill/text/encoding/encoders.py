@@ -238,7 +238,7 @@ class TokenizersEncoder:
                 f"this tokenizer.json cannot encode a text: {error}",
                 where="tokenizer.json",
                 hint="a pattern that takes endless time, or a model that lacks its `unk` token, "
-                "ends so: mend the file",
+                "ends so: correct the file",
             ) from None
 
     def _has_no_token(self, character: str) -> bool:
