@@ -83,7 +83,7 @@ def test_a_path_in_place_of_a_kind(here: Any, tmp_path: Path) -> None:
         words = ["--vocab-size", "300", "-q", "-o", str(tmp_path / kind)]
         _, err = here("build", str(tmp_path / name), *words)
         assert f"`tokmill build {kind}`" in err
-        assert Store(tmp_path / kind).manifest.recipe["source"] == kind
+        assert Store(tmp_path / kind).manifest.source == kind
     (tmp_path / "empty").mkdir()
     _, err = here("build", str(tmp_path / "empty"), "-o", str(tmp_path / "no"), code=2)
     assert "no kind of build is known for it: an empty folder" in err
