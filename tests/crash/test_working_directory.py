@@ -51,7 +51,7 @@ LIBRARIES = (
 SETTINGS = (
     ".deepspeed_env", "ds_config.json", "pip.conf", "setup.cfg", "pyproject.toml", ".env", ".netrc",
     "default_config.yaml", ".pdbrc", "python311._pth", "pyvenv.cfg", "sitecustomize.pth",
-    "hostfile", "log_config.yaml", "starlette.env", ".gitconfig", "ray.yaml",
+    "hostfile", "log_config.yaml", ".gitconfig", "ray.yaml",
 )  # fmt: skip
 READ_NEVER = 10**18
 """When files of the hostile folder were read last, if nothing reads them."""

@@ -194,11 +194,7 @@ class X86Coder:
             raise UsageError(
                 "this is not machine code in hexadecimal", hint="such as: 55 48 89 e5"
             ) from None
-        return self.encode_bytes(code)
-
-    def encode_bytes(self, data: bytes) -> dict[str, list[int]]:
-        """Return column → ids of 64-bit instructions; raises `DecodeError` for other bytes."""
-        ids = self.tokenizer.encode_bytes(data)
+        ids = self.tokenizer.encode_bytes(code)
         return {column: ids[column].tolist() for column in self.columns}
 
     def decode(self, ids: Mapping[str, Sequence[int]]) -> str:
