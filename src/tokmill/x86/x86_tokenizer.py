@@ -14,8 +14,8 @@ from tokmill.base.files import machine_errors, read_file
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases
 from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
-from tokmill.x86.graphs.graph_inputs import graphs_of_path
-from tokmill.x86.image.keys import Key
+from tokmill.x86.graphs.lifting import graphs_of_path
+from tokmill.x86.image.program import Key
 from tokmill.x86.program_source import vocabularies_of
 from tokmill.x86.records import Cutting, Unit, records_of
 from tokmill.x86.tokens.rules import COLUMNS, decode
