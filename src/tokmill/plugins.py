@@ -112,7 +112,7 @@ EXECUTORS: dict[str, Part] = {
 }
 
 MODELS: dict[str, Part] = {
-    "decoder": Part("tokmill.models.transformers.decoder:Decoder", "train", "causal Transformer"),
+    "decoder": Part("tokmill.models.transformers.decoding:Decoder", "train", "causal Transformer"),
     "encoder": Part(
         "tokmill.models.transformers.encoder:Encoder", "train", "Transformer that looks both ways"
     ),
@@ -326,7 +326,6 @@ COMMANDS: dict[str, Part] = {
     "train": Part("tokmill.cli.train_command:train", "", "Train a model on a store."),
     "eval": Part("tokmill.cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
     "embed": Part("tokmill.cli.embed_command:embed", "", "Make vectors of records with a run."),
-    "serve": Part("tokmill.cli.serve_command:serve", "", "Answer requests for vectors over HTTP."),
     "sample": Part(
         "tokmill.cli.sample_command:sample", "", "Continue prompts with a trained model."
     ),
@@ -364,8 +363,6 @@ EXTRA_PACKAGES: dict[str, str] = {
     "fla": "fla",
     "triton": "fla",
     "einops": "fla",
-    "uvicorn": "serve",
-    "starlette": "serve",
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
     "ray": "ray",

@@ -14,7 +14,7 @@ from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json
 from tokmill.x86.commands.program_options import MOST_LISTED
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_inputs import find_inputs, graphs_in
+from tokmill.x86.graphs.lifting import find_inputs, graphs_in
 
 SAME, DIFFER = 0, 1
 """Exit codes, as of `diff`; what is refused is 2, as there is no answer then."""
