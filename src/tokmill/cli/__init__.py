@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from tokmill import plugins
 from tokmill.base import bounds
-from tokmill.base.bus_error import explain_crashes
+from tokmill.base.bounds import explain_crashes
 from tokmill.base.children.child import keep_out_of_working_directory
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
@@ -200,7 +200,7 @@ def _usage(error: Any) -> str:
         if not hint and command in ("tokmill train", "tokmill rl train"):
             # Users of other trainers may try keys of the recipe as options.
             name = option.lstrip("-").replace("-", "_")
-            key = importlib.import_module("tokmill.training.recipe.key_names").plain_key(name)
+            key = importlib.import_module("tokmill.training.recipe.read_recipe").plain_key(name)
             hint = key and f"it is a key of the recipe: --set {key}=VALUE"
         if hint:
             return f"there is no option {option}\nhint: {hint}"
