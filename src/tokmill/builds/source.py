@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tokmill.base.errors import UsageError
 from tokmill.builds.scan import InputFile
 from tokmill.store.checks.probe import Probe
 from tokmill.store.manifest import Made, Manifest, OtherFile, Overlay, PlannedItem, Reference
@@ -93,6 +94,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     roles: Mapping[str, str] = {}
 
 
+def with_options(made: Made, **changed: Any) -> Made:
+    """Return source and options with some of these changed."""
+    return Made(source=made.source, options={**made.options, **changed})
+
+
 class Source(ABC):
     """A kind of input, and how it becomes records.
 
@@ -140,6 +146,24 @@ class Source(ABC):
     @abstractmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the vocabularies of the store."""
+
+    @classmethod
+    def to_predict(cls, made: Made, path: str, lines: int, vocab: str) -> Made:
+        """Return source and options that read an input without labels as a store was built.
+
+        Args:
+            made: source and options of the store.
+            path: of the input.
+            lines: sentences in a line, if each line is a record; 0: it is an input of this kind.
+            vocab: the folder with the store's vocabularies.
+        """
+        if lines:
+            raise UsageError(
+                f"a run on a store of {made.source} reads no lines of text",
+                where=path,
+                hint=f"give it a store, or what `tokmill build {made.source}` reads",
+            )
+        return with_options(made, **({"vocab": vocab} if made.options.get("vocab") else {}))
 
     @classmethod
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:

@@ -39,7 +39,7 @@ SHORT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't star
 PANELS = {
     "data": ("tokenizer", "vocab", "build", "store"),
     "programs": ("cfg", "diff", "similarity", "spell", "bbv", "simpoint", "rl"),
-    "training": ("train", "eval", "embed", "serve", "sample", "model"),
+    "training": ("train", "eval", "predict", "embed", "serve", "sample", "model"),
     "looking": ("inspect", "compare", "plot", "report", "doctor", "recipe"),
 }
 """Panel of `tokmill --help` → its commands, in this order; those of plug-ins come last."""

@@ -108,6 +108,10 @@ class Classify(Task):
         """Return rows of one record."""
         classes = self.label_classes(self.config, store).get(self.config.column, ())
         check_classes(store, classes, self.names, "the run has learned")
+        return self.records(store, seed, shards)
+
+    def records(self, store: Store, seed: int = 0, shards: int = 0) -> Whole:
+        """Return rows of one record, of a store with labels or without."""
         short = 0 if not self.frame or is_framed(store, self.frame) else 2
         if self.length <= short + 1:
             raise UsageError(

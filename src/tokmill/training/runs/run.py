@@ -3,6 +3,7 @@
 RUN/
   recipe.json            the resolved recipe; written last when a run begins
   schema.json vocab/     the store's columns and vocabularies, so that sampling needs no store
+  made.json              the store's source and options, so that `predict` reads inputs likewise
   run-id                 a random id, which its checkpoints have too
   metrics.jsonl  checkpoints/step-…/
   model/ best/           weights at the end, and with the lowest validation loss
@@ -41,12 +42,14 @@ from tokmill.training.launch import resume_command
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import RATE, RECIPE, differences, read_recipe
-from tokmill.training.runs.chat_format import keep_made
 from tokmill.training.runs.checkpoint import RUN_ID, checkpoints
+from tokmill.training.runs.made import MADE, keep_made
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
 FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
+BEGUN = {LOCK, FACTS, VOCAB, RUN_ID, MADE}
+"""What a folder holds at most before it has a recipe."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
                 hint=f"{hint}; a new run needs another folder",
             )
         check_resume(out, config)
-    elif out.is_dir() and {path.name for path in out.iterdir()} - {LOCK, FACTS, VOCAB, RUN_ID}:
+    elif out.is_dir() and {path.name for path in out.iterdir()} - BEGUN:
         raise TokmillError(
             "the folder holds other files and no run", where=str(out), hint="name a new folder"
         )
