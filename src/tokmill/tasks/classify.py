@@ -32,6 +32,8 @@ LABEL = "label"
 """The name of the targets."""
 MOST_SHOWN = 20
 """With more classes, metrics of single classes are left out."""
+LARGEST_TABLE, MOST_PAIRS = 12, 20
+"""Classes of a confusion matrix at most; with more, pairs of classes that are listed."""
 
 
 class ClassifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -186,6 +188,9 @@ class Classify(Task):
         """Return F1, and for each class the numbers of its records and of its predictions."""
         return class_metrics(results["found"].numpy(), results["label"].numpy(), self.names)
 
+    def tables(self, results: Mapping[str, Tensor]) -> dict[str, Any]:
+        return class_tables(results["found"].numpy(), results["label"].numpy(), self.names)
+
     def param_groups(self, weight_decay: float) -> list[Group]:
         """Return the groups of the model and of the layers after it."""
         own = [*self.output.parameters()]
@@ -219,3 +224,42 @@ def class_metrics(predicted: Array, label: Array, names: Sequence[str]) -> dict[
             metrics[f"count_{name}"] = int(of_label[number])
             metrics[f"found_{name}"] = int(of_found[number])
     return metrics
+
+
+def class_tables(predicted: Array, label: Array, names: Sequence[str]) -> dict[str, Any]:
+    """Return tables of what was predicted, from the arguments of `class_metrics`.
+
+    Returns:
+        `majority`, the share of the most frequent class; `classes`, with `precision`, `recall` and
+        `f1` of each (0 where nothing was predicted, or is there); `confusion`, records by class
+        (row) and predicted class (column), or of more than `LARGEST_TABLE` classes `confused`, the
+        pairs of classes that were confused most often.
+    """
+    # A run that has learned one class has two outputs.
+    names = [*names, *["(no class)"] * (2 - len(names))]
+    size = len(names)
+    pairs, counts = np.unique(label * size + predicted, return_counts=True)
+    true, found = np.divmod(pairs, size)
+    of_label, of_found, right = (
+        np.bincount(which, weights=weights, minlength=size)
+        for which, weights in ((true, counts), (found, counts), (true, counts * (true == found)))
+    )
+    shares = (right / np.maximum(of, 0.5) for of in (of_found, of_label, (of_label + of_found) / 2))
+    keys = ("class", "records", "predicted", "precision", "recall", "f1")
+    numbers = (of_label.astype(int), of_found.astype(int), *shares)
+    values = (names, *(column.tolist() for column in numbers))
+    tables = {
+        "majority": float(of_label.max() / max(len(label), 1)),
+        "classes": [dict(zip(keys, row, strict=True)) for row in zip(*values, strict=True)],
+    }
+    if size <= LARGEST_TABLE:
+        matrix = np.bincount(pairs, weights=counts, minlength=size * size).astype(int)
+        return tables | {"confusion": matrix.reshape(size, size).tolist()}
+    wrong = np.flatnonzero(true != found)
+    most = wrong[np.argsort(-counts[wrong], kind="stable")][:MOST_PAIRS]
+    return tables | {
+        "confused": [
+            {"class": names[a], "predicted_as": names[b], "records": n}
+            for a, b, n in zip(*(of[most].tolist() for of in (true, found, counts)), strict=True)
+        ]
+    }
