@@ -6,19 +6,35 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.inference.coders import Coder, load_coder
-from tokmill.inference.embed import EmbedConfig, known_model, load_known
+from tokmill.inference.embed import COLUMN, EmbedConfig, known_model, load_known
+from tokmill.inference.embed import embed as make_overlay
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, groups
+from tokmill.models.pooling import Pool
 from tokmill.store.schema import Array
+from tokmill.store.store import Store
 from tokmill.training.engines.devices.device import Precision, pick_device
 
 Ids = dict[str, Array]
 """Column → the ids of one sequence."""
+
+
+def embed(
+    run: Path | str, store: Path | str, *, pool: Pool | Literal["auto"] = "auto", at: str = ""
+) -> Array:
+    """Return a vector of each record of a store, float32 (records, width).
+
+    They are kept in the store as an overlay, so the next call only reads them. Arguments and errors
+    are those of `tokmill.inference.embed.embed`.
+    """
+    made = make_overlay(run, store, pool=pool, at=at)
+    return Store(store, [made.overlay]).column(COLUMN)
 
 
 class Embedder:

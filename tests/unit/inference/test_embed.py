@@ -134,6 +134,7 @@ def test_an_overlay_of_vectors(folder: Path, store: Path) -> None:
     overlay = opened.overlays[found.overlay].manifest.overlay
     assert overlay.about == {"model": found.model, "step": 3, "pool": "mean", "width": 8}
     exact = wanted(load_task(folder / "decoder"), store, "mean")
+    np.testing.assert_allclose(tokmill.embed(folder / "decoder", store), exact, atol=1e-5)
     np.testing.assert_allclose(opened.column("embedding"), exact, rtol=1e-4, atol=1e-5)
     assert not opened.record(1)["embedding"].any()
     after = {n: data for n, data in files_of(store).items() if not n.startswith("overlays/")}

@@ -196,6 +196,11 @@ def write_run(
     return Run(out, 0, {})
 
 
+def export(run: Path | str, out: Path | str, *, at: str = "") -> Path:
+    """Write a run for others: a folder (`export_model`), or a .pt file (`export_file`)."""
+    return (export_file if Path(out).suffix == ".pt" else export_model)(run, out, at=at)
+
+
 def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     """Write the model of a run as a folder that transformers reads, and return the folder.
 
