@@ -94,11 +94,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     roles: Mapping[str, str] = {}
 
 
-def with_options(made: Made, **changed: Any) -> Made:
-    """Return source and options with some of these changed."""
-    return Made(source=made.source, options={**made.options, **changed})
-
-
 class Source(ABC):
     """A kind of input, and how it becomes records.
 
@@ -148,22 +143,17 @@ class Source(ABC):
         """Return the vocabularies of the store."""
 
     @classmethod
-    def to_predict(cls, made: Made, path: str, lines: int, vocab: str) -> Made:
-        """Return source and options that read an input without labels as a store was built.
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
+        """Return source and options that read a file without labels as a store was built (`made`).
 
-        Args:
-            made: source and options of the store.
-            path: of the input.
-            lines: sentences in a line, if each line is a record; 0: it is an input of this kind.
-            vocab: the folder with the store's vocabularies.
+        `lines`: texts in a line, if each line is a record; 0: it is a file of this kind.
         """
         if lines:
             raise UsageError(
                 f"a run on a store of {made.source} reads no lines of text",
-                where=path,
                 hint=f"give it a store, or what `tokmill build {made.source}` reads",
             )
-        return with_options(made, **({"vocab": vocab} if made.options.get("vocab") else {}))
+        return made
 
     @classmethod
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:

@@ -17,15 +17,7 @@ from tokmill.base.errors import UsageError
 from tokmill.base.inflate import CAT
 from tokmill.base.progress import human_count
 from tokmill.builds.scan import InputFile
-from tokmill.builds.source import (
-    MAX_ITEM,
-    Frozen,
-    Hash,
-    Item,
-    Request,
-    Resources,
-    with_options,
-)
+from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources
 from tokmill.store.manifest import Made
 from tokmill.store.schema import Column, Drop, Drops, Records, Schema, drops_of
 from tokmill.text.documents import DocumentSource, Encode, NoHash
@@ -103,8 +95,8 @@ class CorpusSource(DocumentSource):
         return {"token": Frozen(*tokenizer.vocabulary(request.roles))}
 
     @classmethod
-    def to_predict(cls, made: Made, path: str, lines: int, vocab: str) -> Made:
-        return with_options(made, words="", min_count=1)
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
+        return Made(source=made.source, options=made.options | {"words": "", "min_count": 1})
 
     @classmethod
     def remark(cls, names: Sequence[str], config: Any) -> str:

@@ -105,9 +105,9 @@ class DocumentSource(Source):
         return {"token": Frozen(vocabulary, data)}
 
     @classmethod
-    def to_predict(cls, made: Made, path: str, lines: int, vocab: str) -> Made:
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
         if not lines or not issubclass(cls.Config, TextOptions):
-            return super().to_predict(made, path, lines, vocab)
+            return super().to_predict(made, path, lines)
         shared = (*TextOptions.__struct_fields__, "strip")
         options = {key: value for key, value in made.options.items() if key in shared}
         return Made(source="text", options={**options, "record": "line"})

@@ -93,7 +93,8 @@ def test_stores_tables_and_lines_get_the_same_probabilities(
     of_store = predict(folder / "run", folder / "train", device="cpu")
     assert of_store.names == ("same", "other", "never") and of_store.step == 3
     np.testing.assert_allclose(of_store.probabilities, right, atol=1e-5)
-    assert of_store.labels == [of_store.names[number] for number in right.argmax(1)]
+    labels = [of_store.names[number] for number in right.argmax(1)]
+    assert [row["label"] for row in of_store.rows()] == labels
     assert of_store.keys == {"record": list(range(15))}
     assert "are in no row" in of_store.notes[0]
     # The vocabulary and the options are the run's: neither the store nor its tokenizer is needed.
@@ -102,19 +103,16 @@ def test_stores_tables_and_lines_get_the_same_probabilities(
     bare = write_table(tmp_path / "bare.tsv", PAIRS, label=False)
     wild = write_table(tmp_path / "wild.tsv", [(*row[:2], "new") for row in PAIRS])
     for table in (bare, wild):
-        found = predict(folder / "run", table, batch=2, device="cpu")
+        found = predict(folder / "run", table, device="cpu")
         np.testing.assert_allclose(found.probabilities, right[:3], atol=1e-5)
         assert found.keys == {"record": [0, 1, 2], "line": [2, 3, 4]}
     lines = "\n".join("\t".join(row[:2]) for row in PAIRS)
-    (tmp_path / "lines.txt").write_text(f"{lines}\n\none\n")
-    stdin = SimpleNamespace(buffer=io.BytesIO(lines.replace("\n", "\n\n").encode()))
+    stdin = SimpleNamespace(buffer=io.BytesIO((lines.replace("\n", "\n\n") + "\none\n").encode()))
     monkeypatch.setattr("sys.stdin", stdin)
     found = predict(folder / "run", "-", device="cpu")
     np.testing.assert_allclose(found.probabilities, right[:3], atol=1e-5)
     assert found.keys["line"] == [1, 3, 5]
-    found = predict(folder / "run", tmp_path / "lines.txt", lines=True, device="cpu")
-    assert len(found.labels) == 3
-    assert "1 columns, 1 blank line; the first reject is in line 5" in found.notes[-1]
+    assert "1 columns, 2 blank line; the first reject is in line 6" in found.notes[-1]
     (folder / "gone").rename(folder / "train")
     (folder / "away.txt").rename(folder / "vocab.txt")
 
@@ -148,14 +146,17 @@ def test_the_command_writes_tables_csv_and_json(
     assert "-o FILE.csv" in run("-o", str(tmp_path / "p.txt"), code=2)[1]
 
 
-def test_inputs_of_another_form_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_inputs_of_another_form_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = folder / "run"
     (tmp_path / "one.txt").write_text("a sky is red\n")
-    with pytest.raises(UsageError, match="the first line has 1 text, and a record of the run 2"):
-        predict(run, tmp_path / "one.txt", lines=True)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"a sky is red\n")))
+    with pytest.raises(UsageError, match="stdin: the first line has 1 text, and .* the run 2"):
+        predict(run, "-")
     with pytest.raises(UsageError, match="which columns are sentences") as error:
         predict(run, tmp_path / "one.txt")
-    assert "--lines" in error.value.hint and "build tsv" in error.value.hint
+    assert "- reads lines" in error.value.hint and "build tsv" in error.value.hint
     with pytest.raises(TokmillError, match="no such file"):
         predict(run, tmp_path / "nothing.tsv")
     single = tmp_path / "single.tsv"

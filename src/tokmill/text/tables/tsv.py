@@ -18,7 +18,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.inflate import MAGIC
 from tokmill.base.progress import human_count
 from tokmill.builds.scan import FolderOptions
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, with_options
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
 from tokmill.store.manifest import Made
 from tokmill.store.schema import Array, Column, Drop, Drops, Schema, drops_of
 from tokmill.text.documents import DocumentSource, NoHash
@@ -104,15 +104,17 @@ class TsvSource(DocumentSource):
         return frozen
 
     @classmethod
-    def to_predict(cls, made: Made, path: str, lines: int, vocab: str) -> Made:
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
+        options = made.options | {"unlabelled": True, "label_column": "", "labels": []}
         if lines and (found := 1 + first_line(path).count(b"\t")) != lines:
             raise UsageError(
                 f"the first line has {human_count(found, 'text')}, and a record of the run {lines}",
                 where=path,
                 hint="a line is a sentence, or of pairs two with a tab between them",
             )
-        bare = {"header": False, "sentences": ["1", "2"][:lines]} if lines else {}
-        return with_options(made, unlabelled=True, label_column="", labels=[], **bare)
+        if lines:
+            options |= {"header": False, "sentences": ["1", "2"][:lines]}
+        return Made(source=made.source, options=options)
 
     @property
     def schema(self) -> Schema:

@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import write_file
@@ -20,28 +22,34 @@ MADE = "made.json"
 class Learned(Made, frozen=True, kw_only=True):
     """Source and options of the store that a run has learned from."""
 
+    roles: dict[str, str] = {}
+    """Role → special token, if roles were named."""
     segments: int = 1
-    """Sentences of a record: 2 for pairs."""
+    """Sentences of a record: 2 of pairs."""
 
 
 def keep_made(store: Store, out: Path) -> None:
     """Write source and options of a store, or those of the stores that it was selected from."""
     if made := made_of(store.path):
-        segments = 1 + int(store.manifest.ranges.get(SEGMENT, (0, 0))[1])
-        kept = Learned(source=made.source, options=made.options, segments=segments)
-        write_file(out / MADE, encode(kept))
+        write_file(out / MADE, encode(msgspec.structs.replace(made, segments=segments_of(store))))
 
 
-def made_of(store: Path) -> Made | None:
+def segments_of(store: Store) -> int:
+    return 1 + int(store.manifest.ranges.get(SEGMENT, (0, 0))[1])
+
+
+def made_of(store: Path) -> Learned | None:
     """Return source and options of a store; of a selection those of its inputs."""
     if not (store / PLAN).exists():
         return None
     plan = read_plan(store)
-    if isinstance(plan.chats, Made):
-        return plan.chats
-    if plan.recipe["source"] != "select":
+    made = plan.chats
+    if not isinstance(made, Made):
         options = {key: value for key, value in plan.options.items() if key not in CHOICE}
-        return Made(source=plan.recipe["source"], options=options)
+        made = Made(source=plan.recipe["source"], options=options)
+    if made.source != "select":
+        roles = plan.roles if isinstance(plan.roles, dict) else {}
+        return Learned(source=made.source, options=made.options, roles=roles)
     with contextlib.suppress(TokmillError):
         first, *rest = map(made_of, map(Path, plan.inputs()))
         return first if all(one == first for one in rest) else None
@@ -49,7 +57,6 @@ def made_of(store: Path) -> Made | None:
 
 
 def read_made(run: Path) -> Learned | None:
-    """Return what `keep_made` wrote."""
     path = run / MADE
     return read_json(path, Learned) if path.exists() else None
 

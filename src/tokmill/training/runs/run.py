@@ -92,8 +92,7 @@ class Run:
         """Return metric → its values by step, float64 with NaN where a step has none; `step`:
         int64.
         """
-        file = self.path / METRICS
-        entries = read_metrics(file) if file.exists() else []
+        entries = metrics_of(self.path)
         names = dict.fromkeys(["step", *(name for entry in entries for name in entry)])
         columns = {n: np.array([e.get(n) for e in entries], np.float64) for n in names}
         return columns | {"step": columns["step"].astype(np.int64)}
@@ -446,9 +445,14 @@ def unfinished_at(run: Path) -> tuple[int, int] | None:
     return step_of(place), int(read_recipe(run)["run"]["steps"])
 
 
+def metrics_of(run: Path) -> list[dict[str, float]]:
+    """Return the lines of a run's metrics.jsonl."""
+    return read_metrics(run / METRICS) if (run / METRICS).exists() else []
+
+
 def last_metrics(run: Path) -> dict[str, float]:
     """Return the last value of each metric of a run."""
     latest: dict[str, float] = {}
-    for entry in read_metrics(run / METRICS) if (run / METRICS).exists() else []:
+    for entry in metrics_of(run):
         latest.update(entry)
     return latest
