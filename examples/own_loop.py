@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tokmill.models.heads import Heads
 from tokmill.models.model import Tensors
 from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.transformers.decoding import Decoder, DecoderConfig
 from tokmill.models.transformers.layers import linear_cross_entropy
 from tokmill.training.engines.optimisers.optim import clip_gradients, make_optimizer
 from tokmill.training.engines.tensors import read_metadata, read_tensors, write_tensors

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tokmill.feed.rows import Stream as Stream
     from tokmill.feed.rows import Whole as Whole
     from tokmill.feed.rows import Windows as Windows
-    from tokmill.inference.embedder import embed as embed
+    from tokmill.inference.embed import embed as embed
     from tokmill.inference.predict import predict as predict
     from tokmill.inference.sample import generate as generate
     from tokmill.inference.sample import sample as sample
@@ -61,7 +61,7 @@ _PUBLIC = {
     "X86Tokenizer": "tokmill.x86.x86_tokenizer",
     "TokmillError": "tokmill.base.errors",
     "predict": "tokmill.inference.predict",
-    "embed": "tokmill.inference.embedder",
+    "embed": "tokmill.inference.embed",
     "evaluate": "tokmill.training.evaluate",
     "export": "tokmill.training.runs.exchange",
     "Run": "tokmill.training.runs.run",

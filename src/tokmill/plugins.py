@@ -112,7 +112,7 @@ EXECUTORS: dict[str, Part] = {
 }
 
 MODELS: dict[str, Part] = {
-    "decoder": Part("tokmill.models.transformers.decoder:Decoder", "train", "causal Transformer"),
+    "decoder": Part("tokmill.models.transformers.decoding:Decoder", "train", "causal Transformer"),
     "encoder": Part(
         "tokmill.models.transformers.encoder:Encoder", "train", "Transformer that looks both ways"
     ),
@@ -327,7 +327,6 @@ COMMANDS: dict[str, Part] = {
     "eval": Part("tokmill.cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
     "predict": Part("tokmill.cli.predict_command:predict", "", "Tell the classes of records."),
     "embed": Part("tokmill.cli.embed_command:embed", "", "Make vectors of records with a run."),
-    "serve": Part("tokmill.cli.serve_command:serve", "", "Answer requests for vectors over HTTP."),
     "sample": Part(
         "tokmill.cli.sample_command:sample", "", "Continue prompts with a trained model."
     ),
@@ -342,6 +341,7 @@ COMMANDS: dict[str, Part] = {
     "report": Part(
         "tokmill.cli.inspect_command:report", "", "Write one HTML page of stores and runs."
     ),
+    "demo": Part("tokmill.cli.demo_command:demo", "", "From text and programs to trained models."),
     "doctor": Part(
         "tokmill.cli.inspect_command:doctor", "", "Check the machine and what is installed."
     ),
@@ -364,8 +364,6 @@ EXTRA_PACKAGES: dict[str, str] = {
     "fla": "fla",
     "triton": "fla",
     "einops": "fla",
-    "uvicorn": "serve",
-    "starlette": "serve",
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
     "ray": "ray",

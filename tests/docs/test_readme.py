@@ -1,4 +1,4 @@
-"""The README is true: its commands run, its output is what they print, its figures are measured.
+"""The tour and the README are true: commands run and print what is shown, figures are measured.
 
 A fenced block marked `console` holds commands (lines that begin with `$ `, continued by a
 backslash) and below each what it prints. All are run in order in one temporary folder that holds
@@ -9,6 +9,7 @@ reading only.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -56,9 +57,9 @@ def test_commands_run_and_print_what_is_shown(
 ) -> None:
     (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    text = (repository / "README.md").read_text("utf-8")
+    text = (repository / "docs/tour.md").read_text("utf-8")
     found = steps(text)
-    assert found, "the README has no console block"
+    assert found, "the tour has no console block"
     for step in found:
         done = subprocess.run(
             ["sh", "-c", step.command],
@@ -109,7 +110,7 @@ def test_the_fingerprint_of_the_tour_is_what_a_clone_makes(
     repository: Path, tmp_path: Path
 ) -> None:
     """The demo's text comes of pinned packages, so it is the same everywhere."""
-    script = repository / "scripts" / "demo_text.py"
+    script = repository / "examples/demo/demo_text.py"
     subprocess.run([sys.executable, script, tmp_path / "text"], check=True)
     words = [tmp_path / "text/train.txt", "--vocab-size", "4096", "-o", tmp_path / "store"]
     done = subprocess.run(
@@ -118,8 +119,18 @@ def test_the_fingerprint_of_the_tour_is_what_a_clone_makes(
         text=True,
         check=True,
     )
-    shown = re.findall(r"^fingerprint .*", (repository / "README.md").read_text("utf-8"), re.M)
+    shown = re.findall(r"^fingerprint .*", (repository / "docs/tour.md").read_text("utf-8"), re.M)
     assert done.stdout.splitlines()[-1:] == shown
+
+
+@pytest.mark.long
+def test_the_demo_reaches_the_perplexity_of_the_readme(repository: Path, tmp_path: Path) -> None:
+    tokmill = Path(sys.executable).with_name("tokmill")
+    subprocess.run([tokmill, "demo", tmp_path / "demo"], cwd=tmp_path, check=True)
+    last = [json.loads(line) for line in (tmp_path / "demo/run/metrics.jsonl").open()]
+    reached = [line["val_perplexity"] for line in last if "val_perplexity" in line][-1]
+    (shown,) = re.findall(r"perplexity ([\d.]+)", (repository / "README.md").read_text("utf-8"))
+    assert reached == pytest.approx(float(shown), rel=0.02)
 
 
 def test_masking() -> None:

@@ -199,7 +199,7 @@ def make_compiled(folder: Path) -> Iterable[Path]:
 
 def read_compiler(folder: Path) -> Any:
     """The compiler that debug information names."""
-    from tokmill.x86.image.producer import made_by
+    from tokmill.x86.image.program import made_by
 
     return made_by(folder / "program")
 

@@ -19,7 +19,7 @@ from tokmill.models.transformers.attention import (
     rotate,
 )
 from tokmill.models.transformers.block import Block
-from tokmill.models.transformers.decoder import DecoderConfig
+from tokmill.models.transformers.decoding import DecoderConfig
 from tokmill.models.transformers.layers import (
     FeedForward,
     embedding,

@@ -26,11 +26,9 @@ HEAVY = {
     "psutil",
     "pyarrow",
     "safetensors",
-    "starlette",
     "tokenizers",
     "torch",
     "transformers",
-    "uvicorn",
     "zstandard",
 }
 

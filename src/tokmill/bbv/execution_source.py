@@ -24,8 +24,7 @@ from tokmill.bbv.traces.cpi import RATES, Measures, check_measures, read_measure
 from tokmill.bbv.traces.read import pieces
 from tokmill.bbv.traces.trace_files import SIDECARS, Sidecars, stem_of, without_sidecars
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Item, Request, Resources
-from tokmill.builds.whole_files import WholeFiles
+from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column, Records, Schema, id_dtype

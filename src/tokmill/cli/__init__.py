@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from tokmill import plugins
 from tokmill.base import bounds
-from tokmill.base.bus_error import explain_crashes
+from tokmill.base.bounds import explain_crashes
 from tokmill.base.children.child import keep_out_of_working_directory
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
@@ -37,10 +37,14 @@ SHORT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't star
 """What errors of the loader, of threads and of libraries say where memory is short."""
 
 PANELS = {
-    "data": ("tokenizer", "vocab", "build", "store"),
-    "programs": ("cfg", "diff", "similarity", "spell", "bbv", "simpoint", "rl"),
-    "training": ("train", "eval", "predict", "embed", "serve", "sample", "model"),
-    "looking": ("inspect", "compare", "plot", "report", "doctor", "recipe"),
+    "any data": ("build", "train", "eval", "predict", "sample", "embed"),
+    "results": ("inspect", "compare", "plot", "report"),
+    "files": ("store", "recipe", "model"),
+    "text": ("tokenizer",),
+    "programs": ("diff", "similarity", "cfg", "vocab", "spell"),
+    "executions": ("bbv", "simpoint"),
+    "MLIR": ("rl",),
+    "this machine": ("demo", "doctor"),
 }
 """Panel of `tokmill --help` → its commands, in this order; those of plug-ins come last."""
 OTHERS = "plug-ins"
@@ -73,10 +77,11 @@ def application() -> TyperGroup:
     """Return the whole command tree."""
     return lazy_group(
         "tokmill",
-        "Text, JSON Lines, Parquet, x86 programs, executions, MLIR modules and token files to "
-        "checked token stores, and models trained on them.",
+        "Train and compare sequence models on text and on machine code. `tokmill demo` shows how, "
+        "`tokmill inspect FILE` says what can be done with a file.",
         listed,
         load_command,
+        lambda words: ["inspect", *words],
         params=general_options(),
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
@@ -195,7 +200,7 @@ def _usage(error: Any) -> str:
         if not hint and command in ("tokmill train", "tokmill rl train"):
             # Users of other trainers may try keys of the recipe as options.
             name = option.lstrip("-").replace("-", "_")
-            key = importlib.import_module("tokmill.training.recipe.key_names").plain_key(name)
+            key = importlib.import_module("tokmill.training.recipe.read_recipe").plain_key(name)
             hint = key and f"it is a key of the recipe: --set {key}=VALUE"
         if hint:
             return f"there is no option {option}\nhint: {hint}"

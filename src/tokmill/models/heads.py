@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokmill.models.fields import PREFIX
 from tokmill.models.model import Group, Model, decay_groups
+from tokmill.models.model_inputs import PREFIX
 from tokmill.models.transformers.layers import Linear, gelu, linear, linear_cross_entropy
 
 

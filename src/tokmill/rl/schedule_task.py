@@ -19,9 +19,8 @@ from tokmill.rl.actions import Layout, Masks, Scores
 from tokmill.rl.embedding.pretrained import take_encoder
 from tokmill.rl.module_memory import Memory
 from tokmill.rl.policy import ALLOWED, SEEN, Heads, Policy
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import Facts
+from tokmill.tasks.task_inputs import Facts, Measures
 
 NUMBERS = ("advantage", "target", "logp", "acts", "judges", "imitates")
 """Each move's advantage, the return that the value learns, its old log-probability, and how

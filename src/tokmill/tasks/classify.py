@@ -24,9 +24,8 @@ from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.classes import check_classes, classes_of
 from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
+from tokmill.tasks.task_inputs import SEGMENT, Facts, Measures, store_inputs
 
 LABEL = "label"
 """The name of the targets."""

@@ -30,9 +30,8 @@ from tokmill.models.model_inputs import Inputs
 from tokmill.models.pooling import Pool
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import Scores
-from tokmill.tasks.task_inputs import Facts, store_inputs
+from tokmill.tasks.task_inputs import Facts, Measures, store_inputs
 
 
 class TaskConfig(Protocol):

@@ -25,7 +25,7 @@ from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.plain_text import BOM
 from tokmill.text.record_blocks import Block, is_stream, record_blocks, suffix
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.text.tokenizers.word_lists import count_words, read_words, tokenizer_of_words
+from tokmill.text.tokenizers.tokenizer_files import count_words, read_words, tokenizer_of_words
 
 PAIR = "pair"
 UNKNOWN = "words outside of the vocabulary"

@@ -28,7 +28,7 @@ from tokmill.builds.source import (
     Source,
     cut,
 )
-from tokmill.store.checks.probe import Probe
+from tokmill.store.checks.probe import Probe, make_probe
 from tokmill.store.manifest import Made
 from tokmill.store.schema import (
     RESERVED,
@@ -40,7 +40,6 @@ from tokmill.store.schema import (
 )
 from tokmill.store.shards.strings import Strings
 from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
-from tokmill.text.encoding.probe_texts import make_probe
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.record_blocks import EXPANDS, is_stream, members
 from tokmill.text.tokenizers.tokenizer_json import added_tokens, template_tokens

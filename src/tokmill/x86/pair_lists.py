@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, find_files, in_order
 from tokmill.x86.graphs.graph_files import read_facts
-from tokmill.x86.graphs.graph_inputs import GRAPH
+from tokmill.x86.graphs.lifting import GRAPH
 
 
 class GraphFile(NamedTuple):

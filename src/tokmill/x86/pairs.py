@@ -13,13 +13,12 @@ import msgspec
 
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.builds.scan import FolderOptions
-from tokmill.builds.source import Frozen, Item, Request, Resources
-from tokmill.builds.whole_files import WholeFiles
+from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.store.manifest import OtherFile
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_graph
-from tokmill.x86.image.keys import Key, KeyTemplate
+from tokmill.x86.image.program import Key, KeyTemplate
 from tokmill.x86.merged import NoFacts
 from tokmill.x86.pair_lists import GraphFile, Names, find_graphs
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records

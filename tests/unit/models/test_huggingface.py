@@ -20,7 +20,7 @@ from tokmill.models.public.public_tensors import (
     to_public,
 )
 from tokmill.models.transformers.attention import RopeScaling
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.transformers.decoding import Decoder, DecoderConfig
 from tokmill.models.transformers.encoder import EncoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 

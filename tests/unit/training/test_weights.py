@@ -13,7 +13,7 @@ import torch
 
 import tokmill
 from tokmill.base.errors import Interrupted, MachineError, TokmillError
-from tokmill.inference.embed import embed
+from tokmill.inference.embed import embed_store
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate
 from tokmill.training.runs import run as runs
@@ -129,7 +129,7 @@ def test_the_step_of_an_evaluation_is_that_of_its_weights(
     monkeypatch.setattr("tokmill.inference.embed.load_task", then_replaced)
     shutil.copy(run / "best/model.safetensors", mine / "best/model.safetensors")
     with pytest.raises(MachineError, match="has replaced the weights"):
-        embed(mine, val, at="best", device="cpu")
+        embed_store(mine, val, at="best", device="cpu")
 
 
 @pytest.mark.parametrize("metadata", [{}, {"step": "x"}, {"step": "-1"}, {"step": "9" * 5000}])
@@ -187,9 +187,7 @@ def test_a_kill_while_best_is_written_leaves_whole_weights(
     else:
         assert step_of(weights_at(tmp_path / "run", "best").parent) == {1: 4, 2: 4, 3: 8}[call]
         load_task(tmp_path / "run", "best")
-    again = tokmill.train(
-        recipe(store, 24), tmp_path / "run", options=options, resume=True, quiet=True
-    )
+    again = tokmill.train(recipe(store, 24), tmp_path / "run", options=options, quiet=True)
     for name, tensor in weights(run, "best").items():
         assert torch.equal(tensor, weights(again.path, "best")[name])
     assert (run / "best/config.json").read_bytes() == (again.path / "best/config.json").read_bytes()

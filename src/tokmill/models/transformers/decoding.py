@@ -1,9 +1,13 @@
-"""Decoding with cached keys and values, so that each id is read once.
+"""A causal Transformer in the style of Llama or of GPT-2, and its decoding with a cache.
 
-It computes the same as `Decoder.forward`, except for rounding, in fewer and larger operations: one
-product for queries, keys and values, and rotary positions as a product of complex numbers, for
-which the values of a pair must be adjacent. (The rows of q and k are put into the same new order,
-so their products do not change.)
+Llama's style: RMSNorm before each branch, rotary positions, SwiGLU, grouped queries, no bias.
+GPT-2's style (Radford et al. 2019): LayerNorm, learned positions, GELU, biases.
+
+Decoding keeps keys and values, so that each id is read once. It computes the same as
+`Decoder.forward`, except for rounding, in fewer and larger operations: one product for queries,
+keys and values, and rotary positions as a product of complex numbers, for which the values of a
+pair must be adjacent. (The rows of q and k are put into the same new order, so their products do
+not change.)
 
 Names of tensors carry their shape: B rows, T new positions, S filled slots, C slots in all, D
 width, H query heads, G key and value heads, K width of a head.
@@ -13,16 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokmill.models.transformers import matmul
+from tokmill.models.model import Cached
+from tokmill.models.model_inputs import Inputs
 from tokmill.models.transformers.attention import attention, causal_attention, rotary
-from tokmill.models.transformers.block import Block
-from tokmill.models.transformers.layers import RMSNorm, gelu
+from tokmill.models.transformers.block import Block, TransformerConfig
+from tokmill.models.transformers.layers import RMSNorm, gelu, product_for
 from tokmill.models.transformers.transformer import Transformer
 
 SLOTS = 64
@@ -118,7 +123,7 @@ class Decoding:
         else:
             x_BTD = x_BTD + model.positions(position_BT)
         x = x_BTD.reshape(rows * length, -1)
-        product = matmul.product_for(x, self.layers[0].qkv[0])
+        product = product_for(x, self.layers[0].qkv[0])
         filled = self.filled + length
         for layer, cache in zip(self.layers, self.caches, strict=True):
             qkv = product(layer.attention_norm(x), *layer.qkv)
@@ -221,3 +226,29 @@ def as_function(norm: nn.Module) -> Function:
     assert isinstance(norm, RMSNorm)
     scale, small = norm.weight, norm.eps
     return lambda x: torch.rms_norm(x, scale.shape, scale, small)
+
+
+class DecoderConfig(TransformerConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sizes and style of a decoder; the defaults are Llama's style."""
+
+    kind: Literal["decoder"] = "decoder"
+    """Which model this is."""
+
+
+class Decoder(Transformer):
+    """The whole backbone. Heads are the task's."""
+
+    Config = DecoderConfig
+    causal = True
+    config: DecoderConfig
+
+    def __init__(self, config: DecoderConfig, inputs: Inputs) -> None:
+        super().__init__(config, inputs)
+
+    @property
+    def adding_scale(self) -> float:
+        """1/sqrt(2 layers), as in GPT-2 (Radford et al. 2019, section 2.3)."""
+        return float((2 * self.config.layers) ** -0.5)
+
+    def cached(self) -> Cached:
+        return Decoding(self)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tokmill.base.errors import UsageError
-from tokmill.models.fields import Fields
 from tokmill.models.model import Model, Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model_inputs import Fields, Inputs
 from tokmill.models.transformers.attention import (
     Rotation,
     Seen,

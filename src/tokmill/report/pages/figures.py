@@ -13,7 +13,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.progress import human_count
-from tokmill.formats.exports import lengths as record_lengths
+from tokmill.formats.notes import lengths as record_lengths
 from tokmill.report.comparison.compare_runs import common_name, seeds_together, settings_of
 from tokmill.report.comparison.comparison_table import csv_text
 from tokmill.report.comparison.run_summaries import RunSummary, read_runs

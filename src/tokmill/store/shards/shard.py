@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.base.bus_error import cut_short
+from tokmill.base.bounds import cut_short
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading, write_file
 from tokmill.base.headers import tensor_header, tensor_header_bytes

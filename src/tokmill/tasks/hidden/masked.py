@@ -27,12 +27,10 @@ from tokmill.store.store import Store
 from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
 from tokmill.tasks.hidden.masked_config import MaskedConfig, check_shares
 from tokmill.tasks.hidden.masking import choose, replaced, wanted
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.next_token import choose_column
 from tokmill.tasks.scores import Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
-from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
-from tokmill.tasks.task_rows import check_cut, cut_rows
+from tokmill.tasks.task_inputs import SEGMENT, Facts, Measures, check_cut, cut_rows, store_inputs
 
 PLACES = "places"
 """Among targets: the positions that are predicted (`models.predicted`); no column is called so."""

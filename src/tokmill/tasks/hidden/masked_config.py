@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from tokmill.base.errors import UsageError
-from tokmill.tasks.task_rows import RowKind
+from tokmill.tasks.task_inputs import RowKind
 
 
 class HiddenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

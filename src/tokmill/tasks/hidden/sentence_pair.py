@@ -25,9 +25,8 @@ from tokmill.store.store import Store
 from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
 from tokmill.tasks.hidden.masked import PLACES, Masked
 from tokmill.tasks.hidden.masked_config import HiddenConfig
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import Scores
-from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
+from tokmill.tasks.task_inputs import SEGMENT, Facts, Measures, store_inputs
 
 RELATION = "relation"
 """A target: 0 if the second half follows the first one, 1 if it is of another record, as in BERT.

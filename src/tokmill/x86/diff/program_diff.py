@@ -22,7 +22,7 @@ from tokmill.x86.diff.same_names import names_of, same_names
 from tokmill.x86.features.function_features import Functions, functions_of
 from tokmill.x86.features.tables import tables_of
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_inputs import find_inputs, graphs_in
+from tokmill.x86.graphs.lifting import find_inputs, graphs_in
 
 LONG = 24
 """Functions with so many instructions are matched at once if no others have the same code."""

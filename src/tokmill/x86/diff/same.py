@@ -11,7 +11,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.features.bags import hash_texts
 from tokmill.x86.features.function_features import Functions, find, import_names, owner_of_blocks
 from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
-from tokmill.x86.image.ranges import numbered
+from tokmill.x86.image.image import numbered
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _IMPORT, _FUNCTION, _ELSEWHERE, _OPERAND = (

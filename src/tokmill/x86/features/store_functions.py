@@ -24,8 +24,8 @@ from tokmill.x86.features.bags import Bag, bag, matrices, normalized, tf_idf
 from tokmill.x86.features.function_features import BAGS, find, functions_of, owner_of_blocks
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_about, read_graph
-from tokmill.x86.graphs.graph_inputs import GRAPH, find_inputs
-from tokmill.x86.image.keys import Key, KeyTemplate
+from tokmill.x86.graphs.lifting import GRAPH, find_inputs
+from tokmill.x86.image.program import Key, KeyTemplate
 
 CODES = "codes"
 """A bag beside `BAGS`: canonical encodings, which differ in more than numbers."""

@@ -14,9 +14,8 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.image import Program
+from tokmill.x86.image.image import Program, distinct, member
 from tokmill.x86.image.program import open_program
-from tokmill.x86.image.ranges import distinct, member
 from tokmill.x86.lift.assign_functions import assemble
 from tokmill.x86.lift.blocks import Blocks
 from tokmill.x86.lift.calls import noreturn

@@ -6,8 +6,7 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, Section
-from tokmill.x86.image.ranges import distinct, member
+from tokmill.x86.image.image import Program, Section, distinct, member
 
 INT3 = 0xCC
 EBX = 3

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import distinct, expand, member
+from tokmill.x86.image.image import Program, distinct, expand, member
 from tokmill.x86.lift.decode import LONGEST, PREFIX, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
 

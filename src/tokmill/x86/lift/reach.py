@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.ranges import distinct, expand, member
+from tokmill.x86.image.image import distinct, expand, member
 from tokmill.x86.lift.decode import FALLS, Flow, Instructions
 
 

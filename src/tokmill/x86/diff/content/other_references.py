@@ -25,7 +25,7 @@ from tokmill.x86.diff.match_blocks import BlockMatches
 from tokmill.x86.diff.result import ProgramChanges, References
 from tokmill.x86.features.function_features import import_names
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.ranges import distinct, expand, member
+from tokmill.x86.image.image import distinct, expand, member
 
 SHOWN = 16
 """Bytes of data that are shown."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.ranges import expand, numbered
+from tokmill.x86.image.image import expand, numbered
 
 
 class Slots(NamedTuple):

@@ -9,8 +9,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import distinct, member, without
+from tokmill.x86.image.image import Program, distinct, member, without
 from tokmill.x86.lift.decode import DIRECT, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
 from tokmill.x86.lift.switches.symbolic import Path

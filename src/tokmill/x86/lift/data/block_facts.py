@@ -6,7 +6,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
-from tokmill.x86.image.image import Program, Section
+from tokmill.x86.image.image import Program, Section, distinct, expand, member, numbered, offsets
 from tokmill.x86.image.program_strings import (
     FEWEST,
     LONGEST_COUNTED,
@@ -14,7 +14,6 @@ from tokmill.x86.image.program_strings import (
     has_counted_strings,
     strings_at,
 )
-from tokmill.x86.image.ranges import distinct, expand, member, numbered, offsets
 from tokmill.x86.lift.code import EBX, Code
 from tokmill.x86.lift.data.pointers import add_pointers
 from tokmill.x86.lift.decode import LONGEST as LONGEST_INSTRUCTION
