@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -164,13 +165,24 @@ def report(
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "",
     width: Width = 1024,
     sample: Sample = None,
+    watch: Annotated[
+        int,
+        typer.Option(
+            metavar="SECONDS", min=0, help="Write it again so often, until all runs have finished."
+        ),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML page about stores, runs and tokenizers, without network and scripts."""
+    from tokmill.report.comparison.run_summaries import find_runs, read_run
     from tokmill.report.pages.page import page
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise UsageError("a report is an .html file", where=str(out), hint="such as -o page.html")
+    # A page of runs that go on is read again by the browser; the last page is not.
+    while watch and not all(read_run(run).finished for path in paths for run in find_runs(path)):
+        page(paths, out, title=title, width=width, sample=sample, refresh=watch)
+        time.sleep(watch)
     with Progress("report", sum(map(_store_bytes, paths))) as bar:
         written = page(paths, out, title=title, width=width, sample=sample, advance=bar.advance)
     if as_json:
