@@ -107,24 +107,21 @@ def _print_columns(results: Mapping[str, Any]) -> None:
 
 def _print_classes(results: Mapping[str, Any]) -> None:
     """Print each class, and which classes were taken for which others."""
-    classes, matrix = results.get("classes", []), results.get("confusion")
-    if not classes:
-        return
-    tables = [classes] if matrix else [sorted(classes, key=itemgetter("f1"))[:MOST_CLASSES]]
-    if not matrix and results["confused"]:
-        tables.append(results["confused"])
-    for lines in tables:
-        print()
-        print_table([*lines[0]], [[*line.values()] for line in lines])
-    if matrix:
+    classes = results.get("classes", [])
+    if "confusion" in results:
         names = [one["class"] for one in classes]
+        lines = zip(names, results["confusion"], strict=True)
+        second = [
+            {"class, predicted as": a, **dict(zip(names, row, strict=True))} for a, row in lines
+        ]
+    else:
+        second = results.get("confused", [])
+        if len(classes) > MOST_CLASSES:
+            say(f"note: of {len(classes):,} classes those with the lowest F1: --json has all")
+        classes = sorted(classes, key=itemgetter("f1"))[:MOST_CLASSES]
+    for table in filter(None, (classes, second)):
         print()
-        print_table(
-            ["class, predicted as", *names],
-            [[name, *row] for name, row in zip(names, matrix, strict=True)],
-        )
-    elif len(classes) > MOST_CLASSES:
-        say(f"note: of {len(classes):,} classes those with the lowest F1: --json has all")
+        print_table([*table[0]], [[*line.values()] for line in table])
 
 
 def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -22,6 +22,7 @@ from tokmill.builds.build import run as build
 from tokmill.builds.execution.resources import Amount
 from tokmill.builds.plan import BuildRecipe, How
 from tokmill.feed.feed import Feed
+from tokmill.feed.rows import Rows
 from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.checks.left_out import input_paths, left_out, line_of
 from tokmill.store.marks import is_store
@@ -34,17 +35,11 @@ from tokmill.tasks.task_inputs import Facts
 from tokmill.training.data import columns_to_read, cut_notes, open_to_evaluate
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.loader import micro_batches
+from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.made import MADE, read_made, segments_of
 from tokmill.training.runs.run import VOCAB, check_engine, check_store, load_task, read_run
 
 STDIN, NEWLINE = "-", 10
-INSTEAD = {
-    "next_token": "`tokmill sample RUN` continues texts",
-    "contrastive": "`tokmill embed RUN STORE` makes vectors",
-    "signature": "`tokmill embed RUN STORE` makes vectors",
-    "schedules": "`tokmill rl eval RUN MODULES` measures its schedules",
-}
-"""Task → what its runs are for."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +67,7 @@ class Predictions:
 
 
 def predict(
-    run: Path | str,
-    input: Path | str,
-    *,
-    at: str = "",
-    device: str = "auto",
-    quiet: bool = True,
+    run: Path | str, input: Path | str, *, at: str = "", device: str = "auto", quiet: bool = True
 ) -> Predictions:
     """Return the classes of the records of an input.
 
@@ -99,7 +89,8 @@ def predict(
         raise UsageError(
             f"the run has learned the task {config.task.kind}, and only `classify` knows classes",
             where=str(run),
-            hint=INSTEAD.get(config.task.kind, "`tokmill eval RUN STORE` measures the run"),
+            hint="`tokmill sample RUN` continues texts, `tokmill embed RUN STORE` makes vectors, "
+            "`tokmill eval RUN STORE` measures any run",
         )
     task, place = load_task(run, at), pick_device(device)
     assert isinstance(task, Classify)
@@ -112,28 +103,41 @@ def predict(
             held.enter_context(ShardCheck([store] if config.data.verify else []))
         check_form(run, task, facts, store)
         rows = task.records(store)
-        names = [name for name in columns_to_read(task, [store]) if name != task.config.column]
-        feed = Feed(rows, config.data.batch, shuffle=False, columns=names)
-        probabilities = np.zeros((len(rows), len(task.names)), np.float32)
-        bar = held.enter_context(Progress("predict", len(rows), unit="records", quiet=quiet))
-        task.to(place)
-        for start in range(0, len(rows), feed.batch_size):
-            entries = np.arange(start, min(start + feed.batch_size, len(rows)))
-            read = feed.make(np.zeros_like(entries), entries)
-            # `prepare` wants labels, and the outputs do not depend on them.
-            read.values = {task.config.column: np.zeros_like(entries)}
-            for part in micro_batches(task.prepare(read), config.run.micro_tokens):
-                with torch.no_grad(), Precision(config.run.precision, place).autocast():
-                    values = task.predicted_values(moved(to_tensors(part, place), place))
-                share = torch.softmax(values.double(), 1)[:, : len(task.names)]
-                probabilities[start + part.entry] = share.cpu().numpy()
-            bar.advance(len(entries))
+        with Progress("predict", len(rows), unit="records", quiet=quiet) as bar:
+            probabilities = shares(task.to(place), config, rows, place, bar)
+        if not np.isfinite(probabilities).all():
+            raise TokmillError(
+                "the outputs are not finite: the training diverged, or weights are damaged",
+                where=str(run),
+                hint="take other weights, with --at best or --at STEP",
+            )
         notes = cut_notes(rows) + (missing_notes(store) if built else [])
         if empty := len(store) - len(rows):
             notes.append(f"{human_count(empty, 'record')} without tokens: no prediction")
         paths = set(input_paths(store).values()) if built else set()
         keys = keys_of(store, rows.spans(np.arange(len(rows)), 0).record, paths)
         return Predictions(task.names, keys, probabilities, task.step, notes)
+
+
+def shares(
+    task: Classify, config: TrainConfig, rows: Rows, place: torch.device, bar: Progress
+) -> Array:
+    """Return the probabilities of the classes, float32 (rows, C)."""
+    names = [n for n in columns_to_read(task, [rows.store]) if n != task.config.column]
+    feed = Feed(rows, config.data.batch, shuffle=False, columns=names)
+    result = np.zeros((len(rows), len(task.names)), np.float32)
+    for start in range(0, len(rows), feed.batch_size):
+        entries = np.arange(start, min(start + feed.batch_size, len(rows)))
+        read = feed.make(np.zeros_like(entries), entries)
+        # `prepare` wants labels, and the outputs do not depend on them.
+        read.values = {task.config.column: np.zeros_like(entries)}
+        for part in micro_batches(task.prepare(read), config.run.micro_tokens):
+            with torch.no_grad(), Precision(config.run.precision, place).autocast():
+                values = task.predicted_values(moved(to_tensors(part, place), place))
+            share = torch.softmax(values.double(), 1)[:, : len(task.names)]
+            result[start + part.entry] = share.cpu().numpy()
+        bar.advance(len(entries))
+    return result
 
 
 @contextlib.contextmanager
@@ -157,12 +161,13 @@ def read_likewise(run: Path, facts: Facts, path: str) -> Iterator[Store]:
         kind: Any = plugins.load(plugins.SOURCES, made.source)
         try:
             chosen = kind.to_predict(made, path, made.segments * lines)
+            text = kind.has_tokenizer and "token" in facts.vocabularies
             vocab = {"vocab": str(run / VOCAB)} if made.options.get("vocab") else {}
             recipe = BuildRecipe(
                 source=chosen.source,
                 inputs=(path,),
                 out=str(Path(folder) / "store"),
-                tokenizer=str(run) if "token" in facts.vocabularies else None,
+                tokenizer=str(run) if text else None,
                 roles=made.roles,
                 options=chosen.options | vocab,
             )

@@ -210,18 +210,14 @@ def class_metrics(predicted: Array, label: Array, names: Sequence[str]) -> dict[
         the second one, as in GLUE's MRPC, else the same mean. With at most `MOST_SHOWN` classes
         also `f1_NAME`, `count_NAME` (records of the class) and `found_NAME` (predicted records).
     """
-    size = max(len(names), int(max(predicted.max(initial=0), label.max(initial=0))) + 1)
-    right = np.bincount(label[predicted == label], minlength=size)
-    of_label, of_found = np.bincount(label, minlength=size), np.bincount(predicted, minlength=size)
-    total = of_label + of_found
-    each = 2 * right / np.maximum(total, 1)
-    macro = float(each[total > 0].mean()) if total.any() else 0.0
-    metrics = {"f1": float(each[1]) if len(names) == 2 else macro, "f1_macro": macro}
-    if len(names) <= MOST_SHOWN:
-        for number, name in enumerate(names):
-            metrics[f"f1_{name}"] = float(each[number])
-            metrics[f"count_{name}"] = int(of_label[number])
-            metrics[f"found_{name}"] = int(of_found[number])
+    classes = class_tables(predicted, label, names)["classes"]
+    there = [one["f1"] for one in classes if one["records"] or one["predicted"]]
+    macro = float(np.mean(there)) if there else 0.0
+    metrics = {"f1": classes[1]["f1"] if len(names) == 2 else macro, "f1_macro": macro}
+    for name, one in zip(names, classes, strict=False) if len(names) <= MOST_SHOWN else ():
+        metrics[f"f1_{name}"] = one["f1"]
+        metrics[f"count_{name}"] = one["records"]
+        metrics[f"found_{name}"] = one["predicted"]
     return metrics
 
 
@@ -239,26 +235,25 @@ def class_tables(predicted: Array, label: Array, names: Sequence[str]) -> dict[s
     size = len(names)
     pairs, counts = np.unique(label * size + predicted, return_counts=True)
     true, found = np.divmod(pairs, size)
-    of_label, of_found, right = (
-        np.bincount(which, weights=weights, minlength=size)
+    records, predictions, right = (
+        np.bincount(which, weights, size).astype(int)
         for which, weights in ((true, counts), (found, counts), (true, counts * (true == found)))
     )
-    shares = (right / np.maximum(of, 0.5) for of in (of_found, of_label, (of_label + of_found) / 2))
+    shares = (
+        right / np.maximum(n, 0.5) for n in (predictions, records, (predictions + records) / 2)
+    )
+    columns = (column.tolist() for column in (records, predictions, *shares))
     keys = ("class", "records", "predicted", "precision", "recall", "f1")
-    numbers = (of_label.astype(int), of_found.astype(int), *shares)
-    values = (names, *(column.tolist() for column in numbers))
-    tables = {
-        "majority": float(of_label.max() / max(len(label), 1)),
-        "classes": [dict(zip(keys, row, strict=True)) for row in zip(*values, strict=True)],
-    }
+    rows = [dict(zip(keys, row, strict=True)) for row in zip(names, *columns, strict=True)]
+    tables = {"majority": float(records.max() / max(len(label), 1)), "classes": rows}
     if size <= LARGEST_TABLE:
-        matrix = np.bincount(pairs, weights=counts, minlength=size * size).astype(int)
-        return tables | {"confusion": matrix.reshape(size, size).tolist()}
+        matrix = np.bincount(pairs, counts, size * size).astype(int).reshape(size, size)
+        return tables | {"confusion": matrix.tolist()}
     wrong = np.flatnonzero(true != found)
     most = wrong[np.argsort(-counts[wrong], kind="stable")][:MOST_PAIRS]
+    confused = zip(*(column[most].tolist() for column in (true, found, counts)), strict=True)
     return tables | {
         "confused": [
-            {"class": names[a], "predicted_as": names[b], "records": n}
-            for a, b, n in zip(*(of[most].tolist() for of in (true, found, counts)), strict=True)
+            {"class": names[a], "predicted_as": names[b], "records": n} for a, b, n in confused
         ]
     }

@@ -24,6 +24,7 @@ from tokmill.cli import main
 from tokmill.inference.predict import predict
 from tokmill.models.model import Tensors
 from tokmill.store.store import Store
+from tokmill.tasks.classify import Classify
 from tokmill.training.runs.run import load_task
 
 torch.set_num_threads(1)
@@ -215,3 +216,12 @@ def test_runs_of_other_tasks_name_their_command(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has learned the task next_token") as error:
         predict(tmp_path / "run", store)
     assert "tokmill sample" in error.value.hint
+
+
+def test_outputs_that_are_no_numbers_are_no_prediction(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Classify.predicted_values
+    monkeypatch.setattr(Classify, "predicted_values", lambda *of: right(*of) * float("nan"))
+    with pytest.raises(TokmillError, match="outputs are not finite"):
+        predict(folder / "run", folder / "train", device="cpu")

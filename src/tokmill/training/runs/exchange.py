@@ -264,35 +264,26 @@ def export_model(
 
 def model_card(run: Path, task: Task, facts: Facts, license: str) -> str:
     """Return the README.md of an exported model."""
-    kind, made = type(task.model).__name__, read_made(run)
+    made, kind = read_made(run), type(task.model).__name__
     data = f"a store of `tokmill build {made.source}`, " if made else ""
     data += f"fingerprint `{facts.fingerprint}`" if facts.fingerprint else "not known"
-    lines = [f"- {kind}, {task.parameter_count():,} parameters, task `{task.config.kind}`"]
-    lines += [f"- rows of {task.length:,} tokens", f"- data: {data}", f"- steps: {task.step:,}"]
-    past = [entry for entry in metrics_of(run) if entry["step"] <= task.step]
-    last = {name: value for entry in past for name, value in entry.items() if value is not None}
-    shown = [name for name in last if name == "loss" or name.startswith("val_")]
-    lines += [f"- {name}: {last[name]:.6g}" for name in shown]
-    loads = {"model": READERS[task.config.kind], "tokenizer": "AutoTokenizer"}
-    if not facts.vocabularies:
-        del loads["tokenizer"]
-    code = [f"from transformers import {', '.join(sorted(loads.values()))}\n"]
-    code += [f'{name} = {reader}.from_pretrained("FOLDER")' for name, reader in loads.items()]
-    return f"""---
-library_name: transformers
-license: {license}
----
-
-# A model trained with tokmill
-
-{chr(10).join(lines)}
-
-The licence is `{license}`; that of the data is not known to the program.
-
-```python
-{chr(10).join(code)}
-```
-"""
+    last: dict[str, float] = {}
+    for entry in metrics_of(run):
+        last |= entry if entry["step"] <= task.step else {}
+    loads = {"model": READERS[task.config.kind]}
+    loads |= {"tokenizer": "AutoTokenizer"} if facts.vocabularies else {}
+    lines = [
+        *("---", "library_name: transformers", f"license: {license}", "---\n"),
+        "# A model trained with tokmill\n",
+        f"- {kind}, {task.parameter_count():,} parameters, task `{task.config.kind}`",
+        *(f"- rows of {task.length:,} tokens", f"- data: {data}", f"- steps: {task.step:,}"),
+        *(f"- {n}: {v}" for n, v in last.items() if n == "loss" or n.startswith("val_")),
+        f"\nThe licence is `{license}`; that of the data is not known to the program.\n",
+        f"```python\nfrom transformers import {', '.join(sorted(loads.values()))}\n",
+        *(f'{name} = {reader}.from_pretrained("FOLDER")' for name, reader in loads.items()),
+        "```\n",
+    ]
+    return "\n".join(lines)
 
 
 def export_file(run: Path | str, path: Path | str, *, at: str = "") -> Path:

@@ -29,7 +29,6 @@ class Learned(Made, frozen=True, kw_only=True):
 
 
 def keep_made(store: Store, out: Path) -> None:
-    """Write source and options of a store, or those of the stores that it was selected from."""
     if made := made_of(store.path):
         write_file(out / MADE, encode(msgspec.structs.replace(made, segments=segments_of(store))))
 
