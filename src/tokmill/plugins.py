@@ -325,6 +325,7 @@ COMMANDS: dict[str, Part] = {
     ),
     "train": Part("tokmill.cli.train_command:train", "", "Train a model on a store."),
     "eval": Part("tokmill.cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
+    "predict": Part("tokmill.cli.predict_command:predict", "", "Tell the classes of records."),
     "embed": Part("tokmill.cli.embed_command:embed", "", "Make vectors of records with a run."),
     "sample": Part(
         "tokmill.cli.sample_command:sample", "", "Continue prompts with a trained model."

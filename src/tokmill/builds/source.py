@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from tokmill.base.errors import UsageError
 from tokmill.base.files import reading
 from tokmill.builds.scan import InputFile
 from tokmill.store.checks.probe import Probe
@@ -145,6 +146,19 @@ class Source(ABC):
     @abstractmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the vocabularies of the store."""
+
+    @classmethod
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
+        """Return source and options that read a file without labels as a store was built (`made`).
+
+        `lines`: texts in a line, if each line is a record; 0: it is a file of this kind.
+        """
+        if lines:
+            raise UsageError(
+                f"a run on a store of {made.source} reads no lines of text",
+                hint=f"give it a store, or what `tokmill build {made.source}` reads",
+            )
+        return made
 
     @classmethod
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:

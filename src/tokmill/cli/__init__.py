@@ -37,7 +37,7 @@ SHORT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't star
 """What errors of the loader, of threads and of libraries say where memory is short."""
 
 PANELS = {
-    "any data": ("build", "train", "eval", "sample", "embed"),
+    "any data": ("build", "train", "eval", "predict", "sample", "embed"),
     "results": ("inspect", "compare", "plot", "report"),
     "files": ("store", "recipe", "model"),
     "text": ("tokenizer",),

@@ -237,6 +237,10 @@ class Task(nn.Module):
         """
         return {}
 
+    def tables(self, results: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return what `tokmill eval` shows besides, of the same results, as values of JSON."""
+        return {}
+
     def start_from(self, place: Path) -> list[str] | None:
         """Take the weights of a run with another task in a way of its own, and return notes on it.
 

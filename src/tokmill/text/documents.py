@@ -29,6 +29,7 @@ from tokmill.builds.source import (
     cut,
 )
 from tokmill.store.checks.probe import Probe, make_probe
+from tokmill.store.manifest import Made
 from tokmill.store.schema import (
     RESERVED,
     Array,
@@ -101,6 +102,14 @@ class DocumentSource(Source):
 
         vocabulary, data = Tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
         return {"token": Frozen(vocabulary, data)}
+
+    @classmethod
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
+        if not lines or not issubclass(cls.Config, TextOptions):
+            return super().to_predict(made, path, lines)
+        shared = (*TextOptions.__struct_fields__, "strip")
+        options = {key: value for key, value in made.options.items() if key in shared}
+        return Made(source="text", options={**options, "record": "line"})
 
     @property
     def schema(self) -> Schema:

@@ -124,9 +124,9 @@ def _print(shared: Shared, executions: Executions) -> None:
 def _trained(store: Store, signatures: str, records: Ints, quiet: bool) -> Floats:
     """Return signatures of records: of an overlay, an .npy file, or a run that makes them."""
     if Path(signatures).is_dir():
-        from tokmill.inference.embed import embed
+        from tokmill.inference.embed import embed_store
 
-        signatures = embed(signatures, store.path, quiet=quiet).overlay
+        signatures = embed_store(signatures, store.path, quiet=quiet).overlay
         say(f"{store.path}: overlay {signatures}")
     units: Floats = VectorTable(store, signatures).units(records).astype(np.float64) / 2048
     return units

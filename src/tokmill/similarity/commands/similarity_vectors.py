@@ -34,9 +34,9 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
     if path.suffix == ".npy":
         return path.stem, read_vectors(path, len(store))
     if (path / "recipe.json").is_file():
-        from tokmill.inference.embed import embed
+        from tokmill.inference.embed import embed_store
 
-        table = embed(path, store.path, at=at, device=device, quiet=quiet)
+        table = embed_store(path, store.path, at=at, device=device, quiet=quiet)
         return path.resolve().name, Store(store.path, [table.overlay]).column("embedding")
     raise UsageError(
         "this is no run and no .npy file",

@@ -47,9 +47,9 @@ def _function_vectors(graph: Graph, run: Path, quiet: bool) -> Array:
             rules=rules,
             vocab="" if rules == "tokmill" else str(vocab),
         )
-        from tokmill.inference.embed import embed
+        from tokmill.inference.embed import embed_store
 
-        made = embed(run, store.path, quiet=quiet)
+        made = embed_store(run, store.path, quiet=quiet)
         return _by_function(graph, Store(store.path, [made.overlay]), made.width)
 
 
