@@ -112,7 +112,9 @@ EXECUTORS: dict[str, Part] = {
 }
 
 MODELS: dict[str, Part] = {
-    "decoder": Part("tokmill.models.transformers.decoding:Decoder", "train", "causal Transformer"),
+    "decoder": Part(
+        "tokmill.models.transformers.transformer:Decoder", "train", "causal Transformer"
+    ),
     "encoder": Part(
         "tokmill.models.transformers.encoder:Encoder", "train", "Transformer that looks both ways"
     ),

@@ -27,8 +27,7 @@ from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
-from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
-from tokmill.store.shards.strings import Strings, ranges
+from tokmill.store.schema import Array, Column, Records, Schema, Strings, id_dtype, ranges
 
 EXPANDS = 2
 SUFFIXES = tuple(f".bb{packing}" for packing in ("", *MAGIC))

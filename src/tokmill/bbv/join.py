@@ -17,8 +17,7 @@ import numpy as np
 from tokmill.bbv.chains import Chains, follow
 from tokmill.bbv.store_blocks import Blocks, Program
 from tokmill.bbv.traces.addresses import PAGE, Addresses, Mapped
-from tokmill.store.schema import Array
-from tokmill.store.shards.strings import ranges
+from tokmill.store.schema import Array, ranges
 
 LEAST_VOTES = 3
 LEAST_SHARE = 0.6

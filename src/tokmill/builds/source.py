@@ -8,13 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal, Protocol, Self
+from typing import Any, BinaryIO, ClassVar, Protocol, Self
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
 from tokmill.base.files import reading
+from tokmill.builds.execution.resources import Resources as Resources
 from tokmill.builds.scan import InputFile
 from tokmill.store.checks.probe import Probe
 from tokmill.store.manifest import Made, Manifest, OtherFile, Overlay, PlannedItem, Reference
@@ -69,18 +70,6 @@ class Hash(Protocol):
     def update(self, data: bytes | memoryview, /) -> None:
         """Add content."""
         ...
-
-
-class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed and memory of a build; no field may change a byte of the store."""
-
-    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
-    threads: bool = True
-    own_process: bool = False
-    """The process runs nothing but this build, so settings of the whole process may be changed."""
-    block_bytes: int = 2 << 20
-    scratch: str = ""
-    """Folder for files that may be lost, shared by all processes of the build; empty: none."""
 
 
 class Frozen(msgspec.Struct, frozen=True):

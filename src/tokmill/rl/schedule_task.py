@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
 from tokmill.mlir.space import LOOPS
-from tokmill.models.model import Group, Tensors, decay_groups
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Group, Inputs, Tensors, decay_groups
 from tokmill.rl import actions, ppo
 from tokmill.rl.actions import Layout, Masks, Scores
 from tokmill.rl.embedding.pretrained import take_encoder

@@ -11,8 +11,7 @@ import numpy as np
 
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import machine_errors, read_file
-from tokmill.store.schema import PHRASE_BIT, Array, Phrases
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Strings
 from tokmill.store.store import Store
 from tokmill.x86.graphs.lifting import graphs_of_path
 from tokmill.x86.image.program import Key

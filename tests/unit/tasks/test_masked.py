@@ -15,7 +15,7 @@ from small_models import small_model
 from task_cases import ROLES, SIZE, recipe, special_store, walks
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.hidden.masked import PLACES, Masked
 from tokmill.tasks.hidden.masked_config import MaskedConfig

@@ -36,8 +36,7 @@ from tokmill.builds.source import (
     hash_until,
 )
 from tokmill.formats.pickles.token_dicts_export import COLUMNS, ONCE, TokenDictsExport, tokens_of
-from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, id_dtype
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, Strings, id_dtype
 
 MOST_PHRASES = 1 << 18
 """Different instructions after which a new table begins."""

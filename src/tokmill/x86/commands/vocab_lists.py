@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +10,14 @@ import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import make_folder, remove, write_file
+from tokmill.formats.notes import write_noted
+from tokmill.formats.pickles.token_dicts_export import pickled_counts
 from tokmill.terminal.options import Json
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.x86.commands.program_options import Out
+from tokmill.x86.tokens.vocabularies.vocabulary import TokenList
 
 MAP = "ids.json"
 BECAME = "tokens.json"
@@ -33,12 +36,10 @@ def export(
     json: Json = False,
 ) -> None:
     """Write vocabularies as asm_tokens.txt …, or with their counts as asm_tokens_dict.pkl …"""
-    from tokmill.x86.tokens.vocabularies import vocabulary_files as files
-
     if form not in FORMATS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
     found, _ = _lists(path)
-    write = files.write_texts if form == "txt" else files.write_counts
+    write = write_texts if form == "txt" else write_counts
     _print_files(write(out, found), json)
 
 
@@ -221,3 +222,49 @@ def _print_files(paths: list[Path], json: bool) -> None:
     else:
         for path in paths:
             print(path)
+
+
+def write_texts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
+    """Write `asm_tokens.txt` …, a token per line in the order of the ids."""
+    return _write(folder, vocabularies, "_tokens.txt", _text)
+
+
+def write_counts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
+    """Write `asm_tokens_dict.pkl` …, {token: frequency} of tokens with a count above 0.
+
+    Raises `TokmillError` for lists without counts.
+    """
+    for tokens in vocabularies.values():
+        if tokens.counts is None:
+            raise TokmillError(
+                f"the list of {tokens.column} has no counts, which a pickle needs",
+                hint="count programs: `tokmill vocab build x86`",
+            )
+    return _write(folder, vocabularies, "_tokens_dict.pkl", _pickle)
+
+
+def _write(
+    folder: Path,
+    vocabularies: Mapping[str, TokenList],
+    ending: str,
+    made: Callable[[TokenList], bytes],
+) -> list[Path]:
+    files = {f"{column}{ending}": made(tokens) for column, tokens in vocabularies.items()}
+    make_folder(folder)
+    # Other scripts write lists with the same names and the same form.
+    return write_noted(folder, f"lists{ending}", "vocabulary", files)
+
+
+def _text(tokens: TokenList) -> bytes:
+    for token in tokens.tokens:
+        if not token or token.splitlines() != [token] or token != token.strip():
+            raise TokmillError(
+                f"the token {token!r} of {tokens.column} cannot be written as a line",
+                hint="the frozen form can have any token",
+            )
+    return "".join(f"{token}\n" for token in tokens.tokens).encode()
+
+
+def _pickle(tokens: TokenList) -> bytes:
+    pairs = zip(tokens.tokens, tokens.counts or (), strict=True)
+    return pickled_counts({token: count for token, count in pairs if count})

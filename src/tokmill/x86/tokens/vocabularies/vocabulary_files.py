@@ -9,16 +9,13 @@ special tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import is_private, machine_errors, make_folder, read_file, write_file
-from tokmill.base.unpickle import Pickle
-from tokmill.formats.notes import write_noted
-from tokmill.formats.pickles.token_dicts_export import pickled_counts
 from tokmill.store.marks import has_store_files
 from tokmill.x86.tokens.rules import COLUMNS
 from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, Vocabularies
@@ -186,7 +183,11 @@ def column_of(path: Path) -> str:
 
 
 def write_vocabularies(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
-    return _write(folder, vocabularies, FROZEN, TokenList.to_json)
+    make_folder(folder)
+    return [
+        write_file(folder / f"{column}{FROZEN}", tokens.to_json())
+        for column, tokens in vocabularies.items()
+    ]
 
 
 def check_target(folder: Path, rules: str) -> None:
@@ -215,54 +216,6 @@ def check_target(folder: Path, rules: str) -> None:
             )
 
 
-def write_texts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
-    """Write `asm_tokens.txt` …, a token per line in the order of the ids."""
-    return _write(folder, vocabularies, "_tokens.txt", _text)
-
-
-def write_counts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
-    """Write `asm_tokens_dict.pkl` …, {token: frequency} of tokens with a count above 0.
-
-    Raises `TokmillError` for lists without counts.
-    """
-    for tokens in vocabularies.values():
-        if tokens.counts is None:
-            raise TokmillError(
-                f"the list of {tokens.column} has no counts, which a pickle needs",
-                hint="count programs: `tokmill vocab build x86`",
-            )
-    return _write(folder, vocabularies, "_tokens_dict.pkl", _pickle)
-
-
-def _write(
-    folder: Path,
-    vocabularies: Mapping[str, TokenList],
-    ending: str,
-    made: Callable[[TokenList], bytes],
-) -> list[Path]:
-    files = {f"{column}{ending}": made(tokens) for column, tokens in vocabularies.items()}
-    make_folder(folder)
-    if ending == FROZEN:
-        return [write_file(folder / name, data) for name, data in files.items()]
-    # Other scripts write lists with the same names and the same form.
-    return write_noted(folder, f"lists{ending}", "vocabulary", files)
-
-
-def _text(tokens: TokenList) -> bytes:
-    for token in tokens.tokens:
-        if not token or token.splitlines() != [token] or token != token.strip():
-            raise TokmillError(
-                f"the token {token!r} of {tokens.column} cannot be written as a line",
-                hint="the frozen form can have any token",
-            )
-    return "".join(f"{token}\n" for token in tokens.tokens).encode()
-
-
-def _pickle(tokens: TokenList) -> bytes:
-    pairs = zip(tokens.tokens, tokens.counts or (), strict=True)
-    return pickled_counts({token: count for token, count in pairs if count})
-
-
 def _lines(path: Path) -> list[str]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -284,6 +237,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _of_pickle(path: Path, column: str, rules: str) -> Found:
+    from tokmill.base.unpickle import Pickle
+
     # The factory of a defaultdict(int), under its name in Python 2.
     value = Pickle(path, ["builtins.long"]).load()
     names: Iterable[Any] = value if isinstance(value, dict | list | set | frozenset) else ()
