@@ -19,8 +19,13 @@ from tokmill.x86.program_source import vocabularies_of
 from tokmill.x86.records import Cutting, Unit, records_of
 from tokmill.x86.tokens.rules import COLUMNS, decode
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, Vocabularies, closed
-from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import (
+    SPECIALS,
+    TokenList,
+    Vocabularies,
+    closed,
+    read_vocabularies,
+)
 from tokmill.x86.walks import Walking
 
 PREFIXES = ("LOCK", "REP", "REPNE", "NOTRACK")

@@ -98,9 +98,7 @@ class TokenDictsSource(Source):
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
         if config.vocab:
-            read = plugins.require(
-                "tokmill.x86.tokens.vocabularies.vocabulary_files"
-            ).read_vocabularies
+            read = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").read_vocabularies
             vocabularies = read(Path(config.vocab))
             return {column: Frozen(*tokens.vocabulary()) for column, tokens in vocabularies.items()}
         counts: dict[str, dict[str, int]] = {column: {} for column in COLUMNS}

@@ -67,7 +67,7 @@ def import_(
     tokens are sorted, and ids.json has the new id of each old one.
     """
     from tokmill.x86.tokens.rules import COLUMNS
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
+    from tokmill.x86.tokens.vocabularies.vocabulary import write_vocabularies
 
     if column and (column not in COLUMNS or len(paths) > 1 or paths[0].is_dir()):
         raise UsageError("--column names the column of one file", hint=" ".join(COLUMNS))
@@ -86,7 +86,7 @@ def import_(
 
 def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Any]:
     """Return column → list; those that do not name their rules get some."""
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists, read_list
+    from tokmill.x86.tokens.vocabularies.vocabulary import find_lists, read_list
 
     result: dict[str, Any] = {}
     for path in paths:
@@ -154,7 +154,7 @@ def compress(
     OUT/ids.json has the new id of each old one, OUT/tokens.json the new token of each old one.
     """
     from tokmill.x86.tokens.vocabularies.operand_classes import compressed
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import read_list, write_vocabularies
+    from tokmill.x86.tokens.vocabularies.vocabulary import read_list, write_vocabularies
 
     if path.is_dir():
         old, ids = _lists(path)
@@ -187,7 +187,7 @@ def compress(
 
 def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
     """Return the vocabularies of a folder or of a store, and the ids of the file as `Found`."""
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists
+    from tokmill.x86.tokens.vocabularies.vocabulary import find_lists
 
     lists = find_lists(path)
     return {n: one.tokens for n, one in lists.items()}, {n: one.ids for n, one in lists.items()}
