@@ -293,7 +293,7 @@ TRACKERS: dict[str, Part] = {
 COMMANDS: dict[str, Part] = {
     # `tokmill NAME`: a function, or a typer app; `cli.PANELS` groups them
     "tokenizer": Part(
-        "tokmill.text.commands.tokenizer_command:app", "", "Train, use and compare tokenizers."
+        "tokmill.text.commands.tokenizer_command:app", "", "Train and use tokenizers."
     ),
     "vocab": Part(
         "tokmill.x86.commands.vocab_command:app", "", "Make and convert vocabularies of x86 code."
