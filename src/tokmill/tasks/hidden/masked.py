@@ -23,8 +23,7 @@ from tokmill.models.model import Group, Inputs, Model, Tensors, predicted
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.masked_config import MaskedConfig, check_shares
-from tokmill.tasks.hidden.masking import choose, replaced, wanted
+from tokmill.tasks.hidden.masking import MaskedConfig, check_shares, choose, replaced, wanted
 from tokmill.tasks.next_token import choose_column
 from tokmill.tasks.scores import Scores, token_scores
 from tokmill.tasks.task import Task, perplexity

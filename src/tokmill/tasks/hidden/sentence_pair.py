@@ -22,7 +22,7 @@ from tokmill.models.heads import Classes, Pooler
 from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.store.store import Store
 from tokmill.tasks.hidden.masked import PLACES, Masked
-from tokmill.tasks.hidden.masked_config import HiddenConfig
+from tokmill.tasks.hidden.masking import HiddenConfig
 from tokmill.tasks.scores import Scores
 from tokmill.tasks.task_inputs import (
     SEGMENT,
