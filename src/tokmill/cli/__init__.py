@@ -17,8 +17,7 @@ from typer.core import TyperGroup
 
 from tokmill import plugins
 from tokmill.base import bounds
-from tokmill.base.bounds import explain_crashes
-from tokmill.base.children.child import keep_out_of_working_directory
+from tokmill.base.bounds import explain_crashes, keep_out_of_working_directory
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
 from tokmill.terminal.lazy import as_command, flowing, lazy_group
