@@ -248,7 +248,8 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
         raise TokmillError(
             "there is no such tokenizer file",
             where=str(path),
-            hint=f"give {tokenizer_json.FORMATS} file",
+            hint=f"give {tokenizer_json.FORMATS} file; of a model of the Hub: "
+            "`hf download openai-community/gpt2 tokenizer.json --local-dir TOKENIZER`",
         )
     raw = read_file(path)
     if not raw:
