@@ -112,7 +112,9 @@ EXECUTORS: dict[str, Part] = {
 }
 
 MODELS: dict[str, Part] = {
-    "decoder": Part("tokmill.models.transformers.decoding:Decoder", "train", "causal Transformer"),
+    "decoder": Part(
+        "tokmill.models.transformers.transformer:Decoder", "train", "causal Transformer"
+    ),
     "encoder": Part(
         "tokmill.models.transformers.encoder:Encoder", "train", "Transformer that looks both ways"
     ),
@@ -291,7 +293,7 @@ TRACKERS: dict[str, Part] = {
 COMMANDS: dict[str, Part] = {
     # `tokmill NAME`: a function, or a typer app; `cli.PANELS` groups them
     "tokenizer": Part(
-        "tokmill.text.commands.tokenizer_command:app", "", "Train, use and compare tokenizers."
+        "tokmill.text.commands.tokenizer_command:app", "", "Train and use tokenizers."
     ),
     "vocab": Part(
         "tokmill.x86.commands.vocab_command:app", "", "Make and convert vocabularies of x86 code."

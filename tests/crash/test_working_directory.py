@@ -227,7 +227,7 @@ def test_figures_are_drawn_by_no_settings_of_the_working_directory(
 
 def test_a_program_of_the_user_has_its_own_environment() -> None:
     """A profiled program may be Python, which finds its modules beside itself."""
-    from tokmill.base.children.child import OURS, environment_of_users
+    from tokmill.base.bounds import OURS, environment_of_users
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONSAFEPATH", OURS)

@@ -159,7 +159,7 @@ def make_text_lists(folder: Path) -> Iterable[Path]:
 
 
 def read_text_lists(folder: Path) -> Any:
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists
+    from tokmill.x86.tokens.vocabularies.vocabulary import find_lists
 
     return {
         name: (one.tokens.tokens, one.tokens.counts) for name, one in find_lists(folder).items()

@@ -10,7 +10,8 @@ called at once, in the thread that faulted: it finds the file by the address and
 A part of a page behind the new end reads as zeros without a signal: `Shard.check_size`.
 
 A decoder of another library may crash on a damaged file. That ends the process with the file's name
-too, if the file is read inside of `bounded`.
+too, if the file is read inside of `bounded`. No program or module is taken from the working
+directory, which may hold the input.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ own_process = False
 is for all threads of a process, so those of programs that import tokmill have none."""
 reading: list[str] = []
 """Files that are read now inside of `bounded`."""
+OURS = "tokmill"
+"""Value of PYTHONSAFEPATH that this program has set; the variable counts if it has any."""
 
 
 @contextlib.contextmanager
@@ -201,3 +204,18 @@ def mapped_at(address: int) -> tuple[str, int]:
             path = "".join(name).replace("\\012", "\n")
             return path, int(offset, 16) + address - first
     return "", 0
+
+
+def keep_out_of_working_directory() -> None:
+    """Let no child of this process find programs or Python modules in its working directory.
+
+    It may hold the input. Python would look there for the modules of `python -m`, of torchrun's
+    processes and of workers; a relative entry of PATH would find programs there.
+    """
+    os.environ.setdefault("PYTHONSAFEPATH", OURS)
+    os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
+
+
+def environment_of_users() -> dict[str, str]:
+    ours = {"PYTHONSAFEPATH": OURS}.items()
+    return {name: value for name, value in os.environ.items() if (name, value) not in ours}

@@ -1,24 +1,41 @@
 """Sources: what a build reads, cut into items and turned into records in columns.
 
-`WholeFiles` are sources whose items are hashed first, then read as a stream of records.
+`WholeFiles` are sources whose items are hashed first, then read as a stream of records. The first
+build of a store's shards writes the probe of its source, all later ones compare with it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal, Protocol, Self
+from typing import Any, BinaryIO, ClassVar, Protocol, Self
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from tokmill.base.errors import UsageError
-from tokmill.base.files import reading
+from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import make_folder, reading, remove, write_file
+from tokmill.base.locks import locked
+from tokmill.builds.execution.resources import Resources as Resources
 from tokmill.builds.scan import InputFile
-from tokmill.store.checks.probe import Probe
-from tokmill.store.manifest import Made, Manifest, OtherFile, Overlay, PlannedItem, Reference
+from tokmill.store import manifest as layout
+from tokmill.store.checks.probe import Probe, compare, probe_digest, probe_path, read_probe
+from tokmill.store.manifest import (
+    Made,
+    Manifest,
+    OtherFile,
+    Overlay,
+    Plan,
+    PlannedItem,
+    Reference,
+    sealed,
+)
 from tokmill.store.schema import Places, Records, Schema
 from tokmill.store.vocab import Vocabulary
 
@@ -70,18 +87,6 @@ class Hash(Protocol):
     def update(self, data: bytes | memoryview, /) -> None:
         """Add content."""
         ...
-
-
-class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed and memory of a build; no field may change a byte of the store."""
-
-    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
-    threads: bool = True
-    own_process: bool = False
-    """The process runs nothing but this build, so settings of the whole process may be changed."""
-    block_bytes: int = 2 << 20
-    scratch: str = ""
-    """Folder for files that may be lost, shared by all processes of the build; empty: none."""
 
 
 class Frozen(msgspec.Struct, frozen=True):
@@ -291,3 +296,70 @@ def hash_until(stop: int, file: BinaryIO, digest: Hash) -> None:
     """Update `digest` with the bytes of a file from its position up to `stop`."""
     while data := file.read(min(1 << 20, stop - file.tell())):
         digest.update(data)
+
+
+PROBE_LOCK = "vocab/.probe.lock"
+HINT = (
+    "use the packages or the --engine with which the store was begun; or build a new store, or "
+    "this one anew with --fresh"
+)
+
+
+def settle_probe(source: Source, store: Path) -> None:
+    """Compare the ids of known texts with those of the store's probe; write a missing probe.
+
+    Raises `TokmillError` if the engine gives other ids.
+    """
+    now = source.probe(())
+    if now is None:
+        return
+    path = probe_path(store)
+    if not path.exists():
+        make_folder(path.parent)
+        lock = store / PROBE_LOCK
+        with locked(lock, "", "", wait=math.inf):
+            if not path.exists():
+                write_file(path, sealed(now))
+            remove(lock)
+    stored = read_probe(store)
+    if stored.texts() != now.texts():
+        now = source.probe(stored.texts()) or now
+    compare(
+        stored.answers,
+        now.answers,
+        where=str(path),
+        who="the engine gives other ids than when the store was begun",
+        hint=HINT,
+    )
+
+
+def restore_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
+    """Write the probe of a store again if it is damaged or lost; say whether it was written.
+
+    `make` makes the source, if it is needed.
+
+    Raises `TokmillError` if the new probe has another digest than the manifest states.
+    """
+    kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
+    if kind.probe is Source.probe:
+        return False
+    wanted = None
+    with contextlib.suppress(TokmillError):
+        wanted = layout.read_sealed(store / "manifest.json", Manifest).probe
+    if probe_path(store).exists() and (not wanted or wanted == probe_digest(store)):
+        with contextlib.suppress(TokmillError):
+            read_probe(store)
+            return False
+    probe = make().probe(())
+    if probe is None:
+        return False
+    data = sealed(probe)
+    if wanted and wanted != hashlib.sha256(data).hexdigest():
+        raise TokmillError(
+            "the probe was damaged, and the engine gives other ids than when the store was built",
+            where=str(probe_path(store)),
+            hint=HINT,
+        )
+    make_folder(store / "vocab")
+    write_file(probe_path(store), data)
+    return True

@@ -21,10 +21,9 @@ from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.base.files import make_folder, remove
 from tokmill.feed.order import key, permute, shard_groups
 from tokmill.feed.rows import Rows
-from tokmill.store.schema import Array
+from tokmill.store.schema import Array, ranges
 from tokmill.store.shards.gather import Spans
 from tokmill.store.shards.shard import SUFFIX, Shard, write_tensors
-from tokmill.store.shards.strings import ranges
 from tokmill.store.store import Store
 
 

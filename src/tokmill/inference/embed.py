@@ -25,7 +25,7 @@ from tokmill.builds.selection.overlay_source import OverlaySource, shard_identit
 from tokmill.builds.source import Frozen, Hash, Item, Resources
 from tokmill.feed.values import Vectors as ReadVectors
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, refuse_vectors
-from tokmill.models.pooling import Pool, check_pool
+from tokmill.models.heads import Pool, check_pool
 from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.manifest import Overlay, canonical_digest
 from tokmill.store.receipts import read_receipts

@@ -29,9 +29,8 @@ from tokmill.store.marks import is_store
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.tasks.classify import Classify
-from tokmill.tasks.hidden.framing import affixes_of
 from tokmill.tasks.task import to_tensors
-from tokmill.tasks.task_inputs import Facts
+from tokmill.tasks.task_inputs import Facts, affixes_of
 from tokmill.training.data import columns_to_read, cut_notes, open_to_evaluate
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.loader import micro_batches

@@ -25,8 +25,7 @@ from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.mlir.modules import generators, importing
 from tokmill.mlir.tokens import field_tokens
-from tokmill.store.schema import Column, Drop, Records, Schema, drops_of, id_dtype
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Column, Drop, Records, Schema, Strings, drops_of, id_dtype
 from tokmill.store.vocab import Vocabulary, find_roles
 
 RULES = "fields 1"

@@ -18,14 +18,21 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.models.heads import Classes, Pooler
-from tokmill.models.model import Group, Model, Tensors, decay_groups
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.classes import check_classes, classes_of
-from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import SEGMENT, Facts, Measures, store_inputs
+from tokmill.tasks.task_inputs import (
+    SEGMENT,
+    Facts,
+    Frame,
+    Measures,
+    frame_of,
+    framed,
+    is_framed,
+    store_inputs,
+)
 
 LABEL = "label"
 """The name of the targets."""

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
 from tokmill.feed.values import Vectors
-from tokmill.models.model import Group, Model, Tensors
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import Pool
+from tokmill.models.heads import Pool
+from tokmill.models.model import Group, Inputs, Model, Tensors
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.scores import Scores

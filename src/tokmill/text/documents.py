@@ -36,9 +36,9 @@ from tokmill.store.schema import (
     Column,
     Records,
     Schema,
+    Strings,
     id_dtype,
 )
-from tokmill.store.shards.strings import Strings
 from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.record_blocks import EXPANDS, is_stream, members

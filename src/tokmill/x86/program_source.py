@@ -29,8 +29,12 @@ from tokmill.x86.image.program import Key, KeyTemplate
 from tokmill.x86.records import Cutting, Unit, nothing, records_of
 from tokmill.x86.tokens.rules import COLUMNS, make_rules
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabularies.vocabulary import TokenList, Vocabularies, closed
-from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import (
+    TokenList,
+    Vocabularies,
+    closed,
+    read_vocabularies,
+)
 from tokmill.x86.walks import Walking, check_counts
 
 EXPANDS = {"function": 1, "block": 6, "walk": 10}

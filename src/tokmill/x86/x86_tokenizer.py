@@ -11,8 +11,7 @@ import numpy as np
 
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import machine_errors, read_file
-from tokmill.store.schema import PHRASE_BIT, Array, Phrases
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Strings
 from tokmill.store.store import Store
 from tokmill.x86.graphs.lifting import graphs_of_path
 from tokmill.x86.image.program import Key
@@ -20,8 +19,13 @@ from tokmill.x86.program_source import vocabularies_of
 from tokmill.x86.records import Cutting, Unit, records_of
 from tokmill.x86.tokens.rules import COLUMNS, decode
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, Vocabularies, closed
-from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import (
+    SPECIALS,
+    TokenList,
+    Vocabularies,
+    closed,
+    read_vocabularies,
+)
 from tokmill.x86.walks import Walking
 
 PREFIXES = ("LOCK", "REP", "REPNE", "NOTRACK")

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Tensors
 from tokmill.models.transformers import layers
 from tokmill.models.transformers.attention import RopeScaling
-from tokmill.models.transformers.decoding import SLOTS, Decoder, DecoderConfig, Decoding
+from tokmill.models.transformers.transformer import SLOTS, Decoder, DecoderConfig, Decoding
 
 STYLES: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -14,8 +14,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.report.describe.shown_records import Reader, matching
 from tokmill.store.checks.validate import validate
-from tokmill.store.schema import Records, each_drop
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Records, Strings, each_drop
 from tokmill.store.store import Store
 from tokmill.x86 import records as records_module
 from tokmill.x86.graph import Edge, Graph

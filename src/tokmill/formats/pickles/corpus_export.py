@@ -18,8 +18,7 @@ from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import inside, make_folder, read_file
 from tokmill.formats import notes
 from tokmill.formats.notes import exporting
-from tokmill.store.schema import Array
-from tokmill.store.shards.strings import joined, take_flat
+from tokmill.store.schema import Array, joined, take_flat
 from tokmill.store.store import Store
 
 CORPUS, VOCABULARY = "corpus.txt", "vocab.txt"

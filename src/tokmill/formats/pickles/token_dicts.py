@@ -36,8 +36,7 @@ from tokmill.builds.source import (
     hash_until,
 )
 from tokmill.formats.pickles.token_dicts_export import COLUMNS, ONCE, TokenDictsExport, tokens_of
-from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, id_dtype
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, Strings, id_dtype
 
 MOST_PHRASES = 1 << 18
 """Different instructions after which a new table begins."""
@@ -99,9 +98,7 @@ class TokenDictsSource(Source):
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
         if config.vocab:
-            read = plugins.require(
-                "tokmill.x86.tokens.vocabularies.vocabulary_files"
-            ).read_vocabularies
+            read = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").read_vocabularies
             vocabularies = read(Path(config.vocab))
             return {column: Frozen(*tokens.vocabulary()) for column, tokens in vocabularies.items()}
         counts: dict[str, dict[str, int]] = {column: {} for column in COLUMNS}

@@ -163,15 +163,13 @@ def frequency(paths: Sequence[Path], sample: int | None = None, column: str = ""
 
 
 def _is_vocabulary(path: Path) -> bool:
-    answer: bool = plugins.require(
-        "tokmill.x86.tokens.vocabularies.vocabulary_files"
-    ).is_vocabulary(path)
+    answer: bool = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").is_vocabulary(path)
     return answer
 
 
 def _counts_of_list(path: Path, column: str) -> Array:
     """Return the counts of a list; in a folder, of the list of `column`, else of the first."""
-    files = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary_files")
+    files = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary")
     if path.is_dir():
         lists = files.find_lists(path)
         if column and column not in lists:

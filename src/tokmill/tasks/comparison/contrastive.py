@@ -16,9 +16,8 @@ from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
-from tokmill.models.model import Model, Tensors
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import Pool, of_sets, vector_of
+from tokmill.models.heads import Pool, of_sets, vector_of
+from tokmill.models.model import Inputs, Model, Tensors
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.tasks.comparison.compared_entries import (

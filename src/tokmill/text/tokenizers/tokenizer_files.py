@@ -248,8 +248,8 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
         raise TokmillError(
             "there is no such tokenizer file",
             where=str(path),
-            hint=f"give {tokenizer_json.FORMATS} file; of a model of the Hub: "
-            "`hf download openai-community/gpt2 tokenizer.json --local-dir TOKENIZER`",
+            hint=f"give {tokenizer_json.FORMATS} file; one of the Hugging Face Hub is fetched by "
+            "`hf download ORGANISATION/MODEL tokenizer.json --local-dir FOLDER`",
         )
     raw = read_file(path)
     if not raw:

@@ -30,9 +30,8 @@ from tokmill.models.transformers.transformer import Transformer
 from tokmill.store.manifest import encode
 from tokmill.store.schema import Column, id_dtype
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.hidden.framing import template_of
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import SEGMENT, Facts
+from tokmill.tasks.task_inputs import SEGMENT, Facts, template_of
 from tokmill.training.engines.tensors import MODEL, write_tensors
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig

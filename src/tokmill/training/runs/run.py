@@ -28,7 +28,7 @@ from tokmill.base.files import inside, make_folder, new_folder, read_file, write
 from tokmill.base.locks import locked
 from tokmill.base.progress import human_metric
 from tokmill.feed.values import Vectors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.store.checks.probe import FILE as PROBE
 from tokmill.store.checks.probe import check_coder, probe_path
 from tokmill.store.manifest import canonical_digest, encode, read_json
@@ -36,9 +36,8 @@ from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.classes import same_classes
-from tokmill.tasks.hidden.framing import affixes_of
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import Facts, column_sizes
+from tokmill.tasks.task_inputs import Facts, affixes_of, column_sizes
 from tokmill.terminal.output import html_table
 from tokmill.training.engines.optimisers.optim import same_rates
 from tokmill.training.launch import resume_command

@@ -17,8 +17,14 @@ from tokmill.x86.diff.match_blocks import BlockMatches, Side, match_blocks
 from tokmill.x86.diff.match_functions import Given, Matched, match_functions
 from tokmill.x86.diff.output.diff_json import DiffFile, diff_file
 from tokmill.x86.diff.result import Diff, Reason, unmatched
-from tokmill.x86.diff.same import Content, block_hashes, content_of, function_hashes
-from tokmill.x86.diff.same_names import names_of, same_names
+from tokmill.x86.diff.same import (
+    Content,
+    block_hashes,
+    content_of,
+    function_hashes,
+    names_of,
+    same_names,
+)
 from tokmill.x86.features.function_features import Functions, functions_of
 from tokmill.x86.features.tables import tables_of
 from tokmill.x86.graph import Graph

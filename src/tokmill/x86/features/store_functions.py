@@ -17,8 +17,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.store.manifest import Plan, read_plan
-from tokmill.store.schema import Array
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Array, Strings
 from tokmill.store.store import Store
 from tokmill.x86.features.bags import Bag, bag, matrices, normalized, tf_idf
 from tokmill.x86.features.function_features import BAGS, find, functions_of, owner_of_blocks

@@ -16,14 +16,14 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import member
-from tokmill.x86.lift.calls.return_addresses import (
+from tokmill.x86.lift.code import (
     CALL,
+    Code,
     leaving_returns,
     local_calls,
     register_calls,
     retpolines,
 )
-from tokmill.x86.lift.code import Code
 
 LONGEST = 15
 """Bytes of the longest instruction."""

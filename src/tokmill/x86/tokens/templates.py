@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill import plugins
-from tokmill.formats.pickles.token_dicts_export import ONCE
 from tokmill.store.schema import Array, id_dtype
 from tokmill.x86.tokens.canonical import LONGEST, canonical
-from tokmill.x86.tokens.rules import COLUMNS, DecodeError, Tokens, make_rules, not_decoded
+from tokmill.x86.tokens.rules import COLUMNS, ONCE, DecodeError, Tokens, make_rules, not_decoded
 from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, UNKNOWN, Vocabularies
 
 _M1 = np.uint64(0x9E3779B97F4A7C15)

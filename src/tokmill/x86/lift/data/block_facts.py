@@ -6,12 +6,18 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
-from tokmill.x86.image.image import Program, Section, distinct, expand, member, numbered, offsets
-from tokmill.x86.image.program_strings import (
+from tokmill.x86.image.image import (
     FEWEST,
     LONGEST_COUNTED,
+    Program,
+    Section,
     counted_strings,
+    distinct,
+    expand,
     has_counted_strings,
+    member,
+    numbered,
+    offsets,
     strings_at,
 )
 from tokmill.x86.lift.code import EBX, Code

@@ -6,9 +6,11 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.image import Program, distinct, member
-from tokmill.x86.image.program_strings import (
+from tokmill.x86.image.image import (
+    Program,
+    distinct,
     has_counted_strings,
+    member,
     strings_at,
 )
 
