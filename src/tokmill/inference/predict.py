@@ -150,8 +150,8 @@ def read_likewise(run: Path, facts: Facts, path: str) -> Iterator[Store]:
             hint="build a store with its vocabulary, and name that in place of the file",
         )
     lines = path == STDIN
-    if not lines and not Path(path).exists():
-        raise TokmillError("there is no such file or folder", where=path, hint="check the path")
+    if not lines and not Path(path).is_file():
+        raise TokmillError("this is no store and no file", where=path, hint="name one of them")
     with tempfile.TemporaryDirectory(prefix="tokmill-predict-") as folder:
         if lines:
             path = str(Path(folder) / "stdin.txt")
