@@ -35,7 +35,7 @@ from tokmill.training.data import columns_to_read, cut_notes, open_to_evaluate
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.made import MADE, read_made, segments_of
+from tokmill.training.runs.input_format import MADE, read_made, segments_of
 from tokmill.training.runs.run import VOCAB, check_engine, check_store, load_task, read_run
 
 STDIN, NEWLINE = "-", 10
