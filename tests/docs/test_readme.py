@@ -51,18 +51,15 @@ def masked(line: str) -> str:
     return " ".join(re.sub(r"[-─━═]{2,}", "--", line).split())
 
 
-def test_commands_run_and_print_what_is_shown(
-    repository: Path, corpus: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
+def check_commands(text: str, folder: Path) -> None:
+    """Run the commands of a document in a folder, and compare what they print with what it shows."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    text = (repository / "README.md").read_text("utf-8")
     found = steps(text)
-    assert found, "the README has no console block"
+    assert found, "there is no console block"
     for step in found:
         done = subprocess.run(
             ["sh", "-c", step.command],
-            cwd=tmp_path,
+            cwd=folder,
             env={**os.environ, "PATH": path, "COLUMNS": "100"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -74,6 +71,14 @@ def test_commands_run_and_print_what_is_shown(
         printed = {masked(line) for line in done.stdout.splitlines()}
         missing = [line for line in step.shown if line != "…" and masked(line) not in printed]
         assert not missing, f"$ {step.command}\nshown: {missing}\nprinted:\n{done.stdout}"
+
+
+def test_commands_run_and_print_what_is_shown(
+    repository: Path, corpus: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
+    text = (repository / "README.md").read_text("utf-8")
+    check_commands(text, tmp_path)
     for code in PYTHON.findall(text):
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
 
