@@ -2,8 +2,8 @@
 
     python scripts/tutorial_pictures.py FOLDER [NAME …]
 
-types the commands of docs/tutorials/NAME.md in FOLDER/NAME and puts a picture of fewer than 60 kB into
-docs/images. Needs chromium.
+types the commands of docs/tutorials/NAME.md in FOLDER/NAME and puts a picture of fewer than 60 kB
+into docs/images. Needs chromium.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class Picture(NamedTuple):
     """Which file of a tutorial is shown, the size of the window, and what is cut out of it."""
 
     file: str
-    window: tuple[int, int]
+    window: tuple[int, int] = (0, 0)
     cut: tuple[int, int, int, int] | None = None
 
 
 PICTURES = {
     "compare-two-programs": Picture("page.html#0", (1000, 1060), (0, 145, 1000, 1020)),
     "find-a-function": Picture("page.html#2-graph", (1400, 1000), (384, 190, 1400, 900)),
+    "points-of-an-execution": Picture("phases.png"),
 }
 
 
@@ -50,18 +51,20 @@ def main() -> None:
     for name in sys.argv[2:] or PICTURES:
         picture = PICTURES[name]
         typed(ROOT / f"docs/tutorials/{name}.md", base / name)
-        shot = base / f"{name}.png"
+        shot = base / name / picture.file
         wide, high = picture.window
-        subprocess.run(
-            [
-                "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                "--hide-scrollbars", f"--user-data-dir={base / 'profile'}",
-                "--blink-settings=preferredColorScheme=1", "--virtual-time-budget=3000",
-                f"--window-size={wide},{high}", f"--screenshot={shot}",
-                f"file://{base / name / picture.file}",
-            ],
-            check=True, capture_output=True,
-        )  # fmt: skip
+        if wide:
+            shot = base / f"{name}.png"
+            subprocess.run(
+                [
+                    "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                    "--hide-scrollbars", f"--user-data-dir={base / 'profile'}",
+                    "--blink-settings=preferredColorScheme=1", "--virtual-time-budget=3000",
+                    f"--window-size={wide},{high}", f"--screenshot={shot}",
+                    f"file://{base / name / picture.file}",
+                ],
+                check=True, capture_output=True,
+            )  # fmt: skip
         target = ROOT / f"docs/images/tutorial-{name}.png"
         image = Image.open(shot).convert("RGB").crop(picture.cut)
         image.quantize(32).save(target, optimize=True)

@@ -52,7 +52,7 @@ def masked(line: str) -> str:
 
 
 def check_commands(text: str, folder: Path) -> None:
-    """Run the commands of a document in a folder, and compare what they print with what it shows."""
+    """Run the commands of a document in a folder; compare what they print with what it shows."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     found = steps(text)
     assert found, "there is no console block"
