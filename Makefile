@@ -19,7 +19,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## real text and programs to trained models and a report, in demo/ (minutes)
-	PATH="$(abspath $(BIN)):$$PATH" sh examples/quickstart.sh
+	$(BIN)/tokmill demo
 
 test: $(VENV)/.installed-dev system-packages  ## every test but the long ones
 	$(PYTEST) -m "not long"

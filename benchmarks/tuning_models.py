@@ -45,7 +45,7 @@ def tuned(name: str, folder: Path, minutes: float) -> dict[str, Any]:
         onnx_models.write(name, folder.parent)
     done = subprocess.run(
         [sys.executable, "-m", "tokmill", "rl", "tune", str(path), "--json", "--quiet",
-         "-o", str(folder / f"{name}"), "--minutes", str(minutes)],
+         "-o", str(folder / f"{name}"), "--max-time", f"{60 * minutes}s"],
         check=True,
         capture_output=True,
         text=True,

@@ -341,6 +341,7 @@ COMMANDS: dict[str, Part] = {
     "report": Part(
         "tokmill.cli.inspect_command:report", "", "Write one HTML page of stores and runs."
     ),
+    "demo": Part("tokmill.cli.demo_command:demo", "", "From text and programs to trained models."),
     "doctor": Part(
         "tokmill.cli.inspect_command:doctor", "", "Check the machine and what is installed."
     ),

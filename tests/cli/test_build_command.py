@@ -122,9 +122,9 @@ def test_explain(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_limit_time_and_going_on(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
+def test_max_time_and_going_on(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
     arguments = ("build", "jsonl", inputs / "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
-    done = tokmill(*arguments, "--limit-time", "1h", "--json")
+    done = tokmill(*arguments, "--max-time", "1h", "--json")
     assert "records/s" in done.stderr
     assert json.loads(done.stdout)["complete"]
 
@@ -150,7 +150,7 @@ def test_select_and_parts(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
         (["jsonl", "a.jsonl", "-o", "s", "--set", "stirp=true", "--tokenizer", TOKENIZER], "stirp"),
         (["jsonl", "a.jsonl", "-o", "s", "--part", "3/2"], "is not i/n"),
         (["jsonl", "a.jsonl", "-o", "s", "--memory", "lots"], "no amount of memory"),
-        (["jsonl", "a.jsonl", "-o", "s", "--limit-time", "soon"], "is not a time"),
+        (["jsonl", "a.jsonl", "-o", "s", "--max-time", "soon"], "is not a time"),
         (["jsonl", "a.jsonl", "-o", "s", "--preset", "fast"], "preset"),
         (["jsonl", "a.jsonl", "-o", "s", "--workers", "-1"], "workers"),
         (["jsonl", "a.jsonl", "-o", "s", "--train", "a.jsonl"], "go together"),
@@ -201,7 +201,7 @@ def test_help_lists_the_options_of_the_recipe(here: Any, kind: str) -> None:
         "parquet": ["--field", "--template", "--explain", "--vocab-size"],
         "select": ["--where", "--ratio", "--rest", "--unique", "--not-in", "--min-length"],
     }[kind]
-    for option in [*options, "--workers", "--dry-run", "--limit-time", "--tokenizer", "--json"]:
+    for option in [*options, "--workers", "--dry-run", "--max-time", "--tokenizer", "--json"]:
         assert option in text, option
 
 

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from tokmill.cli import application
+from tokmill.store.store import Store
 from tokmill.terminal.options import ELSEWHERE, OTHER_NAMES
 
 
@@ -56,10 +57,10 @@ def test_an_option_that_is_no_key(tokmill: Callable[..., Any]) -> None:
     ("typed", "hint"),
     [
         (["validate", "s"], "did you mean `tokmill store validate`?"),
-        (["export", "s"], "`tokmill store export` or `tokmill model export`?"),
-        (["build", "here.txt"], "before the path, name one of: bbv, bin, chat, "),
-        (["store", "export", "here.txt"], "before the path, name one of: bin, corpus, "),
+        (["export", "s"], "`tokmill store export` or `tokmill model export`"),
+        (["store", "export", "here.txt"], "known: bin, corpus, "),
         (["trian", "s"], "did you mean 'train'?"),
+        (["tune", "model.onnx"], "did you mean `tokmill rl tune`?"),
     ],
 )
 def test_an_unknown_command_names_the_one_that_was_meant(
@@ -68,6 +69,24 @@ def test_an_unknown_command_names_the_one_that_was_meant(
     (tmp_path / "here.txt").write_text("text")
     _, err = here(*typed, code=2)
     assert "has no command" in err and hint in err
+
+
+def test_a_path_in_place_of_a_kind(here: Any, tmp_path: Path) -> None:
+    """`inspect` knows what it is, and the build says what it takes it for."""
+    for name, text, kind in (
+        ("a.jsonl", '{"text": "one"}\n{"text": "two"}\n', "jsonl"),
+        ("a.txt", "one text of some words\n", "text"),
+    ):
+        (tmp_path / name).write_text(text)
+        out, _ = here(str(tmp_path / name))
+        assert out.splitlines()[0].split() == ["kind", kind]
+        words = ["--vocab-size", "300", "-q", "-o", str(tmp_path / kind)]
+        _, err = here("build", str(tmp_path / name), *words)
+        assert f"`tokmill build {kind}`" in err
+        assert Store(tmp_path / kind).manifest.recipe["source"] == kind
+    (tmp_path / "empty").mkdir()
+    _, err = here("build", str(tmp_path / "empty"), "-o", str(tmp_path / "no"), code=2)
+    assert "no kind of build is known for it: an empty folder" in err
 
 
 def test_paragraphs_of_help_break_where_the_terminal_ends(
@@ -91,7 +110,7 @@ def test_paragraphs_of_help_break_where_the_terminal_ends(
         ("build text", "--vocab_size", "here it is --vocab-size"),
         ("build jsonl", "--input", "it needs no option: tokmill build jsonl INPUTS"),
         ("build jsonl", "--output", "here it is -o PATH"),
-        ("build jsonl", "--max-minutes", "here it is --limit-time 10m"),
+        ("build jsonl", "--max-minutes", "here it is --max-time 10m"),
         ("build jsonl", "--batch-size", "here it is --preset memory|balanced|speed"),
         ("build jsonl", "--max-length", "`tokmill store export npz STORE --max-length 1024"),
         ("build jsonl", "--stride", "`tokmill store export npz STORE --max-length 1024 --stride"),

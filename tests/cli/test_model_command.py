@@ -179,10 +179,10 @@ def test_a_folder_that_is_not_there(here: Here) -> None:
 
 
 def test_an_imported_run_is_begun_from(checkpoint: Path, here: Here) -> None:
-    """It has no checkpoint that `--resume` could continue."""
+    """It has no checkpoint that could be continued."""
     here("model", "import", checkpoint, "-o", "lmi")
     _, talk = here("model", "import", checkpoint, "-o", "lmi", code=1)
-    assert "tokmill train STORE --from lmi -o NEW" in talk and "--resume" not in talk
+    assert "tokmill train STORE --from lmi -o NEW" in talk
 
 
 def test_taken_folders(run: Path, checkpoint: Path, here: Here, tmp_path: Path) -> None:

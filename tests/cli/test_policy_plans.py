@@ -91,7 +91,7 @@ def test_a_dry_run_and_a_training_say_the_same(
         assert all(f"{name}: {value}" in err for name, value in facts.items())
         assert all(note in err for note in notes)
         # A run that goes on says none of it again.
-        _, err = command(capsys, "--resume", "-o", run)
+        _, err = command(capsys, "-o", run)
         assert "operation features" not in err and "has no effect" not in err
 
 

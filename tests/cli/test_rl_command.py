@@ -40,7 +40,7 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "tune", "relu 8", "-o", ".."], 2, "no file but a folder"),
         (["rl", "tune", "relu 8", "-o", ""], 2, "no file but a folder"),
         (["rl", "tune", "relu 8", "-o", "folder"], 2, "no file but a folder"),
-        (["rl", "tune", "relu 8", "-o", "spec", "--minutes", "1e308"], 2, "--minutes"),
+        (["rl", "tune", "relu 8", "-o", "spec", "--max-time", "1e308"], 2, "is not a time"),
         (["rl", "search", "relu 8", "--seed", str(1 << 63)], 2, "--seed"),
         (["rl", "search", "relu 8", "--runs", str(1 << 64)], 2, "--runs"),
         (["rl", "search", "relu 8", "-o", "pipe"], 5, "pipe"),

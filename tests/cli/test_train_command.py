@@ -82,19 +82,20 @@ def test_train_stop_resume_sample(tokmill: Tokmill, store: Path, tmp_path: Path)
     slow.send_signal(signal.SIGTERM)
     _, talk = slow.communicate(timeout=60)
     assert slow.returncode == 3, talk
-    assert f"interrupted: {out}: stopped by SIGTERM" in talk and "--resume" in talk
+    assert f"interrupted: {out}: stopped by SIGTERM" in talk
     assert "error:" not in talk
-    assert f"tokmill train --resume -o {out}" in talk
-    assert "already holds a run" in tokmill(*arguments, "--steps", "300", code=1).stderr
+    assert f"tokmill train -o {out}" in talk
+    other = tokmill(*arguments, "--steps", "300", "--set", "clip=0.5", code=1).stderr
+    assert "optim.clip: 1.0 → 0.5" in other
     early = tokmill("sample", out, "--tokens", "1").stderr
     assert re.search(r"not finished: samples from step \d+ of 300", early)
-    done = tokmill("train", "-o", out, "--resume", "--json")
+    done = tokmill("train", "-o", out, "--json")
     result = json.loads(done.stdout)
     assert result["step"] == 300
     assert result["val_loss"] < 1.5 and result["val_bits_per_byte"] > 0
     assert "continues from its checkpoint" in done.stderr
 
-    assert "the run is finished" in tokmill("train", "-o", out, "--resume").stderr
+    assert "the run is finished" in tokmill("train", "-o", out).stderr
     greedy = tokmill("sample", out, "--prompt", "one two th", "--temperature", "0")
     assert greedy.stderr.startswith("note: 1 of 1 continuation became longer")
     assert greedy.stdout.startswith("one two three four one")
@@ -119,7 +120,7 @@ def test_a_run_without_a_folder_is_told_the_command(
         assert words[-1] == ("run", "run1")[number] and not Path(words[-1]).exists()
         tokmill(*words[1:], "-q")
         assert Path(words[-1], "model").exists()
-    assert "`tokmill train --resume -o run` continues" in tokmill("train", "run", code=2).stderr
+    assert "`tokmill train -o run` continues" in tokmill("train", "run", code=2).stderr
     assert "tokmill train STORE -o RUN" in tokmill("train", code=2).stderr
 
 
@@ -154,7 +155,7 @@ def test_notes_are_told_when_the_run_begins(tokmill: Tokmill, store: Path, tmp_p
     assert "note: the learning rate rises" in tokmill(*arguments, "--dry-run").stderr
     begun = tokmill(*arguments, "-o", tmp_path / "run", "-q").stderr
     assert begun.startswith("note: the learning rate rises for optim.warmup = 50 steps")
-    assert "note: " not in tokmill("train", "-o", tmp_path / "run", "--resume").stderr
+    assert "note: " not in tokmill("train", "-o", tmp_path / "run").stderr
 
 
 def test_train_for_longer_evaluate_and_start_from(
@@ -163,7 +164,7 @@ def test_train_for_longer_evaluate_and_start_from(
     flat = ["--set", "schedule=constant", "--set", "eval_every=2", *SMALL]
     out = tmp_path / "run"
     tokmill("train", store, "--val", store, "-o", out, "--steps", "3", *flat)
-    tokmill("train", "--resume", "-o", out, "--steps", "4")
+    tokmill("train", "-o", out, "--steps", "4")
     last = json.loads(tokmill("eval", out, store, "--json", "--device", "cpu").stdout)
     assert last["step"] == 4 and last["targets"] > 0 and last["bits_per_byte"] > 0
     assert last["columns"]["token"]["loss"] == pytest.approx(last["loss"], rel=1e-6)
@@ -178,7 +179,7 @@ def test_train_for_longer_evaluate_and_start_from(
     tokmill("train", store, "--from", out, "-o", tmp_path / "next", "--steps", "1", *SMALL)
     lines = (tmp_path / "next/metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["loss"] == pytest.approx(last["loss"], rel=0.1)
-    refused = tokmill("train", "--resume", "-o", tmp_path / "next", "--set", "clip=0.5", code=1)
+    refused = tokmill("train", "-o", tmp_path / "next", "--set", "clip=0.5", code=1)
     assert "optim.clip: 1.0 → 0.5" in refused.stderr and "--from" in refused.stderr
 
 
@@ -200,7 +201,6 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
         (["rl", "train"], 2, "tokmill rl train RECIPE -o RUN"),
         (["rl", "train", "-o", "RUN"], 2, "tokmill rl train RECIPE -o RUN"),
         (["train", "STORE", "--val", "TEXT", "-o", "RUN"], 1, "`tokmill inspect FILE`"),
-        (["train", "--resume", "-o", "RUN"], 2, "there is no run to continue"),
         (["train", "STORE", "-o", "RUN", "--set", "data=3"], 2, "expected `object`"),
         (["train", "-o", "RUN"], 2, "neither a recipe nor a store"),
         (["train", "missing", "-o", "RUN"], 1, "no such recipe or store"),
@@ -263,7 +263,6 @@ def test_sampling_needs_a_tokenizer_that_can_be_read(tokmill: Tokmill, tmp_path:
         ["train", "STORE", "-o", "RUN", "--steps", "0"],
         ["train", "STORE", "-o", "RUN", "--max-time", "soon"],
         ["train", __file__, "-o", "RUN"],
-        ["train", "--resume", "-o", "RUN"],
     ],
     ids=" ".join,
 )

@@ -79,7 +79,7 @@ def test_the_time_begins_before_the_model_is_read(form: str, tmp_path: Path, cap
             f"{kind} @f(%a: tensor<4xf32>) -> tensor<4xf32> {{ {end} %a : tensor<4xf32> }}"
         )
     with pytest.raises(SystemExit) as ended:
-        main(["rl", "tune", str(model), "-o", str(tmp_path / "some"), "--minutes=.0001"])
+        main(["rl", "tune", str(model), "-o", str(tmp_path / "some"), "--max-time=0.006s"])
     assert ended.value.code == 1
     assert "hint: allow more minutes" in capsys.readouterr().err
     assert not list(tmp_path.glob("some*"))

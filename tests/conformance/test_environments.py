@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             with pytest.MonkeyPatch.context() as inner, pytest.raises(Interrupted):
                 stop_after(3, inner)
                 tokmill.train(value, folder / name / "parts", quiet=True)
-            tokmill.train(None, folder / name / "parts", resume=True, quiet=True)
+            tokmill.train(None, folder / name / "parts", quiet=True)
     return folder
 
 

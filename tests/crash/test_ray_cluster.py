@@ -171,7 +171,7 @@ def test_a_build_that_is_stopped_goes_on(
 
 
 def test_a_time_limit_ends_all_nodes(ray: Any, case: Case, tmp_path: Path) -> None:
-    ran = case.run(tmp_path / "s", *on(ray), "--limit-time", "4s")
+    ran = case.run(tmp_path / "s", *on(ray), "--max-time", "4s")
     assert ran.returncode == 0 and "Traceback" not in ran.stderr, ran.stderr
     assert "(partial)" in ran.stdout, ran.stdout
     assert validate(Store(tmp_path / "s")).ok

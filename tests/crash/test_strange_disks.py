@@ -156,7 +156,7 @@ def test_a_pipe_in_a_run_keeps_nobody_waiting(tmp_path: Path) -> None:
             refused(describe, run),
             refused(evaluate, run, store, device="cpu"),
             refused(tokmill.sample, run, "", tokens=1),
-            refused(tokmill.train, recipe(store, 6), run, resume=True, quiet=True),
+            refused(tokmill.train, recipe(store, 6), run, quiet=True),
         ]
         if any("neither a file nor a folder" in one for one in why):
             seen.add(name)

@@ -114,7 +114,7 @@ def test_the_fingerprint_of_the_tour_is_what_a_clone_makes(
     repository: Path, tmp_path: Path
 ) -> None:
     """The demo's text comes of pinned packages, so it is the same everywhere."""
-    script = repository / "scripts" / "demo_text.py"
+    script = repository / "examples/demo/demo_text.py"
     subprocess.run([sys.executable, script, tmp_path / "text"], check=True)
     words = [tmp_path / "text/train.txt", "--vocab-size", "4096", "-o", tmp_path / "store"]
     done = subprocess.run(

@@ -96,18 +96,18 @@ def test_stopped_killed_and_continued(training: Training, store: Path) -> None:
     training.wait_for(training.steps)
     workers(first)[1].kill()
     said = ended(first, 5)
-    assert "process 1 was killed by SIGKILL" in said and "--resume" in said
+    assert "process 1 was killed by SIGKILL" in said and "the same command continues" in said
 
     reached = training.steps()
-    second = training.start("--resume")
+    second = training.start()
     training.wait_for(lambda: training.steps() > reached)
     second.send_signal(signal.SIGINT)
     said = ended(second, 3)
     assert "continues from its checkpoint" in said and "checkpoint saved" in said
-    assert f"tokmill train --resume -o {training.out} --processes 2" in said
+    assert f"tokmill train -o {training.out} --processes 2" in said
 
     reached = training.steps()
-    said = ended(training.start("--resume", "--max-time", "0.5s"), 3)
+    said = ended(training.start("--max-time", "0.5s"), 3)
     assert "stopped by the time limit" in said and training.steps() >= reached
 
 

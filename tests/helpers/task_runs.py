@@ -39,7 +39,7 @@ def train_all(names: Iterable[str], recipe: Callable[[str], dict[str, Any]], fol
                     tokmill.train(recipe(name), out, quiet=True)
                 except (Interrupted, SystemExit):
                     end_group()
-                    tokmill.train(recipe(name), out, resume=True, quiet=True)
+                    tokmill.train(recipe(name), out, quiet=True)
 
 
 def same(left: Path, right: Path, *names: str) -> None:

@@ -37,10 +37,14 @@ SHORT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't star
 """What errors of the loader, of threads and of libraries say where memory is short."""
 
 PANELS = {
-    "data": ("tokenizer", "vocab", "build", "store"),
-    "programs": ("cfg", "diff", "similarity", "spell", "bbv", "simpoint", "rl"),
-    "training": ("train", "eval", "embed", "serve", "sample", "model"),
-    "looking": ("inspect", "compare", "plot", "report", "doctor", "recipe"),
+    "any data": ("build", "train", "eval", "sample", "embed"),
+    "results": ("inspect", "compare", "plot", "report"),
+    "files": ("store", "recipe", "model"),
+    "text": ("tokenizer",),
+    "programs": ("diff", "similarity", "cfg", "vocab", "spell"),
+    "executions": ("bbv", "simpoint"),
+    "MLIR": ("rl",),
+    "this machine": ("demo", "doctor"),
 }
 """Panel of `tokmill --help` → its commands, in this order; those of plug-ins come last."""
 OTHERS = "plug-ins"
@@ -73,10 +77,11 @@ def application() -> TyperGroup:
     """Return the whole command tree."""
     return lazy_group(
         "tokmill",
-        "Text, JSON Lines, Parquet, x86 programs, executions, MLIR modules and token files to "
-        "checked token stores, and models trained on them.",
+        "Train and compare sequence models on text and on machine code. `tokmill demo` shows how, "
+        "`tokmill inspect FILE` says what can be done with a file.",
         listed,
         load_command,
+        lambda words: ["inspect", *words],
         params=general_options(),
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )

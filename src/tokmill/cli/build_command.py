@@ -67,7 +67,7 @@ class Running(msgspec.Struct, frozen=True):
     """Address of a Ray cluster, as 10.0.0.1:6379."""
     part: str = ""
     """i/n: this machine's part of a shared build."""
-    limit_time: str = ""
+    max_time: str = ""
     """Stop after this time, such as 10m."""
     max_rejects: float = 0.01
     """Largest share of rejected records."""
@@ -84,7 +84,7 @@ class Running(msgspec.Struct, frozen=True):
         return How(
             amount=recipe.convert(Amount, amount, "command line"),
             part=_part(self.part) if self.part else None,
-            limit_seconds=parse_seconds(self.limit_time) if self.limit_time else None,
+            limit_seconds=parse_seconds(self.max_time) if self.max_time else None,
             max_rejects=self.max_rejects,
             fresh=self.fresh,
             yes=self.yes,
@@ -109,12 +109,32 @@ def load_kind(name: str) -> Any:
     )
 
 
+def with_kind(words: list[str]) -> list[str]:
+    """Put before a path the kind of build that `inspect` names for it, and say so."""
+    if words[0].endswith(".toml"):
+        return words
+    from tokmill.report.describe.inspect import describe
+
+    facts = describe(words[0])
+    kind = re.match(r"tokmill build ([a-z0-9-]+) ", facts.get("next", ""))
+    if kind is None:
+        raise UsageError(
+            f"no kind of build is known for it: {facts['what']}",
+            where=words[0],
+            hint="name one: tokmill build KIND INPUT… (`tokmill build --help` lists them)",
+        )
+    say(f"note: {words[0]} is {facts['what']}: `tokmill build {kind[1]}`")
+    return [kind[1], *words]
+
+
 command = lazy_group(
     "build",
     "Turn inputs into a token store; the same command again continues or grows it. "
-    "`tokmill build KIND INPUT… -o STORE`, or `tokmill build RECIPE.toml`.",
+    "`tokmill build KIND INPUT… -o STORE`, or `tokmill build RECIPE.toml`; without KIND, what "
+    "`tokmill inspect INPUT` says.",
     lambda: {name: (None, f"From {part.help}.") for name, part in plugins.SOURCES.items()},
     load_kind,
+    with_kind,
 )
 
 

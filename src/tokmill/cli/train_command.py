@@ -35,14 +35,15 @@ Recipe = Annotated[
     Path | None,
     typer.Argument(
         metavar="RECIPE|STORE",
-        help="A recipe, or a store to train a small decoder on. With --resume it may be left "
-        "out: the run's own recipe is used.",
+        help="A recipe, or a store to train a small decoder on. It may be left out where RUN is "
+        "there: its own recipe is used.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="RUN", help="Folder of the run.")]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume", help="Continue from the newest checkpoint; if there is none, begin."),
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "-o", "--out", metavar="RUN", help="Folder of the run; a run that is there is continued."
+    ),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print shapes, sizes and memory, and do nothing.")
@@ -87,7 +88,6 @@ def _train(
     context: typer.Context,
     recipe: Recipe = None,
     out: Out = None,
-    resume: Resume = False,
     dry_run: DryRun = False,
     set_: Set = None,
     config_: Config = None,
@@ -102,7 +102,7 @@ def _train(
     chosen = given(more)
     launch = Launch(**{key: chosen.pop(key) for key in [*chosen] if key in LAUNCH})
     options = _options(set_, config_, data, start, chosen)
-    if recipe is None and not (data or config_ or set_ or resume):
+    if recipe is None and not (data or config_ or set_ or _is_run(out)):
         wanted = "RECIPE" if context.command_path.endswith(" rl train") else "STORE"
         raise UsageError(
             "there is neither a recipe nor a store",
@@ -114,14 +114,20 @@ def _train(
     launch.check()
     with launching.one_a_machine():
         world = max(launch.processes * launch.nodes, launching.place().world)
-        config = resolving.resolve(recipe, out or Path("RUN"), options, resume, world)
+        config = resolving.resolve(recipe, out or Path("RUN"), options, world)
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
-        _dry_run(config, launch, line, resume, as_json)
+        _dry_run(config, launch, line, _is_run(out), as_json)
         return
-    result = _run(launch, recipe, out, options, resume, line, context.obj, quiet)
+    result = _run(launch, recipe, out, options, line, context.obj, quiet)
     if result is not None:
         _print_result(result, quiet, as_json)
+
+
+def _is_run(out: Path | None) -> bool:
+    from tokmill.training.recipe import read_recipe
+
+    return out is not None and (out / read_recipe.RECIPE).exists()
 
 
 LAUNCH = Launch.__struct_fields__
@@ -132,7 +138,7 @@ train = with_parameters(
         *struct_parameters(RunConfig, only=SHORT, prefix="run."),
         *struct_parameters(Launch, "several processes", prefix=None),
     ],
-    "Train a model on token stores; --resume continues a stopped run to the last bit.",
+    "Train a model on token stores; the same command continues a stopped run to the last bit.",
 )
 
 
@@ -188,12 +194,12 @@ def _no_folder(recipe: Path | None, has_data: bool, words: list[str]) -> UsageEr
     return UsageError("the run needs a folder", hint=hint)
 
 
-def _dry_run(config: Any, launch: Launch, line: str, resume: bool, as_json: bool) -> None:
+def _dry_run(config: Any, launch: Launch, line: str, continues: bool, as_json: bool) -> None:
     from tokmill.training.budget.estimate import estimate
     from tokmill.training.recipe.check_recipe import notes
 
     plan = estimate(config, launch.processes * launch.nodes, launch.processes, timed=True)
-    if not launching.place().rank and not resume:
+    if not launching.place().rank and not continues:
         for note in notes(config):
             say(f"note: {note}")
     if plan["memory_warning"]:
@@ -206,24 +212,21 @@ def _run(
     recipe: Path | None,
     out: Path,
     options: dict[str, Any],
-    resume: bool,
     line: str,
     words: list[str],
     quiet: bool,
 ) -> Any:
     """Train, here or by torchrun; return the run, or None in all but the first process."""
-    from tokmill.training.recipe import read_recipe
-
     try:
         if line:
             say(line)
             raise typer.Exit(launch.run(words))
         from tokmill.training import session as loop
 
-        result = loop.train(recipe, out, options=options, resume=resume, quiet=quiet)
+        result = loop.train(recipe, out, options=options, quiet=quiet)
     except KeyboardInterrupt:
         # The run has not begun, or a second signal came before the checkpoint was saved.
-        if not (out / read_recipe.RECIPE).exists():
+        if not _is_run(out):
             raise
         raise Interrupted(
             "stopped at once; nothing was saved since the last checkpoint",

@@ -22,6 +22,14 @@ class LazyGroup(TyperGroup):
 
     table: Callable[[], dict[str, tuple[str | None, str]]]
     load: Callable[[str], Any]
+    before: Callable[[list[str]], list[str]] | None = None
+    """Puts the command before words that begin with a path."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command's name, the command, and its words; a path may stand for a name."""
+        if self.before and args[0] not in self.table() and os.path.exists(args[0]):
+            args = self.before(args)
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the table."""
@@ -42,15 +50,13 @@ class LazyGroup(TyperGroup):
         return command
 
     def _hint(self, ctx: Any, name: str) -> str:
-        """Return a hint: a group with this command, what is missing before a path, or names."""
+        """Return a hint: a group with this command, or names."""
         deeper = {inner: self.load(inner) for inner in self.table()}
         groups = {inner: group.list_commands(ctx) for inner, group in deeper.items()
                   if isinstance(group, TyperGroup)}  # fmt: skip
         if holders := [inner for inner, names in groups.items() if name in names]:
             named = (f"`{ctx.command_path} {holder} {name}`" for holder in holders)
             return f"did you mean {' or '.join(named)}?"
-        if os.path.exists(name):
-            return f"before the path, name one of: {', '.join(sorted(self.table()))}"
         return nearest(name, self.table())
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -64,10 +70,11 @@ def lazy_group(
     help_text: str,
     table: Callable[[], dict[str, tuple[str | None, str]]],
     load: Callable[[str], Any],
+    before: Callable[[list[str]], list[str]] | None = None,
     **settings: Any,
 ) -> LazyGroup:
     group = LazyGroup(name=name, help=help_text, no_args_is_help=True, **settings)
-    group.table, group.load = table, load
+    group.table, group.load, group.before = table, load, before
     return group
 
 

@@ -28,7 +28,7 @@ OTHER_NAMES = {
     "batch-size": "--preset memory|balanced|speed, which sets the size of blocks",
     "deepspeed": "--engine deepspeed",
     "max-length": "--max-tokens N",
-    "max-minutes": "--limit-time 10m",
+    **dict.fromkeys(["limit-time", "max-minutes", "minutes", "timeout"], "--max-time 10m"),
     "merge-type": "--key function,level, which makes a dict; without it the file is a list",
     "min-length": "--min-tokens N",
     "num-workers": "--workers N",

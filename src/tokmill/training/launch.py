@@ -79,7 +79,7 @@ def resume_flags() -> str:
 
 
 def resume_command(run: Path) -> str:
-    return f"tokmill train --resume -o {shlex.quote(str(run))}{resume_flags()}"
+    return f"tokmill train -o {shlex.quote(str(run))}{resume_flags()}"
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ class Launch(msgspec.Struct, frozen=True):
         raise MachineError(
             f"process {rank} was killed by {name}" if name else "a process elsewhere ended",
             hint="if memory ran out, a smaller run.micro_tokens needs less of it; "
-            "the same command with --resume continues from the newest checkpoint",
+            "the same command continues from the newest checkpoint",
         )
 
 

@@ -127,18 +127,16 @@ def train(
     out: Path | str,
     *,
     options: Mapping[str, Any] | None = None,
-    resume: bool = False,
     quiet: bool = False,
 ) -> Run:
     """Train a model and return its run.
 
     Args:
         recipe: a TOML file, the folder of a store (all else default), or a recipe as nested dicts;
-            None with `resume`: the run's own.
-        out: folder of the run.
+            None: that of the run in `out`.
+        out: folder of the run; a run that lies there is continued from its newest checkpoint.
         options: nested dicts over the recipe, such as `{"run": {"steps": 100}}`; `settings` may
             list files of settings in JSON, which go below the others.
-        resume: continue the run in `out` from its newest checkpoint; begin where there is none.
         quiet: print nothing but notes on doubtful settings of the recipe.
 
     Raises:
@@ -149,12 +147,12 @@ def train(
     out = Path(out)
     with one_a_machine():
         world = place().world
-        config = with_epochs(resolve(recipe, out, options or {}, resume, world), world)
+        config = with_epochs(resolve(recipe, out, options or {}, world), world)
     until = time.monotonic() + seconds(config.run.max_time)
     with (
         make_engine(config.run, config.engine) as engine,
         Stop(until, ends_at_second=place().world == 1) as stop,
-        engine.lead(runs.open_run(out, config, resume)),
+        engine.lead(runs.open_run(out, config)),
     ):
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
         stores = open_stores(config.data) if kind.reads_stores else []

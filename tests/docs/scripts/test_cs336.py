@@ -244,7 +244,7 @@ def test_a_run_goes_on_to_the_same_weights(played: Played, tmp_path: Path) -> No
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     for name in ("model", "checkpoints/step-00000004"):
         shutil.rmtree(tmp_path / "stopped" / name)
-    played.run(f"tokmill train -o {tmp_path}/stopped --resume")
+    played.run(f"tokmill train -o {tmp_path}/stopped")
     whole, stopped = (tmp_path / name / "model/model.safetensors" for name in ("whole", "stopped"))
     assert whole.read_bytes() == stopped.read_bytes()
     found = losses(tmp_path / "whole")

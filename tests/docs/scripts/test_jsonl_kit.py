@@ -199,7 +199,7 @@ def test_any_windows(played: Played, tmp_path: Path, length: int, stride: int) -
         ("--tokenizer-path x", "--tokenizer"),
         ("--input x", "tokmill build jsonl INPUTS"),
         ("--output x", "-o PATH"),
-        ("--max-minutes 10", "--limit-time 10m"),
+        ("--max-minutes 10", "--max-time 10m"),
         ("--max-length 512", "store export npz"),
         ("--stride 256", "store export npz"),
     ],
@@ -222,7 +222,7 @@ def test_presets_change_no_byte(played: Played) -> None:
 @checks("`track_tokenization_progress`", "`implement_checkpointing`")
 def test_a_part_is_kept_and_the_rest_follows(played: Played, tmp_path: Path) -> None:
     """At signals too: tests/crash/test_processes.py."""
-    output = played.run(f"{BUILD} -o {tmp_path}/part --limit-time 0.001s")
+    output = played.run(f"{BUILD} -o {tmp_path}/part --max-time 0.001s")
     assert "time limit reached" in output and "The whole input would take" in output
     assert "records/s" in output and "B/s" in output
     assert "memory" in output and "on disk" in output

@@ -82,7 +82,7 @@ def test_a_replay_is_equal_to_the_bit_stopped_or_not(
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
         stop_after(3, patch)
         tokmill.train(value, tmp_path / "parts", quiet=True)
-    tokmill.train(None, tmp_path / "parts", resume=True, quiet=True)
+    tokmill.train(None, tmp_path / "parts", quiet=True)
     kept = weights(recorded / "run")
     for name in ("whole", "parts"):
         found = weights(tmp_path / name)
@@ -104,7 +104,7 @@ def test_lost_measurements_are_told_of(tmp_path: Path, capsys: pytest.CaptureFix
     for file in tmp_path.glob("cache*"):
         file.unlink()
     capsys.readouterr()
-    tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+    tokmill.train(None, tmp_path / "run", quiet=True)
     assert "measured anew" in capsys.readouterr().err
 
 
@@ -126,10 +126,10 @@ def test_a_module_that_became_another_one_is_noticed(what: str, tmp_path: Path) 
         name = "b.mlir" if what == "has changed" else "c.mlir"
         (modules / name).write_text(problem.of_line("matmul 8 16 32").text)
     with pytest.raises(TokmillError, match=rf"the module .*[bc].* {what} since the run began"):
-        tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+        tokmill.train(None, tmp_path / "run", quiet=True)
     (modules / "b.mlir").write_text(kept)
     (modules / "c.mlir").unlink(missing_ok=True)
-    tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+    tokmill.train(None, tmp_path / "run", quiet=True)
 
 
 def test_what_gives_no_result_does_not_end_it(

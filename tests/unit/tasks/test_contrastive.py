@@ -278,4 +278,4 @@ def test_a_referred_store_that_changed_ends_a_resume(stores: Path, tmp_path: Pat
     shutil.rmtree(tmp_path / "stores/functions")
     labelled(tmp_path / "stores/functions", seed=9)
     with pytest.raises(TokmillError, match="refers to"):
-        tokmill.train(value, tmp_path / "run", resume=True, quiet=True)
+        tokmill.train(value, tmp_path / "run", quiet=True)

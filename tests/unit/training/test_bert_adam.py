@@ -171,7 +171,7 @@ def test_it_learns_and_goes_on_to_the_bit(store: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
         stop_after(5, patch)
         tokmill.train(value, tmp_path / "parts", quiet=True)
-    tokmill.train(None, tmp_path / "parts", resume=True, quiet=True)
+    tokmill.train(None, tmp_path / "parts", quiet=True)
     for name in ("model.safetensors", "optimizer.safetensors"):
         files = [tmp_path / run / LAST / name for run in ("whole", "parts")]
         assert files[0].read_bytes() == files[1].read_bytes()

@@ -101,7 +101,7 @@ def in_two(store: Path, folder: Path) -> None:
                     tokmill.train(value, out, quiet=True)
                 except (Interrupted, SystemExit):
                     end_group()
-                    tokmill.train(value, out, resume=True, quiet=True)
+                    tokmill.train(value, out, quiet=True)
 
 
 def end_group() -> None:
@@ -135,7 +135,7 @@ def test_it_goes_on_in_one_process(runs: Path, store: Path, tmp_path: Path) -> N
     shutil.copytree(runs / "ddp/parts", tmp_path / "run")
     for name in (LAST, "model"):
         shutil.rmtree(tmp_path / "run" / name)
-    tokmill.train(recipe(store, micro_tokens=48), tmp_path / "run", resume=True, quiet=True)
+    tokmill.train(recipe(store, micro_tokens=48), tmp_path / "run", quiet=True)
     same_training(tmp_path / "run", runs / "single")
 
 

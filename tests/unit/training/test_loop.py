@@ -80,7 +80,7 @@ def test_resume_is_exact_to_the_last_bit(
             tokmill.train(recipe(store), tmp_path / "parts", options=options, quiet=True)
     torch.manual_seed(99)
     random.seed(99)
-    parts = tokmill.train(None, tmp_path / "parts", resume=True, quiet=True)
+    parts = tokmill.train(None, tmp_path / "parts", quiet=True)
     last = "checkpoints/step-00000020"
     for name in ("model.safetensors", "optimizer.safetensors", "rng-00000.json"):
         left, right = (run.path / last / name for run in (whole, parts))
@@ -105,7 +105,7 @@ def test_a_killed_run_forgets_the_steps_after_its_checkpoint(
     with open(tmp_path / "parts/metrics.jsonl", "a") as lines:
         lines.write('{"step": 10, "lo')
     (tmp_path / "parts/checkpoints/.tmp-step-00000009").mkdir()
-    parts = tokmill.train(plain, tmp_path / "parts", resume=True, quiet=True)
+    parts = tokmill.train(plain, tmp_path / "parts", quiet=True)
     assert losses(whole.path) == losses(parts.path)
     assert len(read_metrics(parts.path / "metrics.jsonl")) == 12
     names = sorted(path.name for path in (parts.path / "checkpoints").iterdir())
@@ -126,7 +126,7 @@ def test_a_finished_run_stays_as_it_is(
 ) -> None:
     first = tokmill.train(recipe(store, 5), tmp_path / "run", quiet=True)
     before = {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
-    again = tokmill.train(recipe(store, 5), tmp_path / "run", resume=True)
+    again = tokmill.train(recipe(store, 5), tmp_path / "run")
     assert "the run is finished" in capsys.readouterr().err
     assert again.step == 5 and again.metrics["loss"] == first.metrics["loss"]
     assert before == {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
@@ -149,19 +149,21 @@ def test_the_time_limit_saves_and_stops(store: Path, tmp_path: Path) -> None:
         tokmill.train(recipe(store, 10**6, run={"max_time": "0.5s"}), tmp_path / "run", quiet=True)
     assert caught.value.exit_code == 3
     assert "checkpoint saved" in caught.value.what
-    assert caught.value.hint == f"`tokmill train --resume -o {tmp_path / 'run'}` continues"
+    assert caught.value.hint == f"`tokmill train -o {tmp_path / 'run'}` continues"
     assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
 
 
 def test_a_taken_folder_is_refused(store: Path, tmp_path: Path) -> None:
-    tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
-    with pytest.raises(TokmillError, match="already holds a run") as caught:
-        tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
-    assert "--resume" in caught.value.hint
+    """Also if it holds a run that another recipe made."""
+    first = tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
+    with pytest.raises(TokmillError, match="batch") as caught:
+        tokmill.train(recipe(store, 1, data={"batch": 3}), tmp_path / "run", quiet=True)
+    assert "--from" in caught.value.hint
+    assert tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True).step == first.step
     (tmp_path / "other").mkdir()
     (tmp_path / "other/letter.txt").touch()
     with pytest.raises(TokmillError, match="other files and no run"):
-        tokmill.train(recipe(store, 1), tmp_path / "other", resume=True, quiet=True)
+        tokmill.train(recipe(store, 1), tmp_path / "other", quiet=True)
 
 
 def test_a_refused_start_leaves_no_folder(tmp_path: Path) -> None:
@@ -181,9 +183,9 @@ def test_a_run_that_stopped_before_its_first_step_goes_on(store: Path, tmp_path:
     assert (tmp_path / "run/recipe.json").exists()
     options = {"optim": {"clip": 0.5}}
     with pytest.raises(TokmillError, match="optim.clip"):
-        tokmill.train(value, tmp_path / "run", options=options, resume=True, quiet=True)
+        tokmill.train(value, tmp_path / "run", options=options, quiet=True)
     options = {"run": {"max_time": ""}}
-    done = tokmill.train(value, tmp_path / "run", options=options, resume=True, quiet=True)
+    done = tokmill.train(value, tmp_path / "run", options=options, quiet=True)
     assert done.step == 9
 
 
@@ -195,10 +197,10 @@ def test_another_recipe_is_refused_but_for_what_decides_nothing(
         TokmillError, match=r"optim\.lr: 0\.01 → 0\.5; run\.steps: 2 → 3\n"
     ) as caught:
         changed = recipe(store, 3, optim={"lr": 0.5})
-        tokmill.train(changed, tmp_path / "run", resume=True, quiet=True)
+        tokmill.train(changed, tmp_path / "run", quiet=True)
     assert "learning rate" in caught.value.hint
     free = recipe(store, 2, run={"log_every": 7, "max_time": "1h", "keep": 9})
-    tokmill.train(free, tmp_path / "run", resume=True, quiet=True)
+    tokmill.train(free, tmp_path / "run", quiet=True)
     assert json.loads((tmp_path / "run/recipe.json").read_text())["run"]["keep"] == 9
 
 
@@ -206,7 +208,7 @@ def test_other_stores_are_refused(store: Path, tmp_path: Path) -> None:
     tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
     other = make_store(tmp_path / "other", cycles(9, seed=5))
     with pytest.raises(TokmillError, match="fingerprint"):
-        tokmill.train(recipe(other, 1), tmp_path / "run", resume=True, quiet=True)
+        tokmill.train(recipe(other, 1), tmp_path / "run", quiet=True)
     foreign = make_store(tmp_path / "foreign", cycles(9), vocabulary=b"another")
     for again in (
         {"recipe": recipe(foreign, 1), "out": tmp_path / "run", "resume": True},
@@ -247,10 +249,10 @@ def test_keys_that_are_newer_than_a_run_have_their_defaults(store: Path, tmp_pat
     written = json.loads(path.read_text())
     del written["task"]["pull"], written["optim"]["eps"]
     path.write_text(json.dumps(written))
-    tokmill.train(recipe(store, 2), tmp_path / "run", resume=True, quiet=True)
+    tokmill.train(recipe(store, 2), tmp_path / "run", quiet=True)
     options = {"task": {"pull": 0.1}}
     with pytest.raises(TokmillError, match=r"task\.pull: 0\.0 → 0\.1"):
-        tokmill.train(recipe(store, 2), tmp_path / "run", options=options, resume=True, quiet=True)
+        tokmill.train(recipe(store, 2), tmp_path / "run", options=options, quiet=True)
 
 
 def test_damaged_ids_are_named(tmp_path: Path) -> None:

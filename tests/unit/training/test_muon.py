@@ -184,7 +184,7 @@ def test_it_learns_and_goes_on_to_the_bit(store: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
         stop_after(5, patch)
         tokmill.train(value, tmp_path / "parts", quiet=True)
-    tokmill.train(None, tmp_path / "parts", resume=True, quiet=True)
+    tokmill.train(None, tmp_path / "parts", quiet=True)
     for name in ("model.safetensors", "optimizer.safetensors"):
         files = [tmp_path / run / LAST / name for run in ("whole", "parts")]
         assert files[0].read_bytes() == files[1].read_bytes()
@@ -194,7 +194,7 @@ def test_it_learns_and_goes_on_to_the_bit(store: Path, tmp_path: Path) -> None:
     for name, tensor in kept.items():
         assert name.startswith(BUFFER) == (".blocks." in name and tensor.ndim == 2)
     with pytest.raises(TokmillError, match="optim.kind: 'muon' → 'adamw'"):
-        tokmill.train(toy.recipe(store, 9), tmp_path / "parts", resume=True, quiet=True)
+        tokmill.train(toy.recipe(store, 9), tmp_path / "parts", quiet=True)
 
 
 def test_it_holds_one_moment_of_a_matrix(store: Path) -> None:

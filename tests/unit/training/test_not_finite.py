@@ -87,7 +87,7 @@ def test_nothing_is_lost_and_the_step_can_be_tried_again(
             tokmill.train(plain, tmp_path / "parts", quiet=True)
     found = sorted(path.name for path in (tmp_path / "parts/checkpoints").iterdir())
     assert found == ["step-00000003", "step-00000005"]
-    parts = tokmill.train(None, tmp_path / "parts", resume=True, quiet=True)
+    parts = tokmill.train(None, tmp_path / "parts", quiet=True)
     whole = tokmill.train(plain, tmp_path / "whole", quiet=True)
     assert losses(parts.path) == losses(whole.path)
     left, right = weights(parts.path), weights(whole.path)

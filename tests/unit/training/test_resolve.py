@@ -38,10 +38,10 @@ def test_a_resume_knows_where_the_stores_are(store: Path, tmp_path: Path) -> Non
     # Moved stores are named; the order of several is part of what they are.
     moved = shutil.move(tmp_path / "other", tmp_path / "moved")
     options = {"data": {"train": [str(store), str(moved)]}}
-    tokmill.train(None, tmp_path / "run", options=options, resume=True, quiet=True)
+    tokmill.train(None, tmp_path / "run", options=options, quiet=True)
     with pytest.raises(TokmillError, match="fingerprint"):
         options = {"data": {"train": [str(moved), str(store)]}}
-        tokmill.train(None, tmp_path / "run", options=options, resume=True, quiet=True)
+        tokmill.train(None, tmp_path / "run", options=options, quiet=True)
 
 
 def test_what_is_no_recipe(tmp_path: Path) -> None:

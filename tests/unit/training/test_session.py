@@ -79,7 +79,7 @@ def test_it_goes_on_to_the_bit(whole: Path, tmp_path: Path) -> None:
         tokmill.train(recipe(), tmp_path / "run", quiet=True)
     extra = read_tensors(tmp_path / "run/checkpoints/step-00000007/task-00000.safetensors")
     assert extra["at"].shape == (8,) and extra["at"].any()
-    tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+    tokmill.train(None, tmp_path / "run", quiet=True)
     for name in FILES:
         assert (tmp_path / "run" / LAST / name).read_bytes() == (whole / LAST / name).read_bytes()
     assert losses(tmp_path / "run") == losses(whole)
@@ -96,10 +96,10 @@ def test_what_a_task_keeps_is_bound_like_the_rest(
     data[-1] ^= 1
     file.write_bytes(data)
     with pytest.raises(TokmillError, match="is damaged"):
-        tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+        tokmill.train(None, tmp_path / "run", quiet=True)
     file.unlink()
     with pytest.raises(TokmillError, match="it is missing"):
-        tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+        tokmill.train(None, tmp_path / "run", quiet=True)
 
 
 def test_an_update_that_is_not_finite_leaves_the_step_before(
@@ -122,7 +122,7 @@ def test_an_update_that_is_not_finite_leaves_the_step_before(
                 tokmill.train(recipe(), out, quiet=True)
         found = out / "checkpoints"
         assert sorted(path.name for path in found.glob("*")) == kept
-        tokmill.train(None, out, resume=True, quiet=True)
+        tokmill.train(None, out, quiet=True)
         left, right = weights(out), weights(whole)
         assert all(torch.equal(left[name], right[name]) for name in left)
 
@@ -156,7 +156,7 @@ def in_two(folder: Path) -> list[int]:
         tokmill.train(value, folder / "parts", quiet=True)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    tokmill.train(value, folder / "parts", resume=True, quiet=True)
+    tokmill.train(value, folder / "parts", quiet=True)
     return []
 
 
@@ -170,5 +170,5 @@ def test_two_processes_walk_on_their_own(tmp_path: Path) -> None:
     # In another number of processes each begins anew.
     shutil.rmtree(tmp_path / "parts" / LAST)
     shutil.rmtree(tmp_path / "parts/model")
-    tokmill.train(recipe(), tmp_path / "parts", resume=True, quiet=True)
+    tokmill.train(recipe(), tmp_path / "parts", quiet=True)
     assert losses(tmp_path / "parts", "val_loss")[20] == CELLS - 1

@@ -480,11 +480,11 @@ def test_a_run_of_epochs_goes_on_for_more_of_them(stores: Path, tmp_path: Path) 
     )
     del value["run"]["steps"]
     assert tokmill.train(value, tmp_path / "run", quiet=True).step == 5
-    again = tokmill.train(None, tmp_path / "run", options={"n_epochs": 2}, resume=True, quiet=True)
+    again = tokmill.train(None, tmp_path / "run", options={"n_epochs": 2}, quiet=True)
     assert again.step == 10
     with pytest.raises(TokmillError, match="other learning rates"):
         more = {"n_epochs": 3, "schedule": "cosine"}
-        tokmill.train(None, tmp_path / "run", options=more, resume=True, quiet=True)
+        tokmill.train(None, tmp_path / "run", options=more, quiet=True)
 
 
 def test_deepspeeds_file_alone_tells_no_model(stores: Path, store: Path, tmp_path: Path) -> None:

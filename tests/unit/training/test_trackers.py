@@ -40,7 +40,7 @@ def test_wandb_offline(store: Path, tmp_path: Path) -> None:
         "import json, sys, tokmill\n"
         "recipe, out = json.loads(sys.argv[1]), sys.argv[2]\n"
         "tokmill.train(recipe, out, quiet=True)\n"
-        "tokmill.train(None, out, options={'run': {'steps': 4}}, resume=True, quiet=True)\n"
+        "tokmill.train(None, out, options={'run': {'steps': 4}}, quiet=True)\n"
     )
     environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     subprocess.run(

@@ -72,12 +72,12 @@ def test_a_training_learns_what_the_mask_leaves(learned: Path, tmp_path: Path) -
 def test_a_resume_takes_no_other_mask(learned: Path, tmp_path: Path) -> None:
     value = recipe(learned, 4, data={"overlays": ["mask"]}, run={"checkpoint_every": 2})
     run = tokmill.train(value, tmp_path / "run", quiet=True).path
-    assert tokmill.train(value, run, resume=True, quiet=True).step == 4
+    assert tokmill.train(value, run, quiet=True).step == 4
     with pytest.raises(TokmillError, match=r"data\.overlays: \['mask'\] → \[\]"):
-        tokmill.train(recipe(learned, 4, run={"checkpoint_every": 2}), run, resume=True, quiet=True)
+        tokmill.train(recipe(learned, 4, run={"checkpoint_every": 2}), run, quiet=True)
     mask(learned, np.ones(Store(learned).tokens, np.uint8))
     with pytest.raises(TokmillError, match="not the one that the run began with"):
-        tokmill.train(value, run, resume=True, quiet=True)
+        tokmill.train(value, run, quiet=True)
 
 
 def test_a_store_to_evaluate_on_may_lack_it(learned: Path, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_run_that_has_begun_needs_its_start_no_more(run: Path, tmp_path: Path)
     tokmill.train(value, tmp_path / "new", quiet=True)
     before = load_task(tmp_path / "new").state_dict()
     shutil.rmtree(tmp_path / "first")
-    tokmill.train(None, tmp_path / "new", resume=True, quiet=True)
+    tokmill.train(None, tmp_path / "new", quiet=True)
     after = load_task(tmp_path / "new").state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 

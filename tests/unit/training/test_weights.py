@@ -187,9 +187,7 @@ def test_a_kill_while_best_is_written_leaves_whole_weights(
     else:
         assert step_of(weights_at(tmp_path / "run", "best").parent) == {1: 4, 2: 4, 3: 8}[call]
         load_task(tmp_path / "run", "best")
-    again = tokmill.train(
-        recipe(store, 24), tmp_path / "run", options=options, resume=True, quiet=True
-    )
+    again = tokmill.train(recipe(store, 24), tmp_path / "run", options=options, quiet=True)
     for name, tensor in weights(run, "best").items():
         assert torch.equal(tensor, weights(again.path, "best")[name])
     assert (run / "best/config.json").read_bytes() == (again.path / "best/config.json").read_bytes()

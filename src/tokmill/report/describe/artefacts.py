@@ -80,9 +80,7 @@ def run(look: Look) -> Facts | None:
         "fingerprint": summary.known.fingerprint,
         "columns": summary.known.columns,
         "recipe": summary.recipe,
-        "next": summary.sampling or None
-        if summary.finished
-        else f"tokmill train -o {look.quoted} --resume",
+        "next": summary.sampling or None if summary.finished else f"tokmill train -o {look.quoted}",
     }
 
 

@@ -22,12 +22,10 @@ from tokmill.base.files import (
 )
 from tokmill.base.locks import writing
 from tokmill.base.progress import elapsed, human_time
+from tokmill.builds.execution.resources import parse_seconds
 from tokmill.rl.commands import rl_problems
 from tokmill.terminal.options import AsJson, Quiet
 from tokmill.terminal.output import print_json, print_table, say
-
-MOST_MINUTES = 1e6
-"""Nearly two years."""
 
 
 class Given(NamedTuple):
@@ -59,7 +57,7 @@ Out = Annotated[
         "to NAME.model.irpa.",
     ),
 ]
-Minutes = Annotated[float, typer.Option(min=0.0001, max=MOST_MINUTES, help="Time for all.")]
+MaxTime = Annotated[str, typer.Option(metavar="TIME", help="Time for all, such as 90s or 1h.")]
 Parameters = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="The model's weights, if they are not in it (.irpa)."),
@@ -69,7 +67,7 @@ Parameters = Annotated[
 def tune(
     model: Model,
     out: Out,
-    minutes: Minutes = 10.0,
+    max_time: MaxTime = "10m",
     parameters: Parameters = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -79,7 +77,8 @@ def tune(
     The model is compiled with IREE's flags and with channels last, and all run in turns. Each
     result is compared with that of IREE's default. What gains little is not recommended.
     """
-    until = time.monotonic() + 60 * minutes
+    seconds = parse_seconds(max_time)
+    until = time.monotonic() + seconds
     if out.name in ("", "..") or out.is_dir():
         raise UsageError("-o names no file but a folder", where=str(out), hint="-o model")
     module, weights = (out.with_name(f"{out.name}.model.{end}") for end in ("mlir", "irpa"))
@@ -91,7 +90,7 @@ def tune(
 
     def tick(name: str) -> None:
         nonlocal line
-        line = f"tune: {name}, of {human_time(60 * minutes)}"
+        line = f"tune: {name}, of {human_time(seconds)}"
 
     with writing(module):
         remove_leftovers(out.parent, weights.name)

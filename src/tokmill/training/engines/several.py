@@ -195,5 +195,5 @@ def peers() -> Iterator[None]:
         raise LostPeer(
             "another process of the training has ended, or cannot be reached",
             hint="if it left no message, it was killed, perhaps because memory ran out; "
-            "the same command with --resume continues from the newest checkpoint",
+            "the same command continues from the newest checkpoint",
         ) from error

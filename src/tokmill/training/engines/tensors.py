@@ -209,7 +209,7 @@ def damaged(path: Path, what: str) -> TokmillError:
     return TokmillError(
         f"the file is damaged: {what}",
         where=str(path),
-        hint="use other weights of the run, as with --at; `tokmill train --resume` continues from "
+        hint="use other weights of the run, as with --at; `tokmill train -o RUN` continues from "
         "the newest checkpoint that is not damaged",
     )
 

@@ -21,8 +21,8 @@ FREE = {
     "run.eval_rows", "run.checkpoint_every", "run.keep", "run.max_time", "run.prefetch",
     "run.best", "run.track", "run.peak_flops", "run.recompute", "run.engine", "run.over_memory",
 }  # fmt: skip
-"""Keys that may change on `--resume`, because they do not decide the weights. The content of
-`data.train` is checked by its fingerprint; another device changes only rounding, and is
+"""Keys that may change when a run is continued, because they do not decide the weights. The content
+of `data.train` is checked by its fingerprint; another device changes only rounding, and is
 reported."""
 
 ENGINE = "engine."
@@ -33,7 +33,7 @@ RATE = {
     "optim.lr", "optim.schedule", "optim.warmup", "optim.warmup_share", "optim.decay",
     "optim.floor",
 }  # fmt: skip
-"""Keys that decide only the learning rates: they may change on `--resume` if the steps that are
+"""Keys that decide only the learning rates: they may change within a run if the steps that are
 done had the same rates."""
 
 
@@ -49,7 +49,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_free(key: str) -> bool:
-    """Say whether a key may change on `--resume`."""
+    """Say whether a key may change within a run."""
     return key in FREE or key.startswith(ENGINE)
 
 

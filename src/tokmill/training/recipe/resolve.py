@@ -53,7 +53,6 @@ def resolve(
     recipe: Path | str | Mapping[str, Any] | None,
     out: Path,
     options: Mapping[str, Any],
-    resume: bool,
     world: int = 1,
 ) -> TrainConfig:
     """Return the checked recipe.
@@ -61,16 +60,15 @@ def resolve(
     Args:
         recipe: a file, the name of a shipped recipe, the folder of a store, or nested dicts.
             A file of settings in JSON stands for the recipe that it says it is for.
-        out: the folder of the run.
+        out: the folder of the run; where one is, its recipe and its stores are the default.
         options: nested dicts that win over the recipe; under `SETTINGS` files of settings in
             JSON, which win over the recipe alone.
-        resume: whether the run continues; the recipe, or its stores, are then the run's by default.
         world: processes that share a step; settings of DeepSpeed say the batch of one of them.
     """
     # 1. Read the recipe, and the settings over it.
     options = dict(options)
     files = [str(file) for file in options.pop(SETTINGS, ())]
-    before = read_recipe(out) if resume and (out / RECIPE).exists() else {}
+    before = read_recipe(out) if (out / RECIPE).exists() else {}
     value, where = dict(before), "options"
     alone = isinstance(recipe, Path | str) and is_settings(Path(recipe))
     if alone:
@@ -78,7 +76,7 @@ def resolve(
     elif recipe is not None:
         value, where = read_given(recipe, named=names_stores(options))
     elif not before and not files:
-        check_something_given(out, options, resume)
+        check_something_given(out, options)
     read = [(file, read_settings(Path(file))) for file in files]
     # Those of DeepSpeed come last: they count rows, whose length the others say.
     by_file = dict(sorted(read, key=lambda one: is_of_deepspeed(one[1])))
@@ -151,17 +149,13 @@ def named_after(error: UsageError, layers: Sequence[tuple[Mapping[str, Any], str
     return error
 
 
-def check_something_given(out: Path, options: Mapping[str, Any], resume: bool) -> None:
+def check_something_given(out: Path, options: Mapping[str, Any]) -> None:
     """Refuse options without a recipe that name nothing to learn from."""
-    if resume:
-        raise UsageError(
-            "there is no run to continue",
-            where=str(out),
-            hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
-        )
     if not names_stores(options) and kinds_of(options) == kinds_of({}):
         raise UsageError(
-            "there is neither a recipe nor a store", hint="name one: tokmill train STORE -o RUN"
+            "there is neither a recipe nor a store, and no run to continue",
+            where=str(out),
+            hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
         )
 
 

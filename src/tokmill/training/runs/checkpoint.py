@@ -224,7 +224,7 @@ def read_state(folder: Path) -> State:
         raise TokmillError(
             f"the checkpoint is damaged: {what}",
             where=str(path),
-            hint="`tokmill train --resume` continues from the newest undamaged checkpoint",
+            hint="`tokmill train -o RUN` continues from the newest undamaged checkpoint",
         )
     if state.run != run_id(folder.parent.parent):
         raise OtherRun(
@@ -401,7 +401,7 @@ def damaged_checkpoint(path: Path, what: str) -> TokmillError:
     return TokmillError(
         f"the checkpoint is damaged: {what}",
         where=str(path),
-        hint="an older checkpoint of the run may be whole: `tokmill train --resume` looks for it",
+        hint="an older checkpoint of the run may be whole: `tokmill train -o RUN` looks for it",
     )
 
 

@@ -186,7 +186,7 @@ def write_run(
     vocabulary: tuple[Vocabulary, bytes] | None,
 ) -> Run:
     """Write a run at step 0 that has weights and, maybe, a vocabulary with its file."""
-    with open_run(out, config, resume=False):
+    with open_run(out, config, new=True):
         if vocabulary:
             make_folder(out / VOCAB)
             write_file(inside(out / VOCAB, vocabulary[0].file), vocabulary[1])

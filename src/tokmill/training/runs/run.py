@@ -66,10 +66,10 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
+def open_run(out: Path, config: TrainConfig, new: bool = False) -> Iterator[None]:
     """Lock a run folder for this training; refuse one that is in use or holds other files."""
     if (out / RECIPE).exists():
-        if not resume:
+        if new:
             hint = f"`{resume_command(out)}` continues it"
             if is_weights_alone(out):
                 hint = f"`{start_command(out)}` begins with its weights"

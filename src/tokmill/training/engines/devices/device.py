@@ -184,7 +184,7 @@ def set_random_states(states: RandomStates, where: str = "") -> None:
         raise TokmillError(
             f"the file is damaged: it holds no states of random generators ({error})",
             where=where,
-            hint="remove the folder of this checkpoint: --resume then goes on from the one before",
+            hint="remove the folder of this checkpoint: the one before is then used",
         ) from error
 
 

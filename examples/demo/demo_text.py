@@ -1,9 +1,8 @@
 """Gather the English text of the demo: the prose of the docstrings of installed packages.
 
-Usage: python scripts/demo_text.py FOLDER
+Usage: python demo_text.py FOLDER
 
-The packages are pinned by constraints.txt, so the text is the same on every machine; nothing is
-downloaded. Writes FOLDER/train.txt and FOLDER/val.txt (about one document in twenty, chosen by the
+With the packages of constraints.txt the text is the same on every machine; nothing is downloaded. Writes FOLDER/train.txt and FOLDER/val.txt (about one document in twenty, chosen by the
 hash of its text), documents separated by <|endoftext|>.
 """
 
@@ -33,7 +32,7 @@ def sources(package: str) -> Iterator[Path]:
     """Yield the Python files of an installed package in name order, without its tests."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        sys.exit(f"demo_text: {package} is not installed; `make demo` installs it")
+        sys.exit(f"demo_text: {package} is not installed: the demo needs the extras text, train, x86 and plot")
     root = Path(found.origin).parent
     for path in sorted(root.rglob("*.py")):
         if not {"tests", "testing", "benchmarks"} & set(path.relative_to(root).parts):
