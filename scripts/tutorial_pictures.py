@@ -9,6 +9,7 @@ into docs/images. Needs chromium.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ PICTURES = {
     "compare-two-programs": Picture("page.html#0", (1000, 1060), (0, 145, 1000, 1020)),
     "find-a-function": Picture("page.html#2-graph", (1400, 1000), (384, 190, 1400, 900)),
     "points-of-an-execution": Picture("phases.png"),
+    "language-model": Picture("loss.svg"),
+    "bert-and-classifier": Picture("loss.svg"),
+    "tune-a-model": Picture("tune.svg"),
 }
 
 
@@ -44,6 +48,8 @@ def typed(page: Path, folder: Path) -> None:
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
                 subprocess.run(["sh", "-c", line[2:]], cwd=folder, check=True)
+    for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
 
 
 def main() -> None:
@@ -65,6 +71,9 @@ def main() -> None:
                 ],
                 check=True, capture_output=True,
             )  # fmt: skip
+        if shot.suffix == ".svg":
+            shutil.copy(shot, ROOT / f"docs/images/tutorial-{name}.svg")
+            continue
         target = ROOT / f"docs/images/tutorial-{name}.png"
         image = Image.open(shot).convert("RGB").crop(picture.cut)
         image.quantize(32).save(target, optimize=True)

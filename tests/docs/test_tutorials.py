@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from test_readme import check_commands
+from test_readme import PYTHON, check_commands
 
 NEEDS = {
     "compare-two-programs": ("gcc", "strip"),
@@ -14,6 +16,10 @@ NEEDS = {
     "points-of-an-execution": ("gcc", "valgrind"),
 }
 SHORTER = {
+    "tune-a-model": [
+        ("rl tune small.onnx -o small", "rl tune 'matmul 8 8 8' -o small --max-time 60s"),
+        ("--input=1x3x64x64xf32=0.5", "--help"),
+    ],
     "points-of-an-execution": [
         ("$ tokmill plot tsne profiles/words.bb.gz -o phases.png\nphases.png", "")
     ],
@@ -34,6 +40,8 @@ def check_page(name: str, repository: Path, base: Path, replaced: list[tuple[str
         assert old in text
         text = text.replace(old, new)
     check_commands(text, folder)
+    for code in PYTHON.findall(text):
+        subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("name", PAGES)
