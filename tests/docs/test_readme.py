@@ -51,10 +51,9 @@ def masked(line: str) -> str:
     return " ".join(re.sub(r"[-─━═]{2,}", "--", line).split())
 
 
-def check_commands(text: str, folder: Path) -> None:
+def check_commands(found: list[Step], folder: Path) -> None:
     """Run the commands of a document in a folder; compare what they print with what it shows."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    found = steps(text)
     assert found, "there is no console block"
     for step in found:
         done = subprocess.run(
@@ -78,7 +77,7 @@ def test_commands_run_and_print_what_is_shown(
 ) -> None:
     (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
     text = (repository / "README.md").read_text("utf-8")
-    check_commands(text, tmp_path)
+    check_commands(steps(text), tmp_path)
     for code in PYTHON.findall(text):
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
 
