@@ -16,9 +16,9 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image.image import distinct, member, offsets
 from tokmill.x86.image.program import demangle
-from tokmill.x86.image.ranges import distinct, member, offsets
-from tokmill.x86.tokens.names import names
+from tokmill.x86.tokens.canonical import names
 
 # Message → its fields: number, name, type; * before the type: repeated.
 _MESSAGES = {

@@ -20,8 +20,8 @@ import torch
 import corpus
 from jsonl_store import tokmill
 from tokmill.feed.feed import Feed
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Inputs
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import Task, to_tensors

@@ -15,7 +15,7 @@ import numpy as np
 from debug_info import DebugInfo
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.ranges import distinct, member
+from tokmill.x86.image.image import distinct, member
 
 # Why a function has no partner.
 UNKNOWN = "without debug information"

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from measure import highest
 from tokmill.models.heads import Heads, Transform
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs, predicted, taken
+from tokmill.models.model import Inputs, Tensors, predicted, taken
 from tokmill.models.transformers.encoder import Encoder, EncoderConfig
 
 VOCAB, ROWS, LENGTH, SHARE = 30_522, 8, 128, 0.15

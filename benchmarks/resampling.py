@@ -11,7 +11,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.bbv.points import clusters
 from tokmill.bbv.points.clusters import Floats
 from tokmill.bbv.points.designs import Estimate, Random, Sample, expansion, two_phase
-from tokmill.bbv.points.population import Population
+from tokmill.bbv.points.executions import Population
 
 DRAWS = 200
 """Samples by which a number of points is judged."""

@@ -18,9 +18,8 @@ import numpy as np
 from resampling import METHODS, Resampled, enough_points, resample
 from tokmill.base.errors import TokmillError
 from tokmill.bbv.points.choose_points import SAMPLED
-from tokmill.bbv.points.population import Population, as_matrix, population
+from tokmill.bbv.points.executions import Population, as_matrix, population
 from tokmill.bbv.traces import cpi, read
-from tokmill.bbv.traces import trace_files as beside
 
 OTHERS = 5
 """One of so many draws judges a method that is not the default."""
@@ -55,7 +54,7 @@ def load(folder: Path) -> list[Program]:
     found = []
     for table in sorted(folder.glob("*.intervals.csv")):
         name = table.name.removesuffix(".intervals.csv")
-        traces = [path for path in folder.glob(f"{name}.bb*") if beside.stem_of(path).name == name]
+        traces = [path for path in folder.glob(f"{name}.bb*") if read.stem_of(path).name == name]
         if not traces:
             continue
         vectors = read.read(traces[0])

@@ -31,7 +31,7 @@ from tokmill.bbv.points.shared_points import Shared, shared_points
 from tokmill.bbv.traces.addresses import read_maps
 from tokmill.bbv.traces.profile import Asked, profile
 from tokmill.builds.plan import How
-from tokmill.inference.embed import embed
+from tokmill.inference.embed import embed_store
 from tokmill.store.store import Store
 
 HERE = Path(__file__).parent
@@ -126,7 +126,7 @@ def block_vectors(folder: Path, steps: int) -> None:
             "run": {"steps": steps, "device": "cpu"},
         }
         tokmill.train(recipe, run, quiet=True)
-    embed(run, folder / "blocks", name="code")
+    embed_store(run, folder / "blocks", name="code")
 
 
 def signatures(folder: Path, store: Store, program: str, kind: str, seed: int, steps: int) -> Any:
@@ -147,7 +147,7 @@ def signatures(folder: Path, store: Store, program: str, kind: str, seed: int, s
     recipe["task"] |= {"length": 256, "cpi_weight": 1.0}
     recipe["run"] |= {"steps": steps, "seed": seed, "eval_every": 0, "device": "cpu"}
     tokmill.train(recipe, run, quiet=True)
-    embed(run, store.path, name=overlay)
+    embed_store(run, store.path, name=overlay)
     return Store(store.path, [overlay]).column("embedding")
 
 

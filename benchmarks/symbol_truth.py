@@ -20,10 +20,9 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image import elf
-from tokmill.x86.image.image import Program
+from tokmill.x86.image.image import Program, distinct, member
 from tokmill.x86.image.link import Placement
 from tokmill.x86.image.program import open_program
-from tokmill.x86.image.ranges import distinct, member
 
 PART = re.compile(r"\.(cold|part)(\.|$)")
 """Names of parts of functions, by GCC and Clang."""

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.models.heads import Heads
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Inputs, Tensors
 from tokmill.models.transformers.layers import linear_cross_entropy
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.training.engines.optimisers.optim import clip_gradients, make_optimizer
 from tokmill.training.engines.tensors import read_metadata, read_tensors, write_tensors
 from tokmill.training.recipe.config import OptimConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 import iced_x86
 
 from tokmill.x86.tokens import tokmill_rules as rules
-from tokmill.x86.tokens.names import flags, full_registers, names
+from tokmill.x86.tokens.canonical import flags, full_registers, names
 
 COUNTS = (0, 1, 8, 9, 17, 18, 31, 32, 33, 64)
 """Immediates that shifts and rotates of some size tell apart."""

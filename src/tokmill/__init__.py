@@ -19,13 +19,19 @@ if TYPE_CHECKING:
     from tokmill.feed.rows import Stream as Stream
     from tokmill.feed.rows import Whole as Whole
     from tokmill.feed.rows import Windows as Windows
+    from tokmill.inference.embed import embed as embed
+    from tokmill.inference.predict import predict as predict
     from tokmill.inference.sample import generate as generate
     from tokmill.inference.sample import sample as sample
     from tokmill.store.store import Store as Store
     from tokmill.text.learning.train_tokenizer import train_tokenizer as train_tokenizer
     from tokmill.text.tokenizers.tokenizer import Tokenizer as Tokenizer
     from tokmill.training.dataset import TokenDataset as TokenDataset
+    from tokmill.training.evaluate import evaluate as evaluate
+    from tokmill.training.runs.exchange import export as export
+    from tokmill.training.runs.run import Run as Run
     from tokmill.training.session import train as train
+    from tokmill.x86.diff.program_diff import diff as diff
     from tokmill.x86.tokens.rules import align as align
     from tokmill.x86.tokens.rules import tokenize_binary_instruction as tokenize_binary_instruction
     from tokmill.x86.tokens.rules import tokenize_bytes as tokenize_bytes
@@ -54,6 +60,12 @@ _PUBLIC = {
     "align": "tokmill.x86.tokens.rules",
     "X86Tokenizer": "tokmill.x86.x86_tokenizer",
     "TokmillError": "tokmill.base.errors",
+    "predict": "tokmill.inference.predict",
+    "embed": "tokmill.inference.embed",
+    "evaluate": "tokmill.training.evaluate",
+    "export": "tokmill.training.runs.exchange",
+    "Run": "tokmill.training.runs.run",
+    "diff": "tokmill.x86.diff.program_diff",
 }
 __all__ = ["__version__", *_PUBLIC]
 

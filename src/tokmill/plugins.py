@@ -112,7 +112,9 @@ EXECUTORS: dict[str, Part] = {
 }
 
 MODELS: dict[str, Part] = {
-    "decoder": Part("tokmill.models.transformers.decoder:Decoder", "train", "causal Transformer"),
+    "decoder": Part(
+        "tokmill.models.transformers.transformer:Decoder", "train", "causal Transformer"
+    ),
     "encoder": Part(
         "tokmill.models.transformers.encoder:Encoder", "train", "Transformer that looks both ways"
     ),
@@ -291,7 +293,7 @@ TRACKERS: dict[str, Part] = {
 COMMANDS: dict[str, Part] = {
     # `tokmill NAME`: a function, or a typer app; `cli.PANELS` groups them
     "tokenizer": Part(
-        "tokmill.text.commands.tokenizer_command:app", "", "Train, use and compare tokenizers."
+        "tokmill.text.commands.tokenizer_command:app", "", "Train and use tokenizers."
     ),
     "vocab": Part(
         "tokmill.x86.commands.vocab_command:app", "", "Make and convert vocabularies of x86 code."
@@ -325,8 +327,8 @@ COMMANDS: dict[str, Part] = {
     ),
     "train": Part("tokmill.cli.train_command:train", "", "Train a model on a store."),
     "eval": Part("tokmill.cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
+    "predict": Part("tokmill.cli.predict_command:predict", "", "Tell the classes of records."),
     "embed": Part("tokmill.cli.embed_command:embed", "", "Make vectors of records with a run."),
-    "serve": Part("tokmill.cli.serve_command:serve", "", "Answer requests for vectors over HTTP."),
     "sample": Part(
         "tokmill.cli.sample_command:sample", "", "Continue prompts with a trained model."
     ),
@@ -364,8 +366,6 @@ EXTRA_PACKAGES: dict[str, str] = {
     "fla": "fla",
     "triton": "fla",
     "einops": "fla",
-    "uvicorn": "serve",
-    "starlette": "serve",
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
     "ray": "ray",

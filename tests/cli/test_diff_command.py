@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import tokmill
 from diff_sources import NEW, OLD
 from x86_programs import compiles, stripped
 
@@ -33,6 +35,8 @@ def test_what_changed_is_told_and_is_the_exit_code(here: Here, built: Path, tmp_
         "diff.json: written\n"
     )
     written = json.loads((tmp_path / "diff.json").read_text())
+    from_python = tokmill.diff(built / "old", str(built / "new"))
+    assert msgspec.to_builtins(from_python) == written
     assert (written["format"], written["version"]) == ("tokmill.diff", 2)
     assert {one["name_a"]: one["similarity"] == 1 for one in written["matched"]}["main"]
     assert [one["name"] for one in written["deleted"]] == ["gone"]

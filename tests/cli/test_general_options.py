@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from tokmill.cli import application
+from tokmill.cli import OTHER_COMMANDS, application
 from tokmill.store.store import Store
 from tokmill.terminal.options import ELSEWHERE, OTHER_NAMES
 
@@ -60,6 +60,7 @@ def test_an_option_that_is_no_key(tokmill: Callable[..., Any]) -> None:
         (["export", "s"], "`tokmill store export` or `tokmill model export`"),
         (["store", "export", "here.txt"], "known: bin, corpus, "),
         (["trian", "s"], "did you mean 'train'?"),
+        (["generate", "run"], "here it is `tokmill sample`"),
         (["tune", "model.onnx"], "did you mean `tokmill rl tune`?"),
     ],
 )
@@ -69,6 +70,12 @@ def test_an_unknown_command_names_the_one_that_was_meant(
     (tmp_path / "here.txt").write_text("text")
     _, err = here(*typed, code=2)
     assert "has no command" in err and hint in err
+
+
+def test_other_names_of_commands_are_not_ours() -> None:
+    known = set(application().list_commands(typer.Context(application())))
+    assert not known & OTHER_COMMANDS.keys()
+    assert {name for name in OTHER_COMMANDS.values() if name[0] != "-"} <= known | {"predict"}
 
 
 def test_a_path_in_place_of_a_kind(here: Any, tmp_path: Path) -> None:
@@ -83,7 +90,7 @@ def test_a_path_in_place_of_a_kind(here: Any, tmp_path: Path) -> None:
         words = ["--vocab-size", "300", "-q", "-o", str(tmp_path / kind)]
         _, err = here("build", str(tmp_path / name), *words)
         assert f"`tokmill build {kind}`" in err
-        assert Store(tmp_path / kind).manifest.recipe["source"] == kind
+        assert Store(tmp_path / kind).manifest.source == kind
     (tmp_path / "empty").mkdir()
     _, err = here("build", str(tmp_path / "empty"), "-o", str(tmp_path / "no"), code=2)
     assert "no kind of build is known for it: an empty folder" in err

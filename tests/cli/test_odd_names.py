@@ -14,7 +14,7 @@ import pytest
 from making import TOKENIZER, jsonl
 from tokmill.base.errors import TokmillError, plain
 from tokmill.base.files import path_from_text, path_to_text
-from tokmill.cli.print_facts import print_facts, print_records
+from tokmill.cli.inspect_command import print_facts, print_records
 from tokmill.store.receipts import read_planned
 from tokmill.store.store import Store
 from tokmill.terminal.output import print_table

@@ -79,7 +79,7 @@ def test_all_names_of_the_original_are_taken_or_named(
     settings = SECTIONS if nested else flat
     said = {"_description": "x", "model_type": "distilbert", "model_config": SIZES, **settings}
     Path(FILE).write_text(json.dumps(said))
-    config = resolve(FILE, Path("run"), {}, False)
+    config = resolve(FILE, Path("run"), {})
     for table, keys in TAKEN.items():
         for name, value in keys.items():
             assert getattr(getattr(config, table), name) == value, name
@@ -92,4 +92,4 @@ def test_all_names_of_the_original_are_taken_or_named(
     assert all(reason for _, _, reason in parts)
     Path(FILE).write_text(json.dumps({**said, "num_tile_size": 7}))
     with pytest.raises(UsageError, match="num_tile_size: there is no such key"):
-        resolve(FILE, Path("run"), {}, False)
+        resolve(FILE, Path("run"), {})

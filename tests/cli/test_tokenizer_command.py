@@ -102,24 +102,6 @@ def test_encode_and_decode(tokmill: Run, tmp_path: Path, trained: Path) -> None:
     assert shown.splitlines()[0].split("\t")[1].startswith("b'\\xc3")
 
 
-def test_compare(tokmill: Run, tmp_path: Path, trained: Path, corpus: Any) -> None:
-    tokmill("tokenizer", "train", corpus.txt, "-o", "small.json", "--vocab-size", 300)
-    (tmp_path / "text.txt").write_text("".join(corpus.texts[:5]))
-    done = tokmill("tokenizer", "compare", trained, "small.json", "text.txt", "--json")
-    first, second = json.loads(done.stdout)
-    assert first["size"] == 600 and second["size"] == 300
-    assert first["bytes_a_token"] > second["bytes_a_token"] > 1
-    assert first["tokens_a_word"] < second["tokens_a_word"]
-    assert first["round_trip"] and second["round_trip"]
-    # Special tokens are ids too, and no text of this mode has them.
-    used = set(
-        Tokenizer.from_file(tmp_path / "small.json").encode("".join(corpus.texts[:5]), "plain")
-    )
-    assert second["unused_ids"] == 300 - len(used) and 0 not in used
-    table = tokmill("tokenizer", "compare", trained, "small.json", "text.txt").stdout
-    assert "bytes a token" in table.splitlines()[0] and "small.json" in table
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -152,8 +134,6 @@ def test_compare(tokmill: Run, tmp_path: Path, trained: Path, corpus: Any) -> No
         (["encode", "-t", "TRAINED", "latin.txt"], 1, "not UTF-8"),
         (["decode", "-t", "TRAINED", "12000"], 1, "no id 12000"),
         (["decode", "-t", "TRAINED", "x"], 2, "whole numbers"),
-        (["compare", "TRAINED"], 2, "at least one"),
-        (["compare", "TRAINED", "empty.txt"], 1, "empty"),
     ],
 )
 def test_mistakes_are_answered_without_a_traceback(

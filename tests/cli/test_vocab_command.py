@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tokmill.store.store import Store
-from tokmill.x86.tokens.vocabularies.vocabulary import closed
-from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies, write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import closed, read_vocabularies, write_vocabularies
 from x86_programs import C_SOURCE, compiles
 
 Here = Callable[..., tuple[str, str]]

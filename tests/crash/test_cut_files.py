@@ -26,7 +26,7 @@ import sys
 import threading
 import numpy as np
 from tokmill.base.bounds import bounded
-from tokmill.base.bus_error import explain_crashes
+from tokmill.base.bounds import explain_crashes
 from tokmill.store.store import Store
 explain_crashes()
 def thread_of(function):
@@ -162,7 +162,7 @@ def test_a_worker_says_which_file_ended_it(
 CRASH = """
 import ctypes, os, signal, sys, threading
 from tokmill.base.bounds import bounded
-from tokmill.base.bus_error import explain_crashes
+from tokmill.base.bounds import explain_crashes
 explain_crashes()
 with bounded("before.parquet"):
     pass

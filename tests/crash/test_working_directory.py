@@ -23,13 +23,12 @@ STARTED = {
     "builds/execution/processes.py": {"ProcessPoolExecutor"},
     "builds/execution/ray_cluster.py": {"init"},
     "base/children/child.py": {"Popen", "Running"},
-    "base/children/child_calls.py": {"Child", "Running"},
+    "base/children/child_calls.py": {"Child", "Popen", "Running"},
     "mlir/iree/tune.py": {"call"},
     "mlir/measure.py": {"Child"},
     "mlir/modules/guard.py": {"shared"},
     "mlir/modules/importing.py": {"run"},
     "mlir/module_source.py": {"shared"},
-    "base/scratch.py": {"Popen"},
     "text/chats/chat_templates.py": {"shared"},
     "text/learning/train_tokenizer.py": {"call"},
     "training/launch.py": {"run"},
@@ -51,7 +50,7 @@ LIBRARIES = (
 SETTINGS = (
     ".deepspeed_env", "ds_config.json", "pip.conf", "setup.cfg", "pyproject.toml", ".env", ".netrc",
     "default_config.yaml", ".pdbrc", "python311._pth", "pyvenv.cfg", "sitecustomize.pth",
-    "hostfile", "log_config.yaml", "starlette.env", ".gitconfig", "ray.yaml",
+    "hostfile", "log_config.yaml", ".gitconfig", "ray.yaml",
 )  # fmt: skip
 READ_NEVER = 10**18
 """When files of the hostile folder were read last, if nothing reads them."""
@@ -228,7 +227,7 @@ def test_figures_are_drawn_by_no_settings_of_the_working_directory(
 
 def test_a_program_of_the_user_has_its_own_environment() -> None:
     """A profiled program may be Python, which finds its modules beside itself."""
-    from tokmill.base.children.child import OURS, environment_of_users
+    from tokmill.base.bounds import OURS, environment_of_users
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONSAFEPATH", OURS)

@@ -1,4 +1,4 @@
-"""The README is true: its commands run, its output is what they print, its figures are measured.
+"""The tour and the README are true: commands run and print what is shown, figures are measured.
 
 A fenced block marked `console` holds commands (lines that begin with `$ `, continued by a
 backslash) and below each what it prints. All are run in order in one temporary folder that holds
@@ -9,6 +9,7 @@ reading only.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -76,7 +77,7 @@ def test_commands_run_and_print_what_is_shown(
     repository: Path, corpus: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
-    text = (repository / "README.md").read_text("utf-8")
+    text = (repository / "docs/tour.md").read_text("utf-8")
     check_commands(steps(text), tmp_path)
     for code in PYTHON.findall(text):
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
@@ -122,8 +123,18 @@ def test_the_fingerprint_of_the_tour_is_what_a_clone_makes(
         text=True,
         check=True,
     )
-    shown = re.findall(r"^fingerprint .*", (repository / "README.md").read_text("utf-8"), re.M)
+    shown = re.findall(r"^fingerprint .*", (repository / "docs/tour.md").read_text("utf-8"), re.M)
     assert done.stdout.splitlines()[-1:] == shown
+
+
+@pytest.mark.long
+def test_the_demo_reaches_the_perplexity_of_the_readme(repository: Path, tmp_path: Path) -> None:
+    tokmill = Path(sys.executable).with_name("tokmill")
+    subprocess.run([tokmill, "demo", tmp_path / "demo"], cwd=tmp_path, check=True)
+    last = [json.loads(line) for line in (tmp_path / "demo/run/metrics.jsonl").open()]
+    reached = [line["val_perplexity"] for line in last if "val_perplexity" in line][-1]
+    (shown,) = re.findall(r"perplexity ([\d.]+)", (repository / "README.md").read_text("utf-8"))
+    assert reached == pytest.approx(float(shown), rel=0.02)
 
 
 def test_masking() -> None:

@@ -28,7 +28,7 @@ def test_recipe_parses(path: Path) -> None:
         configs = pytest.importorskip(
             "tokmill.training.recipe.check_recipe", reason="needs the extra train"
         )
-        names = importlib.import_module("tokmill.training.recipe.key_names")
+        names = importlib.import_module("tokmill.training.recipe.read_recipe")
         configs.from_dict(names.merged(stated, {}, str(path)), str(path))
 
 

@@ -14,7 +14,7 @@ import pytest
 import tokmill
 from making import quick_build
 from tokmill.x86.graphs.lifting import lift_files
-from tokmill.x86.image.keys import KeyTemplate
+from tokmill.x86.image.program import KeyTemplate
 from x86_programs import compiler
 
 SOURCE = """

@@ -53,7 +53,7 @@ def run_files(*patterns: str) -> Make:
 
 def read_summary(folder: Path) -> Any:
     """`inspect` and what `compare` reads."""
-    from tokmill.cli.print_facts import print_facts
+    from tokmill.cli.inspect_command import print_facts
     from tokmill.report.comparison.run_summaries import read_run
     from tokmill.report.describe.inspect import describe
 
@@ -81,7 +81,7 @@ def engine() -> Any:
     """The engine of the toy run, which a checkpoint is loaded into."""
     import torch
 
-    from tokmill.models.model_inputs import Inputs
+    from tokmill.models.model import Inputs
     from tokmill.training.engines.engine import make_engine
     from tokmill.training.recipe.check_recipe import from_dict
     from tokmill.training.runs.run import make_task
@@ -219,7 +219,7 @@ def make_public(kind: str, files: int = 1) -> Make:
         import torch
         from test_huggingface import GPT2_SMALL, LLAMA_SMALL
 
-        from tokmill.models.model_inputs import Inputs
+        from tokmill.models.model import Inputs
         from tokmill.models.public.huggingface import read_config
         from tokmill.models.public.public_tensors import to_public
         from tokmill.training.runs.exchange import recipe_of
@@ -259,7 +259,7 @@ def make_encoder(folder: Path) -> Iterable[Path]:
     import torch
     from test_huggingface import BERT_SMALL
 
-    from tokmill.models.model_inputs import Inputs
+    from tokmill.models.model import Inputs
     from tokmill.models.public.huggingface import architecture, read_config
     from tokmill.models.public.public_tensors import to_public
     from tokmill.training.runs.exchange import recipe_of

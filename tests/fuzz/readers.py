@@ -365,7 +365,7 @@ def make_everything(folder: Path) -> Iterable[Path]:
 
 
 def read_everything(folder: Path) -> Any:
-    from tokmill.cli.print_facts import print_facts
+    from tokmill.cli.inspect_command import print_facts
     from tokmill.report.describe.inspect import describe
 
     # What was damaged is the newest file; all others are as they were.

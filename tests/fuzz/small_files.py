@@ -126,7 +126,7 @@ def read_asked(folder: Path) -> Any:
     from tokmill import plugins
     from tokmill.inference.chats import read_messages
     from tokmill.text.tokenizers.tokenizer import Tokenizer
-    from tokmill.training.runs.chat_format import options_of
+    from tokmill.training.runs.made import options_of
 
     vocabulary, data = Tokenizer.from_file(folder / "tokenizer.json").vocabulary({})
     load = plugins.load(plugins.CHATS, "chat")
@@ -159,7 +159,7 @@ def make_text_lists(folder: Path) -> Iterable[Path]:
 
 
 def read_text_lists(folder: Path) -> Any:
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists
+    from tokmill.x86.tokens.vocabularies.vocabulary import find_lists
 
     return {
         name: (one.tokens.tokens, one.tokens.counts) for name, one in find_lists(folder).items()
@@ -199,7 +199,7 @@ def make_compiled(folder: Path) -> Iterable[Path]:
 
 def read_compiler(folder: Path) -> Any:
     """The compiler that debug information names."""
-    from tokmill.x86.image.producer import made_by
+    from tokmill.x86.image.program import made_by
 
     return made_by(folder / "program")
 

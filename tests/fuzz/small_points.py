@@ -18,7 +18,7 @@ def make_table(folder: Path) -> Iterable[Path]:
 
 def read_table(folder: Path) -> Any:
     """The columns, of all intervals and of some."""
-    from tokmill.bbv.traces.interval_table import read_table as read
+    from tokmill.bbv.traces.cpi import read_table as read
 
     found = []
     for partly in (False, True):

@@ -140,7 +140,7 @@ def make_vocabularies(folder: Path) -> Iterable[Path]:
 
 
 def read_vocabularies(folder: Path) -> Any:
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies as read
+    from tokmill.x86.tokens.vocabularies.vocabulary import read_vocabularies as read
 
     return {name: tokens.tokens for name, tokens in read(folder / "vocab").items()}
 
@@ -153,6 +153,6 @@ def make_count_pickle(folder: Path) -> Iterable[Path]:
 
 
 def read_lists(folder: Path) -> Any:
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import read_list
+    from tokmill.x86.tokens.vocabularies.vocabulary import read_list
 
     return [read_list(path).tokens.tokens for path in sorted(folder.iterdir())]

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
-from tokmill.models.model import Group, Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Group, Inputs, Tensors
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.loader import Micro

@@ -28,9 +28,8 @@ from tokmill.store.manifest import (
     sealed,
 )
 from tokmill.store.receipts import make_manifest
-from tokmill.store.schema import Column, Phrases, Records, Schema, phrase_columns
+from tokmill.store.schema import Column, Phrases, Records, Schema, Strings, phrase_columns
 from tokmill.store.shards.shard import SUFFIX, ShardWriter
-from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 

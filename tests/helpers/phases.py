@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 
 from tokmill.bbv.points.clusters import Floats
-from tokmill.bbv.points.population import Population, population
+from tokmill.bbv.points.executions import Population, population
 from tokmill.bbv.points.simpoint import Matrix
 
 BLOCKS = 40

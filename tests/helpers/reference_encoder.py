@@ -17,11 +17,11 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.text.encoding.cutting import pieces, segments
 from tokmill.text.encoding.encoders import no_token
-from tokmill.text.encoding.panics import no_panic
+from tokmill.text.encoding.guards import no_panic
 from tokmill.text.tokenizers import tokenizer_json as files
 from tokmill.text.tokenizers.patterns import GPT2, safe_cut
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.text.tokenizers.word_lists import INSIDE, LONGEST
+from tokmill.text.tokenizers.tokenizer_files import INSIDE, LONGEST
 
 Normalizer = Callable[[str, bool, bool], str]
 """(text, is it the first of a stretch between special tokens, is it the last) → text."""
@@ -357,7 +357,7 @@ class ReadableWordPiece(ReadableEncoder):
 
 
 class ReadableWords(ReadableWordPiece):
-    """Text → ids of a tokenizer.json with whole words (`tokmill.text.tokenizers.word_lists`)."""
+    """Text → ids of a tokenizer.json with whole words."""
 
     def _merged(self, word: str) -> list[int]:
         """Return the id of one word."""

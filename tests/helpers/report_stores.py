@@ -13,9 +13,8 @@ import numpy as np
 from tokmill.base.files import make_folder, write_file
 from tokmill.store.manifest import ItemReceipt, Plan, PlannedItem, Receipt, Rejects, sealed
 from tokmill.store.receipts import make_manifest
-from tokmill.store.schema import Column, Records, Schema
+from tokmill.store.schema import Column, Records, Schema, Strings
 from tokmill.store.shards.shard import SUFFIX, ShardWriter
-from tokmill.store.shards.strings import Strings
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from tokmill import plugins
-from tokmill.models.model import Model
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Model
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "decoder": {"dim": 16, "layers": 2, "heads": 4, "kv_heads": 2},

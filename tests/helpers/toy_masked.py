@@ -15,8 +15,7 @@ from tokmill import plugins
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.models.heads import Heads, Transform
-from tokmill.models.model import Group, Model, Tensors
-from tokmill.models.model_inputs import Inputs, predicted
+from tokmill.models.model import Group, Inputs, Model, Tensors, predicted
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 

@@ -19,7 +19,6 @@ from tokmill.models.transformers.attention import (
     rotate,
 )
 from tokmill.models.transformers.block import Block
-from tokmill.models.transformers.decoder import DecoderConfig
 from tokmill.models.transformers.layers import (
     FeedForward,
     embedding,
@@ -30,6 +29,7 @@ from tokmill.models.transformers.layers import (
     silu,
     swiglu,
 )
+from tokmill.models.transformers.transformer import DecoderConfig
 from tokmill.training.engines.optimisers.optim import clip_gradients, make_optimizer
 from tokmill.training.recipe.config import OptimConfig
 

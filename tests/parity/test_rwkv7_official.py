@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Tensors
 from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
 
 pytest.importorskip("rwkv", reason="tests/parity/readers.txt is not installed")

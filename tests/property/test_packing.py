@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from making import token_store
 from tokmill.feed.order import shard_groups
-from tokmill.feed.pack import Patterns, best_fit
-from tokmill.feed.packed import Packed
+from tokmill.feed.packed import Packed, Patterns, best_fit
 
 Piece = tuple[int, int, int]
 """(record, start, stop)"""

@@ -26,11 +26,9 @@ HEAVY = {
     "psutil",
     "pyarrow",
     "safetensors",
-    "starlette",
     "tokenizers",
     "torch",
     "transformers",
-    "uvicorn",
     "zstandard",
 }
 
@@ -38,6 +36,7 @@ PUBLIC = [
     "Feed",
     "Packed",
     "Pairs",
+    "Run",
     "Store",
     "Stream",
     "TokenDataset",
@@ -50,7 +49,12 @@ PUBLIC = [
     "__version__",
     "align",
     "build",
+    "diff",
+    "embed",
+    "evaluate",
+    "export",
     "generate",
+    "predict",
     "sample",
     "tokenize_binary_instruction",
     "tokenize_bytes",
@@ -154,6 +158,14 @@ def test_a_public_name_says_which_extra_it_needs() -> None:
         "else:\n"
         "    raise SystemExit('torch was imported')"
     )
+
+
+def test_a_notebook_shows_no_traceback() -> None:
+    """IPython shows the lines that `_render_traceback_` of an error returns."""
+    with pytest.raises(tokmill.TokmillError) as error:
+        tokmill.Store("no\x1bthing")
+    (shown,) = error.value._render_traceback_()
+    assert shown.startswith("TokmillError: no\\x1bthing: there is no such store\nhint: `tokmill")
 
 
 def test_unknown_public_name() -> None:

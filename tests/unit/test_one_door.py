@@ -19,10 +19,9 @@ OWN = {
     "text/tables/tsv_encode.py": 1, "training/recipe/read_recipe.py": 1,
     "training/recipe/settings.py": 1,
     "training/runs/run.py": 1, "x86/tokens/vocabularies/vocabulary.py": 1,
-    # A line that the fast decoder refused, for its reason; a word of an option.
-    "text/jsonl.py": 2, "text/make_document.py": 1,
-    # In a command that a hint shows.
-    "text/seen_keys.py": 1,
+    # A line that the fast decoder refused, for its reason; a word of an option; what
+    # a hint shows in a command.
+    "text/jsonl.py": 3, "text/make_document.py": 1,
     # What `json` wrote with infinities and NaN, and every error of it is caught; the library's own.
     "text/tokenizers/tokenizer.py": 2,
 }  # fmt: skip
@@ -41,7 +40,7 @@ OPENS = re.compile(r"(?<![\w.])open\(|\.read_(?:bytes|text)\(|\.open\(")
 OPENED = {
     # The door; what the system says of itself.
     "base/files.py": 8, "base/locks.py": 2, "builds/execution/resources.py": 3,
-    "builds/execution/ray_executor.py": 1, "models/transformers/matmul.py": 1,
+    "builds/execution/ray_executor.py": 1, "models/transformers/layers.py": 1,
     # What the user names, read once from its beginning: it may be a pipe.
     "inference/prompts.py": 1, "inference/chats.py": 1,
     "training/recipe/settings.py": 1,

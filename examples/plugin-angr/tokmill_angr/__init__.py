@@ -20,9 +20,8 @@ from tokmill.base.children.child import Limits, run
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.base.headers import loads_json
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.image import Program
+from tokmill.x86.image.image import Program, offsets
 from tokmill.x86.image.program import open_program
-from tokmill.x86.image.ranges import offsets
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction

@@ -14,8 +14,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading
 from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
-from tokmill.store.schema import Column, Drop, Records, Schema, drops_of
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Column, Drop, Records, Schema, Strings, drops_of
 from tokmill.store.vocab import Vocabulary
 
 BASES = b"ACGTN"

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
-from tokmill.models.model import Group, Model, Tensors, decay_groups
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 

@@ -1,15 +1,28 @@
-"""How much memory reading a file may take: a small file cannot take all that the machine has.
+"""What a damaged or hostile file may do to its reader: memory has a limit, a crash a name.
 
 A few bytes can stand for gigabytes: of repeated texts, of nested arrays, of what a header promises.
 The kernel refuses such allocations (`RLIMIT_DATA`); the reader's error names the file.
+
+A mapped file that is cut, or whose disk fails, ends the process with a line that names it: the
+kernel sends SIGBUS where a page of a map cannot be read. Python's own handlers only note a signal
+and go back to the instruction that faulted, for ever. So the handler is a function of `ctypes`,
+called at once, in the thread that faulted: it finds the file by the address and ends the process.
+A part of a page behind the new end reads as zeros without a signal: `Shard.check_size`.
+
+A decoder of another library may crash on a damaged file. That ends the process with the file's name
+too, if the file is read inside of `bounded`. No program or module is taken from the working
+directory, which may hold the input.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import resource
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -28,6 +41,8 @@ own_process = False
 is for all threads of a process, so those of programs that import tokmill have none."""
 reading: list[str] = []
 """Files that are read now inside of `bounded`."""
+OURS = "tokmill"
+"""Value of PYTHONSAFEPATH that this program has set; the variable counts if it has any."""
 
 
 @contextlib.contextmanager
@@ -96,3 +111,111 @@ def _data() -> int:
     with open("/proc/self/statm", "rb") as file:
         # Data and stack; the stack is small.
         return int(file.read().split()[5]) * resource.getpagesize()
+
+
+SA_SIGINFO = 4
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL)
+"""Signals of a library that has crashed."""
+SECONDS = 5
+"""After them a handler that waits is killed."""
+ADDRESS = 16
+"""Offset of `si_addr` in Linux's `siginfo_t` on 64-bit machines."""
+HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Action(ctypes.Structure):
+    """`struct sigaction` of glibc and musl on 64-bit machines."""
+
+    _fields_ = (
+        ("handler", HANDLER),
+        ("mask", ctypes.c_ubyte * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+def explain_crashes() -> None:
+    """Let a page that cannot be read, and a decoder that crashes, end this process with an error.
+
+    For processes of tokmill's own: where it is a library, signals belong to the program.
+    """
+    if sys.platform == "linux" and sys.maxsize > 2**32:
+        action = _Action(_handler, flags=SA_SIGINFO)
+        libc = ctypes.CDLL(None)
+        libc.sigaction(signal.SIGBUS, ctypes.byref(action), None)
+        action.handler = _crash_handler
+        for number in CRASHES:
+            libc.sigaction(number, ctypes.byref(action), None)
+
+
+def cut_short(path: Path | str, size: int) -> MachineError:
+    """Return the error for a file that has `size` bytes now, and had more when it was mapped."""
+    return MachineError(
+        f"the file was cut while it was read: it has {size:,} bytes now",
+        where=str(path),
+        hint="restore it; a shard of a store is made again by the same `tokmill build`",
+    )
+
+
+def _end(number: int, info: int, context: int) -> None:
+    try:
+        address = ctypes.c_void_p.from_address(info + ADDRESS).value or 0
+        path, offset = mapped_at(address)
+        size = os.stat(path).st_size if os.path.exists(path) else offset + 1
+        error = cut_short(path, size)
+        if offset < size:
+            error.what = "a page of a mapped file cannot be read"
+            error.hint = "check the disk and the memory, then run the same command again"
+        os.write(2, f"error: {error}\n".encode(errors="backslashreplace"))
+    finally:
+        os._exit(MachineError.exit_code)
+
+
+def _end_of_crash(number: int, info: int, context: int) -> None:
+    if not reading:
+        # As without this handler.
+        ctypes.CDLL(None).signal(number, 0)
+        os.kill(os.getpid(), number)
+        return
+    try:
+        # A lock that the crashed library holds must not make this wait for ever.
+        ctypes.CDLL(None).alarm(SECONDS)
+        name = signal.Signals(number).name
+        error = TokmillError(
+            f"the library that reads it has crashed ({name})",
+            where=reading[-1],
+            hint="the file may be damaged: write it anew, or leave it out",
+        )
+        os.write(2, f"error: {error}\n".encode(errors="backslashreplace"))
+    finally:
+        os._exit(TokmillError.exit_code)
+
+
+_handler, _crash_handler = HANDLER(_end), HANDLER(_end_of_crash)
+
+
+def mapped_at(address: int) -> tuple[str, int]:
+    """Return the file that is mapped at an address of this process ("": none), and the offset."""
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+        span, _, offset, _, _, *name = line.split(maxsplit=5)
+        first, last = (int(end, 16) for end in span.split("-"))
+        if first <= address < last:
+            # The kernel writes the end of a line in a name so.
+            path = "".join(name).replace("\\012", "\n")
+            return path, int(offset, 16) + address - first
+    return "", 0
+
+
+def keep_out_of_working_directory() -> None:
+    """Let no child of this process find programs or Python modules in its working directory.
+
+    It may hold the input. Python would look there for the modules of `python -m`, of torchrun's
+    processes and of workers; a relative entry of PATH would find programs there.
+    """
+    os.environ.setdefault("PYTHONSAFEPATH", OURS)
+    os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
+
+
+def environment_of_users() -> dict[str, str]:
+    ours = {"PYTHONSAFEPATH": OURS}.items()
+    return {name: value for name, value in os.environ.items() if (name, value) not in ours}

@@ -50,6 +50,10 @@ class TokmillError(Exception):
         text = f"{where}: {self.what}" if where else self.what
         return plain(f"{text}\nhint: {self.hint}" if self.hint else text)
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
     def __reduce__(self) -> tuple[object, ...]:
         # Errors are pickled between processes; the default pickling loses keyword arguments.
         return _rebuild, (type(self), self.what, self.where, self.hint)

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from tokmill.base.errors import TokmillError
+from tokmill.base.files import reading
 
 MAX_HEADER, MAX_ARRAY_HEADER = 100 << 20, 10_000
 """Most bytes of the header of a safetensors file, and of an .npy file (numpy's own limit)."""
@@ -137,6 +138,22 @@ def tensor_header(handle: IO[bytes] | io.BufferedIOBase, size: int) -> TensorHea
         if math.prod(entry.shape) * SIZES[entry.dtype] != stop - start:
             raise ValueError(f"the size of {name!r} does not fit its shape")
     return TensorHeader(length, tensors, metadata)
+
+
+def read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return (bytes of the header, tensor → `dtype`, `shape`, `data_offsets`) of safetensors.
+
+    Raises:
+        ValueError: the file is no such file, or damaged.
+        MachineError: it cannot be read.
+    """
+    with reading(path) as handle:
+        size = handle.seek(0, 2)
+        handle.seek(0)
+        header = tensor_header(handle, size)
+    return header.length, {
+        name: msgspec.structs.asdict(entry) for name, entry in header.tensors.items()
+    }
 
 
 class ArrayHeader(NamedTuple):

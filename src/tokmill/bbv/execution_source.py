@@ -15,21 +15,17 @@ import numpy as np
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.inflate import MAGIC
 from tokmill.base.progress import human_share
-from tokmill.bbv.chains import spread
-from tokmill.bbv.join import BEGINS, INSIDE, NO_ADDRESS, REASONS, Joined, join
+from tokmill.bbv.join import BEGINS, INSIDE, NO_ADDRESS, REASONS, Joined, join, spread
 from tokmill.bbv.store_blocks import open_blocks
 from tokmill.bbv.traces.addresses import Addresses, read_addresses, read_maps
 from tokmill.bbv.traces.block_vectors import BlockVectors, row_sums
 from tokmill.bbv.traces.cpi import RATES, Measures, check_measures, read_measures
-from tokmill.bbv.traces.read import pieces
-from tokmill.bbv.traces.trace_files import SIDECARS, Sidecars, stem_of, without_sidecars
+from tokmill.bbv.traces.read import SIDECARS, Sidecars, pieces, stem_of, without_sidecars
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Item, Request, Resources
-from tokmill.builds.whole_files import WholeFiles
+from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
-from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
-from tokmill.store.shards.strings import Strings, ranges
+from tokmill.store.schema import Array, Column, Records, Schema, Strings, id_dtype, ranges
 
 EXPANDS = 2
 SUFFIXES = tuple(f".bb{packing}" for packing in ("", *MAGIC))

@@ -21,12 +21,11 @@ from tokmill.base.files import reading, remove, write_file
 from tokmill.base.inflate import CAT, inflate, packing
 from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share, human_time
-from tokmill.builds.check_probe import restore_probe
 from tokmill.builds.execution.executors import Watch
 from tokmill.builds.folder import TAKEN, remove_shards, sweep, write_if_different
 from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.plan import How, Prepared
-from tokmill.builds.source import Item, Source
+from tokmill.builds.source import Item, Source, restore_probe
 from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import probe_digest
 from tokmill.store.manifest import Plan, PlannedItem, Receipt, sealed

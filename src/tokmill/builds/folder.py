@@ -21,10 +21,9 @@ from tokmill.base.files import (
     write_file,
 )
 from tokmill.base.locks import is_lock, locked
-from tokmill.builds.check_probe import PROBE_LOCK
 from tokmill.builds.make_shard import InputChanged
 from tokmill.builds.plan import How, Prepared, difference, plan_stands, write_plan
-from tokmill.builds.source import Frozen
+from tokmill.builds.source import PROBE_LOCK, Frozen
 from tokmill.builds.stamps import FILE as STAMPS
 from tokmill.builds.stamps import changed_shards, stamps_of, write_stamps
 from tokmill.store import manifest as layout

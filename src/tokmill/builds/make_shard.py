@@ -25,9 +25,8 @@ from tokmill.base.files import (
     stamp,
     write_file,
 )
-from tokmill.builds.check_probe import settle_probe
 from tokmill.builds.execution.resources import Amount
-from tokmill.builds.source import Frozen, Item, Resources, Source
+from tokmill.builds.source import Frozen, Item, Resources, Source, settle_probe
 from tokmill.store.manifest import (
     Cut,
     ItemReceipt,

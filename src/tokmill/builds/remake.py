@@ -9,7 +9,6 @@ from msgspec import UNSET
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import make_folder
-from tokmill.builds.check_probe import settle_probe
 from tokmill.builds.folder import AGAIN, check_links, remove_shards
 from tokmill.builds.make_shard import (
     Content,
@@ -19,7 +18,7 @@ from tokmill.builds.make_shard import (
     make_shard,
     planned_work,
 )
-from tokmill.builds.source import Item
+from tokmill.builds.source import Item, settle_probe
 from tokmill.builds.stamps import doubt
 from tokmill.store import manifest as layout
 from tokmill.store.checks.left_out import LeftOut, input_paths, line_of

@@ -1,18 +1,41 @@
-"""Sources: what a build reads, cut into items and turned into records in columns."""
+"""Sources: what a build reads, cut into items and turned into records in columns.
+
+`WholeFiles` are sources whose items are hashed first, then read as a stream of records. The first
+build of a store's shards writes the probe of its source, all later ones compare with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, BinaryIO, ClassVar, Protocol, Self
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, UnsetType
 
+from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import make_folder, reading, remove, write_file
+from tokmill.base.locks import locked
+from tokmill.builds.execution.resources import Resources as Resources
 from tokmill.builds.scan import InputFile
-from tokmill.store.checks.probe import Probe
-from tokmill.store.manifest import Made, Manifest, OtherFile, Overlay, PlannedItem, Reference
+from tokmill.store import manifest as layout
+from tokmill.store.checks.probe import Probe, compare, probe_digest, probe_path, read_probe
+from tokmill.store.manifest import (
+    Made,
+    Manifest,
+    OtherFile,
+    Overlay,
+    Plan,
+    PlannedItem,
+    Reference,
+    sealed,
+)
 from tokmill.store.schema import Places, Records, Schema
 from tokmill.store.vocab import Vocabulary
 
@@ -64,18 +87,6 @@ class Hash(Protocol):
     def update(self, data: bytes | memoryview, /) -> None:
         """Add content."""
         ...
-
-
-class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed and memory of a build; no field may change a byte of the store."""
-
-    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
-    threads: bool = True
-    own_process: bool = False
-    """The process runs nothing but this build, so settings of the whole process may be changed."""
-    block_bytes: int = 2 << 20
-    scratch: str = ""
-    """Folder for files that may be lost, shared by all processes of the build; empty: none."""
 
 
 class Frozen(msgspec.Struct, frozen=True):
@@ -140,6 +151,19 @@ class Source(ABC):
     @abstractmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the vocabularies of the store."""
+
+    @classmethod
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
+        """Return source and options that read a file without labels as a store was built (`made`).
+
+        `lines`: texts in a line, if each line is a record; 0: it is a file of this kind.
+        """
+        if lines:
+            raise UsageError(
+                f"a run on a store of {made.source} reads no lines of text",
+                hint=f"give it a store, or what `tokmill build {made.source}` reads",
+            )
+        return made
 
     @classmethod
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:
@@ -223,3 +247,119 @@ def cut(file: InputFile) -> Iterator[Item]:
     path = str(file.path.absolute())
     for start in range(0, max(file.size, 1), MAX_ITEM):
         yield Item(file.name, path, start, min(start + MAX_ITEM, file.size), file.digest)
+
+
+class WholeFiles(Source):
+    """A source that makes the records of an item of all bytes of its files.
+
+    A shard is cut after `part_bytes` of tokens (or of phrases), so that memory is bounded.
+    """
+
+    part_bytes: ClassVar[int] = 64 << 20
+
+    @abstractmethod
+    def batches(self, item: Item) -> Iterator[Records]:
+        """Yield the records of an item; which of them end a part is decided here."""
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the records of an item, without those of parts that are done."""
+        if not item.parts_done:
+            self._hash(item, digest)
+        part = size = 0
+        for batch in self.batches(item):
+            size += self._bytes(batch)
+            batch.ends_part = size >= self.part_bytes
+            if part >= item.parts_done:
+                yield batch
+            if batch.ends_part:
+                part, size = part + 1, 0
+
+    def content(self, item: Item, digest: Hash) -> Iterator[None]:
+        """Hash all bytes of an item's files, as one part."""
+        self._hash(item, digest)
+        yield from ()
+
+    def _hash(self, item: Item, digest: Hash) -> None:
+        for path in (item.path, *(other.path for other in item.others)):
+            with reading(path) as file:
+                while data := file.read(1 << 20):
+                    digest.update(data)
+
+    def _bytes(self, batch: Records) -> int:
+        if batch.phrases is not None:
+            return batch.phrases.ids.nbytes
+        tokens = [name for name, column in self.schema.items() if column.per == "token"]
+        return sum(np.asarray(batch.columns[name]).nbytes for name in tokens)
+
+
+def hash_until(stop: int, file: BinaryIO, digest: Hash) -> None:
+    """Update `digest` with the bytes of a file from its position up to `stop`."""
+    while data := file.read(min(1 << 20, stop - file.tell())):
+        digest.update(data)
+
+
+PROBE_LOCK = "vocab/.probe.lock"
+HINT = (
+    "use the packages or the --engine with which the store was begun; or build a new store, or "
+    "this one anew with --fresh"
+)
+
+
+def settle_probe(source: Source, store: Path) -> None:
+    """Compare the ids of known texts with those of the store's probe; write a missing probe.
+
+    Raises `TokmillError` if the engine gives other ids.
+    """
+    now = source.probe(())
+    if now is None:
+        return
+    path = probe_path(store)
+    if not path.exists():
+        make_folder(path.parent)
+        lock = store / PROBE_LOCK
+        with locked(lock, "", "", wait=math.inf):
+            if not path.exists():
+                write_file(path, sealed(now))
+            remove(lock)
+    stored = read_probe(store)
+    if stored.texts() != now.texts():
+        now = source.probe(stored.texts()) or now
+    compare(
+        stored.answers,
+        now.answers,
+        where=str(path),
+        who="the engine gives other ids than when the store was begun",
+        hint=HINT,
+    )
+
+
+def restore_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
+    """Write the probe of a store again if it is damaged or lost; say whether it was written.
+
+    `make` makes the source, if it is needed.
+
+    Raises `TokmillError` if the new probe has another digest than the manifest states.
+    """
+    kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
+    if kind.probe is Source.probe:
+        return False
+    wanted = None
+    with contextlib.suppress(TokmillError):
+        wanted = layout.read_sealed(store / "manifest.json", Manifest).probe
+    if probe_path(store).exists() and (not wanted or wanted == probe_digest(store)):
+        with contextlib.suppress(TokmillError):
+            read_probe(store)
+            return False
+    probe = make().probe(())
+    if probe is None:
+        return False
+    data = sealed(probe)
+    if wanted and wanted != hashlib.sha256(data).hexdigest():
+        raise TokmillError(
+            "the probe was damaged, and the engine gives other ids than when the store was built",
+            where=str(probe_path(store)),
+            hint=HINT,
+        )
+    make_folder(store / "vocab")
+    write_file(probe_path(store), data)
+    return True

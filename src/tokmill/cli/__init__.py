@@ -17,8 +17,7 @@ from typer.core import TyperGroup
 
 from tokmill import plugins
 from tokmill.base import bounds
-from tokmill.base.bus_error import explain_crashes
-from tokmill.base.children.child import keep_out_of_working_directory
+from tokmill.base.bounds import explain_crashes, keep_out_of_working_directory
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
 from tokmill.terminal.lazy import as_command, flowing, lazy_group
@@ -37,7 +36,7 @@ SHORT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't star
 """What errors of the loader, of threads and of libraries say where memory is short."""
 
 PANELS = {
-    "any data": ("build", "train", "eval", "sample", "embed"),
+    "any data": ("build", "train", "eval", "predict", "sample", "embed"),
     "results": ("inspect", "compare", "plot", "report"),
     "files": ("store", "recipe", "model"),
     "text": ("tokenizer",),
@@ -48,6 +47,18 @@ PANELS = {
 }
 """Panel of `tokmill --help` → its commands, in this order; those of plug-ins come last."""
 OTHERS = "plug-ins"
+OTHER_COMMANDS = {
+    "version": "--version",
+    "config": "recipe",
+    **dict.fromkeys(["generate", "complete", "chat"], "sample"),
+    **dict.fromkeys(["info", "stats", "show", "ls", "head"], "inspect"),
+    **dict.fromkeys(["finetune", "fine-tune", "pretrain", "fit", "resume"], "train"),
+    **dict.fromkeys(["tokenize", "preprocess", "prepare", "convert", "ingest"], "build"),
+    **dict.fromkeys(["disasm", "disassemble", "lift"], "cfg"),
+    **dict.fromkeys(["classify", "infer"], "predict"),
+    **dict.fromkeys(["evaluate", "test"], "eval"),
+}
+"""What other programs call a command → ours."""
 
 
 def load_command(name: str) -> Any:
@@ -82,6 +93,7 @@ def application() -> TyperGroup:
         listed,
         load_command,
         lambda words: ["inspect", *words],
+        OTHER_COMMANDS,
         params=general_options(),
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
@@ -200,10 +212,15 @@ def _usage(error: Any) -> str:
         if not hint and command in ("tokmill train", "tokmill rl train"):
             # Users of other trainers may try keys of the recipe as options.
             name = option.lstrip("-").replace("-", "_")
-            key = importlib.import_module("tokmill.training.recipe.key_names").plain_key(name)
+            key = importlib.import_module("tokmill.training.recipe.read_recipe").plain_key(name)
             hint = key and f"it is a key of the recipe: --set {key}=VALUE"
         if hint:
             return f"there is no option {option}\nhint: {hint}"
+    options = (
+        [option for one in error.ctx.command.params for option in one.opts] if error.ctx else []
+    )
+    if "unexpected extra argument" in error.format_message() and "--prompt" in options:
+        return f"{error.format_message()}\nhint: --prompt TEXT"
     return f"{error.format_message()}\nhint: {command} --help"
 
 

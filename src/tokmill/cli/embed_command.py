@@ -41,7 +41,7 @@ def embed(
     from tokmill.inference import embed as module
     from tokmill.inference.vectors import BATCH_TOKENS
 
-    vectors = module.embed(
+    vectors = module.embed_store(
         run,
         store,
         pool=cast(Any, pool),

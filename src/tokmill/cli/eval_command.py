@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,9 @@ import typer
 from tokmill.base.progress import human_metric, human_share
 from tokmill.terminal.options import AsJson, At, Device, Quiet, RunFolder
 from tokmill.terminal.output import print_json, print_table, say
+
+MOST_CLASSES = 12
+"""Classes that are listed at most, where there are too many for a matrix."""
 
 
 def evaluate(
@@ -57,9 +61,13 @@ def evaluate(
     if as_json:
         print_json(results)
         return
-    shown = {k: human_metric(v) for k, v in results.items() if isinstance(v, int | float)}
+    of_class = ("f1_", "count_", "found_") if "classes" in results else ()
+    names = {f"{kind}{one['class']}" for one in results.get("classes", ()) for kind in of_class}
+    numbers = {k: v for k, v in results.items() if isinstance(v, int | float) and k not in names}
+    shown = {k: human_metric(v) for k, v in numbers.items()}
     print_table(["measure", "value"], [[name, value] for name, value in shown.items()])
     _print_columns(results)
+    _print_classes(results)
     if "by" in results:
         print()
         lines = results["by"]["values"]
@@ -95,6 +103,25 @@ def _print_columns(results: Mapping[str, Any]) -> None:
     if "instructions" in results:
         count, share = (results["instructions"][key] for key in ("count", "accuracy"))
         print(f"\nwhole next instructions: {human_share(share)} of {count:,} right")
+
+
+def _print_classes(results: Mapping[str, Any]) -> None:
+    """Print each class, and which classes were taken for which others."""
+    classes = results.get("classes", [])
+    if "confusion" in results:
+        names = [one["class"] for one in classes]
+        lines = zip(names, results["confusion"], strict=True)
+        second = [
+            {"class, predicted as": a, **dict(zip(names, row, strict=True))} for a, row in lines
+        ]
+    else:
+        second = results.get("confused", [])
+        if len(classes) > MOST_CLASSES:
+            say(f"note: of {len(classes):,} classes those with the lowest F1: --json has all")
+        classes = sorted(classes, key=itemgetter("f1"))[:MOST_CLASSES]
+    for table in filter(None, (classes, second)):
+        print()
+        print_table([*table[0]], [[*line.values()] for line in table])
 
 
 def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -11,9 +11,6 @@ from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, RunFolder
 from tokmill.terminal.output import print_json, say
 
-FILE = ".pt"
-"""Suffix of a single file of weights."""
-
 
 def import_(
     checkpoint: Annotated[
@@ -76,23 +73,21 @@ def export(
         ),
     ],
     at: At = "last",
+    license: Annotated[str, typer.Option(help="What README.md names, such as mit.")] = "unknown",
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a run as a checkpoint of transformers, or its weights as a .pt file."""
     from tokmill.training.runs import exchange
 
-    if out.suffix == FILE:
-        file = exchange.export_file(run, out, at=at)
-        if as_json:
-            print_json({"file": str(file)})
-        else:
-            say(f"{file}: the weights of {run}")
-        return
-    folder = exchange.export_model(run, out, at=at)
+    made = exchange.export(run, out, at=at, license=license)
+    whole = made.is_dir()
     if as_json:
-        print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})
-        return
-    say(f"{folder}: {exchange.reader(run)}.from_pretrained({str(folder)!r}) reads it")
+        files = {"files": sorted(path.name for path in made.iterdir())} if whole else {}
+        print_json({"folder" if whole else "file": str(made), **files})
+    elif whole:
+        say(f"{made}: {exchange.reader(run)}.from_pretrained({str(made)!r}) reads it")
+    else:
+        say(f"{made}: the weights of {run}")
 
 
 app = group_of("model", "Read and write public checkpoints.", {"import": import_, "export": export})

@@ -146,7 +146,7 @@ def training_keys(only: list[str]) -> list[dict[str, Any]]:
                     same[0]["kinds"].append(kind)
                 else:
                     keys.append(key | {"kinds": [kind]})
-    from tokmill.training.recipe.key_names import OTHER_NAMES
+    from tokmill.training.recipe.read_recipe import OTHER_NAMES
 
     for name, place in OTHER_NAMES.items():
         for key in keys:

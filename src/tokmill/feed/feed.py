@@ -11,13 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.feed.mix import Mix, column_dtypes, row_shares
 from tokmill.feed.order import Order, key
-from tokmill.feed.rows import Rows
+from tokmill.feed.rows import Mix, Rows, column_dtypes, row_shares
 from tokmill.feed.values import FAMILY, Values, Vectors
-from tokmill.store.schema import Array
+from tokmill.store.schema import Array, ranges
 from tokmill.store.shards.gather import Gather
-from tokmill.store.shards.strings import ranges
 from tokmill.store.store import Store
 
 

@@ -1,20 +1,243 @@
-"""Rows of whole documents side by side: every token once an epoch, almost no padding."""
+"""Rows of whole documents side by side: every token once an epoch, almost no padding.
+
+The rows are computed by best-fit packing from the number of pieces of each length. Best-fit
+decreasing takes the longest piece first. It puts a piece into the bin with the least free space
+that is enough, else into an empty bin (Johnson 1973, "Near-Optimal Bin Packing Algorithms").
+Pieces of the same length are interchangeable, and so are bins with the same free space. So the plan
+handles groups of bins; its cost depends on the number of different lengths, not of pieces.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from bisect import bisect_left, insort
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
-from tokmill.base.errors import UsageError
-from tokmill.feed.order import key, permute
-from tokmill.feed.pack import Patterns, best_fit, pieces_of, rests
+from tokmill.base.errors import MachineError, TokmillError, UsageError
+from tokmill.base.files import make_folder, remove
+from tokmill.feed.order import key, permute, shard_groups
 from tokmill.feed.rows import Rows
-from tokmill.store.schema import Array
+from tokmill.store.schema import Array, ranges
 from tokmill.store.shards.gather import Spans
-from tokmill.store.shards.strings import ranges
+from tokmill.store.shards.shard import SUFFIX, Shard, write_tensors
 from tokmill.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """The content of the bins; all arrays int64.
+
+    Pattern p stands for `repeats[p]` bins with the same content: the entries `offsets[p]` …
+    `offsets[p + 1]` - 1, longest pieces first, of which entry e is `counts[e]` pieces of
+    `lengths[e]` each.
+    """
+
+    repeats: Array
+    offsets: Array
+    lengths: Array
+    counts: Array
+
+    def used(self) -> Array:
+        """Return for each entry how many pieces of its length earlier patterns use."""
+        pieces = np.repeat(self.repeats, np.diff(self.offsets)) * self.counts
+        order = np.argsort(self.lengths, kind="stable")
+        before = np.cumsum(pieces[order]) - pieces[order]
+        lengths = self.lengths[order]
+        result = np.zeros(len(order), np.int64)
+        result[order] = before - before[np.searchsorted(lengths, lengths)]
+        return result
+
+
+def best_fit(lengths: Array, counts: Array, capacity: int) -> Patterns:
+    """Pack `counts[i]` pieces of `lengths[i]` each into bins of `capacity`: best-fit decreasing.
+
+    Lengths must be different. The result has as many bins of each remaining space as packing piece
+    by piece; only the choice among bins with equal space may differ. Raises `UsageError` for a
+    piece that is too long for a bin.
+    """
+    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
+        raise UsageError(
+            f"pieces of {lengths.min()} to {lengths.max()} in bins of {capacity}",
+            hint="a piece has 1 to `capacity` tokens: cut longer ones first",
+        )
+    # A node is a group of bins with the same content: that of the parent node, then `count` pieces
+    # of `length` each. The root, number 0, stands for more empty bins than can be needed.
+    bins, nodes = [int(counts.sum()) + 1], [(0, 0, 0)]
+    rooms, with_room = [capacity], {capacity: [0]}
+    for index in np.argsort(lengths)[::-1].tolist():
+        length, left = int(lengths[index]), int(counts[index])
+        while left:
+            place = bisect_left(rooms, length)
+            room = rooms[place]
+            node = with_room[room][-1]
+            # Best fit fills a bin as long as one more piece fits.
+            most = room // length
+            full, rest = divmod(left, most)
+            if full >= bins[node]:
+                full, rest = bins[node], 0
+            left -= full * most + rest
+            bins[node] -= full + (rest > 0)
+            if not bins[node]:
+                with_room[room].pop()
+                if not with_room[room]:
+                    del with_room[room], rooms[place]
+            for group, count in ((full, most), (int(rest > 0), rest)):
+                if group:
+                    after = room - count * length
+                    if after not in with_room:
+                        with_room[after] = []
+                        insort(rooms, after)
+                    with_room[after].append(len(nodes))
+                    nodes.append((node, length, count))
+                    bins.append(group)
+    return _patterns(np.asarray(bins[1:], np.int64), np.asarray(nodes[1:], np.int64))
+
+
+def _patterns(bins: Array, nodes: Array) -> Patterns:
+    """Return the nodes that still have bins, each with the pieces on its path from the root.
+
+    `bins` (n,) and `nodes` (n, 3: parent, length, count) are those of the nodes 1 … n.
+    """
+    parent, length, count = nodes.reshape(-1, 3).T
+    last = np.flatnonzero(bins)
+    pattern, node = np.arange(len(last)), last
+    steps = [(pattern, node)]
+    while len(node):
+        above = parent[node] - 1
+        inside = above >= 0
+        pattern, node = pattern[inside], above[inside]
+        steps.append((pattern, node))
+    pattern, node = (np.concatenate(part) for part in zip(*steps[::-1], strict=True))
+    offsets = np.append(0, np.cumsum(np.bincount(pattern, minlength=len(last))))
+    node = node[np.argsort(pattern, kind="stable")]
+    return Patterns(bins[last], offsets, length[node], count[node])
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The documents of a store, by group, then by length of the rest, then by number of windows.
+
+    `documents`: records of the store, uint32 if that suffices, else uint64. The others are int64.
+    `rest`, `windows`, `count` have a value per class, in the same order: tokens of the rest (0: no
+    rest), full windows of a document, number of documents. `classes`: the first class of each
+    group, and the number of classes (groups + 1). `packs`: rows that the rests of each group fill.
+    """
+
+    documents: Array
+    rest: Array
+    windows: Array
+    count: Array
+    classes: Array
+    packs: Array
+
+
+def cut(lengths: Array, length: int, overlap: int) -> tuple[Array, Array]:
+    """Return the number of full windows of documents, and the tokens of the rests (both int64).
+
+    Window i begins at token i · (length - overlap), and the rest where the next window would begin.
+    The first `overlap` tokens of a rest are those of the last window; a rest without other tokens
+    is dropped.
+    """
+    step = length - overlap
+    windows = np.zeros(len(lengths), np.int64)
+    long = lengths >= length
+    windows[long] = (lengths[long] - length) // step + 1
+    rest = lengths - windows * step
+    rest[long & (rest == overlap)] = 0
+    return windows, rest
+
+
+def pieces_of(store: Store, length: int, overlap: int, shards: int, seed: int) -> Pieces:
+    """Return the pieces of a store, in groups of `shards` shards (0: all), drawn by `seed`.
+
+    They are read from `cache/`, or computed and kept there if the folder can be written.
+    """
+    folder = store.path / "cache"
+    mine = f"pieces-{store.fingerprint[:16]}-"
+    path = folder / f"{mine}{length}-{overlap}-{shards}-{seed if shards else 0}{SUFFIX}"
+    pieces = _read(path, store.records)
+    if pieces is None:
+        groups = shard_groups(len(store.shards), shards, seed)
+        pieces = _make(store, length, overlap, groups)
+        with contextlib.suppress(MachineError):
+            make_folder(folder)
+            for other in folder.glob("pieces-*"):
+                # Of an earlier state of the store.
+                if not other.name.startswith(mine):
+                    remove(other)
+            _write(path, pieces)
+    return pieces
+
+
+def rests(rest: Array, count: Array) -> tuple[Array, Array, Array]:
+    """Return the rests of a group for `best_fit`: (lengths, number of each, first of each); int64.
+
+    `first`: place among the group's documents of the first one with a rest of this length.
+    """
+    lengths, first_class = np.unique(rest, return_index=True)
+    pieces = np.add.reduceat(count, first_class)
+    first = np.cumsum(pieces) - pieces
+    real = lengths > 0
+    return lengths[real], pieces[real], first[real]
+
+
+def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Pieces:
+    """Sort the documents of each group, and count the rows that their rests fill."""
+    records = np.asarray([entry.records for entry in store.shards], np.int64)
+    first = np.cumsum(records) - records
+    documents = np.zeros(store.records, np.uint32 if store.records <= 1 << 32 else np.uint64)
+    classes: list[Array] = []
+    packs: list[int] = []
+    done = 0
+    for shards in groups:
+        here = documents[done : done + int(records[shards].sum())]
+        done += len(here)
+        # numpy sorts numbers of 16 bits by radix.
+        rest = np.zeros(len(here), np.min_scalar_type(length))
+        windows = np.zeros(len(here), np.int64)
+        stop = 0
+        for shard in shards.tolist():
+            start, stop = stop, stop + int(records[shard])
+            lengths = np.diff(store.shard(shard)["offsets"].astype(np.int64))
+            windows[start:stop], rest[start:stop] = cut(lengths, length, overlap)
+            here[start:stop] = np.arange(first[shard], first[shard] + stop - start)
+        windows = windows.astype(np.min_scalar_type(windows.max(initial=0)))
+        order = np.lexsort((windows, rest))
+        here[:], rest, windows = here[order], rest[order], windows[order]
+        new = np.ones(len(here), bool)
+        new[1:] = (rest[1:] != rest[:-1]) | (windows[1:] != windows[:-1])
+        begins = np.flatnonzero(new)
+        count = np.diff(begins, append=len(here))
+        classes.append(np.stack([rest[begins], windows[begins], count]).astype(np.int64))
+        packed = best_fit(*rests(classes[-1][0], count)[:2], length)
+        packs.append(int(packed.repeats.sum()))
+    ends = np.cumsum([0, *(part.shape[1] for part in classes)])
+    rest, windows, count = np.concatenate(classes, axis=1)
+    return Pieces(documents, rest, windows, count, ends, np.asarray(packs, np.int64))
+
+
+def _read(path: Path, records: int) -> Pieces | None:
+    """Return the pieces in a file, mapped; None if it is missing or damaged."""
+    try:
+        file = Shard(path)
+        pieces = Pieces(*(file[field.name] for field in fields(Pieces)))
+    except TokmillError:
+        return None
+    whole = len(pieces.documents) == pieces.count.sum() == records
+    return pieces if whole else None
+
+
+def _write(path: Path, pieces: Pieces) -> None:
+    columns = {field.name: getattr(pieces, field.name) for field in fields(Pieces)}
+    write_tensors(
+        path,
+        {name: (f"{a.dtype.kind}{a.dtype.itemsize}", [len(a)], [a]) for name, a in columns.items()},
+    )
+
 
 PLANS = 8
 """Plans of groups that are cached; a batch needs one or two."""

@@ -19,7 +19,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import reading
 from tokmill.builds.scan import InputFile
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request
-from tokmill.formats import exports
+from tokmill.formats import notes
 from tokmill.formats.notes import exporting
 from tokmill.formats.tokens import (
     IdType,
@@ -298,9 +298,7 @@ def wrong_layout(sample: Array) -> str:
     return ""
 
 
-class BinExportOptions(
-    exports.ExportOptions, frozen=True, forbid_unknown_fields=True, kw_only=True
-):
+class BinExportOptions(notes.ExportOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of headerless token files."""
 
     dtype: Literal["auto", "u2", "u4"] = "auto"
@@ -318,13 +316,13 @@ class BinExport:
     def write(self, store: Store, out: Path) -> dict[str, Any]:
         """Write `out` (or `out/tokens.bin`) and return files, tokens, bytes and dtype."""
         config = self.config
-        exports.check_column(store, config)
-        dtype = exports.wide_dtype(store, config.column)
+        notes.check_column(store, config)
+        dtype = notes.wide_dtype(store, config.column)
         if config.dtype != "auto":
             dtype = np.dtype(f"<{config.dtype}")
-        path = exports.output_file(out, ".bin")
+        path = notes.output_file(out, ".bin")
         with exporting(
             store, "bin", config, path.parent, path.name, files=[path], named=out
         ) as export:
-            export.put(path, exports.raw(exports.pieces(store, config.column, dtype)))
-        return exports.summary([path], store.tokens, dtype=dtype.name)
+            export.put(path, notes.raw(notes.pieces(store, config.column, dtype)))
+        return notes.summary([path], store.tokens, dtype=dtype.name)

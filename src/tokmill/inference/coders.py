@@ -22,13 +22,6 @@ class Coder(Protocol):
         """Return column → ids of a prompt."""
         ...
 
-    def encode_bytes(self, data: bytes) -> dict[str, list[int]]:
-        """Return column → ids of text in UTF-8, or of machine code.
-
-        Raises `TokmillError` for other bytes.
-        """
-        ...
-
     def decode(self, ids: Ids) -> str:
         """Return the text of ids."""
         ...
@@ -43,13 +36,6 @@ class Text:
     def encode(self, text: str) -> dict[str, list[int]]:
         """Return column → ids; names of special tokens are encoded as plain text."""
         return {self.column: self.tokenizer.encode(text, specials="plain")}
-
-    def encode_bytes(self, data: bytes) -> dict[str, list[int]]:
-        """Return column → ids; raises `UsageError` for bytes that are not UTF-8."""
-        try:
-            return self.encode(data.decode())
-        except UnicodeDecodeError as error:
-            raise UsageError(f"no UTF-8: {error.reason}", hint="send text in UTF-8") from None
 
     def decode(self, ids: Ids) -> str:
         return str(self.tokenizer.decode(ids[self.column]))

@@ -25,7 +25,7 @@ from tokmill.builds.selection.overlay_source import OverlaySource, shard_identit
 from tokmill.builds.source import Frozen, Hash, Item, Resources
 from tokmill.feed.values import Vectors as ReadVectors
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, refuse_vectors
-from tokmill.models.pooling import Pool, check_pool
+from tokmill.models.heads import Pool, check_pool
 from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.manifest import Overlay, canonical_digest
 from tokmill.store.receipts import read_receipts
@@ -53,7 +53,7 @@ _bar: ContextVar[Progress | None] = ContextVar("bar", default=None)
 
 
 class Embedded(msgspec.Struct, frozen=True):
-    """The result of `embed`."""
+    """The result of `embed_store`."""
 
     store: str
     overlay: str
@@ -69,6 +69,18 @@ class Embedded(msgspec.Struct, frozen=True):
 
 
 def embed(
+    run: Path | str, store: Path | str, *, pool: Pool | Literal["auto"] = "auto", at: str = ""
+) -> Array:
+    """Return a vector of each record of a store, float32 (records, width).
+
+    They are kept in the store as an overlay, so the next call only reads them. Arguments and errors
+    are those of `embed_store`.
+    """
+    made = embed_store(run, store, pool=pool, at=at)
+    return Store(store, [made.overlay]).column(COLUMN)
+
+
+def embed_store(
     run: Path | str,
     store: Path | str,
     *,

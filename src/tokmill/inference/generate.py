@@ -13,7 +13,7 @@ from torch import Tensor
 from tokmill.base.errors import TokmillError
 from tokmill.inference.drawing import Drawing, Numbers
 from tokmill.inference.read_rows import Ids, Reading, reading, window
-from tokmill.models.transformers.matmul import product_for
+from tokmill.models.transformers.layers import product_for
 from tokmill.tasks.task import Task
 
 End = Literal["eot", "stop", "tokens"]

@@ -5,21 +5,20 @@ Shapes: B rows, T positions, D width of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.models.model import Recurrent, Tensors, take_rows
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import Pool, Segment, of_sets, pool_segments
+from tokmill.models.heads import Pool, Segment, of_sets, pool_segments
+from tokmill.models.model import Inputs, Recurrent, Tensors, take_rows
 from tokmill.store.schema import Array
 from tokmill.store.shards.gather import Spans
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.framing import is_framed
 from tokmill.tasks.task import Task, borders
+from tokmill.tasks.task_inputs import is_framed
 from tokmill.training.engines.devices.device import Precision
 
 BATCH_TOKENS = 16_384
@@ -84,18 +83,15 @@ class Vectors:
                 vectors[records] = self.pooled(columns, here).cpu().numpy()
             yield int(here.sum())
 
-    def pooled(
-        self, columns: dict[str, Array], lengths: Array, before: Callable[[], None] = lambda: None
-    ) -> Tensor:
+    def pooled(self, columns: dict[str, Array], lengths: Array) -> Tensor:
         """Return the vectors (B, D) of rows, from name → (B, longest) ids.
 
-        `lengths`: int64 (B,), in falling order, at least 1. `before` is called before each pass.
+        `lengths`: int64 (B,), in falling order, at least 1.
         """
         if self.pool == "signature":
-            before()
             return self.signature(columns, lengths)
         like = torch.empty(len(lengths), self.width, device=self.precision.device)
-        return pool_segments(self.segments(columns, lengths, before), like, self.pool)
+        return pool_segments(self.segments(columns, lengths), like, self.pool)
 
     def signature(self, columns: dict[str, Array], lengths: Array) -> Tensor:
         """Return the vectors of rows that a model of sets makes itself."""
@@ -111,15 +107,12 @@ class Vectors:
             batch = side_by_side(tensors, lengths, causal=False)
             return of_sets(self.model).signature(batch).float()
 
-    def segments(
-        self, columns: dict[str, Array], lengths: Array, before: Callable[[], None] = lambda: None
-    ) -> Iterator[Segment]:
+    def segments(self, columns: dict[str, Array], lengths: Array) -> Iterator[Segment]:
         """Yield the hidden states of rows, a segment at a time, without rows that have ended."""
         device, length = self.precision.device, self.held
         model = self.model if isinstance(self.model, Recurrent) else None
         state = model.start(len(lengths)) if model else None
         for start in range(0, int(lengths[0]), length):
-            before()
             rows = int(np.count_nonzero(lengths > start))
             count = np.minimum(lengths[:rows] - start, length)
             part = {

@@ -22,12 +22,10 @@ from tokmill.base.children.child_calls import ChildDied, shared
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError
 from tokmill.base.files import path_to_text
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Item, Request, Resources
-from tokmill.builds.whole_files import WholeFiles
+from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.mlir.modules import generators, importing
 from tokmill.mlir.tokens import field_tokens
-from tokmill.store.schema import Column, Drop, Records, Schema, drops_of, id_dtype
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Column, Drop, Records, Schema, Strings, drops_of, id_dtype
 from tokmill.store.vocab import Vocabulary, find_roles
 
 RULES = "fields 1"

@@ -17,8 +17,7 @@ from tokmill.mlir.space import LOOPS
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
 from tokmill.mlir.tokens.views import Spaces, Wanted
-from tokmill.models.model import Model, Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Model, Tensors
 from tokmill.rl.actions import Layout, Scores
 from tokmill.rl.embedding import embeddings
 from tokmill.rl.embedding.embeddings import Embedding

@@ -11,8 +11,7 @@ from tokmill.base.errors import UsageError
 from tokmill.similarity.functions import NAMES
 from tokmill.similarity.index import best_of
 from tokmill.similarity.vector_rows import Rows, products
-from tokmill.store.schema import Array
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Array, Strings
 from tokmill.store.store import Store
 
 LISTED = 10

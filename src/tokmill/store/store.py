@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import resource
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import msgspec
 import numpy as np
 
+from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import inside
 from tokmill.store import manifest as layout
@@ -19,6 +21,7 @@ from tokmill.store.receipts import gather_manifest
 from tokmill.store.schema import Array, Records, phrase_columns
 from tokmill.store.shards.gather import Gather, Spans
 from tokmill.store.shards.shard import SUFFIX, Shard
+from tokmill.terminal.output import html_table
 
 MAPPED_SHARDS = 400
 """Shards that a store maps at most; each map needs a file descriptor."""
@@ -35,6 +38,10 @@ def most_maps() -> int:
     if soft == resource.RLIM_INFINITY:
         return MAPPED_SHARDS
     return max(2, min(MAPPED_SHARDS, soft // (4 * max(1, len(_OPEN)))))
+
+
+class RecordError(UsageError, IndexError):
+    """There is no such record."""
 
 
 class Store:
@@ -89,6 +96,7 @@ class Store:
         """Number → shard, the least recently used first."""
         self._touched: dict[int, None] = {}
         self._offsets: Array | None = None
+        self._decoders: dict[str, Callable[[Array], str]] = {}
         self.overlays: dict[str, Store] = {}
         self.referred: dict[str, Store] = {}
         """Fingerprint → the stores that `reference` has opened."""
@@ -101,6 +109,46 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, records={self.records}, tokens={self.tokens})"
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks."""
+        facts = {"source": self.manifest.source, "records": self.records, "tokens": self.tokens}
+        columns = {name: f"{c.dtype} a {c.per}" for name, c in self.schema.items()}
+        return html_table(repr(self), facts | {"fingerprint": self.fingerprint} | columns)
+
+    @overload
+    def __getitem__(self, number: SupportsIndex) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, number: SupportsIndex | slice) -> Any:
+        """Return a record (`record`), or a list of those of a slice; -1 is the last one."""
+        if isinstance(number, slice):
+            return [self.record(one) for one in range(*number.indices(self.records))]
+        place = operator.index(number)
+        return self.record(place + self.records * (-self.records <= place < 0))
+
+    def text(self, number: int, column: str = "") -> str:
+        """Return the text of a record, by the vocabulary of a token column (default: the first).
+
+        Raises `TokmillError` for a column without a vocabulary, or with one that decodes nothing.
+        """
+        column = column or next((n for n in self.token_columns if self.schema[n].vocab), "token")
+        if column not in self.token_columns:
+            raise UsageError(
+                f"the store has no token column {column!r}",
+                where=str(self.path),
+                hint=nearest(column, self.token_columns),
+            )
+        if column not in self._decoders:
+            name = self.schema[column].vocab or column
+            file, kind = self.vocabulary_file(name), self.vocabularies[name].coder
+            coder = plugins.load(plugins.CODERS, kind)
+            if kind == "tokenizer":
+                self._decoders[column] = coder.from_file(file).decode
+            else:
+                lists = coder.from_files({column: file})
+                self._decoders[column] = lambda ids: lists.decode({column: ids})[1:]
+        return self._decoders[column](self[number][column])
 
     def _add_overlay(self, name: str) -> None:
         """Open an overlay and add its columns."""
@@ -180,7 +228,7 @@ class Store:
     def find(self, record: int) -> tuple[int, int]:
         """Return (number of the shard, number within it) of a record."""
         if not 0 <= record < self.records:
-            raise UsageError(
+            raise RecordError(
                 f"there is no record {record}",
                 where=str(self.path),
                 hint=f"records are numbered 0 to {self.records - 1}",

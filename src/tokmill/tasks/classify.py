@@ -18,20 +18,28 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.models.heads import Classes, Pooler
-from tokmill.models.model import Group, Model, Tensors, decay_groups
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.classes import check_classes, classes_of
-from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
+from tokmill.tasks.task_inputs import (
+    SEGMENT,
+    Facts,
+    Frame,
+    Measures,
+    frame_of,
+    framed,
+    is_framed,
+    store_inputs,
+)
 
 LABEL = "label"
 """The name of the targets."""
 MOST_SHOWN = 20
 """With more classes, metrics of single classes are left out."""
+LARGEST_TABLE, MOST_PAIRS = 12, 20
+"""Classes of a confusion matrix at most; with more, pairs of classes that are listed."""
 
 
 class ClassifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,6 +116,10 @@ class Classify(Task):
         """Return rows of one record."""
         classes = self.label_classes(self.config, store).get(self.config.column, ())
         check_classes(store, classes, self.names, "the run has learned")
+        return self.records(store, seed, shards)
+
+    def records(self, store: Store, seed: int = 0, shards: int = 0) -> Whole:
+        """Return rows of one record, of a store with labels or without."""
         short = 0 if not self.frame or is_framed(store, self.frame) else 2
         if self.length <= short + 1:
             raise UsageError(
@@ -182,6 +194,9 @@ class Classify(Task):
         """Return F1, and for each class the numbers of its records and of its predictions."""
         return class_metrics(results["found"].numpy(), results["label"].numpy(), self.names)
 
+    def tables(self, results: Mapping[str, Tensor]) -> dict[str, Any]:
+        return class_tables(results["found"].numpy(), results["label"].numpy(), self.names)
+
     def param_groups(self, weight_decay: float) -> list[Group]:
         """Return the groups of the model and of the layers after it."""
         own = [*self.output.parameters()]
@@ -202,16 +217,50 @@ def class_metrics(predicted: Array, label: Array, names: Sequence[str]) -> dict[
         the second one, as in GLUE's MRPC, else the same mean. With at most `MOST_SHOWN` classes
         also `f1_NAME`, `count_NAME` (records of the class) and `found_NAME` (predicted records).
     """
-    size = max(len(names), int(max(predicted.max(initial=0), label.max(initial=0))) + 1)
-    right = np.bincount(label[predicted == label], minlength=size)
-    of_label, of_found = np.bincount(label, minlength=size), np.bincount(predicted, minlength=size)
-    total = of_label + of_found
-    each = 2 * right / np.maximum(total, 1)
-    macro = float(each[total > 0].mean()) if total.any() else 0.0
-    metrics = {"f1": float(each[1]) if len(names) == 2 else macro, "f1_macro": macro}
-    if len(names) <= MOST_SHOWN:
-        for number, name in enumerate(names):
-            metrics[f"f1_{name}"] = float(each[number])
-            metrics[f"count_{name}"] = int(of_label[number])
-            metrics[f"found_{name}"] = int(of_found[number])
+    classes = class_tables(predicted, label, names)["classes"]
+    there = [one["f1"] for one in classes if one["records"] or one["predicted"]]
+    macro = float(np.mean(there)) if there else 0.0
+    metrics = {"f1": classes[1]["f1"] if len(names) == 2 else macro, "f1_macro": macro}
+    for name, one in zip(names, classes, strict=False) if len(names) <= MOST_SHOWN else ():
+        metrics[f"f1_{name}"] = one["f1"]
+        metrics[f"count_{name}"] = one["records"]
+        metrics[f"found_{name}"] = one["predicted"]
     return metrics
+
+
+def class_tables(predicted: Array, label: Array, names: Sequence[str]) -> dict[str, Any]:
+    """Return tables of what was predicted, from the arguments of `class_metrics`.
+
+    Returns:
+        `majority`, the share of the most frequent class; `classes`, with `precision`, `recall` and
+        `f1` of each (0 where nothing was predicted, or is there); `confusion`, records by class
+        (row) and predicted class (column), or of more than `LARGEST_TABLE` classes `confused`, the
+        pairs of classes that were confused most often.
+    """
+    # A run that has learned one class has two outputs.
+    names = [*names, *["(no class)"] * (2 - len(names))]
+    size = len(names)
+    pairs, counts = np.unique(label * size + predicted, return_counts=True)
+    true, found = np.divmod(pairs, size)
+    records, predictions, right = (
+        np.bincount(which, weights, size).astype(int)
+        for which, weights in ((true, counts), (found, counts), (true, counts * (true == found)))
+    )
+    shares = (
+        right / np.maximum(n, 0.5) for n in (predictions, records, (predictions + records) / 2)
+    )
+    columns = (column.tolist() for column in (records, predictions, *shares))
+    keys = ("class", "records", "predicted", "precision", "recall", "f1")
+    rows = [dict(zip(keys, row, strict=True)) for row in zip(names, *columns, strict=True)]
+    tables = {"majority": float(records.max() / max(len(label), 1)), "classes": rows}
+    if size <= LARGEST_TABLE:
+        matrix = np.bincount(pairs, counts, size * size).astype(int).reshape(size, size)
+        return tables | {"confusion": matrix.tolist()}
+    wrong = np.flatnonzero(true != found)
+    most = wrong[np.argsort(-counts[wrong], kind="stable")][:MOST_PAIRS]
+    confused = zip(*(column[most].tolist() for column in (true, found, counts)), strict=True)
+    return tables | {
+        "confused": [
+            {"class": names[a], "predicted_as": names[b], "records": n} for a, b, n in confused
+        ]
+    }

@@ -18,17 +18,14 @@ from tokmill.base.errors import UsageError, nearest
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Windows
 from tokmill.models.heads import Heads
-from tokmill.models.model import Group, Model, Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Group, Inputs, Model, Tensors
 from tokmill.models.transformers.layers import linear, linear_cross_entropy
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.framing import affixes_of
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import BORDER, Scores, token_scores, whole_instructions
 from tokmill.tasks.task import Task, perplexity
-from tokmill.tasks.task_rows import RowKind, check_cut, cut_rows
+from tokmill.tasks.task_inputs import Measures, RowKind, affixes_of, check_cut, cut_rows
 
 END = "eot"
 """The role of the token that ends a document."""

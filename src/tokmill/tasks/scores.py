@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tokmill.feed.feed import Batch
-from tokmill.models.transformers.layers import CHUNK, LEAST_ROWS, product_dtype
-from tokmill.models.transformers.matmul import product
+from tokmill.models.transformers.layers import CHUNK, LEAST_ROWS, product, product_dtype
 from tokmill.store.schema import Array
 
 BORDER = "border"

@@ -25,14 +25,12 @@ from torch import Tensor, nn
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
 from tokmill.feed.values import Vectors
-from tokmill.models.model import Group, Model, Tensors
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import Pool
+from tokmill.models.heads import Pool
+from tokmill.models.model import Group, Inputs, Model, Tensors
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import Scores
-from tokmill.tasks.task_inputs import Facts, store_inputs
+from tokmill.tasks.task_inputs import Facts, Measures, store_inputs
 
 
 class TaskConfig(Protocol):
@@ -236,6 +234,10 @@ class Task(nn.Module):
         `results`: as in `compare`, with `vectors`, on the CPU; (N, …) of N rows in the order of the
         evaluation. Called only if the task `collects`.
         """
+        return {}
+
+    def tables(self, results: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return what `tokmill eval` shows besides, of the same results, as values of JSON."""
         return {}
 
     def start_from(self, place: Path) -> list[str] | None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any, ParamSpec, TextIO, TypeVar, cast
 
@@ -150,6 +151,15 @@ def print_table(headers: list[str], rows: list[list[Any]]) -> None:
     print(line(["-" * width for width in widths]))
     for row in cells:
         print(line(row))
+
+
+def html_table(title: str, rows: Mapping[str, object]) -> str:
+    """Return a small table for notebooks."""
+    cells = "".join(
+        f"<tr><th>{escape(plain(name))}</th><td>{escape(plain(str(value)))}</td></tr>"
+        for name, value in rows.items()
+    )
+    return f"<table><caption>{escape(plain(title))}</caption>{cells}</table>"
 
 
 def in_words(value: Any) -> str:

@@ -18,13 +18,14 @@ from tokmill.base.inflate import CAT
 from tokmill.base.progress import human_count
 from tokmill.builds.scan import InputFile
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources
+from tokmill.store.manifest import Made
 from tokmill.store.schema import Column, Drop, Drops, Records, Schema, drops_of
 from tokmill.text.documents import DocumentSource, Encode, NoHash
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.plain_text import BOM
 from tokmill.text.record_blocks import Block, is_stream, record_blocks, suffix
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.text.tokenizers.word_lists import count_words, read_words, tokenizer_of_words
+from tokmill.text.tokenizers.tokenizer_files import count_words, read_words, tokenizer_of_words
 
 PAIR = "pair"
 UNKNOWN = "words outside of the vocabulary"
@@ -92,6 +93,10 @@ class CorpusSource(DocumentSource):
             ids = count_words((batch.texts for batch in source.every()), config.min_count)
         tokenizer = Tokenizer.from_data(tokenizer_of_words(ids))
         return {"token": Frozen(*tokenizer.vocabulary(request.roles))}
+
+    @classmethod
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
+        return Made(source=made.source, options=made.options | {"words": "", "min_count": 1})
 
     @classmethod
     def remark(cls, names: Sequence[str], config: Any) -> str:

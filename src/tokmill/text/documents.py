@@ -28,18 +28,18 @@ from tokmill.builds.source import (
     Source,
     cut,
 )
-from tokmill.store.checks.probe import Probe
+from tokmill.store.checks.probe import Probe, make_probe
+from tokmill.store.manifest import Made
 from tokmill.store.schema import (
     RESERVED,
     Array,
     Column,
     Records,
     Schema,
+    Strings,
     id_dtype,
 )
-from tokmill.store.shards.strings import Strings
 from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
-from tokmill.text.encoding.probe_texts import make_probe
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.record_blocks import EXPANDS, is_stream, members
 from tokmill.text.tokenizers.tokenizer_json import added_tokens, template_tokens
@@ -102,6 +102,14 @@ class DocumentSource(Source):
 
         vocabulary, data = Tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
         return {"token": Frozen(vocabulary, data)}
+
+    @classmethod
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
+        if not lines or not issubclass(cls.Config, TextOptions):
+            return super().to_predict(made, path, lines)
+        shared = (*TextOptions.__struct_fields__, "strip")
+        options = {key: value for key, value in made.options.items() if key in shared}
+        return Made(source="text", options={**options, "record": "line"})
 
     @property
     def schema(self) -> Schema:

@@ -14,8 +14,8 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.progress import human_count
 from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
 from tokmill.feed.rows import Rows
-from tokmill.models.model_inputs import Inputs
-from tokmill.store.checks.same_engine import same_engine
+from tokmill.models.model import Inputs
+from tokmill.store.checks.background_check import same_engine
 from tokmill.store.mask import LOSS, check_mask_of, leaves_out
 from tokmill.store.overlay import overlay_names
 from tokmill.store.store import Store

@@ -19,8 +19,7 @@ from tokmill.store.mask import LOSS, check_mask_of
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import choose_column, ends_of, nothing_to_learn, targets_of
 from tokmill.tasks.task import positions
-from tokmill.tasks.task_inputs import column_sizes, roles_of
-from tokmill.tasks.task_rows import RowKind, check_cut, cut_rows
+from tokmill.tasks.task_inputs import RowKind, check_cut, column_sizes, cut_rows, roles_of
 
 IGNORED = -100
 """The label of a token that is not learned: torch's cross-entropy ignores it by default."""

@@ -110,7 +110,7 @@ def measured(
     # Measured as in the training loop.
     engine = Engine(replace(config.run, device=str(device)))
     engine.prepare(task, OptimConfig())
-    return validation.measure(task, engine, config.run.micro_tokens)
+    return validation.measure(task, engine, config.run.micro_tokens, tables=True)
 
 
 def breakdown_of(

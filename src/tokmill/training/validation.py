@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,9 +92,12 @@ class Validation:
             yield task.nothing(batch, idle) if idle.any() else batch
 
     def measure(
-        self, task: Task, engine: Engine, micro_tokens: int
-    ) -> tuple[dict[str, float], int]:
-        """Return (metrics, targets); each process takes its part of the entries."""
+        self, task: Task, engine: Engine, micro_tokens: int, tables: bool = False
+    ) -> tuple[dict[str, Any], int]:
+        """Return (metrics, targets); each process takes its part of the entries.
+
+        `tables`: also those of `Task.tables`.
+        """
         sums: dict[str, Tensor] = {}
         kept: list[dict[str, Tensor]] = []
         count = 0
@@ -112,7 +116,10 @@ class Validation:
                     add(sums, engine.evaluate(part))
         total = int(engine.total([count])[0])
         metrics = task.report(over_processes(engine, sums), total, self.bytes_per_token)
-        return {**metrics, **(task.measure(joined(kept)) if task.collects else {})}, total
+        if task.collects:
+            results = joined(kept)
+            metrics |= {**task.measure(results), **(task.tables(results) if tables else {})}
+        return metrics, total
 
 
 def compared(task: Task, results: Mapping[str, Tensor]) -> dict[str, Tensor]:

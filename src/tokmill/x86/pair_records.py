@@ -12,10 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drops_of
-from tokmill.store.shards.strings import Strings, take_flat
+from tokmill.store.schema import (
+    PHRASE_BIT,
+    Array,
+    Drop,
+    Phrases,
+    Records,
+    Strings,
+    drops_of,
+    take_flat,
+)
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.keys import Key
+from tokmill.x86.image.program import Key
 from tokmill.x86.merged import Merged, merge
 from tokmill.x86.records import Portion, cut_short, names_of, unknown_in
 from tokmill.x86.tokens.templates import Table, Templates

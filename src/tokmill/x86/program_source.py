@@ -13,19 +13,28 @@ import msgspec
 from tokmill import plugins
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
-from tokmill.builds.source import Frozen, Item, Request, Resources
-from tokmill.builds.whole_files import WholeFiles
+from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_about
-from tokmill.x86.graphs.graph_inputs import GRAPH, find_inputs, graphs_in
-from tokmill.x86.graphs.lifting import PICKLE, check_lifter, lifter_version
-from tokmill.x86.image.keys import Key, KeyTemplate
+from tokmill.x86.graphs.lifting import (
+    GRAPH,
+    PICKLE,
+    check_lifter,
+    find_inputs,
+    graphs_in,
+    lifter_version,
+)
+from tokmill.x86.image.program import Key, KeyTemplate
 from tokmill.x86.records import Cutting, Unit, nothing, records_of
 from tokmill.x86.tokens.rules import COLUMNS, make_rules
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabularies.vocabulary import TokenList, Vocabularies, closed
-from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import (
+    TokenList,
+    Vocabularies,
+    closed,
+    read_vocabularies,
+)
 from tokmill.x86.walks import Walking, check_counts
 
 EXPANDS = {"function": 1, "block": 6, "walk": 10}

@@ -9,10 +9,18 @@ from typing import Literal
 
 import numpy as np
 
-from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drops_of
-from tokmill.store.shards.strings import Strings, take_flat
+from tokmill.store.schema import (
+    PHRASE_BIT,
+    Array,
+    Drop,
+    Phrases,
+    Records,
+    Strings,
+    drops_of,
+    take_flat,
+)
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.keys import Key
+from tokmill.x86.image.program import Key
 from tokmill.x86.tokens.rules import DecodeError
 from tokmill.x86.tokens.templates import Table, Templates
 from tokmill.x86.tokens.vocabularies.vocabulary import UNKNOWN

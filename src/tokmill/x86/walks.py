@@ -19,7 +19,7 @@ from tokmill.base.errors import UsageError
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.ranges import distinct, numbered
+from tokmill.x86.image.image import distinct, numbered
 
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 AT_ONCE = 1 << 22

@@ -11,17 +11,21 @@ import numpy as np
 
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import machine_errors, read_file
-from tokmill.store.schema import PHRASE_BIT, Array, Phrases
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Strings
 from tokmill.store.store import Store
-from tokmill.x86.graphs.graph_inputs import graphs_of_path
-from tokmill.x86.image.keys import Key
+from tokmill.x86.graphs.lifting import graphs_of_path
+from tokmill.x86.image.program import Key
 from tokmill.x86.program_source import vocabularies_of
 from tokmill.x86.records import Cutting, Unit, records_of
 from tokmill.x86.tokens.rules import COLUMNS, decode
 from tokmill.x86.tokens.templates import Templates
-from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, Vocabularies, closed
-from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import (
+    SPECIALS,
+    TokenList,
+    Vocabularies,
+    closed,
+    read_vocabularies,
+)
 from tokmill.x86.walks import Walking
 
 PREFIXES = ("LOCK", "REP", "REPNE", "NOTRACK")
@@ -194,11 +198,7 @@ class X86Coder:
             raise UsageError(
                 "this is not machine code in hexadecimal", hint="such as: 55 48 89 e5"
             ) from None
-        return self.encode_bytes(code)
-
-    def encode_bytes(self, data: bytes) -> dict[str, list[int]]:
-        """Return column → ids of 64-bit instructions; raises `DecodeError` for other bytes."""
-        ids = self.tokenizer.encode_bytes(data)
+        ids = self.tokenizer.encode_bytes(code)
         return {column: ids[column].tolist() for column in self.columns}
 
     def decode(self, ids: Mapping[str, Sequence[int]]) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokmill.bbv.chains import follow, spread
+from tokmill.bbv.join import follow, spread
 from tokmill.bbv.store_blocks import Program, ends_flow
 
 

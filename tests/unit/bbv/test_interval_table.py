@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokmill.base.errors import TokmillError
-from tokmill.bbv.traces import interval_table
+from tokmill.bbv.traces import cpi
 
 
 def table(folder: Path, text: str) -> Path:
@@ -18,13 +18,13 @@ def table(folder: Path, text: str) -> Path:
 
 
 def test_tables_by_order_and_by_interval(tmp_path: Path) -> None:
-    plain = interval_table.read_table(table(tmp_path, "l1, l2\r\n1,2\r\n3,4\r\n"), 2)
+    plain = cpi.read_table(table(tmp_path, "l1, l2\r\n1,2\r\n3,4\r\n"), 2)
     assert {name: column.tolist() for name, column in plain.items()} == {
         "l1": [1, 3], "l2": [2, 4],
     }  # fmt: skip
-    mixed = interval_table.read_table(table(tmp_path, "cpi,interval\n2.5,1\n1.5,0\n"), 2)
+    mixed = cpi.read_table(table(tmp_path, "cpi,interval\n2.5,1\n1.5,0\n"), 2)
     assert mixed["cpi"].tolist() == [1.5, 2.5] and "interval" not in mixed
-    partly = interval_table.read_table(table(tmp_path, "interval,cpi\n2,9\n"), 4, partly=True)
+    partly = cpi.read_table(table(tmp_path, "interval,cpi\n2,9\n"), 4, partly=True)
     assert np.isnan(partly["cpi"]).tolist() == [True, True, False, True]
 
 
@@ -50,11 +50,11 @@ def test_tables_by_order_and_by_interval(tmp_path: Path) -> None:
 )
 def test_damaged_tables_are_told(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(TokmillError, match=said):
-        interval_table.read_table(table(tmp_path, text), 3)
+        cpi.read_table(table(tmp_path, text), 3)
 
 
 def test_part_of_a_table_needs_its_intervals(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="no column says which intervals"):
-        interval_table.read_table(table(tmp_path, "cpi\n1\n"), 3, partly=True)
+        cpi.read_table(table(tmp_path, "cpi\n1\n"), 3, partly=True)
     with pytest.raises(TokmillError, match="there is no column 'cpi'"):
-        interval_table.one_column(tmp_path, {"cpu": np.ones(1)}, ("cpi",))
+        cpi.one_column(tmp_path, {"cpu": np.ones(1)}, ("cpi",))

@@ -8,7 +8,7 @@ import scipy.sparse
 
 from phases import phases
 from tokmill.bbv.points import designs
-from tokmill.bbv.points.population import population
+from tokmill.bbv.points.executions import population
 
 
 @pytest.mark.parametrize("points", [1, 2, 3, 7, 30, 60])

@@ -14,7 +14,7 @@ import tokmill
 from making import quick_build
 from source_cases import block_store, write_trace
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.bbv.points.population import block_vectors
+from tokmill.bbv.points.executions import block_vectors
 from tokmill.bbv.traces import read as reading
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store

@@ -15,8 +15,7 @@ from making import files_of, quick_build, rec, token_store, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.bbv.points.simpoint import project
 from tokmill.builds.mining import interval_vectors, intervals
-from tokmill.builds.mining.interval_vectors import projected, spread_of
-from tokmill.builds.mining.vector_table import UNIT, rounded
+from tokmill.builds.mining.interval_vectors import UNIT, projected, rounded, spread_of
 from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Array, Column
 from tokmill.store.store import Store

@@ -16,12 +16,11 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.builds.plan import How
 from tokmill.plugins import Part
-from tokmill.store.checks.probe import probe_path, read_probe
+from tokmill.store.checks.probe import TEXTS, probe_path, read_probe
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 from tokmill.text import documents
 from tokmill.text.encoding.encoders import TokenizersEncoder
-from tokmill.text.encoding.probe_texts import TEXTS
 
 TOLD = "the engine gives other ids than when the store was begun: text "
 

@@ -41,8 +41,7 @@ from tokmill.text import parquet
 from tokmill.text import record_blocks as blocks
 from tokmill.x86 import records, walks
 from tokmill.x86.tokens.rules import tokenize_bytes
-from tokmill.x86.tokens.vocabularies.vocabulary import closed
-from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import closed, write_vocabularies
 from x86_programs import compiles
 
 ROWS = [{"text": f"document {i} " * 5} for i in range(400)]

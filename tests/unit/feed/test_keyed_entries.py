@@ -9,8 +9,8 @@ import pytest
 
 from entry_stores import lay
 from tokmill.base.errors import UsageError
+from tokmill.feed.entries import KeyedEntries
 from tokmill.feed.feed import Feed
-from tokmill.feed.keyed_entries import KeyedEntries
 from tokmill.store.store import Store
 from toy import make_store
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from making import token_store, write_store
 from tokmill.base.errors import UsageError
-from tokmill.feed.mix import BITS, Mix, column_dtypes, row_shares
-from tokmill.feed.rows import Rows, Whole, Windows
+from tokmill.feed.rows import BITS, Mix, Rows, Whole, Windows, column_dtypes, row_shares
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary

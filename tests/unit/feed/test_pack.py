@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokmill.base.errors import UsageError
-from tokmill.feed.pack import Patterns, best_fit, cut, rests
+from tokmill.feed.packed import Patterns, best_fit, cut, rests
 
 
 def listed(patterns: Patterns) -> list[tuple[int, list[tuple[int, int]]]]:

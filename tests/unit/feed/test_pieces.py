@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import files_of, quick_build, token_store
-from tokmill.feed.pack import cut, pieces_of
-from tokmill.feed.packed import Packed
+from tokmill.feed.packed import Packed, cut, pieces_of
 from tokmill.report.describe.inspect import describe
 from tokmill.store.checks.validate import validate
 from tokmill.store.shards.shard import SUFFIX

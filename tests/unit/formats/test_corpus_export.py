@@ -12,7 +12,7 @@ from pair_graphs import write_small
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import UsageError
-from tokmill.formats import exports
+from tokmill.formats import notes
 from tokmill.formats.notes import check
 from tokmill.report.describe.shown_records import Reader
 from tokmill.store.store import Store
@@ -30,11 +30,11 @@ def store(tmp_path: Path) -> Store:
     return quick_build("pairs", files, tmp_path / "s", all_pairs=True, walks=3)
 
 
-@pytest.mark.parametrize("block", [16, exports.BLOCK])
+@pytest.mark.parametrize("block", [16, notes.BLOCK])
 def test_all_pairs_are_there(
     tmp_path: Path, store: Store, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports.blocks, "__defaults__", (block,))
+    monkeypatch.setattr(notes.blocks, "__defaults__", (block,))
     out = tmp_path / "out"
     made = export(store, out)
     words = (out / "vocab.txt").read_text().splitlines()

@@ -87,8 +87,8 @@ def test_equal_stores_give_equal_bytes_and_blocks_do_not_matter(kind, tmp_path, 
     store = token_store(tmp_path / "store", [rows[:17], rows[17:]])
     files = []
     for number, block in enumerate((1, 50, 1 << 20)):
-        monkeypatch.setattr("tokmill.formats.exports.BLOCK", block)
-        monkeypatch.setattr("tokmill.formats.exports.blocks.__defaults__", (block,))
+        monkeypatch.setattr("tokmill.formats.notes.BLOCK", block)
+        monkeypatch.setattr("tokmill.formats.notes.blocks.__defaults__", (block,))
         options = EXPORT_OPTIONS.get(kind, {})
         written = write(kind, store, tmp_path / f"{number}" / "x.y", **options)
         files.append(

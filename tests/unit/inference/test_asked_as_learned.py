@@ -17,7 +17,6 @@ from making import quick_build
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
 from tokmill.inference.coders import load_coder, prompt_ids
-from tokmill.inference.embedder import Embedder
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import nothing_to_learn
 from tokmill.training.evaluate import evaluate
@@ -80,13 +79,6 @@ def test_a_prompt_begins_as_the_records_that_were_learned(stores: Path) -> None:
     assert ids_of(stores / "run-none", "") == [peer.eos_token_id]
     with pytest.raises(UsageError, match="has not learned how a text begins"):
         ids_of(stores / "run-open", "")
-
-
-def test_bytes_that_are_embedded_are_those_of_a_record(stores: Path) -> None:
-    line = (stores / "d.txt").read_text().splitlines()[3]
-    for name in ("add", "none", "open"):
-        found = Embedder(stores / f"run-{name}", device="cpu").encode(line.encode())["token"]
-        assert found.tolist() == Store(stores / name).record(3)["token"].tolist()
 
 
 def test_a_store_of_another_form_is_told(stores: Path) -> None:

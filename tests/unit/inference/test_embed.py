@@ -17,7 +17,7 @@ from embedded import vectors_of
 from making import files_of, write_store
 from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference import embed as module
-from tokmill.inference.embed import embed
+from tokmill.inference.embed import embed_store
 from tokmill.inference.vectors import Vectors, groups
 from tokmill.models.model import Recurrent, Tensors
 from tokmill.store.checks.validate import validate
@@ -127,20 +127,21 @@ def test_vectors_are_those_of_the_definition(
 
 def test_an_overlay_of_vectors(folder: Path, store: Path) -> None:
     before = files_of(store)
-    found = embed(folder / "decoder", store)
+    found = embed_store(folder / "decoder", store)
     assert (found.records, found.width, found.empty, found.step) == (9, 8, 1, 3)
     assert found.overlay == f"mean-{found.model[:12]}" and found.pool == "mean"
     opened = Store(store, [found.overlay])
     overlay = opened.overlays[found.overlay].manifest.overlay
     assert overlay.about == {"model": found.model, "step": 3, "pool": "mean", "width": 8}
     exact = wanted(load_task(folder / "decoder"), store, "mean")
+    np.testing.assert_allclose(tokmill.embed(folder / "decoder", store), exact, atol=1e-5)
     np.testing.assert_allclose(opened.column("embedding"), exact, rtol=1e-4, atol=1e-5)
     assert not opened.record(1)["embedding"].any()
     after = {n: data for n, data in files_of(store).items() if not n.startswith("overlays/")}
     assert after == before and validate(Store(store)).ok
     # Another pooling, and another point of the training, are overlays of their own.
-    assert embed(folder / "decoder", store, pool="last").model == found.model
-    earlier = embed(folder / "decoder", store, at="2", name="earlier")
+    assert embed_store(folder / "decoder", store, pool="last").model == found.model
+    earlier = embed_store(folder / "decoder", store, at="2", name="earlier")
     assert earlier.model != found.model and earlier.step == 2
     names = sorted(path.name for path in (store / "overlays").iterdir())
     assert names == ["earlier", f"last-{found.model[:12]}", f"mean-{found.model[:12]}"]
@@ -149,10 +150,10 @@ def test_an_overlay_of_vectors(folder: Path, store: Path) -> None:
 def test_a_stopped_one_goes_on_to_the_same_bytes(
     folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = embed(folder / "rwkv7", store)
+    found = embed_store(folder / "rwkv7", store)
     path = store / "overlays" / found.overlay
     whole = files_of(path)
-    embed(folder / "rwkv7", store, fresh=True)
+    embed_store(folder / "rwkv7", store, fresh=True)
     assert files_of(path) == whole
     fill, numbers = Vectors.fill, []
 
@@ -165,21 +166,21 @@ def test_a_stopped_one_goes_on_to_the_same_bytes(
 
     monkeypatch.setattr(Vectors, "fill", stopped)
     with pytest.raises(Interrupted):
-        embed(folder / "rwkv7", store, fresh=True)
+        embed_store(folder / "rwkv7", store, fresh=True)
     with pytest.raises(TokmillError, match="not complete"):
         Store(store, [found.overlay])
-    assert embed(folder / "rwkv7", store) == found
+    assert embed_store(folder / "rwkv7", store) == found
     # Nothing was made twice, and what has no name is gone.
     assert numbers == [0, 1, 2, 2] and files_of(path) == whole
     assert not list((path / "cache").iterdir())
-    embed(folder / "rwkv7", store)
+    embed_store(folder / "rwkv7", store)
     assert numbers == [0, 1, 2, 2]
 
 
 def test_a_store_that_has_grown_costs_its_new_shards(
     folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = embed(folder / "decoder", store)
+    found = embed_store(folder / "decoder", store)
     rows = [[dict(record) for record in Store(store)][:5], [], [dict(r) for r in Store(store)][5:]]
     vocabularies = Store(store).vocabularies
     more = [{"token": [3, 1], "kind": [1, 1]}]
@@ -195,7 +196,7 @@ def test_a_store_that_has_grown_costs_its_new_shards(
         yield from fill(self, base, number, *rest)
 
     monkeypatch.setattr(Vectors, "fill", noted)
-    assert embed(folder / "decoder", store).records == 10
+    assert embed_store(folder / "decoder", store).records == 10
     assert made == [3] and len(Store(store, [found.overlay]).column("embedding")) == 10
 
 
@@ -209,13 +210,13 @@ def test_a_damaged_shard_has_no_vectors(folder: Path, store: Path, tmp_path: Pat
     path.write_bytes(data)
     for _ in range(2):
         with pytest.raises(TokmillError, match="sha256 differs") as error:
-            embed(folder / "decoder", store, name="x")
+            embed_store(folder / "decoder", store, name="x")
         assert error.value.where == str(path.absolute())
         assert "`tokmill build` makes it again" in error.value.hint
         # What was right before it stays, and nothing was committed of it.
         assert len(list((store / "overlays/x/shards").glob("*.json"))) == 2
     path.write_bytes(whole)
-    embed(folder / "decoder", store, name="x")
+    embed_store(folder / "decoder", store, name="x")
     found = np.stack([record["embedding"] for record in Store(store, ["x"])])
     right = vectors_of(folder / "decoder", make_store(tmp_path / "r", SHARDS))
     assert np.array_equal(found, right)
@@ -232,43 +233,43 @@ def test_what_is_refused(folder: Path, store: Path, tmp_path: Path) -> None:
     run = folder / "decoder"
     other = make_store(tmp_path / "other", SHARDS, salt="other")
     with pytest.raises(TokmillError, match="the vocabulary 'token' differs"):
-        embed(run, other)
+        embed_store(run, other)
     with pytest.raises(UsageError, match="pooled by 'max'"):
-        embed(run, store, pool="max")  # type: ignore[arg-type]
+        embed_store(run, store, pool="max")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="batch_tokens: 0 is below 1"):
-        embed(run, store, batch_tokens=0)
+        embed_store(run, store, batch_tokens=0)
     with pytest.raises(TokmillError, match="no weights of step 77"):
-        embed(run, store, at="77")
+        embed_store(run, store, at="77")
     with pytest.raises(TokmillError, match="holds no run"):
-        embed(store, store)
+        embed_store(store, store)
     assert not (store / "overlays").exists()
     # Under one name there is one model.
-    embed(run, store, name="v")
+    embed_store(run, store, name="v")
     with pytest.raises(TokmillError, match="another recipe") as error:
-        embed(run, store, name="v", pool="last")
+        embed_store(run, store, name="v", pool="last")
     assert "--fresh" in error.value.hint
-    assert embed(run, store, name="v", pool="last", fresh=True).pool == "last"
+    assert embed_store(run, store, name="v", pool="last", fresh=True).pool == "last"
 
 
 def test_a_device_that_is_not_there_is_told_first(
     folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    embed(folder / "decoder", store, device="cpu")
+    embed_store(folder / "decoder", store, device="cpu")
     # Though nothing is left to do.
     with pytest.raises(UsageError, match="no CUDA device"):
-        embed(folder / "decoder", store, device="cuda")
+        embed_store(folder / "decoder", store, device="cuda")
 
 
 def test_what_is_done_is_said(
     folder: Path, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    embed(folder / "decoder", store, quiet=False)
+    embed_store(folder / "decoder", store, quiet=False)
     assert "nothing was left" not in capsys.readouterr().err
-    embed(folder / "decoder", store, quiet=False)
+    embed_store(folder / "decoder", store, quiet=False)
     assert "there was nothing to do" in capsys.readouterr().err
-    embed(folder / "decoder", store)
-    embed(folder / "decoder", store, fresh=True, quiet=False)
+    embed_store(folder / "decoder", store)
+    embed_store(folder / "decoder", store, fresh=True, quiet=False)
     assert "nothing was left" not in capsys.readouterr().err
 
 
@@ -276,7 +277,7 @@ def test_progress_counts_tokens(
     folder: Path, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokmill.base.progress.EVERY", 0)
-    embed(folder / "decoder", store, quiet=False)
+    embed_store(folder / "decoder", store, quiet=False)
     said = capsys.readouterr().err
     assert "embed: 89 of 89 tokens (100%)" in said and "tokens/s" in said
     assert "build:" not in said

@@ -12,8 +12,8 @@ from making import write_store
 from small_models import KINDS, small_model
 from tokmill.base.errors import UsageError
 from tokmill.inference.vectors import Vectors
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import Pool
+from tokmill.models.heads import Pool
+from tokmill.models.model import Inputs
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary

@@ -10,10 +10,9 @@ import torch
 
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Tensors
 from tokmill.models.transformers.attention import RopeScaling
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.tasks.task import to_tensors
 
 CPU = torch.device("cpu")

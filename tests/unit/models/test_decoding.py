@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers import matmul
+from tokmill.models.model import Inputs, Tensors
+from tokmill.models.transformers import layers
 from tokmill.models.transformers.attention import RopeScaling
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
-from tokmill.models.transformers.decoding import SLOTS, Decoding
+from tokmill.models.transformers.transformer import SLOTS, Decoder, DecoderConfig, Decoding
 
 STYLES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -110,7 +108,7 @@ def test_a_row_may_go_on_in_several_ways() -> None:
 @torch.no_grad()
 def test_many_wide_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the processor has oneDNN's kernels, they multiply here."""
-    monkeypatch.setattr(matmul, "ONEDNN", matmul.HAS_ONEDNN)
+    monkeypatch.setattr(layers, "ONEDNN", layers.HAS_ONEDNN)
     model = decoder(dim=160, kv_heads=2)
     ids = torch.randint(0, 50, (9, 20))
     reader = Decoding(model)

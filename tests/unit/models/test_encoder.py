@@ -13,8 +13,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch
 from tokmill.inference.read_rows import reading
 from tokmill.models.heads import Pooler
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Tensors
 from tokmill.models.transformers.encoder import Encoder, EncoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors

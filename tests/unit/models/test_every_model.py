@@ -10,8 +10,7 @@ import torch
 
 from small_models import KINDS, small_model
 from tokmill.feed.feed import Batch
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import taken
+from tokmill.models.model import Tensors, taken
 from tokmill.tasks.task import to_tensors
 
 DOCUMENTS = np.repeat([[0, 1, -1]], [7, 9, 3], 1)

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from small_models import small_model
 from tokmill.base.errors import UsageError
 from tokmill.models.heads import Classes, Heads, Pooler, Transform
-from tokmill.models.model import Model
-from tokmill.models.model_inputs import predicted, taken
+from tokmill.models.model import Model, predicted, taken
 from tokmill.models.transformers import layers
 
 SIZES = {"token": 11, "kind": 5}

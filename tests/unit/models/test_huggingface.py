@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokmill.base.errors import TokmillError
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.models.public.huggingface import architecture, public_of, read_config
 from tokmill.models.public.public_decoders import GPT2, Llama
 from tokmill.models.public.public_tensors import (
@@ -20,8 +20,8 @@ from tokmill.models.public.public_tensors import (
     to_public,
 )
 from tokmill.models.transformers.attention import RopeScaling
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
 from tokmill.models.transformers.encoder import EncoderConfig
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 GPT2_SMALL = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 2, "n_head": 2}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokmill.models.transformers import layers, matmul
+from tokmill.models.transformers import layers
 from tokmill.models.transformers.layers import (
     FeedForward,
     cross_entropy_with_gradient_,
@@ -55,7 +55,7 @@ def test_the_loss_in_chunks_equals_the_plain_one(
 def test_the_loss_by_both_libraries_equals_the_plain_one(
     rows: int, ids: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul, "ONEDNN", onednn and matmul.HAS_ONEDNN)
+    monkeypatch.setattr(layers, "ONEDNN", onednn and layers.HAS_ONEDNN)
     hidden, weight, targets = problem(rows=rows, ids=ids)
     found, expected = (f(hidden, weight, targets) for f in (linear_cross_entropy, plainly))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

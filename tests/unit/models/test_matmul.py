@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tokmill.models.transformers import matmul
-from tokmill.models.transformers.matmul import ROWS, linear, outer, prefers_onednn, product
+from tokmill.models.transformers import layers
+from tokmill.models.transformers.layers import ROWS, linear, outer, prefers_onednn, product
 
-needs_onednn = pytest.mark.skipif(not matmul.HAS_ONEDNN, reason="torch has no oneDNN here")
+needs_onednn = pytest.mark.skipif(not layers.HAS_ONEDNN, reason="torch has no oneDNN here")
 
 
 @pytest.fixture(autouse=True)
 def wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Test oneDNN's way where MKL is faster, too."""
-    monkeypatch.setattr(matmul, "ONEDNN", matmul.HAS_ONEDNN)
+    monkeypatch.setattr(layers, "ONEDNN", layers.HAS_ONEDNN)
 
 
 @pytest.mark.parametrize(("lines", "intel"), [
@@ -26,7 +26,7 @@ def wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 ])  # fmt: skip
 def test_who_made_the_processor(lines: str, intel: bool) -> None:
     """Only on Intel's processors MKL has its kernels for AVX-512."""
-    assert matmul.made_by_intel(lines) == intel
+    assert layers.made_by_intel(lines) == intel
 
 
 @needs_onednn
@@ -55,7 +55,7 @@ def test_linear_and_its_gradients_equal_torch(shape: tuple[int, ...], bias: bool
 def test_only_what_is_asked_for_gets_a_gradient() -> None:
     x, weight = torch.randn(ROWS, 8, requires_grad=True), torch.randn(8, 8)
     y = linear(x, weight)
-    assert y.grad_fn is not None and y.grad_fn.name() == "LinearBackward"
+    assert y.grad_fn is not None and y.grad_fn.name() == "OneDnnBackward"
     y.sum().backward()
     assert x.grad is not None and weight.grad is None
 

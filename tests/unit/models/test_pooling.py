@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tokmill.base.errors import UsageError
-from tokmill.models.pooling import (
+from tokmill.models.heads import (
     RunningLast,
     RunningMean,
     check_pool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tokmill.models.model_inputs import predicted, taken
+from tokmill.models.model import predicted, taken
 
 
 def test_places_come_in_order_and_targets_with_them() -> None:

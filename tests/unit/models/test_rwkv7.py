@@ -11,8 +11,7 @@ import torch
 
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Tensors
 from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors

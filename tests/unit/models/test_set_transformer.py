@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from small_models import small_model
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.models.model import WEIGHT, OfSets, Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import WEIGHT, Inputs, OfSets, Tensors
 from tokmill.models.sets.set_transformer import Mab, SetTransformer
 from tokmill.tasks.task import to_tensors
 

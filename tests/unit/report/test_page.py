@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -101,3 +102,34 @@ def test_refusals(tmp_path: Path) -> None:
     assert caught.value.hint and missing.value.hint
     with pytest.raises(UsageError, match="nothing is named"):
         page([], tmp_path / "p.html")
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        (
+            [4.0, 3.0, 2.5, 2.4, 2.3],
+            "Validation loss 2.3 after 50 of 50 steps. It was still falling",
+        ),
+        (
+            [4.0, 2.0, 2.2, 2.3, 2.6],
+            "Validation loss 2.6 after 50 of 50 steps. It was lowest at step 20: 2.",
+        ),
+        ([4.0, 2.0, 2.0, 2.0, 2.0], "It hardly changed in the last fifth."),
+        ([-1.0, -2.0, -2.0, -2.0, -1.5], "It was lowest at step 20: -2."),
+        ([4.0], "Validation loss 4 after 10 of 50 steps."),
+        ([], "Loss 1.5 of training rows; no validation rows were named (--val)."),
+    ],
+)
+def test_the_verdict_of_a_run(tmp_path: Path, losses: list[float], words: str) -> None:
+    lines: list[dict[str, float | None]] = [
+        {"step": 10 * i, "loss": 1.5, "lr": 0.1, "val_loss": loss}
+        for i, loss in enumerate(losses, 1)
+    ] or [{"step": 1, "loss": 1.5}]
+    run = write_run(tmp_path / "run", lines)
+    recipe = json.loads((run / "recipe.json").read_text())
+    recipe["run"]["steps"] = 50
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    html = page([run], tmp_path / "p.html", refresh=5).read_text()
+    assert words in html and ("Learning rate" in html) == bool(losses)
+    assert '<meta http-equiv="refresh" content="5">' in html

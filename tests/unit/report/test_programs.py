@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tokmill.report.describe.inspect import describe
+from tokmill.x86.commands.vocab_lists import write_texts
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.tokens.rules import COLUMNS
-from tokmill.x86.tokens.vocabularies.vocabulary import counted
-from tokmill.x86.tokens.vocabularies.vocabulary_files import write_texts, write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import counted, write_vocabularies
 from x86_programs import C_SOURCE, compiles
 
 

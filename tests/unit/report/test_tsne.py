@@ -9,7 +9,7 @@ import pytest
 
 from making import quick_build, rec, write_store
 from tokmill.base.errors import UsageError
-from tokmill.bbv.points.population import as_matrix
+from tokmill.bbv.points.executions import as_matrix
 from tokmill.bbv.points.simpoint import simpoints
 from tokmill.bbv.traces.read import read
 from tokmill.report.pages import tsne as figure

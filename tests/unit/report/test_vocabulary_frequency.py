@@ -10,8 +10,7 @@ import pytest
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.report.pages import figures
 from tokmill.x86.tokens.rules import COLUMNS
-from tokmill.x86.tokens.vocabularies.vocabulary import closed, counted
-from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import closed, counted, write_vocabularies
 
 COUNTS = {column: {"a": 30, "b": 60, "c": 10} for column in COLUMNS} | {"reg": {"x": 1}}
 

@@ -21,9 +21,8 @@ from tokmill.mlir.space import LOOPS
 from tokmill.rl import actions
 from tokmill.rl import ppo_loop as loop
 from tokmill.rl.actions import Layout, Scores
-from tokmill.rl.module_memory import Memory
 from tokmill.rl.rollout import again, play, play_new
-from tokmill.rl.schedule_task import SchedulesConfig
+from tokmill.rl.schedule_task import Memory, SchedulesConfig
 
 torch.set_num_threads(1)
 

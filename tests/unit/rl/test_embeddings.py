@@ -20,7 +20,7 @@ from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.rl.embedding import embeddings
 from tokmill.rl.policy import PolicyConfig
 from tokmill.training.engines.devices.device import moved

@@ -276,7 +276,7 @@ def test_settings_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
             }
         )
     )
-    config = resolve(tmp_path / "config_distilbert.json", tmp_path / "run", {}, False)
+    config = resolve(tmp_path / "config_distilbert.json", tmp_path / "run", {})
     assert (config.model.kind, config.task.kind) == ("policy", "schedules")
     assert config.model.model_config["distilbert"]["hidden_size"] == 768
     assert (config.task.bench_count, config.task.value_batch_size) == (4, 8)
@@ -284,14 +284,14 @@ def test_settings_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert any("weights" in note for note in notes(config))
     (tmp_path / "twice.json").write_text('{"bench_count": 2, "steps": 3, "nb_iterations": 3}')
     with pytest.raises(UsageError, match="the same key"):
-        resolve(tmp_path / "twice.json", tmp_path / "run", {}, False)
+        resolve(tmp_path / "twice.json", tmp_path / "run", {})
     (tmp_path / "more.json").write_text(
         '{"bench_count": 2, "nb_iterations": 3, "max_num_loops": 12, "sparse_reward": true}'
     )
-    config = resolve(tmp_path / "more.json", tmp_path / "run", {}, False)
+    config = resolve(tmp_path / "more.json", tmp_path / "run", {})
     assert (config.run.steps, config.model.loops) == (3, 12)
     assert "sparse_reward" in capsys.readouterr().err
-    config = resolve("schedules-lstm", tmp_path / "run", {"model_type": "lstm"}, False)
+    config = resolve("schedules-lstm", tmp_path / "run", {"model_type": "lstm"})
     assert not notes(config)
     assert estimate(config)["task"] == "schedules"
 

@@ -11,9 +11,8 @@ import pytest
 from made_functions import f, functions
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.similarity.evaluation import Choice, Evaluation, evaluate
-from tokmill.similarity.expectation import METRICS
 from tokmill.similarity.functions import Functions
-from tokmill.similarity.pool_measures import Method, Row
+from tokmill.similarity.pool_measures import METRICS, Method, Row
 from tokmill.similarity.vector_rows import Rows
 
 CHANCE = Method("random", None, True)

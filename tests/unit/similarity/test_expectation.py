@@ -8,7 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from tokmill.similarity.expectation import AT, METRICS, expected, table
+from tokmill.similarity.pool_measures import AT, METRICS, expected, table
 
 
 def slow(negatives: int, pool: int, above: int, ties: int) -> list[Fraction]:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from making import batch_of, rec
-from tokmill.store.schema import Column, Records, Schema
+from tokmill.store.schema import Column, Records, Schema, Strings
 from tokmill.store.shards import column_buffers as module
 from tokmill.store.shards.shard import SUFFIX, Shard, ShardWriter
-from tokmill.store.shards.strings import Strings
 
 SCHEMA: Schema = {"token": Column("u2"), "name": Column("utf8", per="record")}
 FEW = ["main", "", "\ud800 torn", "main", "é\U0001f600", ""] * 50

@@ -22,7 +22,7 @@ from tokmill.cli import main
 from tokmill.feed.feed import Feed
 from tokmill.store.store import Store
 from tokmill.tasks.classes import label_column
-from tokmill.tasks.classify import LABEL, class_metrics
+from tokmill.tasks.classify import LABEL, class_metrics, class_tables
 from tokmill.training.evaluate import evaluate
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, read_run
@@ -90,6 +90,17 @@ def test_sentences_of_a_table_are_classified(tmp_path: Path, capsys: Any) -> Non
         main(["eval", str(tmp_path / "run"), str(val), "--device", "cpu", "--json"])
     assert not ended.value.code
     assert json.loads(capsys.readouterr().out)["f1"] == pytest.approx(found["f1"])
+    with pytest.raises(SystemExit):
+        main(["eval", str(tmp_path / "run"), str(val), "--device", "cpu", "--quiet"])
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines()]
+    same = str(found["count_same"])
+    assert ["majority", f"{max(found['count_same'], found['count_other']) / 40:.4f}"] in rows
+    assert ["class,", "predicted", "as", "same", "other"] in rows
+    assert ["same", same, "0"] in rows and "f1_same" not in said and "count_same" not in said
+    with pytest.raises(SystemExit):
+        main(["inspect", str(val), "--head", "1"])
+    assert f"label_name: {sentences(40, 40)[0][0]}\n" in capsys.readouterr().out
     other = write_tsv(tmp_path, "swapped", sentences(10, 1))
     vocabulary = other / "vocab" / Store(other).vocabularies["label"].file
     vocabulary.write_text(json.dumps({"tokens": ["other", "same"]}))
@@ -107,6 +118,34 @@ def test_metrics_are_those_of_a_table() -> None:
     assert (metrics["count_a"], metrics["found_a"]) == (3, 4)
     two = class_metrics(found % 2, label % 2, ["no", "yes"])
     assert two["f1"] == two["f1_yes"] != two["f1_macro"]
+
+
+@pytest.mark.parametrize("count", [2, 5, 30])
+def test_tables_of_classes_are_those_of_sklearn(count: int) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    random = np.random.default_rng(count)
+    # The last class is in no record and never predicted.
+    label, found = random.integers(0, count - 1, (2, 200))
+    found = np.where(random.random(200) < 0.5, label, found)
+    names = [f"c{number}" for number in range(count)]
+    tables = class_tables(found, label, names)
+    numbers = range(count)
+    each = metrics.precision_recall_fscore_support(label, found, labels=numbers, zero_division=0)
+    for key, right in zip(("precision", "recall", "f1", "records"), each, strict=True):
+        assert [one[key] for one in tables["classes"]] == pytest.approx(right.tolist())
+    assert [one["class"] for one in tables["classes"]] == names
+    assert tables["majority"] == np.bincount(label).max() / 200
+    matrix = metrics.confusion_matrix(label, found, labels=numbers)
+    assert [one["predicted"] for one in tables["classes"]] == matrix.sum(0).tolist()
+    if count <= 12:
+        assert tables["confusion"] == matrix.tolist() and "confused" not in tables
+        return
+    np.fill_diagonal(matrix, 0)
+    most = np.sort(matrix.ravel())[::-1][:20]
+    assert [pair["records"] for pair in tables["confused"]] == most.tolist()
+    for pair in tables["confused"]:
+        place = names.index(pair["class"]), names.index(pair["predicted_as"])
+        assert matrix[place] == pair["records"]
 
 
 def test_a_record_gets_its_frame_and_its_label(stores: Path) -> None:

@@ -15,10 +15,10 @@ from small_models import small_model
 from task_cases import ROLES, SIZE, recipe, special_store, walks
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.hidden.masked import PLACES, Masked
-from tokmill.tasks.hidden.masked_config import MaskedConfig
+from tokmill.tasks.hidden.masking import MaskedConfig
 from tokmill.tasks.task import to_tensors
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Inputs
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 

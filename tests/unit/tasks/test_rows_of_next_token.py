@@ -11,8 +11,8 @@ import pytest
 from making import rec, token_store, write_store
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Inputs
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig

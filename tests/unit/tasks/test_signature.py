@@ -18,7 +18,7 @@ from embedded import vectors_of
 from making import quick_build, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
-from tokmill.inference.embed import embed
+from tokmill.inference.embed import embed_store
 from tokmill.models.model import WEIGHT
 from tokmill.store.checks.validate import validate
 from tokmill.store.references import reference_to, written_in
@@ -138,7 +138,7 @@ def test_embed_makes_the_signatures_of_the_training(stores: Path, tmp_path: Path
     """An overlay; whatever the batch, and whatever the order of the blocks in a record."""
     value = recipe(stores)
     tokmill.train(value, tmp_path / "run", quiet=True)
-    made = embed(tmp_path / "run", stores / "sets-val", name="signatures", device="cpu")
+    made = embed_store(tmp_path / "run", stores / "sets-val", name="signatures", device="cpu")
     assert (made.pool, made.records, made.width) == ("signature", 13, 16)
     store = Store(stores / "sets-val", ["signatures"])
     assert validate(store).ok
@@ -165,13 +165,13 @@ def test_other_vectors_of_blocks_are_noticed(tmp_path: Path) -> None:
     tokmill.train(lm, tmp_path / "one", quiet=True)
     tokmill.train({**lm, "run": {**lm["run"], "seed": 1}}, tmp_path / "two", quiet=True)
     for run in ("one", "two"):
-        embed(tmp_path / run, stores / "blocks", name=run, device="cpu")
+        embed_store(tmp_path / run, stores / "blocks", name=run, device="cpu")
     value = recipe(stores, task={"overlay": "one"})
     tokmill.train(value, tmp_path / "run", quiet=True)
     assert evaluate(tmp_path / "run", stores / "sets-val", device="cpu")["rows"] == 13
     shutil.rmtree(stores / "blocks/overlays/one")
-    embed(tmp_path / "two", stores / "blocks", name="one", device="cpu")
-    for use in (evaluate, embed):
+    embed_store(tmp_path / "two", stores / "blocks", name="one", device="cpu")
+    for use in (evaluate, embed_store):
         with pytest.raises(TokmillError, match="were made by the model"):
             use(tmp_path / "run", stores / "sets-val", device="cpu")
     with pytest.raises(UsageError, match="several overlays of the store of blocks"):
@@ -244,7 +244,7 @@ def test_an_interval_without_blocks(tmp_path: Path) -> None:
     (tmp_path / "odd").mkdir()
     references = written_in(tmp_path / "odd", {"blocks": reference_to(tmp_path / "blocks")})
     write_store(tmp_path / "odd", SCHEMA, [rows], references=references)
-    made = embed(tmp_path / "run", tmp_path / "odd", device="cpu")
+    made = embed_store(tmp_path / "run", tmp_path / "odd", device="cpu")
     found = Store(tmp_path / "odd", [made.overlay]).column("embedding")
     assert made.empty == 1 and np.isfinite(found).all()
     assert found.any(1).tolist() == [False, True, False]
@@ -322,7 +322,7 @@ def test_imported_entries_are_learned(loss: str, imported: Path, tmp_path: Path)
         found.append([*losses(out).values(), told["loss"], told["mrr"], told["cpi_error"]])
     assert np.isfinite(found).all() and len(found[0]) == 11
     np.testing.assert_allclose(*found, rtol=1e-5)
-    embed(tmp_path / "vectors", imported / "sets-vectors", name=loss, device="cpu")
+    embed_store(tmp_path / "vectors", imported / "sets-vectors", name=loss, device="cpu")
     signatures = Store(imported / "sets-vectors", [loss]).column("embedding")
     content = Store(imported / "sets-vectors").column("content")
     for number in np.unique(content)[:5]:

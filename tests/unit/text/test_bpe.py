@@ -7,8 +7,8 @@ import pytest
 from readable_bpe import train_bpe
 from reference_encoder import merge_ids
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.text.learning.bpe import BYTE_ORDER
 from tokmill.text.learning.train_tokenizer import train_tokenizer
+from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER
 
 
 def test_the_worked_example_of_cs336() -> None:

@@ -22,7 +22,7 @@ from tokmill.text import corpus as corpus_module
 from tokmill.text import record_blocks as blocks
 from tokmill.text.corpus import UNKNOWN, CorpusConfig, CorpusSource
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.text.tokenizers.word_lists import MOST_WORDS, SPECIALS, count_words, read_words
+from tokmill.text.tokenizers.tokenizer_files import MOST_WORDS, SPECIALS, count_words, read_words
 
 WALKS = "push rbp mov rbp rsp\nmov eax [rip+0x1f7a]\n\nret\npush rbp ret\n"
 """Two pairs of two walks."""

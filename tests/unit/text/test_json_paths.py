@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from making import TOKENIZER, jsonl, quick_build
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.store.store import Store
+from tokmill.text.jsonl import seen_keys
 from tokmill.text.make_document import Paths, Step, parse_path, quoted
-from tokmill.text.seen_keys import seen_keys
 
 
 def texts(store: Store) -> list[str]:

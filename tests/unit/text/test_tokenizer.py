@@ -299,7 +299,7 @@ def test_nothing_here_imports_torch_or_the_engines() -> None:
 
     code = (
         "import sys, tokmill.text.tokenizers.tokenizer, tokmill.text.encoding.encoders\n"
-        "import tokmill.text.learning.train_tokenizer, tokmill.text.tokenizers.compare_tokenizers\n"
+        "import tokmill.text.learning.train_tokenizer\n"
         "import tokmill.text.commands.tokenizer_command\n"
         "heavy = {'torch', 'gigatoken', 'tokenizers', 'matplotlib', 'awkward'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"

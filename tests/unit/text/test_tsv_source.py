@@ -15,7 +15,7 @@ from tokmill.builds.plan import How
 from tokmill.store.store import Store
 from tokmill.text.tables.tsv_encode import fitted
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.text.tokenizers.word_lists import tokenizer_of_words
+from tokmill.text.tokenizers.tokenizer_files import tokenizer_of_words
 
 TOKENS = ["[UNK]", "[PAD]", "[SEP]", "[MASK]", "[CLS]", "a", "b", "c", "d", '"', "the", "##s"]
 LENIENT = How(quiet=True, amount=here(), max_rejects=1)

@@ -12,7 +12,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.text.encoding.encoders import make_encoder
 from tokmill.text.learning.train_wordpiece import train_wordpiece
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.text.tokenizers.word_lists import SPECIALS, read_words
+from tokmill.text.tokenizers.tokenizer_files import SPECIALS, read_words
 
 TEXTS = ["The unaffable cat, the affable dog: able, unable!", "Un été à Paris 日本", "the cat"] * 3
 WORDS = ["un", "##aff", "##able", "the", "cat", ",", "!", "日", "本"]

@@ -24,7 +24,7 @@ from tokmill.training.engines.optimisers.optim import (
 )
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.recipe.check_recipe import from_dict
-from tokmill.training.recipe.key_names import in_tables
+from tokmill.training.recipe.read_recipe import in_tables
 from toy import cycles, losses, make_store, stop_after
 
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import tokmill
 from making import write_store
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.inference.embed import embed
+from tokmill.inference.embed import embed_store
 from tokmill.models.model import Tensors
 from tokmill.store.schema import Column, Schema
 from tokmill.store.shards.shard import Shard
@@ -214,7 +214,7 @@ def test_phrases_that_were_damaged_are_told_wherever_they_are_read(
         path.write_bytes(data)
     for read in (
         lambda: evaluate(run, store, device="cpu"),
-        lambda: embed(run, store, device="cpu"),
+        lambda: embed_store(run, store, device="cpu"),
         lambda: tokmill.train(recipe(store, 2), tmp_path / "run", quiet=True),
     ):
         with pytest.raises(TokmillError, match="the shard is damaged") as error:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tokmill.base.errors import TokmillError
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Inputs
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.manifest import encode
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.training.engines.devices.device import seed_for

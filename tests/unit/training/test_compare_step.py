@@ -18,8 +18,7 @@ from compare_task import PLACE
 from processes import together, values
 from tokmill import plugins
 from tokmill.base.errors import Interrupted
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Tensors
 from tokmill.tasks.task import Task
 from tokmill.training.engines.compared_step import compare_step, order_of
 from tokmill.training.engines.engine import Engine

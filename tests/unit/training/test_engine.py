@@ -11,9 +11,8 @@ import torch
 
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Inputs, Tensors
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors

@@ -20,7 +20,7 @@ import tokmill
 import toy
 from processes import together, values
 from tokmill.base.errors import Interrupted, TokmillError
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import make_feed, open_stores
 from tokmill.training.engines.tensors import read_tensors

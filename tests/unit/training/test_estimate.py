@@ -15,7 +15,7 @@ import torch
 
 from tokmill.base.errors import TokmillError
 from tokmill.feed.feed import Batch
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken
 from tokmill.tasks.task import to_tensors

@@ -15,15 +15,16 @@ from tokmill.base.errors import UsageError
 from tokmill.cli.recipe_command import training_keys
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import KINDS, LEARNED
-from tokmill.training.recipe.key_names import (
+from tokmill.training.recipe.read_recipe import (
+    FREE,
     NESTED,
     OTHER_NAMES,
     OTHER_WAYS,
     TABLES,
+    flatten,
     in_tables,
     merged,
 )
-from tokmill.training.recipe.read_recipe import FREE, flatten
 
 
 @pytest.mark.parametrize(

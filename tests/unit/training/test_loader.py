@@ -12,10 +12,9 @@ import torch
 
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
-from tokmill.models.model import Model
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Model
 from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors

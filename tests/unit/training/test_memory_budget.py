@@ -11,7 +11,7 @@ import pytest
 import tokmill
 from tokmill import plugins
 from tokmill.base.errors import MachineError, UsageError
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.training.budget import memory as memory_budget
 from tokmill.training.budget.estimate import estimate
 from tokmill.training.budget.memory import (

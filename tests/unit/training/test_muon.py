@@ -14,8 +14,7 @@ import tokmill
 import toy
 from processes import together, values
 from tokmill.base.errors import Interrupted, TokmillError, UsageError
-from tokmill.models.model import blocks_of
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, blocks_of
 from tokmill.training.budget.memory import tensor_bytes
 from tokmill.training.engines.optimisers.muon import (
     AT_A_TIME,

@@ -16,7 +16,7 @@ import tokmill
 from processes import together
 from tokmill.base.errors import TokmillError
 from tokmill.feed.feed import Feed
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import make_feed, open_stores

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import own_loop
 from own_loop import LanguageModel, load_checkpoint, sample_batch, save_checkpoint, train
 from tokmill.base.errors import TokmillError
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Inputs
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 CONFIG = DecoderConfig(dim=16, layers=2, heads=2)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import tokmill
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.recipe.check_recipe import from_dict
-from tokmill.training.runs.run import check_store, facts_from
-from toy import cycles, make_store
+from tokmill.training.runs.run import Run, check_store, facts_from
+from toy import cycles, make_store, recipe
 
 
 def test_a_store_of_other_columns_is_another_kind_of_store(tmp_path: Path) -> None:
@@ -30,3 +33,24 @@ def test_a_store_of_other_columns_is_another_kind_of_store(tmp_path: Path) -> No
     said = "the run was trained on the columns asm, mne; the store has token"
     assert caught.value.what == said and "recode" not in caught.value.hint
     check_store(facts_from(from_dict({}), [texts]), texts)
+
+
+def test_a_run_is_opened_and_tells_its_history(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", cycles(20))
+    value = recipe(store, 4, data={"val": str(store)}, run={"eval_every": 2, "log_every": 1})
+    trained = tokmill.train(value, tmp_path / "r<n", quiet=True)
+    run = Run(str(tmp_path / "r<n"))
+    assert repr(run) == repr(trained) and run.metrics == trained.metrics and run.step == 4
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    history = run.history()
+    assert history["step"].dtype == np.int64
+    for name in {name for line in lines for name in line}:
+        right = [line.get(name, np.nan) for line in lines]
+        np.testing.assert_array_equal(history[name], right)
+    assert np.isnan(history["val_loss"]).any() and not np.isnan(history["loss"]).all()
+    shown = run._repr_html_()
+    assert "r&lt;n" in shown and f"<td>{run.metrics['loss']:.4f}</td>" in shown
+    (run.path / "metrics.jsonl").unlink()
+    assert [*Run(run.path).history()] == ["step"]
+    with pytest.raises(TokmillError, match="holds no run"):
+        Run(store)

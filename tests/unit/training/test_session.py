@@ -128,19 +128,19 @@ def test_an_update_that_is_not_finite_leaves_the_step_before(
 
 
 def test_a_recipe_without_a_store(tmp_path: Path) -> None:
-    config = resolve(None, tmp_path / "run", {"task": {"kind": "grid"}}, False)
+    config = resolve(None, tmp_path / "run", {"task": {"kind": "grid"}})
     assert config.data.stores == ("",) and config.task.walkers == 8
     for value in ({}, {"task": {"kind": "next_token"}}, {"model": {"dim": 16}}):
         with pytest.raises(UsageError, match="store"):
-            resolve(value, tmp_path / "run", {}, False)
+            resolve(value, tmp_path / "run", {})
     store = make_store(tmp_path / "store", cycles(4))
     with pytest.raises(UsageError, match="learns from no store") as caught:
-        resolve(recipe(), tmp_path / "run", {"data": {"train": str(store)}}, False)
+        resolve(recipe(), tmp_path / "run", {"data": {"train": str(store)}})
     assert "data.train" in caught.value.hint
 
 
 def test_a_dry_run_says_what_there_is(tmp_path: Path) -> None:
-    config = resolve(recipe(), tmp_path / "run", {}, False)
+    config = resolve(recipe(), tmp_path / "run", {})
     plan = estimate(config)
     assert plan["batch"] == [8, 1] and plan["stores"] == [] and plan["columns"] == {"cell": CELLS}
     assert plan["memory_bytes"] > 0

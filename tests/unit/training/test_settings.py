@@ -56,7 +56,7 @@ def test_a_file_of_settings_is_a_recipe(
 ) -> None:
     train, model = files
     data = {"data": {"train": str(stores / "walks")}}
-    config = resolve(train, Path("RUN"), {**data, "settings": [str(model)]}, False)
+    config = resolve(train, Path("RUN"), {**data, "settings": [str(model)]})
     assert (config.data.seed, config.run.seed, config.data.batch) == (3431, 3431, 32)
     assert (config.optim.kind, config.optim.lr, config.optim.warmup_share) == (
         "bert_adam",
@@ -75,7 +75,7 @@ def test_a_file_of_settings_is_a_recipe(
     assert with_epochs(config).run.steps == 38
     # Over a recipe and below single options.
     named = {**data, "settings": [str(train)], "optim": {"lr": 3e-4}, "steps": 7}
-    config = resolve("recipes/bert/bert-medium.toml", Path("RUN"), named, False)
+    config = resolve("recipes/bert/bert-medium.toml", Path("RUN"), named)
     assert (config.optim.lr, config.data.batch, config.run.steps) == (3e-4, 32, 7)
     assert (config.model.dim, config.model.layers) == (512, 8)
 
@@ -93,7 +93,7 @@ def test_a_configuration_of_bert_has_sizes_and_rates(
     }  # fmt: skip
     file = tmp_path / "config.json"
     file.write_text(json.dumps(said))
-    config = resolve(file, Path("RUN"), {"data": {"train": str(stores / "walks")}}, False)
+    config = resolve(file, Path("RUN"), {"data": {"train": str(stores / "walks")}})
     made = config.model
     assert (made.dim, made.layers, made.heads, made.hidden) == (32, 3, 2, 64)
     assert (made.context, made.dropout, made.attention_dropout) == (64, 0.1, 0.2)
@@ -101,7 +101,7 @@ def test_a_configuration_of_bert_has_sizes_and_rates(
     assert "not used: architectures, initializer_range" in capsys.readouterr().err
     file.write_text(json.dumps({**said, "model_type": "roberta"}))
     with pytest.raises(UsageError, match="model_type is 'roberta'"):
-        resolve(file, Path("RUN"), {"data": {"train": str(stores / "walks")}}, False)
+        resolve(file, Path("RUN"), {"data": {"train": str(stores / "walks")}})
 
 
 def test_a_table_that_is_shorter_than_a_row_is_noted(
@@ -148,7 +148,7 @@ def test_the_command_reads_them(
 def test_other_files_are_no_settings(text: str, said: str, stores: Path, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UsageError, match=said):
-        resolve(tmp_path / "x.json", Path("RUN"), {"train": str(stores / "walks")}, False)
+        resolve(tmp_path / "x.json", Path("RUN"), {"train": str(stores / "walks")})
 
 
 def test_an_error_names_the_file_of_settings(stores: Path, tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_an_error_names_the_file_of_settings(stores: Path, tmp_path: Path) -> No
     for text, said in (('{"lr": -1}', "-1"), ('{"lr": "x"}', "float"), ('{"lrr": 1}', "lrr")):
         bad.write_text(text)
         with pytest.raises(UsageError, match=said) as caught:
-            resolve(recipe, Path("RUN"), data, False)
+            resolve(recipe, Path("RUN"), data)
         assert caught.value.where == str(bad)
     bad.write_text("{}")
     with pytest.raises(UsageError, match="-1") as caught:
-        resolve(recipe, Path("RUN"), {**data, "optim": {"lr": -1.0}}, False)
+        resolve(recipe, Path("RUN"), {**data, "optim": {"lr": -1.0}})
     assert str(bad) not in caught.value.where
 
 
@@ -178,9 +178,9 @@ def three_ways(files: Sequence[Path], store: Path) -> TrainConfig:
     """Resolve settings as the recipe, over a store, and over --data: all mean the same."""
     first, *rest = map(str, files)
     data = {"data": {"train": str(store)}}
-    alone = resolve(first, Path("RUN"), {**data, "settings": rest}, False)
+    alone = resolve(first, Path("RUN"), {**data, "settings": rest})
     for recipe, options in ((store, {}), (None, data)):
-        other = resolve(recipe, Path("RUN"), {**options, "settings": [first, *rest]}, False)
+        other = resolve(recipe, Path("RUN"), {**options, "settings": [first, *rest]})
         assert msgspec.to_builtins(other) == msgspec.to_builtins(alone)
     return alone
 
@@ -211,7 +211,7 @@ def test_settings_tell_which_model_they_are_of(
     # Over a recipe they are settings of its model.
     options = {"data": {"train": str(stores / "walks")}, "settings": [str(files[0])]}
     with pytest.raises(UsageError, match="a share of the steps, and muon counts them"):
-        resolve("decoder-tiny", Path("RUN"), options, False)
+        resolve("decoder-tiny", Path("RUN"), options)
 
 
 def test_settings_of_two_models_are_refused(tmp_path: Path, stores: Path) -> None:
@@ -219,7 +219,7 @@ def test_settings_of_two_models_are_refused(tmp_path: Path, stores: Path) -> Non
     for options in ({}, {"model": {"kind": "encoder"}}):
         with pytest.raises(UsageError) as caught:
             given = {"data": {"train": str(stores / "walks")}, **options}
-            resolve(tmp_path / "both.json", Path("RUN"), given, False)
+            resolve(tmp_path / "both.json", Path("RUN"), given)
         assert "of a decoder (d_model) and of BERT (type_vocab_size)" in caught.value.what
 
 
@@ -232,7 +232,7 @@ def test_settings_of_any_model_go_by_the_store(
     assert three_ways([file], store).model.kind == "decoder"
     data = {"data": {"train": str(stores / "walks")}}
     with pytest.raises(UsageError, match="whether a decoder or BERT is meant") as caught:
-        resolve(file, Path("RUN"), data, False)
+        resolve(file, Path("RUN"), data)
     # Both commands of the hint do what it says.
     commands = re.findall(r"`tokmill (.*?)`", caught.value.hint)
     for command, kind in zip(commands, ("encoder", "decoder"), strict=True):
@@ -242,7 +242,7 @@ def test_settings_of_any_model_go_by_the_store(
         assert not ended.value.code, capsys.readouterr().err
         assert read_recipe(tmp_path / kind)["model"]["kind"] == kind
     for kind, task in (("encoder", "sentence_pair"), ("rwkv7", "next_token")):
-        made = resolve(file, Path("RUN"), {**data, "model": {"kind": kind}}, False)
+        made = resolve(file, Path("RUN"), {**data, "model": {"kind": kind}})
         assert (made.model.kind, made.task.kind) == (kind, task)
 
 
@@ -279,7 +279,7 @@ def deepspeed(
     said = {name: one for name, one in (DEEPSPEED | changes).items() if one is not None}
     (folder / "ds_config.json").write_text(json.dumps(said))
     given = {"settings": [str(folder / "ds_config.json")], **(options or {})}
-    return resolve(store, Path("RUN"), given, False, world)
+    return resolve(store, Path("RUN"), given, world)
 
 
 def test_deepspeeds_own_file_is_read(
@@ -304,7 +304,7 @@ def test_deepspeeds_own_file_is_read(
     assert f"without effect here: {unused}" in said
     # As the recipe it is the same; an engine that is named, and options, win.
     file, data = tmp_path / "ds_config.json", {"data": {"train": str(store)}}
-    alone = resolve(file, Path("RUN"), {**data, "task": {"length": 40}}, False, 2)
+    alone = resolve(file, Path("RUN"), {**data, "task": {"length": 40}}, 2)
     assert msgspec.to_builtins(alone) == msgspec.to_builtins(made)
     more = {"run": {"engine": "ddp", "steps": 5}, "optim": {"lr": 1.0}, "data": {"batch": 48}}
     made = deepspeed(tmp_path, store, options=more)
@@ -355,7 +355,7 @@ def test_the_batch_of_deepspeed_counts_all_processes(
 def test_what_deepspeeds_file_leaves_out_is_its_default_or_the_recipes(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = resolve(store, Path("RUN"), {}, False)
+    plain = resolve(store, Path("RUN"), {})
     auto = {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "weight_decay": "auto"}}
     rates = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
     made = deepspeed(
@@ -378,7 +378,7 @@ def test_what_deepspeeds_file_leaves_out_is_its_default_or_the_recipes(
     # Over a recipe with another optimiser, the keys that AdamW lacks go.
     (tmp_path / "ds_config.json").write_text(json.dumps(DEEPSPEED | {"scheduler": "auto"}))
     given = {"settings": [str(tmp_path / "ds_config.json")], "data": {"train": str(store)}}
-    optim = resolve("pretrain", Path("RUN"), given, False, 2).optim
+    optim = resolve("pretrain", Path("RUN"), given, 2).optim
     assert (optim.kind, optim.lr, optim.schedule, optim.warmup) == ("adamw", 2e-4, "linear", 50)
     assert "not used: optim.warmup_share: AdamW has no such key" in capsys.readouterr().err
 
@@ -453,7 +453,7 @@ def test_schedules_are_deepspeeds_but_for_a_step(kind: str, store: Path, tmp_pat
 def epochs(stores: Path, run: dict[str, Any], options: dict[str, Any] | None = None) -> int:
     recipe = {"data": {"train": str(stores / "walks"), "batch": 16}, "run": run}
     recipe["task"] = {"kind": "masked", "rows": "whole"}
-    return int(with_epochs(resolve(recipe, Path("RUN"), options or {}, False)).run.steps)
+    return int(with_epochs(resolve(recipe, Path("RUN"), options or {})).run.steps)
 
 
 def test_epochs_and_steps(stores: Path) -> None:
@@ -491,11 +491,11 @@ def test_deepspeeds_file_alone_tells_no_model(stores: Path, store: Path, tmp_pat
     deepspeed(tmp_path, store)
     given = {"data": {"train": str(stores / "walks")}}
     with pytest.raises(UsageError, match="whether a decoder or BERT is meant"):
-        resolve(tmp_path / "ds_config.json", Path("RUN"), given, False, 2)
+        resolve(tmp_path / "ds_config.json", Path("RUN"), given, 2)
     cs336 = tmp_path / "cs336.json"
     cs336.write_text(json.dumps(CS336))
     given["settings"] = [str(cs336)]  # type: ignore[assignment]
-    made = resolve(tmp_path / "ds_config.json", Path("RUN"), given, False, 2)
+    made = resolve(tmp_path / "ds_config.json", Path("RUN"), given, 2)
     assert (made.model.kind, made.run.engine, made.model.dim) == ("decoder", "deepspeed", 16)
     # DeepSpeed's file is read after the other, whose rows are 24 long.
     assert (made.data.batch, made.run.micro_tokens, made.run.steps) == (24, 3 * 24, 90)

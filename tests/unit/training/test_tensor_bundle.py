@@ -11,7 +11,7 @@ import pytest
 
 from bundle_writer import block, entry, header, masked, table, varint, write_bundle
 from tokmill.base.errors import MissingExtraError, TokmillError
-from tokmill.training.runs.tensorflow import sstable
+from tokmill.training.runs.tensorflow import tensor_bundle
 from tokmill.training.runs.tensorflow.tensor_bundle import TensorBundle, find_bundle, is_tensorflow
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tensorflow"
@@ -196,9 +196,9 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     refused("a name of more than 4,096 bytes", tmp_path / "m")
     names = {b"": header(), **{b"x" * 3000 + b"%06d" % n: b"" for n in range(40)}}
     index.write_bytes(table(names))
-    monkeypatch.setattr(sstable, "MOST_KEY_BYTES", 100_000)
+    monkeypatch.setattr(tensor_bundle, "MOST_KEY_BYTES", 100_000)
     refused("names are longer than 100,000 bytes", tmp_path / "m")
-    monkeypatch.setattr(sstable, "MOST_BYTES", 100)
+    monkeypatch.setattr(tensor_bundle, "MOST_BYTES", 100)
     refused("an index has at most 100", tmp_path / "m")
     monkeypatch.undo()
     part = block([(b"", header())])
@@ -206,7 +206,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     again = block([(b"a", varint(0) + varint(len(part))), (b"b", varint(0) + varint(len(part)))])
     place = varint(len(data)) + varint(len(again))
     data += again + b"\0" + masked(again + b"\0").to_bytes(4, "little")
-    index.write_bytes(data + (place + place).ljust(40, b"\0") + sstable.MAGIC)
+    index.write_bytes(data + (place + place).ljust(40, b"\0") + tensor_bundle.MAGIC)
     refused("overlaps another", tmp_path / "m")
 
 

@@ -12,8 +12,8 @@ import tokmill
 from making import here, rec, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import How
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.transformers.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Inputs
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig

@@ -13,7 +13,7 @@ import torch
 
 import tokmill
 from tokmill.base.errors import Interrupted, MachineError, TokmillError
-from tokmill.inference.embed import embed
+from tokmill.inference.embed import embed_store
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate
 from tokmill.training.runs import run as runs
@@ -129,7 +129,7 @@ def test_the_step_of_an_evaluation_is_that_of_its_weights(
     monkeypatch.setattr("tokmill.inference.embed.load_task", then_replaced)
     shutil.copy(run / "best/model.safetensors", mine / "best/model.safetensors")
     with pytest.raises(MachineError, match="has replaced the weights"):
-        embed(mine, val, at="best", device="cpu")
+        embed_store(mine, val, at="best", device="cpu")
 
 
 @pytest.mark.parametrize("metadata", [{}, {"step": "x"}, {"step": "-1"}, {"step": "9" * 5000}])

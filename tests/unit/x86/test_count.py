@@ -23,7 +23,7 @@ from tokmill.x86.lift.cfg import lift
 from tokmill.x86.tokens.instructions import collect, distinct
 from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
 from tokmill.x86.tokens.vocabularies.count import count_graph, count_programs
-from tokmill.x86.tokens.vocabularies.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import read_vocabularies
 from x86_programs import C_SOURCE, compiles
 
 LEAVE = bytes.fromhex("c9 c3")

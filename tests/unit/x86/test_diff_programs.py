@@ -11,12 +11,12 @@ import pytest
 
 from tokmill.x86.diff import match_blocks as of_blocks
 from tokmill.x86.diff.candidates import pairs_of
+from tokmill.x86.diff.evidence import FADE, REACH, adjacent
 from tokmill.x86.diff.match_functions import assign
 from tokmill.x86.diff.output.diff_json import diff_file
 from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.diff.result import Diff, Reason
-from tokmill.x86.diff.same_names import same_names
-from tokmill.x86.diff.support import FADE, REACH, adjacent
+from tokmill.x86.diff.same import same_names
 from tokmill.x86.graph import Graph
 from tokmill.x86.lift.cfg import lift
 from x86_graphs import Block, graph_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86.diff.content.stack import compare_slots
+from tokmill.x86.diff.content.other_references import compare_slots
 from tokmill.x86.diff.output.diff_json import diff_file
 from tokmill.x86.diff.output.summary import counts_of, references_of, shown_name
 from tokmill.x86.diff.program_diff import UNVERIFIED, diff_graphs

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.image import Section
-from tokmill.x86.image.program_strings import LONGEST, strings_at
+from tokmill.x86.image.image import LONGEST, Section, strings_at
 from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,

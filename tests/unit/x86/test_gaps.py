@@ -10,7 +10,7 @@ import pytest
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import Instructions
-from tokmill.x86.lift.gaps import skip_padding
+from tokmill.x86.lift.findings import skip_padding
 from x86_programs import compiles, flat, symbols
 
 

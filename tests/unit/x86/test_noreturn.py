@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.x86.lift.calls.noreturn import BY_STATUS, NAMES, ORDINARY
 from tokmill.x86.lift.cfg import lift
+from tokmill.x86.lift.reach import BY_STATUS, NAMES, ORDINARY
 from x86_programs import C_SOURCE, assembled, blocks_of, compiles, stripped, symbols
 
 NAMED = r"""

@@ -10,8 +10,12 @@ import pytest
 
 from tokmill.base.errors import TokmillError
 from tokmill.x86.tokens.vocabularies.operand_classes import compressed, operand_class
-from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList
-from tokmill.x86.tokens.vocabularies.vocabulary_files import read_list, read_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import (
+    SPECIALS,
+    TokenList,
+    read_list,
+    read_vocabularies,
+)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86.image.producer import Made, made_by, read_producer
+from tokmill.x86.image.program import Made, made_by, read_producer
 from x86_programs import C_SOURCE, CPP_SOURCE, compiles, run, stripped
 
 

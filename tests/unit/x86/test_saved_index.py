@@ -19,8 +19,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.graphs.saved_index import graphs_of, level_of
-from tokmill.x86.image.keys import KeyTemplate
-from tokmill.x86.image.program import open_program
+from tokmill.x86.image.program import KeyTemplate, open_program
 from tokmill.x86.lift.cfg import lift
 
 COLUMNS = (

@@ -14,14 +14,13 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.report.describe.shown_records import Reader, matching
 from tokmill.store.checks.validate import validate
-from tokmill.store.schema import Records, each_drop
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Records, Strings, each_drop
 from tokmill.store.store import Store
 from tokmill.x86 import records as records_module
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.lifting import lift_files
-from tokmill.x86.image.keys import Key
+from tokmill.x86.image.program import Key
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.program_source import X86Source
 from tokmill.x86.records import NO_INSTRUCTION, Cutting, records_of

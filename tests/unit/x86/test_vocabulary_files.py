@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.x86.commands.vocab_lists import write_counts, write_texts
 from tokmill.x86.tokens.rules import COLUMNS
-from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, closed, counted
-from tokmill.x86.tokens.vocabularies.vocabulary_files import (
+from tokmill.x86.tokens.vocabularies.vocabulary import (
+    SPECIALS,
+    TokenList,
     check_target,
+    closed,
+    counted,
     find_lists,
     is_vocabulary,
     read_list,
     read_vocabularies,
-    write_counts,
-    write_texts,
     write_vocabularies,
 )
 

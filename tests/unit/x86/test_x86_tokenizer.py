@@ -20,8 +20,13 @@ from tokmill.x86.tokens.rules import (
     tokenize_binary_instruction,
     tokenize_bytes,
 )
-from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, TokenList, closed, counted
-from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
+from tokmill.x86.tokens.vocabularies.vocabulary import (
+    SPECIALS,
+    TokenList,
+    closed,
+    counted,
+    write_vocabularies,
+)
 from tokmill.x86.walks import Walking
 from tokmill.x86.x86_tokenizer import X86Coder, X86Tokenizer, tokens_of
 from x86_programs import C_SOURCE, compiles

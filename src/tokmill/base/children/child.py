@@ -19,8 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-OURS = "tokmill"
-"""Value of PYTHONSAFEPATH that this program has set; the variable counts if it has any."""
 POLL = 0.05
 """Seconds between two checks of a child."""
 KEPT = 64 << 10
@@ -28,21 +26,6 @@ KEPT = 64 << 10
 HEADROOM = 1 << 30
 """Least bytes by which the kernel's limit on memory is above the polled one."""
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def keep_out_of_working_directory() -> None:
-    """Let no child of this process find programs or Python modules in its working directory.
-
-    It may hold the input. Python would look there for the modules of `python -m`, of torchrun's
-    processes and of workers; a relative entry of PATH would find programs there.
-    """
-    os.environ.setdefault("PYTHONSAFEPATH", OURS)
-    os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
-
-
-def environment_of_users() -> dict[str, str]:
-    ours = {"PYTHONSAFEPATH": OURS}.items()
-    return {name: value for name, value in os.environ.items() if (name, value) not in ours}
 
 
 class Limits(NamedTuple):

@@ -12,4 +12,4 @@ Source of the format: CPython, `Lib/pickletools.py`.
 from tokmill.base.unpickle.inert import Budget, Instance, Name, array_of, type_name
 from tokmill.base.unpickle.reader import Pickle
 
-__all__ = ["Instance", "Name", "Pickle", "Budget", "array_of", "type_name"]
+__all__ = ["Budget", "Instance", "Name", "Pickle", "array_of", "type_name"]

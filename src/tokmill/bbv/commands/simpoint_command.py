@@ -148,11 +148,11 @@ def simpoint(
 
 def names_of(traces: list[Path]) -> list[str]:
     """Return what the programs of files are called: `gzip` of `runs/gzip.bb.gz`."""
-    from tokmill.bbv.traces import trace_files
+    from tokmill.bbv.traces import read
 
     names: dict[str, Path] = {}
     for path in traces:
-        name = trace_files.stem_of(path).name
+        name = read.stem_of(path).name
         if name in names:
             raise UsageError(
                 f"{names[name]} and this would both be called {name!r}",

@@ -15,11 +15,11 @@ from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import inside, make_folder, reading, write_file
 from tokmill.bbv.points import clusters, designs, simpoint
 from tokmill.bbv.points.clusters import Floats, Ints
-from tokmill.bbv.points.population import as_matrix, population, rates_of
+from tokmill.bbv.points.executions import as_matrix, population, rates_of
 from tokmill.bbv.points.simpoint import Matrix
-from tokmill.bbv.traces import interval_table, read
+from tokmill.bbv.traces import read
 from tokmill.bbv.traces.block_vectors import BlockVectors
-from tokmill.bbv.traces.cpi import RATES, check_measures, read_measures
+from tokmill.bbv.traces.cpi import RATES, check_measures, one_column, read_measures, read_table
 
 POINTS = 30
 """Points of methods that draw, where no number is asked for."""
@@ -147,7 +147,7 @@ def rates_in(memory: Path, vectors: BlockVectors, trace: Path) -> dict[str, Floa
     with reading(memory) as handle:
         first = handle.readline(1 << 16)
     if not any(name.encode() in first for name in RATES) and first[:1] not in (b"[", b"{"):
-        return interval_table.read_table(memory, len(vectors))
+        return read_table(memory, len(vectors))
     measures = read_measures(memory)
     check_measures(measures, vectors.instructions, memory, trace)
     return measures.rates
@@ -229,8 +229,8 @@ def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
 
 
 def _of_points(path: Path, count: int, intervals: Ints) -> Floats:
-    table = interval_table.read_table(path, count, partly=True)
-    cpi = interval_table.one_column(path, table, CPI)
+    table = read_table(path, count, partly=True)
+    cpi = one_column(path, table, CPI)
     positive(cpi, path)
     result = cpi[intervals]
     if missing := int(np.isnan(result).sum()):

@@ -15,7 +15,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.bbv.points import clusters
 from tokmill.bbv.points.clusters import Floats, Ints
-from tokmill.bbv.points.population import Population
+from tokmill.bbv.points.executions import Population
 
 Random = np.random.Generator
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokmill.base.children.child import environment_of_users
+from tokmill.base.bounds import environment_of_users
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.files import machine_errors
 from tokmill.base.progress import Progress

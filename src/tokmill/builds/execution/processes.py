@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from tokmill.base import bounds
-from tokmill.base.bus_error import explain_crashes
+from tokmill.base.bounds import explain_crashes
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.stop import SIGNALS
 

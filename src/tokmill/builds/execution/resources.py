@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import msgspec
 
 from tokmill.base.errors import UsageError
-from tokmill.builds.source import Resources
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -19,6 +18,18 @@ TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 PARENT_BYTES = 120 << 20
 WORKER_BYTES = 260 << 20
 """Memory of the parent and of one worker for text, measured (benchmarks/RESULTS.md), rounded up."""
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed and memory of a build; no field may change a byte of the store."""
+
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    threads: bool = True
+    own_process: bool = False
+    """The process runs nothing but this build, so settings of the whole process may be changed."""
+    block_bytes: int = 2 << 20
+    scratch: str = ""
+    """Folder for files that may be lost, shared by all processes of the build; empty: none."""
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from tokmill.builds.mining.mine_triplets import drawn, salt_of
 from tokmill.builds.mining.name_columns import Keyed, counted, runs
-from tokmill.builds.mining.random_draws import drawn, salt_of
-from tokmill.store.schema import Array, Column, Records, id_dtype
-from tokmill.store.shards.strings import take_flat
+from tokmill.store.schema import Array, Column, Records, id_dtype, take_flat
 from tokmill.store.store import Store
 
 ALONE, EQUAL, OVER = 1, 2, 3

@@ -21,6 +21,7 @@ import numpy as np
 from tokmill.base.errors import UsageError
 from tokmill.builds.mining.interval_vectors import (
     PAIRS,
+    UNIT,
     Edges,
     Programs,
     compared,
@@ -28,12 +29,12 @@ from tokmill.builds.mining.interval_vectors import (
     pairs_of,
     projected,
     search,
+    similarity,
     spread_of,
     threshold,
 )
+from tokmill.builds.mining.mine_triplets import below, drawn, salt_of
 from tokmill.builds.mining.name_columns import counted, digests_of, joined, runs
-from tokmill.builds.mining.random_draws import below, drawn, salt_of
-from tokmill.builds.mining.vector_table import UNIT, similarity
 from tokmill.builds.selection.minhash import batches
 from tokmill.builds.shared import shared
 from tokmill.store.checks.hashes import DIGEST, first_of_equals, record_digests

@@ -1,7 +1,11 @@
-"""Triplets: a function, the same function in another build, and another function."""
+"""Triplets: a function, the same function in another build, and another function.
+
+Random numbers are hashes of a seed and of what they are for: equal on every machine.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -10,9 +14,30 @@ from typing import Any
 import numpy as np
 
 from tokmill.builds.mining.name_columns import Keyed, counted
-from tokmill.builds.mining.random_draws import below, drawn, salt_of
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import ROLES, Array, Column, Records, id_dtype
 from tokmill.store.store import Store
+
+
+def salt_of(*words: object) -> np.uint64:
+    """Return a salt for draws of one kind, such as ("positive", seed)."""
+    text = "\0".join(map(str, words))
+    return np.uint64(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little"))
+
+
+def drawn(salt: np.uint64, *numbers: Array | int) -> Array:
+    """Return a uint64 for each tuple of whole numbers (arrays that broadcast, or scalars)."""
+    value = np.asarray(salt)
+    for number in numbers:
+        value = mix(value ^ mix(np.asarray(number).astype(np.uint64)))
+    return value
+
+
+def below(values: Array, limits: Array | int) -> Array:
+    """Return whole numbers below `limits` (1 … 2^32), from uint64 that are evenly spread; int64."""
+    high = values >> np.uint64(32)
+    return ((high * np.asarray(limits).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+
 
 TRIES = 64
 """Records that are drawn for a negative; then the anchor makes no triplet."""

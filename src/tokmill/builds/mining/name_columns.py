@@ -28,8 +28,7 @@ from tokmill.store.checks.hashes import (
     row_digests,
 )
 from tokmill.store.manifest import canonical_digest
-from tokmill.store.schema import Array, Records, Schema
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Array, Records, Schema, Strings
 from tokmill.store.store import Store
 
 FACTS = np.dtype(

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.store.schema import Array, Records, Schema
-from tokmill.store.shards.strings import Strings, take_flat
+from tokmill.store.schema import Array, Records, Schema, Strings, take_flat
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,

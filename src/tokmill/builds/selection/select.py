@@ -23,9 +23,9 @@ from tokmill.builds.selection.conditions import each_value, parse_condition, tak
 from tokmill.builds.selection.minhash import REPEATS, batches, find_repeats, rows_of_a_band
 from tokmill.builds.shared import shared
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.store.checks.background_check import same_engine
 from tokmill.store.checks.hashes import mix, row_digests, store_digests, token_names
 from tokmill.store.checks.probe import Probe, read_probe
-from tokmill.store.checks.same_engine import same_engine
 from tokmill.store.manifest import PLAN, Made, Manifest, Reference, canonical_digest, read_plan
 from tokmill.store.references import references_of
 from tokmill.store.schema import ROLE, Array, Records, Schema, as_entries, id_dtype

@@ -16,10 +16,9 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import inside, make_folder, read_file
-from tokmill.formats import exports
+from tokmill.formats import notes
 from tokmill.formats.notes import exporting
-from tokmill.store.schema import Array
-from tokmill.store.shards.strings import joined, take_flat
+from tokmill.store.schema import Array, joined, take_flat
 from tokmill.store.store import Store
 
 CORPUS, VOCABULARY = "corpus.txt", "vocab.txt"
@@ -55,7 +54,7 @@ class CorpusExport:
         words that hold blanks, and for no column `by` of strings.
         """
         column = self.config.column or ("asm" if "asm" in store.schema else "token")
-        exports.check_column(store, exports.ExportOptions(column=column))
+        notes.check_column(store, notes.ExportOptions(column=column))
         words = words_of(store, column)
         keys = self._keys(store)
         folder = make_folder(out)
@@ -66,7 +65,7 @@ class CorpusExport:
         ) as export:
             export.put(paths[0], "".join(f"{word}\n" for word in words))
             export.put(paths[1], lines)
-        return exports.summary(paths, store.tokens, walks=store.records)
+        return notes.summary(paths, store.tokens, walks=store.records)
 
     def _keys(self, store: Store) -> tuple[str, ...]:
         strings = [name for name, column in store.schema.items() if column.dtype == "utf8"]
@@ -122,7 +121,7 @@ class _Lines:
 
     def __iter__(self) -> Iterator[bytes]:
         last: tuple[str, ...] | None = None
-        for ids, number, first, stop in exports.blocks(self.store, self.column):
+        for ids, number, first, stop in notes.blocks(self.store, self.column):
             shard = self.store.shard(number)
             offsets = shard["offsets"][first : stop + 1].astype(np.int64)
             filled = np.flatnonzero(np.diff(offsets))

@@ -25,11 +25,18 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import reading
 from tokmill.base.unpickle import Pickle, type_name
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, Source
-from tokmill.builds.whole_files import hash_until
+from tokmill.builds.source import (
+    MAX_ITEM,
+    Frozen,
+    Hash,
+    Item,
+    Request,
+    Resources,
+    Source,
+    hash_until,
+)
 from tokmill.formats.pickles.token_dicts_export import COLUMNS, ONCE, TokenDictsExport, tokens_of
-from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, id_dtype
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, Strings, id_dtype
 
 MOST_PHRASES = 1 << 18
 """Different instructions after which a new table begins."""
@@ -91,9 +98,7 @@ class TokenDictsSource(Source):
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
         if config.vocab:
-            read = plugins.require(
-                "tokmill.x86.tokens.vocabularies.vocabulary_files"
-            ).read_vocabularies
+            read = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").read_vocabularies
             vocabularies = read(Path(config.vocab))
             return {column: Frozen(*tokens.vocabulary()) for column, tokens in vocabularies.items()}
         counts: dict[str, dict[str, int]] = {column: {} for column in COLUMNS}
@@ -203,7 +208,7 @@ def _sequences(path: Path) -> Iterator[tuple[_Place, list[Any], int]]:
     """Yield (place, instructions, byte up to which the file has been read)."""
     pickle = Pickle(path)
     budget = pickle.budget()
-    levels = plugins.require("tokmill.x86.image.keys").LEVELS
+    levels = plugins.require("tokmill.x86.image.program").LEVELS
     number = 0
     for key, value in pickle.entries():
         if pickle.holds is dict and not isinstance(key, str):

@@ -18,7 +18,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import inside, make_folder, read_file
-from tokmill.formats import exports
+from tokmill.formats import notes
 from tokmill.formats.notes import exporting
 from tokmill.store.schema import PHRASE_BIT, Array
 from tokmill.store.store import Store
@@ -102,7 +102,7 @@ class TokenDictsExport:
             others = (f"{name}_*.pkl", f"{name}_*.pkl")
             paths = [inside(folder, f"{config.name}_{i}.pkl") for i in range(-(-count // size))]
         else:
-            paths = [exports.output_file(out, ".pkl", config.name)]
+            paths = [notes.output_file(out, ".pkl", config.name)]
             folder, name, others = paths[0].parent, paths[0].name, None
         with exporting(
             store, "token-dicts", config, folder, name, files=paths, named=out, others=others
@@ -124,7 +124,7 @@ class TokenDictsExport:
             if levels := {level.decode() for rows in texts for level in rows} - {"", "unknown"}:
                 lost = f"levels of sequences ({', '.join(sorted(levels))}) are not in the file"
                 more["note"] = f"{lost}: --key function,level keeps them"
-        return exports.summary(paths, store.tokens, sequences=store.records, **more)
+        return notes.summary(paths, store.tokens, sequences=store.records, **more)
 
 
 Groups = dict[str, Any]

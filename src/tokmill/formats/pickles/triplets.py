@@ -20,8 +20,16 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import reading
 from tokmill.base.unpickle import Pickle, array_of
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, Source
-from tokmill.builds.whole_files import hash_until
+from tokmill.builds.source import (
+    MAX_ITEM,
+    Frozen,
+    Hash,
+    Item,
+    Request,
+    Resources,
+    Source,
+    hash_until,
+)
 from tokmill.store.checks.hashes import record_digests
 from tokmill.store.manifest import Reference
 from tokmill.store.references import reference_to

@@ -17,7 +17,7 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.mining.intervals import check_intervals
-from tokmill.formats import exports
+from tokmill.formats import notes
 from tokmill.formats.notes import exporting
 from tokmill.store.schema import ROLES, Array, has_entries
 from tokmill.store.store import Store
@@ -72,13 +72,13 @@ class TripletsExport:
             raise UsageError(
                 "the intervals have no CPI", where=str(profiles.path), hint="leave --cpi out"
             )
-        path = exports.output_file(out, ".pkl", self.config.name)
+        path = notes.output_file(out, ".pkl", self.config.name)
         with exporting(
             store, "triplets", self.config, path.parent, path.name, files=[path], named=out
         ) as export:
             export.put(path, _Writer(store, profiles, vectors, self.config.cpi).entries())
         entries = len(store) // (len(ROLES) if imported else 1)
-        return exports.summary([path], profiles.tokens, entries=entries)
+        return notes.summary([path], profiles.tokens, entries=entries)
 
 
 def _vectors(profiles: Store, name: str) -> list[Array]:

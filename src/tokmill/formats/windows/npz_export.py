@@ -20,7 +20,7 @@ import numpy as np
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import inside, make_folder
 from tokmill.feed.rows import Windows
-from tokmill.formats import exports
+from tokmill.formats import notes
 from tokmill.formats.notes import exporting
 from tokmill.store.manifest import encode
 from tokmill.store.receipts import read_planned
@@ -38,9 +38,7 @@ LONGEST = 200
 """Bytes of an input's name in the name of a file."""
 
 
-class NpzExportOptions(
-    exports.ExportOptions, frozen=True, forbid_unknown_fields=True, kw_only=True
-):
+class NpzExportOptions(notes.ExportOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of .npz files of padded windows."""
 
     max_length: int = 1024
@@ -87,10 +85,10 @@ class NpzExport:
         """
         began = time.monotonic()
         config = self.config
-        exports.check_column(store, config)
+        notes.check_column(store, config)
         self._check()
         pad = self._pad(store)
-        if exports.id_count(store, config.column) > 1 << 31:
+        if notes.id_count(store, config.column) > 1 << 31:
             raise TokmillError(
                 "the ids do not fit into int32",
                 where=str(store.path),
@@ -133,7 +131,7 @@ class NpzExport:
             )
             files.append(export.put(folder / STATS, encode(stats)))
         more = {"inputs_without_tokens": len(inputs) - len(parts)} if config.per_input else {}
-        return exports.summary(files, tokens, windows=len(windows), **more, statistics=stats)
+        return notes.summary(files, tokens, windows=len(windows), **more, statistics=stats)
 
     def _check(self) -> None:
         config = self.config
@@ -211,8 +209,8 @@ class NpzExport:
                 yield arrays[column]
 
         def masks() -> Iterator[Array]:
-            for start in range(0, len(lengths), exports.BLOCK // width + 1):
-                some = lengths[start : start + exports.BLOCK // width + 1, None]
+            for start in range(0, len(lengths), notes.BLOCK // width + 1):
+                some = lengths[start : start + notes.BLOCK // width + 1, None]
                 yield (np.arange(width) < some).astype("<i4")
 
         arrays = {self.config.ids_name: ids(), self.config.mask_name: masks()}
@@ -221,7 +219,7 @@ class NpzExport:
 
 def _blocks(runs: Runs, width: int) -> Iterator[Array]:
     """Yield the windows of a file, about a million ids at a time."""
-    size = max(1, exports.BLOCK // width)
+    size = max(1, notes.BLOCK // width)
     for first, last in runs:
         for start in range(first, last, size):
             yield np.arange(start, min(start + size, last))
@@ -309,7 +307,7 @@ def deterministic_npz(
 
     The rows of each array come in blocks, so that a file needs no memory of its size.
     """
-    sink = exports.Sink()
+    sink = notes.Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
         for name, blocks in arrays.items():
             entry = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))

@@ -16,10 +16,9 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.base.children.child import Limits
-from tokmill.base.children.child_calls import ChildDied, call
+from tokmill.base.children.child_calls import ChildDied, Scratch, call
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import path_to_text
-from tokmill.base.scratch import Scratch
 from tokmill.mlir.measure import dead, noise_of
 
 LIMITS = Limits(memory=16 << 30)

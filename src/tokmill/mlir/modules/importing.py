@@ -18,8 +18,8 @@ from pathlib import Path
 from tokmill import plugins
 from tokmill.base import files
 from tokmill.base.children.child import Limits, run
+from tokmill.base.children.child_calls import Scratch
 from tokmill.base.errors import MachineError, TokmillError
-from tokmill.base.scratch import Scratch
 from tokmill.mlir.modules import toolkit
 
 LIMITS = Limits(seconds=300, memory=8 << 30)

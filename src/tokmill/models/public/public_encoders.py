@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokmill.models.fields import PREFIX
+from tokmill.models.model import PREFIX
 from tokmill.models.public.public import Public, divided
 from tokmill.models.public.public_tensors import Head, PublicModule, TensorNames, both
 from tokmill.models.transformers.encoder import EncoderConfig

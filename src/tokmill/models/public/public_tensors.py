@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokmill.base.errors import TokmillError
-from tokmill.models.fields import PREFIX
+from tokmill.models.model import PREFIX
 
 DERIVED = re.compile(
     r"h\.\d+\.attn\.(masked_)?bias|(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"

@@ -25,9 +25,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokmill.base.errors import UsageError
-from tokmill.models.fields import Fields, Join
-from tokmill.models.model import Group, Model, Tensors
-from tokmill.models.model_inputs import Inputs, taken
+from tokmill.models.model import Fields, Group, Inputs, Join, Model, Tensors, taken
 from tokmill.models.rwkv.wkv7 import wkv7
 from tokmill.models.rwkv.wkv7_torch import CHUNK, continues
 from tokmill.models.transformers.layers import Linear

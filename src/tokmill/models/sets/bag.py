@@ -19,9 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError, nearest
-from tokmill.models.fields import Fields
-from tokmill.models.model import Model, Tensors
-from tokmill.models.model_inputs import Inputs, taken
+from tokmill.models.model import Fields, Inputs, Model, Tensors, taken
 from tokmill.models.transformers.block import Sizes
 from tokmill.models.transformers.layers import FeedForward
 

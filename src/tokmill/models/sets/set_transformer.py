@@ -18,9 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
-from tokmill.models.fields import Fields
-from tokmill.models.model import WEIGHT, Model, Tensors
-from tokmill.models.model_inputs import Inputs, taken
+from tokmill.models.model import WEIGHT, Fields, Inputs, Model, Tensors, taken
 from tokmill.models.transformers.attention import attention
 from tokmill.models.transformers.block import Sizes
 from tokmill.models.transformers.layers import Linear

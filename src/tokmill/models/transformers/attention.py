@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import taken
+from tokmill.models.model import Tensors, taken
 from tokmill.models.transformers.layers import Linear, product_dtype
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

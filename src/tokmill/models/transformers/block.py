@@ -12,8 +12,7 @@ import msgspec
 from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
-from tokmill.models.fields import Join
-from tokmill.models.model_inputs import taken
+from tokmill.models.model import Join, taken
 from tokmill.models.transformers.attention import (
     Attend,
     Attention,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.models.transformers.block import Sizes, TransformerConfig
 from tokmill.models.transformers.layers import Activation
 from tokmill.models.transformers.transformer import Transformer

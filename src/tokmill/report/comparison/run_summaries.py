@@ -16,11 +16,11 @@ import msgspec
 
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.files import machine_errors
-from tokmill.report.describe.recogniser import Facts, read_header
+from tokmill.base.headers import read_header
 from tokmill.store.manifest import read_json
 from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.measures import Measures
+from tokmill.tasks.task_inputs import Measures
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
     LEARNED,
@@ -31,6 +31,7 @@ from tokmill.training.recipe.config import (
 from tokmill.training.recipe.read_recipe import RECIPE, flatten, read_recipe
 from tokmill.training.runs.trackers import METRICS, read_metrics
 
+Facts = dict[str, Any]
 FACTS = "schema.json"
 DEPTH = 3
 """Depth to which a folder is searched for runs: an experiment, a setting, a seed."""

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from tokmill.base.files import reading
+from tokmill.base.headers import read_header
 from tokmill.builds.scan import in_words
 from tokmill.report.comparison.run_summaries import is_run, read_run
-from tokmill.report.describe.recogniser import Facts, Look, read_header, shorten
+from tokmill.report.describe.recogniser import Facts, Look, shorten
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Overlay, Plan
 from tokmill.store.marks import has_store_files

@@ -74,7 +74,7 @@ def vocabulary(look: Look) -> Facts | None:
 
 def vocabulary_folder(look: Look) -> Facts | None:
     """A folder of x86 vocabularies, in any of their forms."""
-    files = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary_files")
+    files = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary")
     if not files.is_vocabulary(look.path):
         return None
     facts: Facts = {"kind": "vocabulary", "what": "vocabularies of x86 code"}

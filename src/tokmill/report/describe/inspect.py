@@ -18,7 +18,7 @@ from tokmill.report.describe.describe_programs import vocabulary, vocabulary_fol
 from tokmill.report.describe.foreign import FOREIGN, LOOSE
 from tokmill.report.describe.recogniser import ENTRIES, Facts, Look, Recogniser, open_look, shorten
 from tokmill.store.vocab import find_roles
-from tokmill.text.seen_keys import how_to_split
+from tokmill.text.jsonl import how_to_split
 
 MADE = {"diff": "diff", "similarity": "similarity eval"}
 """Value of `format` in JSON that tokmill writes → the command."""

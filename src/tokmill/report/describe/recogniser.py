@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
-
 from tokmill.base.files import reading
-from tokmill.base.headers import loads_json, tensor_header
+from tokmill.base.headers import loads_json
 
 HEAD = 1 << 16
 MAX_JSON = 256 << 20
@@ -73,20 +71,6 @@ def tail(look: Look, size: int = 1) -> bytes:
     with reading(look.path) as handle:
         handle.seek(max(0, look.size - size))
         return handle.read(size)
-
-
-def read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Return (bytes of the header, tensor → `dtype`, `shape`, `data_offsets`) of safetensors.
-
-    Raises:
-        ValueError: the file is no such file, or damaged.
-        MachineError: it cannot be read.
-    """
-    with reading(path) as handle:
-        size = handle.seek(0, 2)
-        handle.seek(0)
-        header = tensor_header(handle, size)
-    return header.length, {name: asdict(entry) for name, entry in header.tensors.items()}
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

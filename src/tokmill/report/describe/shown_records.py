@@ -73,12 +73,11 @@ class Reader:
             "",
         )
         self.tokenizer: Any = self._load() if self.column else None
-        self.lists = {
-            name: tokens
-            for name in store.token_columns
-            if (tokens := self._tokens(store.schema[name].vocab or ""))
-        }
+        lists = {name: self._tokens(column.vocab or "") for name, column in store.schema.items()}
+        self.lists = {name: lists[name] for name in store.token_columns if lists[name]}
         """Column → its tokens by id, if its vocabulary is a list."""
+        self.names = {n: found for n, found in lists.items() if found and n not in self.lists}
+        """The same of columns with a number for each record, such as labels."""
 
     def _tokens(self, vocabulary: str) -> list[str]:
         """Return the tokens of a vocabulary that is a JSON object with a list of them."""
@@ -118,6 +117,8 @@ class Reader:
             value = record[name]
             if column.per == "record":
                 shown[name] = value if isinstance(value, str) else value.tolist()
+                if name in self.names:
+                    shown[f"{name}_name"], *_ = _named([shown[name]], self.names[name])
             elif name == self.column and self.tokenizer is not None:
                 shown["text"] = self.text(value[:most])
             elif name in self.lists:

@@ -13,7 +13,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.progress import human_count
-from tokmill.formats.exports import lengths as record_lengths
+from tokmill.formats.notes import lengths as record_lengths
 from tokmill.report.comparison.compare_runs import common_name, seeds_together, settings_of
 from tokmill.report.comparison.comparison_table import csv_text
 from tokmill.report.comparison.run_summaries import RunSummary, read_runs
@@ -163,15 +163,13 @@ def frequency(paths: Sequence[Path], sample: int | None = None, column: str = ""
 
 
 def _is_vocabulary(path: Path) -> bool:
-    answer: bool = plugins.require(
-        "tokmill.x86.tokens.vocabularies.vocabulary_files"
-    ).is_vocabulary(path)
+    answer: bool = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").is_vocabulary(path)
     return answer
 
 
 def _counts_of_list(path: Path, column: str) -> Array:
     """Return the counts of a list; in a folder, of the list of `column`, else of the first."""
-    files = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary_files")
+    files = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary")
     if path.is_dir():
         lists = files.find_lists(path)
         if column and column not in lists:

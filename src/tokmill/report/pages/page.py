@@ -35,16 +35,18 @@ def page(
     width: int = 1024,
     sample: int | None = None,
     advance: Callable[[int], None] | None = None,
+    refresh: int = 0,
 ) -> Path:
     """Write a page about stores, runs and tokenizers, and return its path.
 
     Args:
-        paths: stores, runs and tokenizers in this order; a folder of runs means the runs in it.
+        paths: stores, runs and tokenizers; a folder of runs means the runs in it. Runs come first.
         out: the `.html` file.
         title: its heading; "": made of the names.
         width: length of the rows for which padding is computed.
         sample: read this many shards of each store; None: all.
         advance: called with the bytes of each shard that was counted.
+        refresh: seconds after which a browser reads the page again; 0: never.
 
     Raises:
         UsageError: there is no path, or one is of another kind.
@@ -53,8 +55,9 @@ def page(
         raise UsageError("nothing is named to report on", hint="give stores, runs or tokenizers")
     plugins.require("matplotlib")
     html = template()
-    paths = [one for path in paths for one in _expand(path)]
-    described = [describe(path) for path in paths]
+    kinds = {path: describe(path) for given in paths for path in _expand(given)}
+    paths = sorted(kinds, key=lambda path: kinds[path]["kind"] != "run")
+    described = [kinds[path] for path in paths]
     names = short_names(paths)
     makers: dict[str, Callable[[Path, Facts, Section], None]] = {
         "store": lambda path, facts, s: store_section(path, facts, s, width, sample, advance),
@@ -77,11 +80,12 @@ def page(
     with_loss = [f["kind"] == "run" and f["metrics"].get("loss") is not None for f in described]
     runs = list(itertools.compress(paths, with_loss))
     if len(runs) > 1:
-        sections.append(compared_section(runs))
+        sections.insert(0, compared_section(runs))
     text = html.render(
         title=title or f"Report on {', '.join(names)}",
         version=__version__,
         sections=sections,
+        refresh=refresh,
         sampled=sample is not None,
     )
     make_folder(out.parent)

@@ -30,6 +30,14 @@ SHAPE = ("model.dim", "model.layers", "model.heads", "task.length")
 """Keys of a run's recipe that describe the size of its model."""
 HIDDEN = ("step", "seconds_left")
 """Metrics without meaning at the end of a run."""
+MORE_CURVES = {
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "tokens_per_second": "tokens a second",
+}
+"""Metric of a run → its name; they are drawn, folded, below the loss."""
+CHANGE = 0.005
+"""Smallest share by which a validation loss falls or rises that is said in words."""
 
 
 @dataclass
@@ -67,8 +75,12 @@ class Section:
     what: str
     anchor: str
     problem: str = ""
+    verdict: str = ""
+    """What a reader wants to know first."""
     tables: list[Table] = field(default_factory=list)
     figures: list[Picture] = field(default_factory=list)
+    more: list[Picture] = field(default_factory=list)
+    """Folded figures."""
     samples: list[Sample] = field(default_factory=list)
     samples_title: str = "First records"
     provenance: Table | None = None
@@ -176,6 +188,29 @@ def store_figures(store: Store, counts: Counts, section: Section) -> list[Pictur
     return pictures
 
 
+def verdict(run: RunSummary) -> str:
+    """Return the loss of a run in words, and where the loss of validation rows goes."""
+    points = [(step, loss) for step, loss in run.points("val_loss") if np.isfinite(loss)]
+    latest = run.latest
+    if not points:
+        loss = latest.get("loss")
+        if loss is None:
+            return ""
+        return f"Loss {loss:.4g} of training rows; no validation rows were named (--val)."
+    step, last = points[-1]
+    said = f"Validation loss {last:.4g}"
+    if "val_perplexity" in latest:
+        said += f", perplexity {latest['val_perplexity']:.4g}"
+    said += f" after {step:,} of {run.steps:,} steps"
+    best_step, best = min(points, key=lambda point: (point[1], point[0]))
+    before = [loss for at, loss in points if at <= 0.8 * step]
+    if last - best > CHANGE * abs(best):
+        return f"{said}. It was lowest at step {best_step:,}: {best:.4g}."
+    if before and before[-1] - last > CHANGE * abs(last):
+        return f"{said}. It was still falling: more steps may help."
+    return f"{said}. It hardly changed in the last fifth." if before else f"{said}."
+
+
 def run_section(path: Path, facts: Facts, section: Section) -> None:
     run = read_run(path)
     columns: dict[str, int] = facts["columns"] or {}
@@ -209,6 +244,12 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
         what = "Cross-entropy" if run.measures.loss.startswith("nats") else "The loss"
         caption = f"{what} by step; dashed: validation rows."
         section.figures.append(picture(figures.loss([path]), section, caption))
+        section.verdict = verdict(run)
+        for name, words in MORE_CURVES.items():
+            if run.points(name):
+                curves = figures.curves_of([run], {name: (words, "-")}, words)
+                figure = figures.Figure(words.capitalize(), "step", words, "line", curves)
+                section.more.append(picture(figure, section, ""))
     section.samples_title = "Continued by the model"
     try:
         section.samples += run_samples(run)
@@ -325,7 +366,7 @@ def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:
 def picture(figure: figures.Figure, section: Section, caption: str) -> Picture:
     """Return a figure for a section as inline SVG."""
     # The ids in an SVG are made from this word, and must be unique in a page.
-    word = f"{section.anchor}-{len(section.figures)}-{caption}"
+    word = f"{section.anchor}-{len(section.figures)}-{figure.title}-{caption}"
     markup = plugins.require("markupsafe").Markup(render(figure, "svg", page=word).decode())
     return Picture(figure.title, markup, caption)
 

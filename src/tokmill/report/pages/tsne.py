@@ -10,10 +10,10 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.progress import elapsed, human_count
-from tokmill.bbv.points.population import as_matrix, block_vectors
+from tokmill.bbv.points.executions import as_matrix, block_vectors
 from tokmill.bbv.points.simpoint import project, simpoints
 from tokmill.bbv.traces.read import read
-from tokmill.builds.mining.vector_table import UNIT, VectorTable, rounded
+from tokmill.builds.mining.interval_vectors import UNIT, VectorTable, rounded
 from tokmill.report.pages.figures import Figure, Series
 from tokmill.store.schema import Array
 from tokmill.store.store import Store

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from tokmill.mlir.tokens.views import Spaces, Wanted
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Tensors
 from tokmill.models.transformers.encoder import Encoder, EncoderConfig
 from tokmill.rl.embedding.embeddings import (
     Embedding,

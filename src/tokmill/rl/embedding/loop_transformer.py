@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from tokmill.mlir.modules.operations import KINDS
 from tokmill.mlir.tokens import field_tokens
 from tokmill.mlir.tokens.views import Spaces, Wanted
-from tokmill.models.model import Tensors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Tensors
 from tokmill.models.transformers.encoder import Encoder, EncoderConfig
 from tokmill.rl.embedding.embeddings import (
     Embedding,

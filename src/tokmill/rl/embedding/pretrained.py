@@ -12,7 +12,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import read_file
 from tokmill.base.headers import loads_json, refused
 from tokmill.mlir.tokens import field_tokens
-from tokmill.models.fields import PREFIX
+from tokmill.models.model import PREFIX
 from tokmill.models.transformers.encoder import EncoderConfig
 from tokmill.rl.embedding.distilbert import DistilBert
 from tokmill.rl.embedding.embeddings import Embedding

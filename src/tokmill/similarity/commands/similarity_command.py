@@ -12,8 +12,8 @@ from tokmill.base.errors import UsageError, nearest
 from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, query
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
-from tokmill.similarity.expectation import METRICS
 from tokmill.similarity.pairing import MIN_BLOCKS
+from tokmill.similarity.pool_measures import METRICS
 from tokmill.store.schema import Array
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, Device, Quiet

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from tokmill.base.progress import human_count
 from tokmill.similarity.evaluation import Evaluation
-from tokmill.similarity.expectation import METRICS
-from tokmill.similarity.pool_measures import SHOWN, Compared, Row, Value
+from tokmill.similarity.pool_measures import METRICS, SHOWN, Compared, Row, Value
 from tokmill.terminal.output import print_table, say
 
 SAME = "same code on both sides"

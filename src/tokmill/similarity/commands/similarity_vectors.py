@@ -34,9 +34,9 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
     if path.suffix == ".npy":
         return path.stem, read_vectors(path, len(store))
     if (path / "recipe.json").is_file():
-        from tokmill.inference.embed import embed
+        from tokmill.inference.embed import embed_store
 
-        table = embed(path, store.path, at=at, device=device, quiet=quiet)
+        table = embed_store(path, store.path, at=at, device=device, quiet=quiet)
         return path.resolve().name, Store(store.path, [table.overlay]).column("embedding")
     raise UsageError(
         "this is no run and no .npy file",
@@ -121,6 +121,6 @@ def built_of(store: Store) -> list[Path]:
 
 def _has_graph(path: Path) -> bool:
     """Say whether a path is a graph file, or a folder with one."""
-    from tokmill.x86.graphs.graph_inputs import GRAPH
+    from tokmill.x86.graphs.lifting import GRAPH
 
     return path.suffix == GRAPH or next(path.rglob(f"*{GRAPH}"), None) is not None

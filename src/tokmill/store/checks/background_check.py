@@ -1,19 +1,20 @@
-"""Check the sha256 of shards in the background, while a training or another reader uses them.
+"""Checks of the stores that a training, or another reader, uses.
 
 Damaged ids can still be in range, and damaged offsets can still rise; no reader would notice. So
-each shard is hashed once, in a thread. Shards that are in use come first.
+each shard is hashed once, in a thread, while it is used. Shards that are in use come first.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading
+from tokmill.store.checks.probe import Probe, compare, read_probe
 from tokmill.store.store import Store, shard_path
 
 BLOCK = 1 << 20
@@ -112,4 +113,27 @@ class ShardCheck:
                 where=str(path),
                 hint="remove it: the same `tokmill build` makes it again from its input; repeat "
                 "what was learned or measured from it",
+            )
+
+
+def same_engine(stores: Sequence[Store]) -> None:
+    """Refuse stores with the same vocabulary whose engines gave the probe's texts different ids.
+
+    Ids that a build puts before and after each text may differ. Stores without a probe (imported
+    ones) are not checked.
+    """
+    first: dict[str, tuple[Store, Probe]] = {}
+    for store in stores:
+        vocabulary = store.vocabularies.get("token")
+        if vocabulary is None or not isinstance(store.manifest.probe, str):
+            continue
+        probe = read_probe(store.path)
+        other, first_probe = first.setdefault(vocabulary.sha256, (store, probe))
+        if first_probe.texts() == probe.texts():
+            compare(
+                first_probe.bare(),
+                probe.bare(),
+                where=str(store.path),
+                who=f"its engine gave other ids than that of {other.path}",
+                hint="build one of the two again (--fresh) with the packages of the other",
             )

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.store.schema import ROLES, Array, Records, Schema, as_entries
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import ROLES, Array, Records, Schema, Strings, as_entries
 from tokmill.store.store import Store
 
 # 0-dimensional arrays: for few values numpy's scalars would take twice the time.

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 import numpy as np
 
 from tokmill.base.files import machine_errors, nameless_file
-from tokmill.store.shards.strings import Array, Strings, joined
+from tokmill.store.schema import Array, Strings, joined
 
 MOST = 32 << 20
 """Bytes that are held in memory at most."""

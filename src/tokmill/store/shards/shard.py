@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.base.bus_error import cut_short
+from tokmill.base.bounds import cut_short
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading, write_file
 from tokmill.base.headers import tensor_header, tensor_header_bytes
@@ -26,12 +26,13 @@ from tokmill.store.schema import (
     Phrases,
     Records,
     Schema,
+    Strings,
     borders,
     has_phrases,
     phrase_columns,
+    ranges,
 )
 from tokmill.store.shards.column_buffers import Held, Offsets, Part, StringColumn, pieces
-from tokmill.store.shards.strings import Strings, ranges
 
 SUFFIX = ".safetensors"
 TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32", "f8": "F64"}

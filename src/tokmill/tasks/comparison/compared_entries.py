@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from tokmill.base.errors import UsageError
-from tokmill.feed.entries import Tuples
+from tokmill.feed.entries import KeyedEntries, Tuples
 from tokmill.feed.feed import Batch
-from tokmill.feed.keyed_entries import KeyedEntries
 from tokmill.feed.rows import Rows
 from tokmill.feed.values import FAMILY
 from tokmill.store.schema import ROLES, Array, Schema, has_entries

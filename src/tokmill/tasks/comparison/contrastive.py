@@ -16,9 +16,8 @@ from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
-from tokmill.models.model import Model, Tensors
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import Pool, of_sets, vector_of
+from tokmill.models.heads import Pool, of_sets, vector_of
+from tokmill.models.model import Inputs, Model, Tensors
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.tasks.comparison.compared_entries import (
@@ -39,8 +38,8 @@ from tokmill.tasks.comparison.comparison_losses import (
     relations,
     triplet,
 )
-from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
+from tokmill.tasks.task_inputs import Measures
 
 MARGINS = {"triplet": 0.2, "circle": 0.25, "in_batch": 0.0}
 """The margin of each loss, if none is given: that of jTrans, that of Sun et al. 2020."""

@@ -24,9 +24,8 @@ from tokmill.base.errors import UsageError, nearest
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.feed.values import Vectors
-from tokmill.models.model import WEIGHT, Group, Model, Tensors, decay_groups
-from tokmill.models.model_inputs import Inputs
-from tokmill.models.pooling import Pool, of_sets
+from tokmill.models.heads import Pool, of_sets
+from tokmill.models.model import WEIGHT, Group, Inputs, Model, Tensors, decay_groups
 from tokmill.models.transformers.layers import Linear
 from tokmill.store.overlay import overlay_names
 from tokmill.store.schema import Array, Schema
@@ -34,8 +33,7 @@ from tokmill.store.store import Store
 from tokmill.tasks.comparison.compared_entries import has_positives
 from tokmill.tasks.comparison.comparison_losses import mean_where, over_entries, relations
 from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig
-from tokmill.tasks.measures import Measures
-from tokmill.tasks.task_inputs import Facts
+from tokmill.tasks.task_inputs import Facts, Measures
 
 VECTOR = "vector"
 """The input of the model that holds the vectors of the blocks."""

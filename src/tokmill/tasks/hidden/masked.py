@@ -19,20 +19,26 @@ from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole, Windows
 from tokmill.models.heads import Heads, Transform
-from tokmill.models.model import Group, Model, Tensors
-from tokmill.models.model_inputs import Inputs, predicted
+from tokmill.models.model import Group, Inputs, Model, Tensors, predicted
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
-from tokmill.tasks.hidden.masked_config import MaskedConfig, check_shares
-from tokmill.tasks.hidden.masking import choose, replaced, wanted
-from tokmill.tasks.measures import Measures
+from tokmill.tasks.hidden.masking import MaskedConfig, check_shares, choose, replaced, wanted
 from tokmill.tasks.next_token import choose_column
 from tokmill.tasks.scores import Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
-from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
-from tokmill.tasks.task_rows import check_cut, cut_rows
+from tokmill.tasks.task_inputs import (
+    SEGMENT,
+    Facts,
+    Frame,
+    Measures,
+    check_cut,
+    cut_rows,
+    frame_of,
+    framed,
+    is_framed,
+    store_inputs,
+)
 
 PLACES = "places"
 """Among targets: the positions that are predicted (`models.predicted`); no column is called so."""

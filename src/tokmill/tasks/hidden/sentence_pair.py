@@ -19,15 +19,21 @@ from tokmill.feed.feed import Batch
 from tokmill.feed.halves import OTHER, Halves
 from tokmill.feed.rows import Rows
 from tokmill.models.heads import Classes, Pooler
-from tokmill.models.model import Group, Model, Tensors, decay_groups
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.framing import Frame, frame_of, framed, is_framed
 from tokmill.tasks.hidden.masked import PLACES, Masked
-from tokmill.tasks.hidden.masked_config import HiddenConfig
-from tokmill.tasks.measures import Measures
+from tokmill.tasks.hidden.masking import HiddenConfig
 from tokmill.tasks.scores import Scores
-from tokmill.tasks.task_inputs import SEGMENT, Facts, store_inputs
+from tokmill.tasks.task_inputs import (
+    SEGMENT,
+    Facts,
+    Frame,
+    Measures,
+    frame_of,
+    framed,
+    is_framed,
+    store_inputs,
+)
 
 RELATION = "relation"
 """A target: 0 if the second half follows the first one, 1 if it is of another record, as in BERT.

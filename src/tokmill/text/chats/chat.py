@@ -20,10 +20,9 @@ from tokmill.store.vocab import Vocabulary
 from tokmill.text.chats.chat_encode import EncodeChats, any_of, control_tokens
 from tokmill.text.chats.chat_template_files import BUILT_IN, KINDS, find, is_text, special_tokens
 from tokmill.text.chats.chat_templates import CLOSE, MARKS, OPEN, PROMPT, How, Template
-from tokmill.text.jsonl import JsonlSource, as_text
+from tokmill.text.jsonl import JsonlSource, as_text, why_nothing
 from tokmill.text.make_document import Documents, Paths
 from tokmill.text.record_blocks import MAX_RECORD, Block
-from tokmill.text.seen_keys import why_nothing
 from tokmill.text.tokenizers.tokenizer_json import added_tokens
 
 USUAL = ("messages", "conversations")

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from tokmill.builds.source import Frozen, Resources
-from tokmill.store.checks.probe import Probe
+from tokmill.store.checks.probe import Probe, make_probe
 from tokmill.store.mask import LOSS
-from tokmill.store.schema import Array, Records, id_dtype
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Array, Records, Strings, id_dtype
 from tokmill.text.chats.chat_templates import MARKS
 from tokmill.text.documents import column_name
 from tokmill.text.encoding.encoders import TokenizersEncoder
-from tokmill.text.encoding.probe_texts import make_probe
 from tokmill.text.make_document import Documents, select
 from tokmill.text.tokenizers import tokenizer_json as files
 

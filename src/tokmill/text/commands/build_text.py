@@ -23,7 +23,6 @@ from tokmill.builds.build import run
 from tokmill.builds.folder import check_folder, claimed
 from tokmill.builds.plan import BuildRecipe, How
 from tokmill.cli.print_facts import report, summary
-from tokmill.formats.notes import is_written
 from tokmill.store.vocab import Learned
 from tokmill.terminal.output import print_json, say, say_not_reached
 
@@ -251,6 +250,8 @@ def _flat_files(out: Path, more: dict[str, Any]) -> dict[str, Path]:
 
 def check_bin(path: Path) -> None:
     """Refuse to replace a file, unless an export wrote it."""
+    from tokmill.formats.notes import is_written
+
     if os.path.lexists(path) and not is_written(path):
         raise UsageError(
             "the file was not written by this build, and would be replaced",

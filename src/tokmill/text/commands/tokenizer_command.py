@@ -1,4 +1,4 @@
-"""`tokmill tokenizer train|encode|decode|compare`."""
+"""`tokmill tokenizer train|encode|decode`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import machine_errors, write_file
 from tokmill.base.inflate import MAGIC
 from tokmill.base.locks import writing
-from tokmill.base.progress import human_bytes, human_count, human_time
+from tokmill.base.progress import human_count, human_time
 from tokmill.builds.scan import with_lists
 from tokmill.terminal.options import AsJson, FilesFrom
-from tokmill.terminal.output import print_json, print_table, print_text, say, say_not_reached
+from tokmill.terminal.output import print_json, print_text, say, say_not_reached
 from tokmill.terminal.structs import settings
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Train, use and compare tokenizers.",
+    help="Train and use tokenizers.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -198,42 +197,6 @@ def decode(
     print_text(loaded.decode(numbers))
     if sys.stdout.isatty():
         sys.stdout.write("\n")
-
-
-@app.command()
-def compare(
-    paths: Annotated[
-        list[str], typer.Argument(help="Tokenizers, and last the text.", metavar="A B ... FILE")
-    ],
-    engine: Annotated[str, typer.Option(help="auto, gigatoken or tokenizers.")] = "auto",
-    as_json: AsJson = False,
-) -> None:
-    """Compare tokenizers on a text: number of tokens, unused ids, round trip, speed."""
-    if len(paths) < 2:
-        raise UsageError("give at least one tokenizer and a text", hint="compare A B FILE")
-    from tokmill.text.tokenizers import compare_tokenizers as comparing
-
-    *tokenizers, text = paths
-    rows = comparing.compare(tokenizers, text, engine=engine)
-    if as_json:
-        print_json([msgspec.structs.asdict(row) for row in rows])
-        return
-    size = human_bytes(Path(text).stat().st_size)
-    say(f"{text}: {size}; speeds hold for this run only")
-    print_table(
-        [
-            "tokenizer",
-            "ids",
-            "tokens",
-            "bytes a token",
-            "tokens a word",
-            "unused ids",
-            "round trip",
-            "MB/s",
-            "engine",
-        ],
-        [list(msgspec.structs.astuple(row)) for row in rows],
-    )
 
 
 def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bool]) -> None:

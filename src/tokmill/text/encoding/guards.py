@@ -16,7 +16,7 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,28 @@ from numpy.typing import NDArray
 
 from tokmill.text.tokenizers import tokenizer_json as files
 from tokmill.text.tokenizers.patterns import CL100K, O200K
+
+
+class Panic(ValueError):
+    """A library in Rust panicked."""
+
+
+@contextlib.contextmanager
+def no_panic() -> Iterator[None]:
+    """Turn a panic of a library in Rust into the exception `Panic`, with its first line.
+
+    Rust also writes the place in its source to stderr, and a trace if RUST_BACKTRACE is set.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        lines = str(error).splitlines() or ["it gave up"]
+        raise Panic(lines[0][:300]) from None
+
 
 Array = NDArray[Any]
 

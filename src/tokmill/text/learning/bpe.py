@@ -15,17 +15,12 @@ from typing import Any, Literal, get_args
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.text.encoding.cutting import segments
-from tokmill.text.encoding.panics import Panic, no_panic
+from tokmill.text.encoding.guards import Panic, no_panic
 from tokmill.text.tokenizers.patterns import GPT2, safe_cut
+from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER
 
 TieBreak = Literal["first", "greatest-bytes"]
 TIE_BREAKS: tuple[str, ...] = get_args(TieBreak)
-
-# Printable characters first, then the others: the order of Hugging Face's alphabet, so that ids
-# (and with them the tie-break "first") are the same.
-BYTE_ORDER = [*range(33, 127), *range(161, 173), *range(174, 256)]
-BYTE_ORDER += [byte for byte in range(256) if byte not in BYTE_ORDER]
-"""The 256 bytes in the order in which they get ids."""
 
 MOST_IDS = 2**32 - 1
 """Largest vocabulary: stores and engines have ids of 32 bits."""

@@ -32,7 +32,7 @@ def tokenizers(spool: str, vocab_size: int, specials: list[str], pattern: str | 
     """Train with Hugging Face `tokenizers` and return its tokenizer.json; None: GPT-2's pattern."""
     import tokenizers as library
 
-    from tokmill.text.encoding.panics import no_panic
+    from tokmill.text.encoding.guards import no_panic
 
     steps = library.pre_tokenizers
     words: Any = steps.ByteLevel(add_prefix_space=False)

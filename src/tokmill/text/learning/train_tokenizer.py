@@ -18,7 +18,6 @@ from tokmill.base.progress import elapsed
 from tokmill.text.encoding.cutting import pieces
 from tokmill.text.encoding.guards import texts_with_newer_characters
 from tokmill.text.learning.bpe import (
-    BYTE_ORDER,
     TIE_BREAKS,
     TieBreak,
     check_request,
@@ -31,6 +30,7 @@ from tokmill.text.learning.train_child import BORDER, read_spool
 from tokmill.text.tokenizers import tokenizer_json
 from tokmill.text.tokenizers.patterns import GPT2, resolve_pattern
 from tokmill.text.tokenizers.tokenizer import Tokenizer
+from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER
 
 ENGINES = ("auto", "gigatoken", "tokenizers", "python")
 MERGES_A_WORD = 0.5

@@ -16,10 +16,10 @@ from typing import Any
 from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.progress import elapsed
-from tokmill.text.encoding.panics import no_panic
+from tokmill.text.encoding.guards import no_panic
 from tokmill.text.learning.train_tokenizer import Spool, no_text
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.text.tokenizers.word_lists import INSIDE, SPECIALS, tokenizer_data
+from tokmill.text.tokenizers.tokenizer_files import INSIDE, SPECIALS, tokenizer_data
 
 ALPHABET = 1000
 """Largest number of characters: the most frequent ones; words with others are `[UNK]`."""

@@ -16,8 +16,10 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.inflate import MAGIC
+from tokmill.base.progress import human_count
 from tokmill.builds.scan import FolderOptions
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
+from tokmill.store.manifest import Made
 from tokmill.store.schema import Array, Column, Drop, Drops, Schema, drops_of
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.make_document import Documents
@@ -25,6 +27,7 @@ from tokmill.text.record_blocks import Block, record_blocks
 from tokmill.text.tables.tsv_columns import (
     Layout,
     class_names,
+    first_line,
     layout_of,
     split_line,
     vocabulary_of,
@@ -99,6 +102,19 @@ class TsvSource(DocumentSource):
             names = config.labels or tuple(_classes_in(cls, config, request.inputs))
             frozen["label"] = vocabulary_of(names)
         return frozen
+
+    @classmethod
+    def to_predict(cls, made: Made, path: str, lines: int) -> Made:
+        options = made.options | {"unlabelled": True, "label_column": "", "labels": []}
+        if lines and (found := 1 + first_line(path).count(b"\t")) != lines:
+            raise UsageError(
+                f"the first line has {human_count(found, 'text')}, and a record of the run {lines}",
+                where=path,
+                hint="a line is a sentence, or of pairs two with a tab between them",
+            )
+        if lines:
+            options |= {"header": False, "sentences": ["1", "2"][:lines]}
+        return Made(source=made.source, options=options)
 
     @property
     def schema(self) -> Schema:

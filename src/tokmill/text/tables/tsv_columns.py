@@ -47,7 +47,7 @@ def layout_of(item: Item, config: Any) -> Layout:
 
     Raises `TokmillError` and `UsageError` if a column is missing or not known.
     """
-    first = _first_line(item.path)
+    first = first_line(item.path)
     try:
         names = split_line(first.removeprefix(b"\xef\xbb\xbf"))
     except UnicodeDecodeError:
@@ -103,7 +103,7 @@ def _number(name: str, header: Sequence[str], count: int, where: str) -> int:
     )
 
 
-def _first_line(path: str) -> bytes:
+def first_line(path: str) -> bytes:
     with machine_errors("read", path):
         if not is_stream(path):
             with open(path, "rb") as handle:

@@ -9,12 +9,10 @@ import msgspec
 import numpy as np
 
 from tokmill.builds.source import Frozen, Resources
-from tokmill.store.checks.probe import Probe
-from tokmill.store.schema import Array, Drops, Records, id_dtype
-from tokmill.store.shards.strings import Strings, ranges
+from tokmill.store.checks.probe import Probe, make_probe
+from tokmill.store.schema import Array, Drops, Records, Strings, id_dtype, ranges
 from tokmill.text.documents import surround
 from tokmill.text.encoding.encoders import make_encoder
-from tokmill.text.encoding.probe_texts import make_probe
 from tokmill.text.make_document import Documents, select
 from tokmill.text.tokenizers.tokenizer_json import added_tokens
 

@@ -17,9 +17,13 @@ import msgspec
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.headers import loads_json
-from tokmill.text.learning.bpe import BYTE_ORDER
 from tokmill.text.tokenizers.patterns import GPT2
 
+# Printable characters first, then the others: the order of Hugging Face's alphabet, so that ids
+# (and with them the tie-break "first") are the same.
+BYTE_ORDER = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTE_ORDER += [byte for byte in range(256) if byte not in BYTE_ORDER]
+"""The 256 bytes in the order in which they get ids."""
 _SAME = 188
 ALIASES = {
     byte: chr(byte) if place < _SAME else chr(256 + place - _SAME)

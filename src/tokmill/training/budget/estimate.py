@@ -11,7 +11,7 @@ import torch
 from tokmill import plugins
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.tasks.task import Task
 from tokmill.training.budget.memory import (
     example_loss,

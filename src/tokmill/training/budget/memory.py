@@ -25,8 +25,7 @@ from torch.utils._pytree import tree_leaves
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.progress import human_bytes
 from tokmill.builds.execution.resources import machine_memory
-from tokmill.models.model import Tensors, blocks_of
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs, Tensors, blocks_of
 from tokmill.tasks.task import Task
 from tokmill.training.engines.devices.device import DTYPES
 from tokmill.training.engines.optimisers.optim import make_optimizer, moment_bytes

@@ -84,8 +84,9 @@ def check_optimizer(config: TrainConfig, where: str = "") -> None:
     """Refuse impossible values of an optimiser's own keys, and an engine that it cannot use."""
     optimizer = plugins.load(plugins.OPTIMIZERS, config.optim.kind)
     optimizer.check(config.optim, where)
-    stage = stage_of(config.engine.deepspeed)
-    if config.run.engine == "deepspeed" and stage and not optimizer.splits:
+    if config.run.engine != "deepspeed" or optimizer.splits:
+        return
+    if stage := stage_of(config.engine.deepspeed):
         raise UsageError(
             f"the optimiser {config.optim.kind} needs whole weights, and stage {stage} of "
             "DeepSpeed keeps parts of them",
@@ -186,7 +187,8 @@ def check(config: TrainConfig, where: str = "") -> None:
                 hint=nearest(tracker, plugins.TRACKERS),
             )
     seconds(run.max_time)
-    check_table(config.engine.deepspeed, where)
+    if config.engine.deepspeed:
+        check_table(config.engine.deepspeed, where)
 
 
 def notes(config: TrainConfig) -> list[str]:

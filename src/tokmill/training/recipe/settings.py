@@ -23,7 +23,7 @@ from tokmill.base.files import machine_errors
 from tokmill.base.headers import loads_json
 from tokmill.store.store import Store
 from tokmill.training.launch import LAUNCHED, place
-from tokmill.training.recipe.key_names import in_tables
+from tokmill.training.recipe.read_recipe import in_tables
 
 BERT, POLICY = "pretrain", "policy"
 """The shipped recipes that settings of BERT and of a policy are put over."""

@@ -3,6 +3,7 @@
 RUN/
   recipe.json            the resolved recipe; written last when a run begins
   schema.json vocab/     the store's columns and vocabularies, so that sampling needs no store
+  made.json              the store's source and options, so that `predict` reads inputs likewise
   run-id                 a random id, which its checkpoints have too
   metrics.jsonl  checkpoints/step-…/
   model/ best/           weights at the end, and with the lowest validation loss
@@ -14,55 +15,93 @@ import contextlib
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from tokmill import plugins
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.base.files import inside, make_folder, new_folder, read_file, write_file
 from tokmill.base.locks import locked
+from tokmill.base.progress import human_metric
 from tokmill.feed.values import Vectors
-from tokmill.models.model_inputs import Inputs
+from tokmill.models.model import Inputs
 from tokmill.store.checks.probe import FILE as PROBE
 from tokmill.store.checks.probe import check_coder, probe_path
 from tokmill.store.manifest import canonical_digest, encode, read_json
+from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.classes import same_classes
-from tokmill.tasks.hidden.framing import affixes_of
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import Facts, column_sizes
+from tokmill.tasks.task_inputs import Facts, affixes_of, column_sizes
+from tokmill.terminal.output import html_table
 from tokmill.training.engines.optimisers.optim import same_rates
 from tokmill.training.launch import resume_command
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import RATE, RECIPE, differences, read_recipe
-from tokmill.training.runs.chat_format import keep_made
 from tokmill.training.runs.checkpoint import RUN_ID, checkpoints
+from tokmill.training.runs.made import MADE, keep_made
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
 FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
+BEGUN = {LOCK, FACTS, VOCAB, RUN_ID, MADE}
+"""What a folder holds at most before it has a recipe."""
 
 
-@dataclass(frozen=True)
 class Run:
-    """A finished or stopped training."""
+    """A finished or stopped training.
 
-    path: Path
-    step: int
-    metrics: dict[str, float]
-    """The last value of each metric."""
-    notes: tuple[str, ...] = ()
-    """What is to be told of how it was made."""
+    Args:
+        path: its folder.
+        step: of its newest weights.
+        metrics: the last value of each metric.
+        notes: what is to be told of how it was made.
+
+    Without `step` both are read from the folder, and `TokmillError` is raised if it holds no run.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        step: int | None = None,
+        metrics: dict[str, float] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.path, self.notes = Path(path), notes
+        if step is None:
+            read_run(self.path)
+            weights = newest_weights(self.path)
+            step, metrics = step_of(weights) if weights else 0, last_metrics(self.path)
+        self.step, self.metrics = step, metrics or {}
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, step={self.step})"
 
     def task(self) -> Task:
         """Return the model with its newest weights, in its task, ready to evaluate."""
         return load_task(self.path)
+
+    def history(self) -> dict[str, Array]:
+        """Return metric → its values by step, float64 with NaN where a step has none; `step`:
+        int64.
+        """
+        entries = metrics_of(self.path)
+        names = dict.fromkeys(["step", *(name for entry in entries for name in entry)])
+        columns = {n: np.array([e.get(n) for e in entries], np.float64) for n in names}
+        return columns | {"step": columns["step"].astype(np.int64)}
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks."""
+        config, _ = read_run(self.path)
+        facts = {"task": config.task.kind, "model": config.model.kind}
+        shown = {n: human_metric(v) for n, v in self.metrics.items() if v is not None}
+        return html_table(repr(self), facts | shown)
 
 
 @contextlib.contextmanager
@@ -79,7 +118,7 @@ def open_run(out: Path, config: TrainConfig, new: bool = False) -> Iterator[None
                 hint=f"{hint}; a new run needs another folder",
             )
         check_resume(out, config)
-    elif out.is_dir() and {path.name for path in out.iterdir()} - {LOCK, FACTS, VOCAB, RUN_ID}:
+    elif out.is_dir() and {path.name for path in out.iterdir()} - BEGUN:
         raise TokmillError(
             "the folder holds other files and no run", where=str(out), hint="name a new folder"
         )
@@ -405,9 +444,14 @@ def unfinished_at(run: Path) -> tuple[int, int] | None:
     return step_of(place), int(read_recipe(run)["run"]["steps"])
 
 
+def metrics_of(run: Path) -> list[dict[str, float]]:
+    """Return the lines of a run's metrics.jsonl."""
+    return read_metrics(run / METRICS) if (run / METRICS).exists() else []
+
+
 def last_metrics(run: Path) -> dict[str, float]:
     """Return the last value of each metric of a run."""
     latest: dict[str, float] = {}
-    for entry in read_metrics(run / METRICS) if (run / METRICS).exists() else []:
+    for entry in metrics_of(run):
         latest.update(entry)
     return latest

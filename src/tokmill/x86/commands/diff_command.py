@@ -13,8 +13,6 @@ from tokmill.base.files import make_folder, sha256_file
 from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json
 from tokmill.x86.commands.program_options import MOST_LISTED
-from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_inputs import find_inputs, graphs_in
 
 SAME, DIFFER = 0, 1
 """Exit codes, as of `diff`; what is refused is 2, as there is no answer then."""
@@ -86,9 +84,9 @@ def _programs(
     from tokmill.x86.commands.diff_tables import print_programs
     from tokmill.x86.diff.output.diff_json import diff_file, write_diff
     from tokmill.x86.diff.output.summary import changed_most, counts_of
-    from tokmill.x86.diff.program_diff import diff_graphs
+    from tokmill.x86.diff.program_diff import diff_graphs, graph_of
 
-    graphs = _read(old), _read(new)
+    graphs = graph_of(old), graph_of(new)
     called = _told_apart((graphs[0].program, graphs[1].program), (old, new))
     vectors = None
     if run is not None:
@@ -132,16 +130,3 @@ def _told_apart(names: tuple[str, str], paths: tuple[Path, Path]) -> tuple[str, 
         return names
     end = next(n for n in range(1, 1 + max(map(len, parts))) if parts[0][-n:] != parts[1][-n:])
     return str(Path(*parts[0][-end:])), str(Path(*parts[1][-end:]))
-
-
-def _read(path: Path) -> Graph:
-    """Return the graph of a program or of a graph file; raises `TokmillError` for several."""
-    graphs = graphs_in(find_inputs([str(path)]).files[0], facts=True)
-    graph = next(graphs, None)
-    if graph is None or next(graphs, None) is not None:
-        raise TokmillError(
-            "it holds no program" if graph is None else "it holds several programs",
-            where=str(path),
-            hint="`tokmill cfg` writes a graph file of each, which can be compared",
-        )
-    return graph

@@ -15,7 +15,7 @@ from tokmill.store.store import Store
 from tokmill.x86.features.function_features import find
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import write_graph
-from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists
+from tokmill.x86.tokens.vocabularies.vocabulary import find_lists
 
 
 def vectors_of(graphs: tuple[Graph, Graph], run: Path, *, quiet: bool) -> tuple[Array, Array]:
@@ -47,9 +47,9 @@ def _function_vectors(graph: Graph, run: Path, quiet: bool) -> Array:
             rules=rules,
             vocab="" if rules == "tokmill" else str(vocab),
         )
-        from tokmill.inference.embed import embed
+        from tokmill.inference.embed import embed_store
 
-        made = embed(run, store.path, quiet=quiet)
+        made = embed_store(run, store.path, quiet=quiet)
         return _by_function(graph, Store(store.path, [made.overlay]), made.width)
 
 

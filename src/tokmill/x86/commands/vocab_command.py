@@ -41,7 +41,7 @@ def build(
     """
     from tokmill.x86.tokens.vocabularies import vocabulary
     from tokmill.x86.tokens.vocabularies.count import count_programs
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import check_target, write_vocabularies
+    from tokmill.x86.tokens.vocabularies.vocabulary import check_target, write_vocabularies
 
     if kind != "x86":
         raise UsageError(f"vocabularies of {kind!r} are not built here", hint=_elsewhere(kind))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +10,14 @@ import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import make_folder, remove, write_file
+from tokmill.formats.notes import write_noted
+from tokmill.formats.pickles.token_dicts_export import pickled_counts
 from tokmill.terminal.options import Json
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.x86.commands.program_options import Out
+from tokmill.x86.tokens.vocabularies.vocabulary import TokenList
 
 MAP = "ids.json"
 BECAME = "tokens.json"
@@ -33,12 +36,10 @@ def export(
     json: Json = False,
 ) -> None:
     """Write vocabularies as asm_tokens.txt …, or with their counts as asm_tokens_dict.pkl …"""
-    from tokmill.x86.tokens.vocabularies import vocabulary_files as files
-
     if form not in FORMATS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
     found, _ = _lists(path)
-    write = files.write_texts if form == "txt" else files.write_counts
+    write = write_texts if form == "txt" else write_counts
     _print_files(write(out, found), json)
 
 
@@ -66,7 +67,7 @@ def import_(
     tokens are sorted, and ids.json has the new id of each old one.
     """
     from tokmill.x86.tokens.rules import COLUMNS
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import write_vocabularies
+    from tokmill.x86.tokens.vocabularies.vocabulary import write_vocabularies
 
     if column and (column not in COLUMNS or len(paths) > 1 or paths[0].is_dir()):
         raise UsageError("--column names the column of one file", hint=" ".join(COLUMNS))
@@ -85,7 +86,7 @@ def import_(
 
 def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Any]:
     """Return column → list; those that do not name their rules get some."""
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists, read_list
+    from tokmill.x86.tokens.vocabularies.vocabulary import find_lists, read_list
 
     result: dict[str, Any] = {}
     for path in paths:
@@ -153,7 +154,7 @@ def compress(
     OUT/ids.json has the new id of each old one, OUT/tokens.json the new token of each old one.
     """
     from tokmill.x86.tokens.vocabularies.operand_classes import compressed
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import read_list, write_vocabularies
+    from tokmill.x86.tokens.vocabularies.vocabulary import read_list, write_vocabularies
 
     if path.is_dir():
         old, ids = _lists(path)
@@ -186,7 +187,7 @@ def compress(
 
 def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
     """Return the vocabularies of a folder or of a store, and the ids of the file as `Found`."""
-    from tokmill.x86.tokens.vocabularies.vocabulary_files import find_lists
+    from tokmill.x86.tokens.vocabularies.vocabulary import find_lists
 
     lists = find_lists(path)
     return {n: one.tokens for n, one in lists.items()}, {n: one.ids for n, one in lists.items()}
@@ -221,3 +222,49 @@ def _print_files(paths: list[Path], json: bool) -> None:
     else:
         for path in paths:
             print(path)
+
+
+def write_texts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
+    """Write `asm_tokens.txt` …, a token per line in the order of the ids."""
+    return _write(folder, vocabularies, "_tokens.txt", _text)
+
+
+def write_counts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
+    """Write `asm_tokens_dict.pkl` …, {token: frequency} of tokens with a count above 0.
+
+    Raises `TokmillError` for lists without counts.
+    """
+    for tokens in vocabularies.values():
+        if tokens.counts is None:
+            raise TokmillError(
+                f"the list of {tokens.column} has no counts, which a pickle needs",
+                hint="count programs: `tokmill vocab build x86`",
+            )
+    return _write(folder, vocabularies, "_tokens_dict.pkl", _pickle)
+
+
+def _write(
+    folder: Path,
+    vocabularies: Mapping[str, TokenList],
+    ending: str,
+    made: Callable[[TokenList], bytes],
+) -> list[Path]:
+    files = {f"{column}{ending}": made(tokens) for column, tokens in vocabularies.items()}
+    make_folder(folder)
+    # Other scripts write lists with the same names and the same form.
+    return write_noted(folder, f"lists{ending}", "vocabulary", files)
+
+
+def _text(tokens: TokenList) -> bytes:
+    for token in tokens.tokens:
+        if not token or token.splitlines() != [token] or token != token.strip():
+            raise TokmillError(
+                f"the token {token!r} of {tokens.column} cannot be written as a line",
+                hint="the frozen form can have any token",
+            )
+    return "".join(f"{token}\n" for token in tokens.tokens).encode()
+
+
+def _pickle(tokens: TokenList) -> bytes:
+    pairs = zip(tokens.tokens, tokens.counts or (), strict=True)
+    return pickled_counts({token: count for token, count in pairs if count})

@@ -10,7 +10,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.features.cosines import nearest_rows, sketch
-from tokmill.x86.image.ranges import distinct
+from tokmill.x86.image.image import distinct
 
 WIDTH = 256
 RARE = 4

@@ -10,7 +10,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs, near, pairs_of, rare
-from tokmill.x86.diff.evidence import LABELS, STATIC, Weighted, static
+from tokmill.x86.diff.evidence import LABELS, STATIC, SUPPORT, Neighbours, Weighted, static
 from tokmill.x86.diff.evidence_weights import (
     CODE,
     FIRST,
@@ -22,7 +22,6 @@ from tokmill.x86.diff.evidence_weights import (
 )
 from tokmill.x86.diff.pointer_tables import PLACES, Places
 from tokmill.x86.diff.result import Reason
-from tokmill.x86.diff.support import SUPPORT, Neighbours
 from tokmill.x86.features.function_features import Functions
 from tokmill.x86.features.tables import Tables
 

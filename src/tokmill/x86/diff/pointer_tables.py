@@ -11,7 +11,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs
 from tokmill.x86.features.function_features import find
 from tokmill.x86.features.tables import Tables
-from tokmill.x86.image.ranges import expand
+from tokmill.x86.image.image import expand
 
 PLACES = ("row before", "row behind", "same place")
 """Columns of `Places.support`."""

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import sha256_file
 from tokmill.store.schema import Array
 from tokmill.x86.diff.content.operand_references import Compared, Operands
 from tokmill.x86.diff.content.other_references import compare
 from tokmill.x86.diff.evidence import weigh
 from tokmill.x86.diff.match_blocks import BlockMatches, Side, match_blocks
 from tokmill.x86.diff.match_functions import Given, Matched, match_functions
+from tokmill.x86.diff.output.diff_json import DiffFile, diff_file
 from tokmill.x86.diff.result import Diff, Reason, unmatched
-from tokmill.x86.diff.same import Content, block_hashes, content_of, function_hashes
-from tokmill.x86.diff.same_names import names_of, same_names
+from tokmill.x86.diff.same import (
+    Content,
+    block_hashes,
+    content_of,
+    function_hashes,
+    names_of,
+    same_names,
+)
 from tokmill.x86.features.function_features import Functions, functions_of
 from tokmill.x86.features.tables import tables_of
 from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.lifting import find_inputs, graphs_in
 
 LONG = 24
 """Functions with so many instructions are matched at once if no others have the same code."""
@@ -27,6 +38,19 @@ UNVERIFIED = "variables without a name that could not be told apart by all of th
 """Data whose users were compared only in part (`Compared.unverified`)."""
 MOST_OF_CHANGED, MOST_OF_CHANGED_BLOCK = 0.999, 0.99
 """Largest similarity of functions, and of blocks, that are not the same."""
+
+
+def diff(old: Path | str, new: Path | str, *, names: bool = True) -> DiffFile:
+    """Return what changed between two programs, as `tokmill diff -o` writes it.
+
+    Args:
+        old: a program (ELF or PE for x86), or a graph file of `tokmill cfg`.
+        new: the same, of the new version.
+        names: whether functions of the same symbol name are taken for the same.
+    """
+    graphs = graph_of(Path(old)), graph_of(Path(new))
+    digests = sha256_file(Path(old)), sha256_file(Path(new))
+    return diff_file(*graphs, diff_graphs(*graphs, names=names), digests)
 
 
 def diff_graphs(
@@ -186,3 +210,16 @@ def _left_out(graphs: tuple[Graph, Graph]) -> dict[str, int]:
         NOT_FOLLOWED: sum(len(one.unresolved) for one in graphs),
     }
     return {what: count for what, count in found.items() if count}
+
+
+def graph_of(path: Path) -> Graph:
+    """Return the graph of a program or of a graph file; raises `TokmillError` for several."""
+    graphs = graphs_in(find_inputs([str(path)]).files[0], facts=True)
+    graph = next(graphs, None)
+    if graph is None or next(graphs, None) is not None:
+        raise TokmillError(
+            "it holds no program" if graph is None else "it holds several programs",
+            where=str(path),
+            hint="`tokmill cfg` writes a graph file of each, which can be compared",
+        )
+    return graph

@@ -11,7 +11,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
-from tokmill.x86.image.ranges import distinct, numbered
+from tokmill.x86.image.image import distinct, numbered
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

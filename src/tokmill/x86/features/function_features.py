@@ -17,7 +17,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.features.bags import Bag, bag, grams, hash_texts
 from tokmill.x86.features.instruction_features import Instructions, instructions_of
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.ranges import distinct
+from tokmill.x86.image.image import distinct
 from tokmill.x86.walks import flow_of
 
 SHAPE = ("blocks", "instructions", "edges", "loops", "calls", "callees", "callers")

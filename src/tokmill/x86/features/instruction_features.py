@@ -15,7 +15,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.ranges import numbered
+from tokmill.x86.image.image import numbered
 from tokmill.x86.tokens.canonical import LONGEST, canonical
 
 AT_ONCE = 1 << 20

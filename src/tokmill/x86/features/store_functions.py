@@ -17,15 +17,14 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.store.manifest import Plan, read_plan
-from tokmill.store.schema import Array
-from tokmill.store.shards.strings import Strings
+from tokmill.store.schema import Array, Strings
 from tokmill.store.store import Store
 from tokmill.x86.features.bags import Bag, bag, matrices, normalized, tf_idf
 from tokmill.x86.features.function_features import BAGS, find, functions_of, owner_of_blocks
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_about, read_graph
-from tokmill.x86.graphs.graph_inputs import GRAPH, find_inputs
-from tokmill.x86.image.keys import Key, KeyTemplate
+from tokmill.x86.graphs.lifting import GRAPH, find_inputs
+from tokmill.x86.image.program import Key, KeyTemplate
 
 CODES = "codes"
 """A bag beside `BAGS`: canonical encodings, which differ in more than numbers."""

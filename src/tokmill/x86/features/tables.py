@@ -17,7 +17,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.features.bags import Bag, bag, hash_texts
 from tokmill.x86.features.function_features import find
 from tokmill.x86.graph import PLACES, Graph
-from tokmill.x86.image.ranges import distinct
+from tokmill.x86.image.image import distinct
 
 NEAR = 3
 """Words before and after a pointer in which strings describe it."""

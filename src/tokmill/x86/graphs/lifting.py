@@ -1,11 +1,14 @@
-"""Graphs of many programs: which have to be made, making them in processes, and keeping them."""
+"""Graphs from any input with programs: programs, pickles of BinaryCorp, and graph files.
+
+Which graphs of programs have to be made, making them in processes, and keeping them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,9 +27,9 @@ from tokmill.base.progress import Progress, human_count
 from tokmill.builds.execution.processes import in_processes
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, write_graph
+from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, read_graph, write_graph
 from tokmill.x86.image import elf, pe
-from tokmill.x86.image.producer import made_by
+from tokmill.x86.image.program import made_by
 
 PICKLE = ".pkl"
 PICKLES = "saved_index 1"
@@ -315,3 +318,105 @@ def _report(
         others=others,
         cut_short=dict(sorted(cut_short.items())),
     )
+
+
+GRAPH = SUFFIX
+
+
+def find_inputs(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
+    """Return programs, pickles and graph files below some paths, and what was left out.
+
+    Like `find_programs`, but takes graph files in folders too.
+    """
+    return find_programs(inputs, graphs=(GRAPH,), choice=choice)
+
+
+def graphs_in(
+    file: InputFile,
+    levels: Sequence[str] | None = None,
+    lifter: str = "native",
+    *,
+    facts: bool = False,
+) -> Iterator[Graph]:
+    """Yield the graphs of one input: one for each program of a pickle, else one.
+
+    A program is lifted here, by `lifter`, with `facts` also searched for imports, strings and
+    constants. Raises `TokmillError` for a file that is not a program, a
+    pickle or a graph.
+    """
+    if file.path.suffix == PICKLE:
+        yield from plugins.require("tokmill.x86.graphs.saved_index").graphs_of(file.path, levels)
+    elif file.path.suffix == GRAPH:
+        yield read_graph(file.path)
+    else:
+        yield lift_file(file, lifter, facts=facts)
+
+
+def graphs_of_path(path: Path | str) -> Iterator[Graph]:
+    """Yield the graphs of one file, like `graphs_in`."""
+    if Path(path).is_dir():
+        raise TokmillError("this is a folder", where=str(path), hint="name one file in it")
+    for file in find_files([str(path)], ()).files:
+        yield from graphs_in(file)
+
+
+class Seen(NamedTuple):
+    """What was made from one program, or why nothing was made."""
+
+    program: str
+    value: Any = None
+    refused: str = ""
+    hint: str = ""
+
+
+def look_at(
+    look: Callable[[Graph], Any],
+    files: Sequence[InputFile],
+    *,
+    levels: Sequence[str] | None = None,
+    workers: int = 0,
+    title: str = "look",
+    quiet: bool = True,
+) -> Iterator[Seen]:
+    """Yield the result of a function for the graph of each program, in the order they are done.
+
+    `look` must be importable by name, because `workers` processes call it; with 0 this process
+    does. Programs that cannot be read or lifted are yielded as refused. Raises `UsageError` for
+    `levels` without a pickle.
+    """
+    check_levels(files, levels)
+    # Large programs first, so that no large one is left alone at the end.
+    order = sorted(files, key=lambda file: (-file.size, file.name))
+    tasks = [_Looked(look, file, None if levels is None else tuple(levels)) for file in order]
+    done: Iterable[tuple[_Looked, list[Seen]]]
+    if workers > 0 and len(tasks) > 1:
+        done = in_processes(
+            _look,
+            tasks,
+            min(workers, len(tasks)),
+            hint="most often memory ran out: try fewer --workers",
+        )
+    else:
+        done = ((task, _look(task)) for task in tasks)
+    with Progress(title, sum(file.size for file in files), quiet=quiet) as progress:
+        for task, found in done:
+            yield from found
+            progress.advance(task.file.size)
+
+
+class _Looked(NamedTuple):
+    look: Callable[[Graph], Any]
+    file: InputFile
+    levels: tuple[str, ...] | None
+
+
+def _look(task: _Looked) -> list[Seen]:
+    seen = []
+    try:
+        for graph in graphs_in(task.file, task.levels):
+            seen.append(Seen(graph.program, task.look(graph)))
+    except (MachineError, MissingExtraError, UsageError):
+        raise
+    except TokmillError as error:
+        seen.append(Seen(task.file.name, refused=error.what, hint=error.hint))
+    return seen

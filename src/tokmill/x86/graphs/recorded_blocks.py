@@ -10,8 +10,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.image import Program, Section
-from tokmill.x86.image.ranges import expand, member, offsets
+from tokmill.x86.image.image import Program, Section, expand, member, offsets
 from tokmill.x86.lift.blocks import EDGE, LEADS
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import DIRECT, Flow, Instructions

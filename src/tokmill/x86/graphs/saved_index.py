@@ -4,8 +4,8 @@ An extract is {function: [address, asm, bytes, graph, feature]}, made by IDA; th
 networkx.DiGraph of blocks by address, each with `asm` (list of str) and `raw` (bytes). An index is
 {function: [one such list for each program]}, of the functions that all programs of a project have.
 It has neither the names of its programs nor their optimisation levels. The name of an extract is
-PROJECT-PROGRAM-LEVEL-DIGEST_extract.pkl (`tokmill.x86.image.keys`). Source of the formats: jTrans,
-`datautils/process.py` and `datautils/util/pairdata.py`.
+PROJECT-PROGRAM-LEVEL-DIGEST_extract.pkl (`tokmill.x86.image.program`). Source of the formats:
+jTrans, `datautils/process.py` and `datautils/util/pairdata.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokmill.base.progress import human_count
 from tokmill.base.unpickle import Budget, Instance, Pickle, type_name
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
-from tokmill.x86.image.keys import LEVELS, UNKNOWN
+from tokmill.x86.image.program import LEVELS, UNKNOWN
 
 EXTRACT = "_extract.pkl"
 NAMES = ("networkx.classes.",)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, Section, Unwind
-from tokmill.x86.image.ranges import expand
+from tokmill.x86.image.image import Program, Section, Unwind, expand
 
 OMIT, PC_RELATIVE = 0xFF, 0x10
 SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}

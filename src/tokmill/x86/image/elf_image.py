@@ -24,10 +24,16 @@ from tokmill.x86.image.elf import (
     Tag,
     text,
 )
-from tokmill.x86.image.image import NONE, Program, Section, name_functions, refuse_cut, tidy
-from tokmill.x86.image.link import Placement, relocate
-from tokmill.x86.image.ranges import distinct
-from tokmill.x86.image.stubs import find_stubs
+from tokmill.x86.image.image import (
+    NONE,
+    Program,
+    Section,
+    distinct,
+    name_functions,
+    refuse_cut,
+    tidy,
+)
+from tokmill.x86.image.link import Placement, find_stubs, relocate
 
 PAGE, LARGEST = 1 << 12, 1 << 40
 # Types of symbols.

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, Section
-from tokmill.x86.image.ranges import member
+from tokmill.x86.image.image import Program, Section, member
 
 SECTION = ".gopclntab"
 """Suffix of the section's name; in position-independent programs it follows `.data.rel.ro`."""

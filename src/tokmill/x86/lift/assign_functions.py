@@ -8,11 +8,10 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.ranges import distinct, expand, member, offsets, without
+from tokmill.x86.image.image import distinct, expand, member, offsets, without
 from tokmill.x86.lift.blocks import Blocks
 from tokmill.x86.lift.decode import Flow
-from tokmill.x86.lift.findings import Findings
-from tokmill.x86.lift.gaps import ALIGNMENT, is_padding
+from tokmill.x86.lift.findings import ALIGNMENT, Findings, is_padding
 
 GATHER = 1 << 19
 """Values copied at a time."""

@@ -7,7 +7,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge
-from tokmill.x86.image.ranges import distinct, expand, member, without
+from tokmill.x86.image.image import distinct, expand, member, without
 from tokmill.x86.lift.decode import DIRECT, FALLS, INDIRECT, Flow, Instructions
 from tokmill.x86.lift.findings import Findings
 

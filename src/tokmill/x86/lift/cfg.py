@@ -14,15 +14,13 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.image import Program
+from tokmill.x86.image.image import Program, distinct, member
 from tokmill.x86.image.program import open_program
-from tokmill.x86.image.ranges import distinct, member
+from tokmill.x86.lift import reach
 from tokmill.x86.lift.assign_functions import assemble
 from tokmill.x86.lift.blocks import Blocks
-from tokmill.x86.lift.calls import noreturn
 from tokmill.x86.lift.data.block_facts import add_facts
-from tokmill.x86.lift.findings import Findings
-from tokmill.x86.lift.gaps import range_gaps
+from tokmill.x86.lift.findings import Findings, range_gaps
 from tokmill.x86.lift.reach import Ways
 from tokmill.x86.lift.starts import (
     gap_starts,
@@ -68,7 +66,7 @@ class Lifter:
 
     def __init__(self, program: Program) -> None:
         self.known = Findings(program)
-        self.no_return = noreturn.NoReturn(program)
+        self.no_return = reach.NoReturn(program)
         self._read: set[int] = set()
         self._renew()
 
@@ -88,7 +86,7 @@ class Lifter:
         """Find all ways again, after instructions or jump tables were found."""
         known = self.known
         self._find_ways()
-        fresh = noreturn.follow(known.ways, self.no_return)
+        fresh = reach.follow(known.ways, self.no_return)
         if len(fresh):
             known.quiet = distinct(known.quiet, known.instructions.start[fresh].astype(np.int64))
             self._find_ways()

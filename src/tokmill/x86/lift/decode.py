@@ -15,10 +15,15 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.image.ranges import member
-from tokmill.x86.lift.calls.register_calls import register_calls
-from tokmill.x86.lift.calls.return_addresses import CALL, leaving_returns, local_calls, retpolines
-from tokmill.x86.lift.code import Code
+from tokmill.x86.image.image import member
+from tokmill.x86.lift.code import (
+    CALL,
+    Code,
+    leaving_returns,
+    local_calls,
+    register_calls,
+    retpolines,
+)
 
 LONGEST = 15
 """Bytes of the longest instruction."""

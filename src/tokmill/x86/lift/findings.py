@@ -1,18 +1,303 @@
-"""The knowledge of a program's code during the search: columns that all searches read."""
+"""The knowledge of a program's code during the search: columns that all searches read.
+
+Ranges of code belong to one function; between reached code there are gaps. Hand-written code has
+constants between instructions, so places that instructions use as data are kept too.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import distinct
+from tokmill.x86.image.image import Program, distinct, expand, member
 from tokmill.x86.lift.code import Code
-from tokmill.x86.lift.data.data_uses import DataUses
-from tokmill.x86.lift.decode import Instructions
-from tokmill.x86.lift.gaps import Ranges
+from tokmill.x86.lift.decode import LONGEST, PREFIX, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
 from tokmill.x86.lift.switches.jump_tables import Tables
+
+ALIGNMENT = 16
+"""Optimising compilers align functions to this."""
+MOST_PADDING = 64
+"""Largest number of successive padding instructions."""
+JUMP = 0xEB
+FILLS = (0x00, 0xCC)
+"""First bytes of padding with which no function begins: zeros, INT3."""
+
+
+class Ranges:
+    """Ranges of code, each of one function, sorted, without overlap; R ranges."""
+
+    def __init__(self, program: Program, instructions: Instructions) -> None:
+        self.code = code = instructions.code
+        unwind = program.unwind
+        size = program.function_size
+        sized = size > 0
+        start = np.concatenate([unwind.start, program.function_address[sized]])
+        stop = np.concatenate([unwind.stop, (program.function_address + size)[sized]])
+        begin = code.offset(start)
+        end = code.offset(stop - np.uint64(1)) + 1
+        # Some ranges begin with the padding before their function.
+        moved = skip_padding(instructions, begin, end)
+        moves = (
+            (start % ALIGNMENT != 0)
+            & (code.address(moved) % ALIGNMENT == 0)
+            & (moved < end)
+            & (begin >= 0)
+            & ~member(start, program.function_address)
+        )
+        begin[moves] = moved[moves]
+        self.unwind_start = begin[: len(unwind.start)]
+        """i8, offsets of the ranges of the unwind tables, in their order; -1: not in code."""
+        keep = (begin >= 0) & (end > begin)
+        begin, end = begin[keep], end[keep]
+        order = np.lexsort((-end, begin))
+        begin, end = begin[order], end[order]
+        first = np.ones(len(begin), bool)
+        first[1:] = begin[1:] != begin[:-1]
+        self.start = begin[first]
+        """(R,) i8, offsets."""
+        self.stop = end[first]
+        """(R,) i8."""
+        if len(self.start):
+            self.stop[:-1] = np.minimum(self.stop[:-1], self.start[1:])
+
+    def number(self, offsets: Array) -> Array:
+        """Return the range of each offset; -1: none."""
+        at = np.searchsorted(self.start, offsets, side="right") - 1
+        if not len(self.start):
+            return at
+        return np.where((at >= 0) & (offsets < self.stop[at]), at, -1)
+
+    def inside(self, offsets: Array) -> Array:
+        """Return which offsets are in a range, but not at its beginning."""
+        at = self.number(offsets)
+        result: Array = (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
+        return result
+
+    def around(self, offsets: Array, functions: Array) -> tuple[Array, Array]:
+        """Return (begin, end) of the function around each offset.
+
+        Outside of ranges, it is from the last known function before it to the next after it.
+        """
+        borders = distinct(functions, self.code.edge)
+        at = np.searchsorted(borders, offsets, side="right") - 1
+        low, high = borders[at], borders[np.minimum(at + 1, len(borders) - 1)]
+        number = self.number(offsets)
+        known = number >= 0
+        low[known], high[known] = self.start[number[known]], self.stop[number[known]]
+        return low, high
+
+
+def gaps(ways: Ways) -> tuple[Array, Array]:
+    """Return the offsets (begin, end) of unreached code without known data, by section."""
+    instructions = ways.instructions
+    mine = ways.first <= ways.last
+    first, last = ways.first[mine], ways.last[mine]
+    code = instructions.code
+    begin = np.concatenate([instructions.start[first].astype(np.int64), code.edge, code.data_begin])
+    stop = instructions.start[last] + instructions.length[last].astype(np.int64)
+    end = np.concatenate([stop, code.edge, code.data_end])
+    order = np.lexsort((end, begin))
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    open_ = begin[1:] > end[:-1]
+    return end[:-1][open_], begin[1:][open_]
+
+
+def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
+    """Return for each gap the offset of its first instruction after padding, or its end.
+
+    Padding ends at an aligned place. If NOPs continue after the last aligned place, they are the
+    beginning of the code, because a function may begin with NOP.
+    """
+    begin = np.minimum(begin, end)
+    # Long padding of 32-bit code begins with a jump over the rest of it.
+    data, where = instructions.code.linked, begin
+    over = (begin + 2 <= end) & (data[begin] == JUMP) & (data[begin + 1] < 0x80)
+    behind = begin + 2 + data[begin + 1]
+    over &= (data[begin + 1] > 0) & (behind <= end)
+    begin = begin + 2 * over
+    open_ = np.arange(len(begin))
+    aligned = np.full(len(begin), -1)
+    for _ in range(MOST_PADDING):
+        rows = instructions.row(begin[open_])
+        skip = (rows >= 0) & (begin[open_] < end[open_])
+        skip[skip] = is_padding(instructions, rows[skip])
+        open_, rows = open_[skip], rows[skip]
+        if not len(open_):
+            break
+        here = begin[open_]
+        first, _ = opcodes(instructions, rows)
+        may = ~np.isin(first, FILLS) & (instructions.code.address(here) % ALIGNMENT == 0)
+        aligned[open_[may]] = here[may]
+        begin[open_] += instructions.length[rows]
+    found = np.minimum(begin, end)
+    late = (aligned >= 0) & (begin < end) & (instructions.code.address(begin) % ALIGNMENT != 0)
+    found[late] = aligned[late]
+    return np.where(over & (found < behind), where, found)
+
+
+def is_padding(instructions: Instructions, rows: Array) -> Array:
+    """Return which instructions are padding: all NOPs, INT3, zeros, `lea esi, [esi]`."""
+    length = instructions.length[rows]
+    first, second = opcodes(instructions, rows)
+    start = instructions.start[rows].astype(np.int64)
+    result: Array = (first == 0x90) & (instructions.code.linked[start] != 0xF3)
+    result |= (first == 0xCC) | ((first == 0x0F) & (second == 0x1F))
+    result |= (first == 0) & (second == 0) & (length == 2)
+    if instructions.code.bits == 32:
+        # Old assemblers pad with instructions that copy a register to itself.
+        same = (first == 0x8D) & np.isin(second, (0x36, 0x74, 0x76, 0xB4, 0xB6, 0x3F, 0x7F, 0xBC))
+        same |= (first == 0x89) & np.isin(second, (0xF6, 0xFF))
+        result |= same & ((instructions.code.linked[start + length - 1] == 0) | (length <= 2))
+    return result
+
+
+def opcodes(instructions: Instructions, rows: Array) -> tuple[Array, Array]:
+    """Return the opcode of each instruction, without prefixes, and the byte after it."""
+    data = instructions.code.linked
+    at = instructions.start[rows].astype(np.int64)
+    open_ = np.arange(len(at))
+    for _ in range(LONGEST - 1):
+        open_ = open_[PREFIX[instructions.code.bits][data[at[open_]]]]
+        if not len(open_):
+            break
+        at[open_] += 1
+    return data[at], data[at + 1]
+
+
+def range_gaps(ways: Ways, ranges: Ranges) -> Array:
+    """Return the beginnings (offsets) of unreached code in ranges."""
+    instructions = ways.instructions
+    begin, end = gaps(ways)
+    # A gap may overlap several ranges.
+    first = np.searchsorted(ranges.stop, begin, side="right")
+    last = np.searchsorted(ranges.start, end)
+    count = np.maximum(last - first, 0)
+    number = expand(first, count)
+    begin = np.maximum(np.repeat(begin, count), ranges.start[number])
+    end = np.minimum(np.repeat(end, count), ranges.stop[number])
+    begin, end = begin[end > begin], end[end > begin]
+    # After an instruction that does not fall through, something new begins.
+    fresh = instructions.start[np.minimum(ways.last + 1, len(instructions.start) - 1)]
+    low, high = np.searchsorted(fresh, begin, side="right"), np.searchsorted(fresh, end)
+    count = np.maximum(high - low, 0)
+    begin = np.concatenate([begin, fresh[expand(low, count)]])
+    end = np.concatenate([end, np.repeat(end, count)])
+    begin = skip_padding(instructions, begin, end)
+    begin, end = begin[begin < end], end[begin < end]
+    keep = np.ones(len(begin), bool)
+    rows = instructions.row(begin)
+    known = np.flatnonzero(rows >= 0)
+    stop = ways.last[ways.run(rows[known])]
+    keep[known] = instructions.flow[stop] != Flow.INVALID
+    return distinct(begin[keep])
+
+
+NUMBERS = (0, 1, 2, 4)
+"""Possible bytes of an immediate after the displacement of an instruction."""
+LEA, SIB = 0x8D, 0x25
+LOOK = 64
+"""Instructions after one that takes an address, which are searched for its use as a base."""
+
+
+class DataUses:
+    """The places in the code of a program that are read or written as data."""
+
+    def __init__(self, code: Code) -> None:
+        data = code.linked
+        at = np.flatnonzero((data[5:-5] & 0xC7) == 5) + 5
+        # The byte before the displacement is a ModRM byte, not a SIB byte.
+        at = at[(data[at - 1] != LEA) & ((data[at] != SIB) | ((data[at - 1] & 0xC7) != 4))]
+        distance = data[at[:, None] + np.arange(1, 5)].view("<i4")[:, 0].astype(np.uint64)
+        places, ends, targets = [], [], []
+        for more in NUMBERS:
+            end = at + 5 + more
+            target = distance & np.uint64(0xFFFFFFFF)
+            if code.bits == 64:
+                target = code.address(end - 1) + np.uint64(1) + distance
+            offset = code.offset(target)
+            here = np.flatnonzero(offset >= 0)
+            places.append(at[here])
+            ends.append(end[here])
+            targets.append(offset[here])
+        self._at, self._end = np.concatenate(places), np.concatenate(ends)
+        self._target = np.concatenate(targets)
+        self._reads: dict[int, bool] = {}
+        """Offset of an instruction → whether it has this memory operand."""
+        self._based: dict[tuple[int, int], bool] = {}
+        """Offsets of an instruction and of the address it takes → whether that is used as a
+        base."""
+
+    def find(self, code: Code, ways: Ways, tables: Tables) -> Array:
+        """Return the offsets (i8, ascending) of unreached code that reached code uses as data."""
+        instructions = ways.instructions
+        row = np.searchsorted(instructions.start, self._at) - 1
+        fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
+        fits[fits] = ways.reached(row[fits]) & ~_reached(ways, self._target[fits])
+        kept = [
+            target
+            for one, target in zip(row[fits].tolist(), self._target[fits].tolist(), strict=True)
+            if self._names(code, instructions, one, target)
+        ]
+        return distinct(np.asarray(kept, np.int64), self._bases(code, ways, tables))
+
+    def _names(self, code: Code, instructions: Instructions, row: int, target: int) -> bool:
+        at = int(instructions.start[row])
+        if at not in self._reads:
+            one = instructions.instruction(row)
+            plain = one.is_ip_rel_memory_operand or not (one.memory_base or one.memory_index)
+            address = np.asarray([one.memory_displacement], np.uint64)
+            self._reads[at] = plain and code.offset(address).item() == target
+        return self._reads[at]
+
+    def _bases(self, code: Code, ways: Ways, tables: Tables) -> Array:
+        """Return the offsets that an instruction takes and a later one uses as a base."""
+        instructions = ways.instructions
+        offset = code.offset(tables.constant)
+        mine = np.flatnonzero(offset >= 0)
+        mine = mine[~_reached(ways, offset[mine])]
+        rows = instructions.row(tables.at[mine])
+        reached = ways.reached(rows)
+        found = []
+        for one, row in zip(mine[reached].tolist(), rows[reached].tolist(), strict=True):
+            key = (int(tables.at[one]), int(offset[one]))
+            if key not in self._based:
+                self._based[key] = _is_base(instructions, row, int(tables.register[one]))
+            if self._based[key]:
+                found.append(key[1])
+        return np.asarray(found, np.int64)
+
+
+def _reached(ways: Ways, offsets: Array) -> Array:
+    """Return at which offsets a reached instruction begins: bool."""
+    rows = ways.instructions.row(offsets)
+    result: Array = rows >= 0
+    result[result] = ways.reached(rows[result])
+    return result
+
+
+def _is_base(instructions: Instructions, row: int, register: int) -> bool:
+    """Return whether code after a row uses the register that the row sets as an address."""
+    iced = plugins.require("iced_x86")
+    register += iced.Register.RAX
+    full, access = iced.RegisterExt.full_register, iced.OpAccess
+    info = iced.InstructionInfoFactory()
+    no_use = (iced.Mnemonic.LEA, iced.Mnemonic.NOP)
+    for behind in range(row + 1, min(row + LOOK, len(instructions.start))):
+        flow = instructions.flow[behind]
+        one = instructions.instruction(behind)
+        used = (one.memory_base, one.memory_index)
+        if register in map(full, used) and one.mnemonic not in no_use:
+            return True
+        written = (access.WRITE, access.READ_WRITE, access.COND_WRITE, access.READ_COND_WRITE)
+        lost = any(
+            full(part.register) == register and part.access in written
+            for part in info.info(one).used_registers()
+        )
+        if lost or flow not in (Flow.NEXT, Flow.BRANCH):
+            return False
+    return False
 
 
 class Findings:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import distinct, expand, member, without
+from tokmill.x86.image.image import Program, distinct, expand, member, without
 from tokmill.x86.lift.code import INT3, Code
 from tokmill.x86.lift.decode import Flow, Instructions
-from tokmill.x86.lift.findings import Findings
-from tokmill.x86.lift.gaps import ALIGNMENT, gaps, is_padding, opcodes, skip_padding
+from tokmill.x86.lift.findings import ALIGNMENT, Findings, gaps, is_padding, opcodes, skip_padding
 from tokmill.x86.lift.reach import Ways
 from tokmill.x86.lift.switches.jump_tables import indirect_jumps, scaled_tables
 

@@ -17,9 +17,8 @@ from tokmill.base.files import make_folder, write_file
 from tokmill.builds.scan import FolderOptions
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_inputs import Seen, find_inputs, look_at
-from tokmill.x86.tokens.canonical import LONGEST
-from tokmill.x86.tokens.names import names
+from tokmill.x86.graphs.lifting import Seen, find_inputs, look_at
+from tokmill.x86.tokens.canonical import LONGEST, names
 from tokmill.x86.tokens.spellings import intel
 from tokmill.x86.tokens.vocabularies.count import nothing_read, parts
 

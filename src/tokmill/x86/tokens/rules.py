@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
 """The six streams, in the order in which they are written."""
+ONCE = ("mne", "eflag")
+"""Those with one token an instruction."""
 
 Runs = list[tuple[str, int]]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from tokmill import plugins
-from tokmill.x86.tokens.names import flags, full_registers, names, operand_kinds
+from tokmill.x86.tokens.canonical import flags, full_registers, names, operand_kinds
 from tokmill.x86.tokens.rules import DecodeError, Runs, Tokens
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from tokmill.base.errors import UsageError
 from tokmill.base.files import inside, machine_errors, new_folder, remove_leftovers, write_file
 from tokmill.builds.scan import FolderOptions
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_inputs import Seen, find_inputs, look_at
-from tokmill.x86.tokens.names import flags, names
+from tokmill.x86.graphs.lifting import Seen, find_inputs, look_at
+from tokmill.x86.tokens.canonical import flags, names
 from tokmill.x86.tokens.vocabularies.count import nothing_read
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from tokmill import plugins
-from tokmill.x86.tokens.names import flags, full_registers, names, operand_kinds
+from tokmill.x86.tokens.canonical import flags, full_registers, names, operand_kinds
 from tokmill.x86.tokens.rules import Runs, Tokens
 
 if TYPE_CHECKING:

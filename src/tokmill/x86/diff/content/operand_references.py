@@ -15,7 +15,7 @@ from tokmill.x86.features.bags import hash_texts
 from tokmill.x86.features.function_features import find, import_names
 from tokmill.x86.features.instruction_features import Instructions
 from tokmill.x86.graph import DIRECT, IMMEDIATE, PLACES, TEXT, Graph
-from tokmill.x86.image.ranges import distinct, expand, member, numbered
+from tokmill.x86.image.image import distinct, expand, member, numbered
 
 FUNCTION, IMPORT, STRING, TABLE, CODE, DATA, UNKNOWN = range(7)
 """What lies at an address."""

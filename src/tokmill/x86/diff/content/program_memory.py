@@ -8,7 +8,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.ranges import distinct, member
+from tokmill.x86.image.image import distinct, member
 
 LONGEST = 4096
 """Bytes of a string that are compared."""

@@ -8,7 +8,7 @@ import numpy as np
 from tokmill.store.schema import Array
 from tokmill.x86.diff.output.diff_json import REASONS
 from tokmill.x86.diff.result import Diff
-from tokmill.x86.diff.same_names import all_names
+from tokmill.x86.diff.same import all_names
 from tokmill.x86.graph import Graph
 
 ARROW = " → "

@@ -6,15 +6,20 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
-from tokmill.x86.image.image import Program, Section
-from tokmill.x86.image.program_strings import (
+from tokmill.x86.image.image import (
     FEWEST,
     LONGEST_COUNTED,
+    Program,
+    Section,
     counted_strings,
+    distinct,
+    expand,
     has_counted_strings,
+    member,
+    numbered,
+    offsets,
     strings_at,
 )
-from tokmill.x86.image.ranges import distinct, expand, member, numbered, offsets
 from tokmill.x86.lift.code import EBX, Code
 from tokmill.x86.lift.data.pointers import add_pointers
 from tokmill.x86.lift.decode import LONGEST as LONGEST_INSTRUCTION

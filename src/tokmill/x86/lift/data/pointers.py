@@ -6,12 +6,13 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.image import Program
-from tokmill.x86.image.program_strings import (
+from tokmill.x86.image.image import (
+    Program,
+    distinct,
     has_counted_strings,
+    member,
     strings_at,
 )
-from tokmill.x86.image.ranges import distinct, member
 
 LINKED = (".got", ".plt")
 """Beginnings of the names of sections that a linker fills in an order of its own."""

@@ -14,9 +14,8 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import distinct
-from tokmill.x86.lift.calls.return_addresses import overwrites, retpolines
+from tokmill.x86.image.image import Program, distinct
+from tokmill.x86.lift.code import overwrites, retpolines
 from tokmill.x86.lift.decode import Flow, Instructions
 from tokmill.x86.lift.reach import Ways
 from tokmill.x86.lift.switches.symbolic import Limits, Load, Path, Start, Unknown, Value

@@ -15,7 +15,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.builds.scan import FolderOptions
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_inputs import Seen, find_inputs, look_at
+from tokmill.x86.graphs.lifting import Seen, find_inputs, look_at
 from tokmill.x86.tokens.rules import COLUMNS, DecodeError, make_rules
 from tokmill.x86.tokens.templates import Templates
 

@@ -1,0 +1,59 @@
+"""`tokmill predict`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tokmill.base.errors import UsageError
+from tokmill.base.files import write_file
+from tokmill.terminal.options import AsJson, At, Device, Quiet, RunFolder
+from tokmill.terminal.output import check_outputs, print_json, print_table, say
+
+INPUT = (
+    "A store; a file of the kind that the run's store was built from, with labels or without; or "
+    "-, for lines of text from stdin, of pairs with a tab between the two."
+)
+
+
+def predict(
+    run: RunFolder,
+    input: Annotated[Path, typer.Argument(metavar="INPUT", help=INPUT)],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="Write a .csv or .jsonl file."),
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    at: At = "last",
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the class of each record with a run of the task `classify`, and all probabilities."""
+    if out is not None and out.suffix not in (".csv", ".jsonl"):
+        raise UsageError("what is written is .csv or .jsonl", where=str(out), hint="-o FILE.csv")
+    check_outputs({"-o": out}, [input])
+    from tokmill.inference import predict as module
+    from tokmill.report.comparison.comparison_table import csv_text
+
+    found = module.predict(run, input, at=at, device=device, quiet=quiet)
+    rows = list(found.rows())
+    heads = [*found.keys, "label", *(f"p({name})" for name in found.names)]
+    cells = [[*row.values()][:-1] + [*row["probabilities"].values()] for row in rows]
+    if out is not None:
+        lines = msgspec.json.Encoder().encode_lines(rows)
+        write_file(out, lines if out.suffix == ".jsonl" else csv_text([heads, *cells]))
+        say(f"{out}: written")
+    if as_json:
+        about = {"run": str(run), "step": found.step, "classes": found.names}
+        print_json({**about, "records": rows, "notes": found.notes})
+    elif as_csv:
+        sys.stdout.write(csv_text([heads, *cells]))
+    elif out is None:
+        print_table(heads, cells)
+    for note in found.notes:
+        say(f"note: {note}")

@@ -1,0 +1,221 @@
+"""`tokmill predict`: the class of each record of a store, of a file or of lines."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokmill import plugins
+from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import machine_errors, read_file
+from tokmill.base.progress import Progress, human_count
+from tokmill.builds.build import run as build
+from tokmill.builds.execution.resources import Amount
+from tokmill.builds.plan import BuildRecipe, How
+from tokmill.feed.feed import Feed
+from tokmill.feed.rows import Rows
+from tokmill.store.checks.background_check import ShardCheck
+from tokmill.store.checks.left_out import input_paths, left_out, line_of
+from tokmill.store.marks import is_store
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+from tokmill.tasks.classify import Classify
+from tokmill.tasks.task import to_tensors
+from tokmill.tasks.task_inputs import Facts, affixes_of
+from tokmill.training.data import columns_to_read, cut_notes, open_to_evaluate
+from tokmill.training.engines.devices.device import Precision, moved, pick_device
+from tokmill.training.loader import micro_batches
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.runs.made import MADE, read_made, segments_of
+from tokmill.training.runs.run import VOCAB, check_engine, check_store, load_task, read_run
+
+STDIN, NEWLINE = "-", 10
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The classes of N records."""
+
+    names: tuple[str, ...]
+    """Of the C classes."""
+    keys: dict[str, list[Any]]
+    """What identifies a record: `record`, its number from 0; `line` of a file of text, from 1; the
+    columns of strings of the store."""
+    probabilities: Array
+    """float32 (N, C): softmax of the outputs."""
+    step: int
+    notes: list[str]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield for each record its keys, the most probable `label`, and `probabilities`."""
+        keys = zip(*self.keys.values(), strict=True)
+        best = self.probabilities.argmax(1).tolist()
+        for key, number, share in zip(keys, best, self.probabilities.tolist(), strict=True):
+            each = dict(zip(self.names, share, strict=True))
+            found = {"label": self.names[number], "probabilities": each}
+            yield dict(zip(self.keys, key, strict=True)) | found
+
+
+def predict(
+    run: Path | str, input: Path | str, *, at: str = "", device: str = "auto", quiet: bool = True
+) -> Predictions:
+    """Return the classes of the records of an input.
+
+    Args:
+        run: folder of a run of the task `classify`.
+        input: a store; or a file that is read as the run's store was built, with labels or without;
+            or -, for lines of text from stdin, of pairs with a tab between the two.
+        at: which weights (`weights_at`).
+        device: cpu, cuda, or auto.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: the run is of another task.
+        TokmillError: the records would not look like those that the run has learned.
+    """
+    run = Path(run)
+    config, facts = read_run(run)
+    if config.task.kind != "classify":
+        raise UsageError(
+            f"the run has learned the task {config.task.kind}, and only `classify` knows classes",
+            where=str(run),
+            hint="`tokmill sample RUN` continues texts, `tokmill embed RUN STORE` makes vectors, "
+            "`tokmill eval RUN STORE` measures any run",
+        )
+    task, place = load_task(run, at), pick_device(device)
+    assert isinstance(task, Classify)
+    with contextlib.ExitStack() as held:
+        built = not is_store(Path(input))
+        if built:
+            store = held.enter_context(read_likewise(run, facts, str(input)))
+        else:
+            store = open_to_evaluate(str(input), config.data)
+            held.enter_context(ShardCheck([store] if config.data.verify else []))
+        check_form(run, task, facts, store)
+        rows = task.records(store)
+        with Progress("predict", len(rows), unit="records", quiet=quiet) as bar:
+            probabilities = shares(task.to(place), config, rows, place, bar)
+        if not np.isfinite(probabilities).all():
+            raise TokmillError(
+                "the outputs are not finite: the training diverged, or weights are damaged",
+                where=str(run),
+                hint="take other weights, with --at best or --at STEP",
+            )
+        notes = cut_notes(rows) + (missing_notes(store) if built else [])
+        if empty := len(store) - len(rows):
+            notes.append(f"{human_count(empty, 'record')} without tokens: no prediction")
+        paths = set(input_paths(store).values()) if built else set()
+        keys = keys_of(store, rows.spans(np.arange(len(rows)), 0).record, paths)
+        return Predictions(task.names, keys, probabilities, task.step, notes)
+
+
+def shares(
+    task: Classify, config: TrainConfig, rows: Rows, place: torch.device, bar: Progress
+) -> Array:
+    """Return the probabilities of the classes, float32 (rows, C)."""
+    names = [n for n in columns_to_read(task, [rows.store]) if n != task.config.column]
+    feed = Feed(rows, config.data.batch, shuffle=False, columns=names)
+    result = np.zeros((len(rows), len(task.names)), np.float32)
+    for start in range(0, len(rows), feed.batch_size):
+        entries = np.arange(start, min(start + feed.batch_size, len(rows)))
+        read = feed.make(np.zeros_like(entries), entries)
+        # `prepare` wants labels, and the outputs do not depend on them.
+        read.values = {task.config.column: np.zeros_like(entries)}
+        for part in micro_batches(task.prepare(read), config.run.micro_tokens):
+            with torch.no_grad(), Precision(config.run.precision, place).autocast():
+                values = task.predicted_values(moved(to_tensors(part, place), place))
+            share = torch.softmax(values.double(), 1)[:, : len(task.names)]
+            result[start + part.entry] = share.cpu().numpy()
+        bar.advance(len(entries))
+    return result
+
+
+@contextlib.contextmanager
+def read_likewise(run: Path, facts: Facts, path: str) -> Iterator[Store]:
+    """Yield a temporary store of a file, or of lines from stdin, read as that of a run was."""
+    made = read_made(run)
+    if made is None:
+        raise TokmillError(
+            "the run does not know how its records were built",
+            where=str(run),
+            hint="build a store with its vocabulary, and name that in place of the file",
+        )
+    lines = path == STDIN
+    if not lines and not Path(path).exists():
+        raise TokmillError("there is no such file or folder", where=path, hint="check the path")
+    with tempfile.TemporaryDirectory(prefix="tokmill-predict-") as folder:
+        if lines:
+            path = str(Path(folder) / "stdin.txt")
+            with machine_errors("write", path), open(path, "wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        kind: Any = plugins.load(plugins.SOURCES, made.source)
+        try:
+            chosen = kind.to_predict(made, path, made.segments * lines)
+            text = kind.has_tokenizer and "token" in facts.vocabularies
+            vocab = {"vocab": str(run / VOCAB)} if made.options.get("vocab") else {}
+            recipe = BuildRecipe(
+                source=chosen.source,
+                inputs=(path,),
+                out=str(Path(folder) / "store"),
+                tokenizer=str(run) if text else None,
+                roles=made.roles,
+                options=chosen.options | vocab,
+            )
+            store = build(recipe, How(amount=Amount(workers=0), max_rejects=1, quiet=True))
+        except TokmillError as error:
+            error.where = error.where.replace(path, "stdin") if lines else error.where
+            if isinstance(error, UsageError) and not lines:
+                options = f"`build {made.source}` with the options in {run / MADE}"
+                error.hint = f"it is read by {options}; - reads lines of text from stdin"
+            raise
+        check_engine(store, run / VOCAB)
+        yield store
+
+
+def check_form(run: Path, task: Classify, facts: Facts, store: Store) -> None:
+    """Refuse a store whose records do not look like those that a run has learned."""
+    check_store(facts, store)
+    made, segments, wrong = read_made(run), segments_of(store), ""
+    if made and made.segments != segments:
+        wrong = f"a record has {segments} sentences, and the run has learned {made.segments}"
+    before, after = ({}, {}) if task.frame else affixes_of(store)
+    for name, ids in before.items():
+        end = [*facts.suffix.get(name, ())]
+        if ids != [*facts.prefix.get(name, ids)] or (end and after[name] != end):
+            wrong = f"the special tokens around a record of {name!r} are not those of the run"
+    if wrong:
+        hint = f"build it with the options of the run's store: {run / MADE}"
+        raise TokmillError(wrong, where=str(store.path), hint=hint)
+
+
+def keys_of(store: Store, records: Array, paths: set[str]) -> dict[str, list[Any]]:
+    """Return what identifies records; see `Predictions`. `paths`: the files that they are from."""
+    keys: dict[str, list[Any]] = {"record": records.tolist()}
+    shards = [store.shard(number) for number in range(len(store.shards))]
+    if len(paths) == 1 and line_of(path := paths.pop(), 0):
+        newlines = np.flatnonzero(np.frombuffer(read_file(Path(path)), np.uint8) == NEWLINE)
+        starts = np.concatenate([shard["start"] for shard in shards]).astype(np.int64)
+        keys["line"] = (1 + np.searchsorted(newlines, starts[records])).tolist()
+    for name in [name for name, column in store.schema.items() if column.dtype == "utf8"]:
+        sized = zip(shards, store.shards, strict=True)
+        texts = [text for shard, of in sized for text in shard.strings(name, 0, of.records)]
+        keys[name] = [texts[record] for record in records]
+    return keys
+
+
+def missing_notes(store: Store) -> list[str]:
+    """Return a note on what of a file is no record."""
+    missing = {**store.manifest.rejected, **store.manifest.skipped}
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in missing.items())
+    first = next(iter(left_out(store, 1)), None)
+    where = f"; the first reject is in line {first.line:,}" if first and first.line else ""
+    return [f"left out, as they are no records: {counts}{where}"] if missing else []

@@ -1,0 +1,66 @@
+"""How a run's store was built, kept in the run, to read prompts and inputs in the same way."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill import plugins
+from tokmill.base.errors import TokmillError
+from tokmill.base.files import write_file
+from tokmill.builds.scan import CHOICE
+from tokmill.store.manifest import PLAN, Made, encode, read_json, read_plan
+from tokmill.store.store import Store
+from tokmill.tasks.task_inputs import SEGMENT
+
+MADE = "made.json"
+
+
+class Learned(Made, frozen=True, kw_only=True):
+    """Source and options of the store that a run has learned from."""
+
+    roles: dict[str, str] = {}
+    """Role → special token, if roles were named."""
+    segments: int = 1
+    """Sentences of a record: 2 of pairs."""
+
+
+def keep_made(store: Store, out: Path) -> None:
+    if made := made_of(store.path):
+        write_file(out / MADE, encode(msgspec.structs.replace(made, segments=segments_of(store))))
+
+
+def segments_of(store: Store) -> int:
+    return 1 + int(store.manifest.ranges.get(SEGMENT, (0, 0))[1])
+
+
+def made_of(store: Path) -> Learned | None:
+    """Return source and options of a store; of a selection those of its inputs."""
+    if not (store / PLAN).exists():
+        return None
+    plan = read_plan(store)
+    made = plan.chats
+    if not isinstance(made, Made):
+        options = {key: value for key, value in plan.options.items() if key not in CHOICE}
+        made = Made(source=plan.recipe["source"], options=options)
+    if made.source != "select":
+        roles = plan.roles if isinstance(plan.roles, dict) else {}
+        return Learned(source=made.source, options=made.options, roles=roles)
+    with contextlib.suppress(TokmillError):
+        first, *rest = map(made_of, map(Path, plan.inputs()))
+        return first if all(one == first for one in rest) else None
+    return None
+
+
+def read_made(run: Path) -> Learned | None:
+    path = run / MADE
+    return read_json(path, Learned) if path.exists() else None
+
+
+def options_of(run: Path) -> dict[str, Any]:
+    """Return the options of the chats that a run has learned from; none if these were no chats."""
+    made = read_made(run)
+    return made.options if made and made.source in plugins.CHATS else {}
