@@ -64,7 +64,7 @@ def check_commands(found: list[Step], folder: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
         assert done.returncode == 0, f"$ {step.command}\n{done.stdout}"

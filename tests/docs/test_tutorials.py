@@ -25,7 +25,7 @@ SHORTER = {
         TEXT,
         ("python ../tokmill/examples/demo/labelled_text.py labelled", "cp -r ../labelled ."),
         ("--steps 800", "--steps 2"),
-        ("--set epochs=4", "--steps 2"),
+        ("--set epochs=20", "--steps 2"),
     ],
     "points-of-an-execution": [],
     "tune-a-model": [
