@@ -253,6 +253,9 @@ FIGURES: dict[str, Part] = {
         "bbv",
         "vectors of records in two dimensions (an overlay), or basic block vectors of intervals",
     ),
+    "phases": Part(
+        "tokmill.report.pages.tsne:phases", "bbv", "an execution over time (basic block vectors)"
+    ),
     "attention": Part(
         "tokmill.report.pages.schedules:attention",
         "plot",

@@ -18,7 +18,7 @@ from tokmill.plugins import CHATS, load
 from tokmill.store.manifest import read_plan
 from tokmill.store.store import Store
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.training.runs.made import options_of
+from tokmill.training.runs.input_format import options_of
 from toy import text_store
 
 RECIPE = {

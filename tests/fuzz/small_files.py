@@ -126,7 +126,7 @@ def read_asked(folder: Path) -> Any:
     from tokmill import plugins
     from tokmill.inference.chats import read_messages
     from tokmill.text.tokenizers.tokenizer import Tokenizer
-    from tokmill.training.runs.made import options_of
+    from tokmill.training.runs.input_format import options_of
 
     vocabulary, data = Tokenizer.from_file(folder / "tokenizer.json").vocabulary({})
     load = plugins.load(plugins.CHATS, "chat")

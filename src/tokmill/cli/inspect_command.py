@@ -107,7 +107,7 @@ def plot(
         str,
         typer.Argument(
             metavar="KIND",
-            help="lengths, frequency, loss, tsne, attention, or speedup and entropy of policies.",
+            help="lengths, frequency, loss, tsne, phases, attention, speedup, entropy.",
         ),
     ],
     paths: Annotated[

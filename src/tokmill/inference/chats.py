@@ -11,7 +11,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import inside, machine_errors, read_file
 from tokmill.base.headers import loads_json
 from tokmill.tasks.task_inputs import Facts
-from tokmill.training.runs.made import options_of
+from tokmill.training.runs.input_format import options_of
 from tokmill.training.runs.run import VOCAB
 
 LARGEST = 64 << 20

@@ -35,7 +35,7 @@ from tokmill.training.data import columns_to_read, cut_notes, open_to_evaluate
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.made import MADE, read_made, segments_of
+from tokmill.training.runs.input_format import MADE, read_made, segments_of
 from tokmill.training.runs.run import VOCAB, check_engine, check_store, load_task, read_run
 
 STDIN, NEWLINE = "-", 10
@@ -150,8 +150,8 @@ def read_likewise(run: Path, facts: Facts, path: str) -> Iterator[Store]:
             hint="build a store with its vocabulary, and name that in place of the file",
         )
     lines = path == STDIN
-    if not lines and not Path(path).exists():
-        raise TokmillError("there is no such file or folder", where=path, hint="check the path")
+    if not lines and not Path(path).is_file():
+        raise TokmillError("this is no store and no file", where=path, hint="name one of them")
     with tempfile.TemporaryDirectory(prefix="tokmill-predict-") as folder:
         if lines:
             path = str(Path(folder) / "stdin.txt")

@@ -232,17 +232,19 @@ class Encode:
         reject = config.specials_in_text == "reject"
         self.specials = tuple(added_tokens(data, special_only=True)) if reject else ()
         prefix, suffix = template_tokens(data)
+        no_end = config.end_of_record == "eot" and "eot" not in frozen.vocabulary.roles
         if (prefix or suffix) and config.template == "refuse":
             raise TokmillError(
                 f"the tokenizer puts tokens around every text ({len(prefix)} before, "
                 f"{len(suffix)} after)",
                 where=frozen.vocabulary.file,
-                hint="--template add writes them into the store, --template none leaves them out",
+                hint="--template add writes them into the store, --template none leaves them out"
+                + "; and with --end-of-record none, as it has no `eot` token" * no_end,
             )
         self.prefix = prefix if config.template == "add" else []
         self.suffix = list(suffix) if config.template == "add" else []
         if config.end_of_record == "eot":
-            if "eot" not in frozen.vocabulary.roles:
+            if no_end:
                 raise TokmillError(
                     "documents are to end with the `eot` token, but the tokenizer has none",
                     where=frozen.vocabulary.file,

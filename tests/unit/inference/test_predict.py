@@ -158,7 +158,7 @@ def test_inputs_of_another_form_are_refused(
     with pytest.raises(UsageError, match="which columns are sentences") as error:
         predict(run, tmp_path / "one.txt")
     assert "- reads lines" in error.value.hint and "build tsv" in error.value.hint
-    with pytest.raises(TokmillError, match="no such file"):
+    with pytest.raises(TokmillError, match="no store and no file"):
         predict(run, tmp_path / "nothing.tsv")
     single = tmp_path / "single.tsv"
     single.write_text("sentence\tlabel\na sky is red\tsame\n")

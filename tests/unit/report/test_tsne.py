@@ -88,6 +88,31 @@ def test_basic_block_vectors_need_no_training(tmp_path: Path) -> None:
             make("tsne", [trace], **arguments)
 
 
+def test_phases_over_time(tmp_path: Path) -> None:
+    """Three phases of different CPI, in turns, and an interval in which nothing ran."""
+    phase = np.arange(48) // 8 % 3
+    draw = np.random.default_rng(0)
+    counts = draw.integers(500, 600, size=(48, 4))
+    lines = [
+        "T" + "".join(f":{4 * kind + b + 1}:{n} " for b, n in enumerate(row)) + "\n"
+        for kind, row in zip(phase.tolist(), counts.tolist(), strict=True)
+    ]
+    (tmp_path / "a.bb").write_text("".join(lines) + "T\n")
+    found = make("phases", [tmp_path / "a.bb"])
+    assert found.y == "phase" and "3 simulation points" in found.title
+    for one in found.series:
+        assert len(set(phase[one.x.astype(int)])) == 1 and len(one.x) == 16
+    assert sorted(phase[int(at)] for _, at, _ in found.marks) == [0, 1, 2]
+    table = [f"{at},{counts[at].sum()},{1 + kind}" for at, kind in enumerate(phase)] + ["48,0,9"]
+    (tmp_path / "a.intervals.csv").write_text("\n".join(["interval,instructions,cpi", *table]))
+    again = make("phases", [tmp_path / "a.bb"])
+    assert again.y == "CPI, given"
+    assert all((one.y == 1 + phase[one.x.astype(int)]).all() for one in again.series)
+    plot("phases", [tmp_path / "a.bb"], tmp_path / "a.svg")
+    with pytest.raises(UsageError, match="one file"):
+        make("phases", [tmp_path])
+
+
 def test_numbers_are_in_parts_and_rare_words_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

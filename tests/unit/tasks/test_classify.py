@@ -20,6 +20,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import How
 from tokmill.cli import main
 from tokmill.feed.feed import Feed
+from tokmill.report.describe.inspect import describe
 from tokmill.store.store import Store
 from tokmill.tasks.classes import label_column
 from tokmill.tasks.classify import LABEL, class_metrics, class_tables
@@ -74,6 +75,7 @@ def test_sentences_of_a_table_are_classified(tmp_path: Path, capsys: Any) -> Non
     tokmill.train(value, tmp_path / "run", quiet=True)
     _, facts = read_run(tmp_path / "run")
     assert facts.classes == {"label": ("same", "other")}
+    assert describe(tmp_path / "run")["next"] == f"tokmill predict {tmp_path / 'run'} INPUT"
     found = evaluate(tmp_path / "run", val, device="cpu")
     assert found["accuracy"] > 0.9 and found["rows"] == 40
     names = {"f1", "f1_macro", "f1_same", "f1_other", "count_same", "found_other"}

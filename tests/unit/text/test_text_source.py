@@ -175,7 +175,13 @@ def test_a_template_is_refused_added_or_left_out(tmp_path: Path) -> None:
     path.write_text("one")
     with pytest.raises(TokmillError, match="puts tokens around every text") as caught:
         quick_build("text", path, tmp_path / "s", tokenizer=tokenizer)
-    assert "--template add" in caught.value.hint
+    assert "--template add" in caught.value.hint and "end-of-record" not in caught.value.hint
+    words = tmp_path / "vocab.txt"
+    words.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one"]))
+    with pytest.raises(TokmillError, match="puts tokens around every text") as caught:
+        quick_build("text", path, tmp_path / "s", tokenizer=words)
+    # Both reasons at once.
+    assert "--template add" in caught.value.hint and "--end-of-record none" in caught.value.hint
     ids = ids_of(quick_build("text", path, tmp_path / "p"))[0][:-1]
     added = quick_build("text", path, tmp_path / "a", tokenizer=tokenizer, template="add")
     # Not a second eot where the template has put one.

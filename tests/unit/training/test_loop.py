@@ -211,7 +211,7 @@ def test_other_stores_are_refused(store: Path, tmp_path: Path) -> None:
         tokmill.train(recipe(other, 1), tmp_path / "run", quiet=True)
     foreign = make_store(tmp_path / "foreign", cycles(9), vocabulary=b"another")
     for again in (
-        {"recipe": recipe(foreign, 1), "out": tmp_path / "run", "resume": True},
+        {"recipe": recipe(foreign, 1), "out": tmp_path / "run"},
         {"recipe": recipe(store, 1, data={"val": str(foreign)}), "out": tmp_path / "new"},
     ):
         with pytest.raises(TokmillError, match="the vocabulary 'token' differs: the run has 23"):

@@ -20,7 +20,7 @@ from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.runs.run import FACTS, load_task
-from tokmill.training.runs.warm_start import check_ids, start_facts
+from tokmill.training.runs.warm_start import check_ids, in_words, start_facts
 from toy import cycles, make_store, recipe
 
 BARE = Facts(fingerprint="", columns={"token": 20}, schema={"token": Column("u1")}, vocabularies={})
@@ -156,3 +156,14 @@ def test_a_task_without_a_store_takes_the_model(
     after = load_task(tmp_path / "grid").state_dict()
     blocks = [name for name in after if ".blocks." in name]
     assert blocks and all(torch.equal(after[name], before[name]) for name in blocks)
+
+
+def test_many_tensors_are_named_by_their_parts_and_a_single_one_by_its_name() -> None:
+    names = [f"model.blocks.{n}.weight" for n in range(40)]
+    said = in_words([*names, "model.fields.embeddings.token.weight", "output.a", "output.b"])
+    parts = (
+        "model.blocks (40 tensors)",
+        "model.fields.embeddings.token.weight",
+        "output (2 tensors)",
+    )
+    assert said == ", ".join(parts)

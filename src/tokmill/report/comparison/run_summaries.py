@@ -33,6 +33,11 @@ from tokmill.training.runs.trackers import METRICS, read_metrics
 
 Facts = dict[str, Any]
 FACTS = "schema.json"
+USES = {
+    "classify": "predict RUN INPUT",
+    **dict.fromkeys(["masked", "sentence_pair", "contrastive", "signature"], "embed RUN STORE"),
+}
+"""Task of a run that is not sampled → the command that uses it."""
 DEPTH = 3
 """Depth to which a folder is searched for runs: an experiment, a setting, a seed."""
 DEFAULTS = msgspec.to_builtins(
@@ -117,18 +122,19 @@ class RunSummary:
 
     @property
     def sampling(self) -> str:
-        """The command that samples it; "": it cannot be sampled (`inference.sample`)."""
-        columns, known = self.known.columns, self.known
+        """The command that samples it, or else uses it; "": there is none."""
+        columns, known, place = self.known.columns, self.known, shlex.quote(str(self.path))
         if not self.measures.continues:
-            return ""
+            use = USES.get(self.flat["task.kind"], "")
+            return f"tokmill {use.replace('RUN', place)}" if use else ""
         names = [known.schema[name].vocab for name in columns if name in known.schema]
         coders = [known.vocabularies[name].coder for name in names if name in known.vocabularies]
         if not coders and len(columns) == 1:
-            return f"tokmill sample {self.path} --ids 1,2,3"
+            return f"tokmill sample {place} --ids 1,2,3"
         if not coders or len(coders) < len(columns):
             return ""
         prompt = "TEXT" if coders[0] == "tokenizer" else '"55 48 89 e5"'
-        return f"tokmill sample {shlex.quote(str(self.path))} --prompt {prompt}"
+        return f"tokmill sample {place} --prompt {prompt}"
 
     @property
     def parameters(self) -> int | None:

@@ -287,7 +287,12 @@ def run_samples(run: RunSummary) -> list[Sample]:
     The records are the first of the validation store, or else of the training store. If both are
     gone, the prompt is empty.
     """
-    if not run.sampling or run.final is None or find_spec("torch") is None:
+    if (
+        not run.measures.continues
+        or not run.sampling
+        or run.final is None
+        or find_spec("torch") is None
+    ):
         return []
     stores = [run.flat["data.val"], run.flat["data.train"]]
     reader = None

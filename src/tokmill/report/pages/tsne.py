@@ -1,4 +1,4 @@
-"""The figure `tsne`: vectors of records, or basic block vectors, in two dimensions, in colours."""
+"""The figures `tsne`, vectors in two dimensions, and `phases`, an execution over time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.progress import elapsed, human_count
+from tokmill.bbv.points.choose_points import load
 from tokmill.bbv.points.executions import as_matrix, block_vectors
 from tokmill.bbv.points.simpoint import project, simpoints
-from tokmill.bbv.traces.read import read
+from tokmill.bbv.traces.read import SIDECARS, read, stem_of
 from tokmill.builds.mining.interval_vectors import UNIT, VectorTable, rounded
-from tokmill.report.pages.figures import Figure, Series
+from tokmill.report.pages.figures import Figure, Series, refuse
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
@@ -26,6 +27,8 @@ DIMENSIONS = 100
 PERPLEXITY = 30
 KEYS = 12
 """Values of a key with a colour of their own, the most frequent; the others share one."""
+PHASES = 6
+"""Phases with a colour of their own."""
 LEVELS = 5
 """Parts, equally many records each, into which numbers are put."""
 
@@ -79,6 +82,42 @@ def tsne(
     if len(chosen) < count:
         title += f": {len(chosen):,} of {count:,} records"
     return Figure(title, "t-SNE 1", "t-SNE 2", "points", series)
+
+
+def phases(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+    """Return an execution over time, in colours of the phases of `tokmill simpoint`.
+
+    A point is an interval: its CPI where `NAME.intervals.csv` lies beside the trace, else the
+    number of its phase. Vertical lines are the simulation points. Intervals without instructions
+    are left out.
+
+    Args:
+        paths: one file of basic block vectors.
+        sample: not for this figure.
+        column: not for this figure.
+    """
+    refuse("phases", column=column, sample=sample)
+    if len(paths) != 1 or not paths[0].is_file():
+        raise UsageError(
+            "the figure phases is of one file of basic block vectors",
+            hint="`tokmill bbv profile` writes NAME.bb.gz",
+        )
+    stem = stem_of(paths[0])
+    costs = stem.with_name(stem.name + SIDECARS["cpi"])
+    trace = load(stem.name, paths[0], None, costs if costs.is_file() else None, quiet=True)
+    chosen = simpoints(trace.vectors, trace.ids)
+    height = chosen.labels if trace.cpi is None else trace.cpi
+    filled = np.asarray(trace.vectors.sum(axis=1)).reshape(-1) > 0
+    labels = rare_together(np.asarray([f"phase {one}" for one in chosen.labels[filled]]), PHASES)
+    intervals, height = np.flatnonzero(filled).astype(float), height[filled]
+    series = [
+        Series(label, intervals[labels == label], height[labels == label], number)
+        for number, label in enumerate(_ordered(labels, numbers=False))
+    ]
+    marks = [("", float(interval), PHASES - 1) for interval in chosen.intervals]
+    unit = "phase" if trace.cpi is None else f"CPI, {trace.kind}"
+    title = f"{stem.name}: {human_count(len(marks), 'simulation point')}"
+    return Figure(title, "interval", unit, "points", series, marks=marks)
 
 
 def check_tsne(
@@ -149,10 +188,10 @@ def keys_of(store: Store, records: Array, column: str) -> Array:
     return rare_together(labels)
 
 
-def rare_together(labels: Array) -> Array:
-    """Return labels of which all but the `KEYS` most frequent are one."""
+def rare_together(labels: Array, most: int = KEYS) -> Array:
+    """Return labels of which all but the most frequent are one."""
     names, times = np.unique(labels, return_counts=True)
-    rare = names[np.argsort(-times, kind="stable")[KEYS:]]
+    rare = names[np.argsort(-times, kind="stable")[most:]]
     if len(rare) > 1:
         labels = labels.astype(object)
         labels[np.isin(labels.astype(str), rare)] = f"{len(rare):,} others"

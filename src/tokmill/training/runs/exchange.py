@@ -36,7 +36,7 @@ from tokmill.training.engines.tensors import MODEL, write_tensors
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import RECIPE, read_recipe
-from tokmill.training.runs.made import read_made
+from tokmill.training.runs.input_format import read_made
 from tokmill.training.runs.public_files import find_vocabulary, read_public, read_weights
 from tokmill.training.runs.run import (
     FACTS,

@@ -45,7 +45,7 @@ from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import RATE, RECIPE, differences, read_recipe
 from tokmill.training.runs.checkpoint import RUN_ID, checkpoints
-from tokmill.training.runs.made import MADE, keep_made
+from tokmill.training.runs.input_format import MADE, keep_made
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 

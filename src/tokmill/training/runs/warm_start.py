@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import msgspec
 from torch import Tensor
 
 from tokmill.base.errors import MachineError, TokmillError
-from tokmill.base.progress import human_count
 from tokmill.store.manifest import read_json
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
@@ -92,11 +90,14 @@ def in_words(names: Sequence[str]) -> str:
     """Return names of tensors; of many the parts that they belong to, and how many each has."""
     if len(names) <= MOST_NAMES:
         return ", ".join(names)
-    parts: Counter[str] = Counter()
+    parts: dict[str, list[str]] = {}
     for name in names:
         words = name.split(".")
-        parts[".".join(words[: 2 if name.startswith(OF_MODEL) else 1])] += 1
-    return ", ".join(f"{part} ({human_count(count, 'tensor')})" for part, count in parts.items())
+        parts.setdefault(".".join(words[: 2 if name.startswith(OF_MODEL) else 1]), []).append(name)
+    return ", ".join(
+        f"{part} ({len(inner)} tensors)" if len(inner) > 1 else inner[0]
+        for part, inner in parts.items()
+    )
 
 
 def fits(tensor: Tensor, own: Tensor | None) -> bool:
