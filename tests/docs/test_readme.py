@@ -52,29 +52,33 @@ def masked(line: str) -> str:
     return " ".join(re.sub(r"[-─━═]{2,}", "--", line).split())
 
 
-def test_commands_run_and_print_what_is_shown(
-    repository: Path, corpus: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
+def check_commands(found: list[Step], folder: Path) -> None:
+    """Run the commands of a document in a folder; compare what they print with what it shows."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    text = (repository / "docs/tour.md").read_text("utf-8")
-    found = steps(text)
-    assert found, "the tour has no console block"
+    assert found, "there is no console block"
     for step in found:
         done = subprocess.run(
             ["sh", "-c", step.command],
-            cwd=tmp_path,
+            cwd=folder,
             env={**os.environ, "PATH": path, "COLUMNS": "100"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
         assert done.returncode == 0, f"$ {step.command}\n{done.stdout}"
         printed = {masked(line) for line in done.stdout.splitlines()}
         missing = [line for line in step.shown if line != "…" and masked(line) not in printed]
         assert not missing, f"$ {step.command}\nshown: {missing}\nprinted:\n{done.stdout}"
+
+
+def test_commands_run_and_print_what_is_shown(
+    repository: Path, corpus: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
+    text = (repository / "docs/tour.md").read_text("utf-8")
+    check_commands(steps(text), tmp_path)
     for code in PYTHON.findall(text):
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
 
