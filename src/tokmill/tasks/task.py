@@ -260,7 +260,7 @@ class Task(nn.Module):
 
     @property
     def frame(self) -> Mapping[str, tuple[int, int]]:
-        """The special tokens that stand around a record (`tasks.framing`); none by default."""
+        """The special tokens that stand around a record (`task_inputs`); none by default."""
         return {}
 
     def at_targets(self, batch: Batch, values: Mapping[str, Array]) -> dict[str, Array]:

@@ -62,7 +62,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     measures: Measures = Measures()
     """The metrics of the task."""
     prefix: dict[str, tuple[int, ...]] = {}
-    """Columns → the special tokens before each record (`framing.affixes_of`)."""
+    """Columns → the special tokens before each record (`affixes_of`)."""
     suffix: dict[str, tuple[int, ...]] = {}
     """The same of those after it; of an imported run only those of its template."""
     ends: dict[str, tuple[int, ...]] = {}
