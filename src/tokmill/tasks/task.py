@@ -29,8 +29,9 @@ from tokmill.models.heads import Pool
 from tokmill.models.model import Group, Inputs, Model, Tensors
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import Scores
-from tokmill.tasks.task_inputs import Facts, Measures, store_inputs
+from tokmill.tasks.task_inputs import Facts, store_inputs
 
 
 class TaskConfig(Protocol):

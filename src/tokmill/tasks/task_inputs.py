@@ -1,4 +1,4 @@
-"""Facts about a task's stores, and what follows: inputs, rows, special tokens, metrics.
+"""Facts about a task's stores, and what follows: inputs of the model, rows, special tokens.
 
 Special tokens around the tokens of a row: `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`. Shapes there:
 B rows, W positions before and T positions after.
@@ -23,19 +23,8 @@ from tokmill.models.model import Inputs
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import BORDER
-
-
-class Measures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts about a task's metrics, and what its model can be used for."""
-
-    loss: str = ""
-    """Unit of the loss, such as "nats a token"; empty: no useful unit."""
-    higher: tuple[str, ...] = ()
-    """Metrics for which higher is better. For others lower is, unless their names say otherwise."""
-    continues: bool = False
-    """Whether rows can be continued: `tokmill sample`."""
-
 
 MOST_CLASSES = 10_000
 """Largest number of classes of a label column."""
