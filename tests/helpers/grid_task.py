@@ -16,7 +16,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.models.model import Group, Inputs, Tensors
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
-from tokmill.training.loader import Micro
+from tokmill.training.data import Micro
 
 CELLS, ACTIONS = 6, 2
 

@@ -19,8 +19,7 @@ from tokmill.feed.rows import Numbering, Rows
 from tokmill.feed.values import values_of
 from tokmill.store.checks.hashes import first_of_equals, linked, store_digests
 from tokmill.store.schema import Array, has_entries
-from tokmill.store.shards.gather import Spans
-from tokmill.store.store import Store
+from tokmill.store.store import Spans, Store
 
 LOOKED_AT = 65_536
 """Entries that are read at a time, to count their tokens."""

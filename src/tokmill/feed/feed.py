@@ -15,8 +15,7 @@ from tokmill.feed.order import Order, key
 from tokmill.feed.rows import Mix, Rows, column_dtypes, row_shares
 from tokmill.feed.values import FAMILY, Values, Vectors
 from tokmill.store.schema import Array, ranges
-from tokmill.store.shards.gather import Gather
-from tokmill.store.store import Store
+from tokmill.store.store import Gather, Store
 
 
 @dataclass(slots=True)

@@ -12,8 +12,7 @@ from tokmill.feed.order import key, shard_groups
 from tokmill.feed.rows import Numbering, Rows
 from tokmill.store.checks.hashes import token_names
 from tokmill.store.schema import Array
-from tokmill.store.shards.gather import Spans
-from tokmill.store.store import Store
+from tokmill.store.store import Spans, Store
 
 LEAST = 4
 """Tokens of a half at least."""

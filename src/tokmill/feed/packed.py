@@ -22,9 +22,8 @@ from tokmill.base.files import make_folder, remove
 from tokmill.feed.order import key, permute, shard_groups
 from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array, ranges
-from tokmill.store.shards.gather import Spans
 from tokmill.store.shards.shard import SUFFIX, Shard, write_tensors
-from tokmill.store.store import Store
+from tokmill.store.store import Spans, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ import numpy as np
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.feed.order import key, shard_groups
 from tokmill.store.schema import Array
-from tokmill.store.shards.gather import Spans
-from tokmill.store.store import Store
+from tokmill.store.store import Spans, Store
 
 
 class Rows(Protocol):

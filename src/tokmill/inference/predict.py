@@ -31,9 +31,8 @@ from tokmill.store.store import Store
 from tokmill.tasks.classify import Classify
 from tokmill.tasks.task import to_tensors
 from tokmill.tasks.task_inputs import Facts, affixes_of
-from tokmill.training.data import columns_to_read, cut_notes, open_to_evaluate
+from tokmill.training.data import columns_to_read, cut_notes, micro_batches, open_to_evaluate
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
-from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.input_format import MADE, read_made, segments_of
 from tokmill.training.runs.run import VOCAB, check_engine, check_store, load_task, read_run

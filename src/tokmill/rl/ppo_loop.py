@@ -29,8 +29,8 @@ from tokmill.rl.schedule_task import Schedules, SchedulesConfig, batch_of
 from tokmill.store.manifest import encode, read_json
 from tokmill.store.store import Store
 from tokmill.tasks.task_inputs import Facts
+from tokmill.training.data import Micro, PartLoss
 from tokmill.training.engines.engine import Engine
-from tokmill.training.loader import Micro, PartLoss
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.session import Session
 

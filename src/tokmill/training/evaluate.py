@@ -20,10 +20,9 @@ from tokmill.tasks.scores import BORDER
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.breakdown import Breakdown, Groups, unigram
-from tokmill.training.data import cut_notes, open_to_evaluate, overlay_notes
+from tokmill.training.data import cut_notes, micro_batches, open_to_evaluate, overlay_notes
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.engines.engine import Engine, add
-from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import OptimConfig, TrainConfig
 from tokmill.training.runs.run import affix_notes, load_task, read_run
 from tokmill.training.validation import Validation, open_validation

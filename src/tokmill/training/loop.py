@@ -18,10 +18,9 @@ from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
-from tokmill.training.data import cut_notes, entries_a_step, make_feed
+from tokmill.training.data import Loader, PartLoss, cut_notes, entries_a_step, evened, make_feed
 from tokmill.training.engines.engine import Engine, most
 from tokmill.training.launch import place
-from tokmill.training.loader import Loader, PartLoss, evened
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import task_type
 from tokmill.training.session import Session

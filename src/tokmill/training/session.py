@@ -28,7 +28,7 @@ from tokmill.base.stop import Stop
 from tokmill.tasks.task import Task
 from tokmill.training.budget.memory import check_memory
 from tokmill.training.budget.meter import Meter
-from tokmill.training.data import open_stores, with_epochs
+from tokmill.training.data import Micro, PartLoss, open_stores, with_epochs
 from tokmill.training.engines.compared_step import compare_step
 from tokmill.training.engines.devices.device import (
     seed_random_states,
@@ -38,7 +38,6 @@ from tokmill.training.engines.devices.device import (
 from tokmill.training.engines.engine import Engine, add, make_engine, over_processes
 from tokmill.training.engines.optimisers.optim import learning_rate
 from tokmill.training.launch import one_a_machine, place, resume_command
-from tokmill.training.loader import Micro, PartLoss
 from tokmill.training.recipe.check_recipe import notes, seconds
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.resolve import resolve

@@ -18,10 +18,9 @@ from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts
-from tokmill.training.data import columns_to_read, open_to_evaluate
+from tokmill.training.data import columns_to_read, evened, micro_batches, open_to_evaluate, to_micro
 from tokmill.training.engines.compared_step import results_of_all
 from tokmill.training.engines.engine import Engine, add, most, on_first, over_processes
-from tokmill.training.loader import evened, micro_batches, to_micro
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import check_store, check_vectors
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from making import token_store
 from tokmill.feed.rows import Windows
-from tokmill.store.shards.gather import Gather, Spans
-from tokmill.store.store import Store
+from tokmill.store.store import Gather, Spans, Store
 
 LENGTHS = st.lists(st.lists(st.integers(0, 7), max_size=5), min_size=1, max_size=4)
 

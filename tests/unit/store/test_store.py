@@ -20,8 +20,7 @@ from phrase_records import PHRASES, expand, shards
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.store import manifest as layout
 from tokmill.store.schema import Column, Schema
-from tokmill.store.shards.gather import Spans
-from tokmill.store.store import Store
+from tokmill.store.store import Spans, Store
 
 SCHEMA: Schema = {
     "token": Column("u2"),

@@ -22,10 +22,9 @@ from processes import together, values
 from tokmill.base.errors import Interrupted, TokmillError
 from tokmill.models.model import Inputs
 from tokmill.tasks.next_token import NextToken
-from tokmill.training.data import make_feed, open_stores
+from tokmill.training.data import Loader, make_feed, open_stores
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.launch import place
-from tokmill.training.loader import Loader
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights

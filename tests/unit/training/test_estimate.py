@@ -21,9 +21,8 @@ from tokmill.tasks.next_token import NextToken
 from tokmill.tasks.task import to_tensors
 from tokmill.training.budget.estimate import computed, estimate
 from tokmill.training.budget.memory import FIXED, Peak, process_bytes, tensor_bytes
-from tokmill.training.data import make_feed
+from tokmill.training.data import STEP, make_feed
 from tokmill.training.engines.engine import Engine
-from tokmill.training.loader import STEP
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, cycles, make_store, recipe

@@ -18,8 +18,8 @@ from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
+from tokmill.training.data import STEP, Loader, evened, micro_batches, to_micro
 from tokmill.training.engines.engine import Engine
-from tokmill.training.loader import STEP, Loader, evened, micro_batches, to_micro
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from toy import cycles, make_store
 

@@ -21,9 +21,14 @@ from tokmill.training.budget.memory import (
     step_bytes,
     whole_bytes,
 )
-from tokmill.training.data import inputs_of_start, make_feed, open_stores, with_epochs
+from tokmill.training.data import (
+    inputs_of_start,
+    make_feed,
+    micro_batches,
+    open_stores,
+    with_epochs,
+)
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
-from tokmill.training.loader import micro_batches
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import make_task, task_type
 
