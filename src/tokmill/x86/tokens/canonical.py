@@ -207,7 +207,8 @@ def _classify(code: Array, places: Array, dtype: str) -> None:
     numbers = np.ndarray((len(code) - size + 1,), dtype, code.data, strides=(1,))
     values = numbers[places]
     most = np.iinfo(dtype).max
-    changed = np.where(values > most >> 1, most - 1, 2).astype(dtype)
+    largest, small = np.asarray([most - 1, 2], dtype)
+    changed = np.where(values > most >> 1, largest, small)
     keep = (values <= 1) | (values == most)
     changed[keep] = values[keep]
     numbers[places] = changed
