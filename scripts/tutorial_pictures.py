@@ -20,6 +20,10 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 
 
+LARGEST = 60_000
+"""Bytes of a picture."""
+
+
 class Picture(NamedTuple):
     """Which file of a tutorial is shown, the size of the window, and what is cut out of it."""
 
@@ -76,7 +80,10 @@ def main() -> None:
             continue
         target = ROOT / f"docs/images/tutorial-{name}.png"
         image = Image.open(shot).convert("RGB").crop(picture.cut)
-        image.quantize(32).save(target, optimize=True)
+        for colours in (128, 64, 32):
+            image.quantize(colours).save(target, optimize=True)
+            if target.stat().st_size < LARGEST:
+                break
         print(target, target.stat().st_size)
 
 
