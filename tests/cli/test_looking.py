@@ -140,7 +140,7 @@ def test_recipe_schema_of_trainings() -> None:
     assert ("data.train", []) in keys and ("run.steps", []) in keys
     assert ("model.layers", ["rwkv7"]) in keys  # with a default of its own
     assert ("task.mask_share", ["masked", "sentence_pair"]) in keys
-    assert ("optim.lr", ["adamw", "muon"]) in keys
+    assert ("optim.eps", ["adamw", "muon"]) in keys
     only = ("--kind", "rwkv7", "--kind", "adamw")
     few = json.loads(tokmill("recipe", "schema", "train", *only, "--json").stdout)
     kinds = {kind for key in few for kind in key["kinds"]}

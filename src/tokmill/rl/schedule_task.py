@@ -25,8 +25,9 @@ from tokmill.rl import actions, ppo
 from tokmill.rl.actions import Layout, Masks, Scores
 from tokmill.rl.embedding.pretrained import take_encoder
 from tokmill.rl.policy import ALLOWED, SEEN, Heads, Policy
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import Facts, Measures
+from tokmill.tasks.task_inputs import Facts
 
 Array = np.ndarray[Any, Any]
 LEAST = 0.1

@@ -22,12 +22,12 @@ from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.classes import check_classes, classes_of
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import (
     SEGMENT,
     Facts,
     Frame,
-    Measures,
     frame_of,
     framed,
     is_framed,

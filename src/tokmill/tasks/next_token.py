@@ -23,9 +23,10 @@ from tokmill.models.transformers.layers import linear, linear_cross_entropy
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import BORDER, Scores, token_scores, whole_instructions
 from tokmill.tasks.task import Task, perplexity
-from tokmill.tasks.task_inputs import Measures, RowKind, affixes_of, check_cut, cut_rows
+from tokmill.tasks.task_inputs import RowKind, affixes_of, check_cut, cut_rows
 
 END = "eot"
 """The role of the token that ends a document."""

@@ -29,8 +29,9 @@ from tokmill.models.heads import Pool
 from tokmill.models.model import Group, Inputs, Model, Tensors
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import Scores
-from tokmill.tasks.task_inputs import Facts, Measures, store_inputs
+from tokmill.tasks.task_inputs import Facts, store_inputs
 
 
 class TaskConfig(Protocol):
@@ -260,7 +261,7 @@ class Task(nn.Module):
 
     @property
     def frame(self) -> Mapping[str, tuple[int, int]]:
-        """The special tokens that stand around a record (`tasks.framing`); none by default."""
+        """The special tokens that stand around a record (`task_inputs`); none by default."""
         return {}
 
     def at_targets(self, batch: Batch, values: Mapping[str, Array]) -> dict[str, Array]:

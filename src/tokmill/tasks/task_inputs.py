@@ -23,19 +23,8 @@ from tokmill.models.model import Inputs
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import BORDER
-
-
-class Measures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts about a task's metrics, and what its model can be used for."""
-
-    loss: str = ""
-    """Unit of the loss, such as "nats a token"; empty: no useful unit."""
-    higher: tuple[str, ...] = ()
-    """Metrics for which higher is better. For others lower is, unless their names say otherwise."""
-    continues: bool = False
-    """Whether rows can be continued: `tokmill sample`."""
-
 
 MOST_CLASSES = 10_000
 """Largest number of classes of a label column."""
@@ -62,7 +51,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     measures: Measures = Measures()
     """The metrics of the task."""
     prefix: dict[str, tuple[int, ...]] = {}
-    """Columns → the special tokens before each record (`framing.affixes_of`)."""
+    """Columns → the special tokens before each record (`affixes_of`)."""
     suffix: dict[str, tuple[int, ...]] = {}
     """The same of those after it; of an imported run only those of its template."""
     ends: dict[str, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
 """Intervals that stand for a program: clusters, designs, estimates.
 
-Read `choose` first.
+Read `choose_points` first.
 """

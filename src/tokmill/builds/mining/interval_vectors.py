@@ -231,7 +231,7 @@ class Programs(NamedTuple):
 
 
 Units = Callable[[Array], Array]
-"""Record numbers → their rounded vectors (`vector_table.rounded`)."""
+"""Record numbers → their rounded vectors (`rounded`)."""
 Allowed = Callable[[Array, Array], Array]
 """(anchors, candidates) → whether each pair may be (bool)."""
 

@@ -1,4 +1,4 @@
 """Runs side by side.
 
-Read `compare` first.
+Read `compare_runs` first.
 """

@@ -20,7 +20,7 @@ from tokmill.base.headers import read_header
 from tokmill.store.manifest import read_json
 from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.task_inputs import Measures
+from tokmill.tasks.measures import Measures
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
     LEARNED,

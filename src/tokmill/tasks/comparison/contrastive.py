@@ -38,8 +38,8 @@ from tokmill.tasks.comparison.comparison_losses import (
     relations,
     triplet,
 )
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import Measures
 
 MARGINS = {"triplet": 0.2, "circle": 0.25, "in_batch": 0.0}
 """The margin of each loss, if none is given: that of jTrans, that of Sun et al. 2020."""

@@ -33,7 +33,8 @@ from tokmill.store.store import Store
 from tokmill.tasks.comparison.compared_entries import has_positives
 from tokmill.tasks.comparison.comparison_losses import mean_where, over_entries, relations
 from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig
-from tokmill.tasks.task_inputs import Facts, Measures
+from tokmill.tasks.measures import Measures
+from tokmill.tasks.task_inputs import Facts
 
 VECTOR = "vector"
 """The input of the model that holds the vectors of the blocks."""

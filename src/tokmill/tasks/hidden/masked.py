@@ -24,6 +24,7 @@ from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.hidden.masking import MaskedConfig, check_shares, choose, replaced, wanted
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.next_token import choose_column
 from tokmill.tasks.scores import Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
@@ -31,7 +32,6 @@ from tokmill.tasks.task_inputs import (
     SEGMENT,
     Facts,
     Frame,
-    Measures,
     check_cut,
     cut_rows,
     frame_of,

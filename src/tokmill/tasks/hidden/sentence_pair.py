@@ -23,12 +23,12 @@ from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.store.store import Store
 from tokmill.tasks.hidden.masked import PLACES, Masked
 from tokmill.tasks.hidden.masking import HiddenConfig
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import Scores
 from tokmill.tasks.task_inputs import (
     SEGMENT,
     Facts,
     Frame,
-    Measures,
     frame_of,
     framed,
     is_framed,

@@ -1,6 +1,6 @@
 """Settings in JSON, as programs that train BERT have them: flat names with numbers.
 
-Such a file has names that `key_names` knows, in one object, for instance
+Such a file has names that `read_recipe` knows, in one object, for instance
 {"seed": 3431, "batch_size": 32, "lr": 1e-4, "n_epochs": 30, "warmup": 0.1, "save_steps": 10000,
 "total_steps": 1000000}. One of a model has its sizes. That of MLIR-RL's DistilBERT names
 `model_type` and, in a table for each, `model_config`; its other names may stand in sections. That

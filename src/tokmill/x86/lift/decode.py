@@ -49,7 +49,7 @@ class Flow(enum.IntEnum):
     INVALID = 8
     """Not an instruction."""
     CALL_LOCAL = 9
-    """A call within the same function, after which control goes on (see `return_addresses`)."""
+    """A call within the same function, after which control goes on (see `code`)."""
 
 
 FLOWS = np.arange(len(Flow))

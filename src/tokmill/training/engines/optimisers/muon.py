@@ -47,6 +47,8 @@ class MuonConfig(OptimConfig, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     kind: Literal["muon"] = "muon"
     """Which optimiser this is."""
+    lr: float = 4e-3
+    """Largest learning rate; 4e-3 to 8e-3 were best where AdamW's best was 1.5e-3 to 3e-3."""
     momentum: float = 0.95
     """Decay rate of the momentum of matrices."""
     matrix_rate: float = 1.0

@@ -1,4 +1,4 @@
 """Checkpoints of TensorFlow, read without TensorFlow.
 
-Read `google_bert` first.
+Read `google_bert_run` first.
 """

@@ -1,4 +1,4 @@
 """What the operands of matched functions refer to, and what of it changed.
 
-Read `references` first.
+Read `operand_references` first.
 """

@@ -1,0 +1,16 @@
+"""The metrics of a task, saved in the run: reports read them without torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Measures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts about a task's metrics, and what its model can be used for."""
+
+    loss: str = ""
+    """Unit of the loss, such as "nats a token"; empty: no useful unit."""
+    higher: tuple[str, ...] = ()
+    """Metrics for which higher is better. For others lower is, unless their names say otherwise."""
+    continues: bool = False
+    """Whether rows can be continued: `tokmill sample`."""
