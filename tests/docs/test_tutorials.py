@@ -1,4 +1,4 @@
-"""The tutorials are true: their commands run in an empty folder beside a clone."""
+"""The tutorials are true: their commands run in an empty folder next to a clone."""
 
 from __future__ import annotations
 
