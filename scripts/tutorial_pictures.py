@@ -42,7 +42,7 @@ PICTURES = {
 }
 
 
-def typed(page: Path, folder: Path) -> None:
+def run_commands(page: Path, folder: Path) -> None:
     """Run the commands of a page's console blocks."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (link := folder.parent / "tokmill").exists():
@@ -60,7 +60,7 @@ def main() -> None:
     base = Path(sys.argv[1]).resolve()
     for name in sys.argv[2:] or PICTURES:
         picture = PICTURES[name]
-        typed(ROOT / f"docs/tutorials/{name}.md", base / name)
+        run_commands(ROOT / f"docs/tutorials/{name}.md", base / name)
         shot = base / name / picture.file
         wide, high = picture.window
         if wide:
