@@ -1,4 +1,4 @@
-"""Facts about a task's stores, and what follows: inputs, rows, special tokens, metrics.
+"""Facts about a task's stores, and what follows: inputs of the model, rows, special tokens.
 
 Special tokens around the tokens of a row: `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`. Shapes there:
 B rows, W positions before and T positions after.
