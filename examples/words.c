@@ -1,4 +1,4 @@
-/* Makes words, counts them, sorts them, and looks for pairs that are alike: the program that three
+/* Makes words, counts them, sorts them, and looks for similar pairs: the program that three
    tutorials compile, compare and profile. Equal arguments give equal work.
 
    cc -O2 words.c -o words && ./words 20000 */

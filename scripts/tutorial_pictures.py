@@ -20,6 +20,10 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 
 
+LARGEST = 60_000
+"""Bytes of a picture."""
+
+
 class Picture(NamedTuple):
     """Which file of a tutorial is shown, the size of the window, and what is cut out of it."""
 
@@ -38,7 +42,7 @@ PICTURES = {
 }
 
 
-def typed(page: Path, folder: Path) -> None:
+def run_commands(page: Path, folder: Path) -> None:
     """Run the commands of a page's console blocks."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (link := folder.parent / "tokmill").exists():
@@ -56,7 +60,7 @@ def main() -> None:
     base = Path(sys.argv[1]).resolve()
     for name in sys.argv[2:] or PICTURES:
         picture = PICTURES[name]
-        typed(ROOT / f"docs/tutorials/{name}.md", base / name)
+        run_commands(ROOT / f"docs/tutorials/{name}.md", base / name)
         shot = base / name / picture.file
         wide, high = picture.window
         if wide:
@@ -76,7 +80,10 @@ def main() -> None:
             continue
         target = ROOT / f"docs/images/tutorial-{name}.png"
         image = Image.open(shot).convert("RGB").crop(picture.cut)
-        image.quantize(32).save(target, optimize=True)
+        for colours in (128, 64, 32):
+            image.quantize(colours).save(target, optimize=True)
+            if target.stat().st_size < LARGEST:
+                break
         print(target, target.stat().st_size)
 
 

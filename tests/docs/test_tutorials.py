@@ -1,4 +1,4 @@
-"""The tutorials are true: their commands run in an empty folder beside a clone."""
+"""The tutorials are true: their commands run in an empty folder next to a clone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_page(name: str, repository: Path, base: Path, short: bool) -> None:
     for part in ("train", "val"):
         (base / f"{part}.txt").write_text(SEPARATOR.join(DOCUMENTS))
         (base / "labelled").mkdir(exist_ok=True)
-        rows = "".join(f"{name}\tis {name} here\n" for name in ("sympy", "networkx"))
+        rows = "".join(f"{label}\tis {label} here\n" for label in ("sympy", "networkx"))
         (base / f"labelled/{part}.tsv").write_text("package\tsentence\n" + rows)
     text = (repository / f"docs/tutorials/{name}.md").read_text("utf-8")
     for old, new in SHORTER.get(name, []) if short else []:
