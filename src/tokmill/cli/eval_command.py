@@ -69,18 +69,20 @@ def evaluate(
     _print_columns(results)
     _print_classes(results)
     if "by" in results:
-        print()
-        lines = results["by"]["values"]
-        heads, cells = _losses(lines)
-        print_table(
-            [results["by"]["column"], "targets", *heads],
-            [
-                [line["value"], line["targets"], *more]
-                for line, more in zip(lines, cells, strict=True)
-            ],
-        )
+        _print_values(results["by"])
     for note in results["notes"]:
         say(f"note: {note}")
+
+
+def _print_values(by: Mapping[str, Any]) -> None:
+    """Print the losses of each value of a column of records."""
+    print()
+    heads, cells = _losses(by["values"])
+    rows = [
+        [line["value"], line["targets"], *more]
+        for line, more in zip(by["values"], cells, strict=True)
+    ]
+    print_table([by["column"], "targets", *heads], rows)
 
 
 def _print_columns(results: Mapping[str, Any]) -> None:

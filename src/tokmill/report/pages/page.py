@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,29 +56,17 @@ def page(
     plugins.require("matplotlib")
     html = template()
     kinds = {path: describe(path) for given in paths for path in _expand(given)}
-    paths = sorted(kinds, key=lambda path: kinds[path]["kind"] != "run")
-    described = [kinds[path] for path in paths]
-    names = short_names(paths)
     makers: dict[str, Callable[[Path, Facts, Section], None]] = {
         "store": lambda path, facts, s: store_section(path, facts, s, width, sample, advance),
         "run": run_section,
         "tokenizer": tokenizer_section,
     }
-    sections = []
-    for number, (path, facts) in enumerate(zip(paths, described, strict=True)):
-        kind = facts["kind"].removeprefix("partial ")
-        if kind not in makers:
-            raise UsageError(
-                f"a report is about stores, runs and tokenizers; this is {facts['what']}",
-                where=str(path),
-                hint="`tokmill inspect` says more about it",
-            )
-        section = Section(names[number], facts["what"], f"part-{number}")
-        section.problem = facts.get("problem", "")
-        makers[kind](path, facts, section)
-        sections.append(section)
-    with_loss = [f["kind"] == "run" and f["metrics"].get("loss") is not None for f in described]
-    runs = list(itertools.compress(paths, with_loss))
+    sections = sections_of(kinds, makers)
+    with_loss = [
+        f["kind"] == "run" and f["metrics"].get("loss") is not None for f in kinds.values()
+    ]
+    runs = list(itertools.compress(kinds, with_loss))
+    names = [section.name for section in sections]
     if len(runs) > 1:
         sections.insert(0, compared_section(runs))
     text = html.render(
@@ -90,6 +78,28 @@ def page(
     )
     make_folder(out.parent)
     return write_file(out, text)
+
+
+def sections_of(
+    kinds: Mapping[Path, Facts], makers: Mapping[str, Callable[[Path, Facts, Section], None]]
+) -> list[Section]:
+    """Return a section for each path, those of runs first."""
+    paths = sorted(kinds, key=lambda path: kinds[path]["kind"] != "run")
+    sections = []
+    for number, (path, name) in enumerate(zip(paths, short_names(paths), strict=True)):
+        facts = kinds[path]
+        kind = facts["kind"].removeprefix("partial ")
+        if kind not in makers:
+            raise UsageError(
+                f"a report is about stores, runs and tokenizers; this is {facts['what']}",
+                where=str(path),
+                hint="`tokmill inspect` says more about it",
+            )
+        section = Section(name, facts["what"], f"part-{number}")
+        section.problem = facts.get("problem", "")
+        makers[kind](path, facts, section)
+        sections.append(section)
+    return sections
 
 
 def template() -> Any:
