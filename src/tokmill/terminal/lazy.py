@@ -28,7 +28,7 @@ class LazyGroup(TyperGroup):
     """What other programs call a command → its name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command's name, the command, and its words; a path may be in a name's place."""
+        """Return the command's name, the command, and its words; a path may stand for a name."""
         path = os.path.lexists(args[0]) or {os.sep, "."} & {*args[0]}
         if self.before and args[0] not in self.table() and path:
             args = self.before(args)
