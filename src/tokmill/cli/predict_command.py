@@ -37,11 +37,8 @@ def predict(
     if out is not None and out.suffix not in (".csv", ".jsonl"):
         raise UsageError("what is written is .csv or .jsonl", where=str(out), hint="-o FILE.csv")
     check_outputs({"-o": out}, [input])
-    if (
-        out is not None
-        and out.is_file()
-        and read_file(out, 8).strip(b'{"')[:6] not in (b"record", b"")
-    ):
+    head = read_file(out, 10) if out is not None and out.is_file() else b""
+    if head and not head.startswith((b"record,", b'{"record":')):
         hint = "move it, or name another file"
         raise UsageError("it holds no answers of `predict`", where=str(out), hint=hint)
     from tokmill.inference import predict as module

@@ -154,10 +154,12 @@ def test_the_command_writes_tables_csv_and_json(
     assert list(csv.reader(io.StringIO((tmp_path / "p.csv").read_text()))) == cells
     run("-o", str(tmp_path / "p.csv"))  # its own answers are replaced, other files are not
     assert "-o FILE.csv" in run("-o", str(tmp_path / "p.txt"), code=2)[1]
-    metrics = folder / "run" / "metrics.jsonl"
-    before = metrics.read_bytes()
-    assert "holds no answers of `predict`" in run("-o", str(metrics), code=2)[1]
-    assert metrics.read_bytes() == before
+    own = tmp_path / "own.csv"
+    own.write_text("record_id,price\n")
+    for other in (folder / "run" / "metrics.jsonl", own):
+        before = other.read_bytes()
+        assert "holds no answers of `predict`" in run("-o", str(other), code=2)[1]
+        assert other.read_bytes() == before
 
 
 def test_inputs_of_another_form_are_refused(
