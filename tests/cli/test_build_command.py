@@ -127,6 +127,8 @@ def test_max_time_and_going_on(tmp_path: Path, tokmill: Any, inputs: Path) -> No
     done = tokmill(*arguments, "--max-time", "1h", "--json")
     assert "records/s" in done.stderr
     assert json.loads(done.stdout)["complete"]
+    stopped = tokmill(*arguments, "--fresh", "--max-time", "0")
+    assert "without --max-time goes on" in stopped.stderr
 
 
 def test_select_and_parts(tmp_path: Path, tokmill: Any, inputs: Path) -> None:

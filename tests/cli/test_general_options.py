@@ -72,6 +72,13 @@ def test_an_unknown_command_names_the_one_that_was_meant(
     assert "has no command" in err and hint in err
 
 
+def test_a_path_that_is_not_there_is_no_unknown_command(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to("gone")
+    for path in ("gone/corpus", "corpus.txt", "dangling"):
+        for words in ([path], ["build", path, "-o", "store"]):
+            assert f"{path}: there is no such file or folder" in here(*words, code=1)[1]
+
+
 def test_other_names_of_commands_are_not_ours() -> None:
     known = set(application().list_commands(typer.Context(application())))
     assert not known & OTHER_COMMANDS.keys()

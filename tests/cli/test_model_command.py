@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -73,9 +74,10 @@ def test_an_export_says_what_it_is(
         f"loss: {lines[-1]['loss']}\n", "task `next_token`",
     ):  # fmt: skip
         assert fact in text, text
-    code = text.split("```python\n")[1].split("```")[0].replace("FOLDER", str(checkpoint))
+    code = text.split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
-    exec(code, names)
+    with contextlib.chdir(checkpoint):
+        exec(code, names)
     assert names["model"].num_parameters() == sum(
         weight.numel() for weight in load_task(run).parameters()
     )

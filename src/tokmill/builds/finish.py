@@ -311,7 +311,7 @@ def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> S
             "records/s.\nThe whole input would take "
             f"{human_time(bar.total / max(rate, 1))}, "
             f"{human_bytes(manifest.bytes / share)} on disk and about {memory} of memory.\n"
-            "What was made is kept: the same command without --limit-time goes on.",
+            "What was made is kept: the same command without --max-time goes on.",
             file=sys.stderr,
         )
     return Store(out)

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from tokmill.base.errors import UsageError
-from tokmill.base.files import write_file
+from tokmill.base.files import read_file, write_file
 from tokmill.terminal.options import AsJson, At, Device, Quiet, RunFolder
 from tokmill.terminal.output import check_outputs, print_json, print_table, say
 
@@ -37,6 +37,10 @@ def predict(
     if out is not None and out.suffix not in (".csv", ".jsonl"):
         raise UsageError("what is written is .csv or .jsonl", where=str(out), hint="-o FILE.csv")
     check_outputs({"-o": out}, [input])
+    head = read_file(out, 10) if out is not None and out.is_file() else b""
+    if head and not head.startswith((b"record,", b'{"record":')):
+        hint = "move it, or name another file"
+        raise UsageError("it holds no answers of `predict`", where=str(out), hint=hint)
     from tokmill.inference import predict as module
     from tokmill.report.comparison.comparison_table import csv_text
 

@@ -109,7 +109,8 @@ def predict(
                 where=str(run),
                 hint="take other weights, with --at best or --at STEP",
             )
-        notes = cut_notes(rows) + (missing_notes(store) if built else [])
+        notes = [note.replace(str(store.path), str(input)) for note in cut_notes(rows)]
+        notes += missing_notes(store) if built else []
         if empty := len(store) - len(rows):
             notes.append(f"{human_count(empty, 'record')} without tokens: no prediction")
         paths = set(input_paths(store).values()) if built else set()
@@ -171,7 +172,9 @@ def read_likewise(run: Path, facts: Facts, path: str) -> Iterator[Store]:
             )
             store = build(recipe, How(amount=Amount(workers=0), max_rejects=1, quiet=True))
         except TokmillError as error:
-            error.where = error.where.replace(path, "stdin") if lines else error.where
+            if lines:
+                error.where = error.where.replace(path, "stdin")
+                error.hint = error.hint.replace(path, "FILE")
             if isinstance(error, UsageError) and not lines:
                 options = f"`build {made.source}` with the options in {run / MADE}"
                 error.hint = f"it is read by {options}; - reads lines of text from stdin"
@@ -212,9 +215,11 @@ def keys_of(store: Store, records: Array, paths: set[str]) -> dict[str, list[Any
 
 
 def missing_notes(store: Store) -> list[str]:
-    """Return a note on what of a file is no record."""
+    """Return notes on what of a file is no record, or was cut off while it was read."""
     missing = {**store.manifest.rejected, **store.manifest.skipped}
     counts = ", ".join(f"{count:,} {reason}" for reason, count in missing.items())
     first = next(iter(left_out(store, 1)), None)
     where = f"; the first reject is in line {first.line:,}" if first and first.line else ""
-    return [f"left out, as they are no records: {counts}{where}"] if missing else []
+    noted = store.manifest.notes.items()
+    cut = [f"{note}: {count:,}" for note, count in noted if "cut" in note and count]
+    return cut + ([f"left out, as they are no records: {counts}{where}"] if missing else [])

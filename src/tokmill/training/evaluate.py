@@ -59,9 +59,11 @@ def evaluate(
 
     Raises:
         TokmillError: there are no such weights, or the store's ids mean something else.
-        UsageError: the store has no column `by`.
+        UsageError: the store has no column `by`, or `rows` is negative.
     """
     run = Path(run)
+    if rows < 0:
+        raise UsageError(f"rows is a whole number from 0, not {rows}", hint="0 takes all")
     config, facts = read_run(run)
     opened = open_to_evaluate(str(store), replace(config.data, partial=partial))
     task = load_task(run, at)

@@ -38,7 +38,7 @@ from tokmill.training.engines.devices.device import (
 from tokmill.training.engines.engine import Engine, add, make_engine, over_processes
 from tokmill.training.engines.optimisers.optim import learning_rate
 from tokmill.training.launch import one_a_machine, place, resume_command
-from tokmill.training.recipe.check_recipe import notes, seconds
+from tokmill.training.recipe.check_recipe import MOST_STEPS, notes, seconds
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs import run as runs
@@ -146,7 +146,7 @@ def train(
     out = Path(out)
     with one_a_machine():
         world = place().world
-        config = with_epochs(resolve(recipe, out, options or {}, world), world)
+        config = with_epochs(asked := resolve(recipe, out, options or {}, world), world)
     until = time.monotonic() + seconds(config.run.max_time)
     with (
         make_engine(config.run, config.engine) as engine,
@@ -164,6 +164,9 @@ def train(
         if engine.rank == 0:
             rows = kind.rows_a_step(config, engine.world)
             check_memory(config, inputs, rows, engine.world, place().local_world)
+        if config.run.steps < asked.run.steps < MOST_STEPS:
+            end = f"run.epochs = {config.run.epochs:g} end the run after {config.run.steps:,} steps"
+            say_once(engine, f"{end}, before run.steps = {asked.run.steps:,}")
         seed_random_states(config.run.seed)
         task = runs.make_task(config, inputs)
         if start:

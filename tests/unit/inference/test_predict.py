@@ -114,6 +114,14 @@ def test_stores_tables_and_lines_get_the_same_probabilities(
     np.testing.assert_allclose(found.probabilities, right[:3], atol=1e-5)
     assert found.keys["line"] == [1, 3, 5]
     assert "1 columns, 2 blank line; the first reject is in line 6" in found.notes[-1]
+    # By hand: 10, 6 and 15 tokens with the special ones, of which 10 are kept and 9 are read.
+    cut = ["-: 2 tokens of 2 records are in no row: a longer task.length reads more"]
+    cut += ["records that were cut to max_tokens: 1", "tokens cut off: 5"]
+    assert found.notes[:-1] == cut
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"a\xff\tred\n")))
+    with pytest.raises(TokmillError, match="UTF-8") as error:
+        predict(folder / "run", "-")
+    assert "-t UTF-8 FILE > NEW" in error.value.hint
     (folder / "gone").rename(folder / "train")
     (folder / "away.txt").rename(folder / "vocab.txt")
 
@@ -144,7 +152,14 @@ def test_the_command_writes_tables_csv_and_json(
     assert rows[0]["probabilities"]["other"] == pytest.approx(right[0, 1], abs=1e-5)
     run("-o", str(tmp_path / "p.csv"))
     assert list(csv.reader(io.StringIO((tmp_path / "p.csv").read_text()))) == cells
+    run("-o", str(tmp_path / "p.csv"))  # its own answers are replaced, other files are not
     assert "-o FILE.csv" in run("-o", str(tmp_path / "p.txt"), code=2)[1]
+    own = tmp_path / "own.csv"
+    own.write_text("record_id,price\n")
+    for other in (folder / "run" / "metrics.jsonl", own):
+        before = other.read_bytes()
+        assert "holds no answers of `predict`" in run("-o", str(other), code=2)[1]
+        assert other.read_bytes() == before
 
 
 def test_inputs_of_another_form_are_refused(

@@ -82,6 +82,8 @@ FILES: list[tuple[str, Any, dict[str, Any]]] = [
     ("a.mlir", lambda p: p.write_text("module {}\n"),
      {"kind": "mlir", "first_record": "module {}"}),
     ("a.tsv", lambda p: p.write_text("a\tb\n"), {"kind": "tsv"}),
+    ("a.tsv.gz", lambda p: p.write_bytes(gzip.compress(b"a\tb\n")),
+     {"kind": "gzip", "what": "a gzip stream of tsv"}),
     ("l.json", write_json([1, 2]), {"kind": "json", "entries": 2}),
     ("d.json", lambda p: p.write_text('{"a": '), {"kind": "json", "what": "JSON by its name"}),
     ("b.toml", lambda p: p.write_text('source = "text"'),

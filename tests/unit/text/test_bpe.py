@@ -108,6 +108,12 @@ def test_wrong_training_options_are_named(options: dict[str, str], message: str)
         train_tokenizer(["some text"], 300, [], **options)  # type: ignore[arg-type]
 
 
+def test_one_string_is_not_taken_for_its_characters() -> None:
+    for texts, specials in (("a text", ["<s>"]), (["a text"], "<s>")):
+        with pytest.raises(UsageError, match="not one"):
+            train_tokenizer(texts, 300, specials)
+
+
 def test_no_text_is_an_error() -> None:
     for engine in ("auto", "python"):
         with pytest.raises(TokmillError, match="no text"):

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import tokmill
-from tokmill.base.errors import TokmillError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.rows import Whole
 from tokmill.models.model import Tensors
 from tokmill.store.store import Store
@@ -80,6 +80,13 @@ def test_it_is_the_mean_over_all_targets(run: Path, val: Path) -> None:
     assert found["loss"] == pytest.approx(total / count, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(total / count / math.log(2) / 2, rel=1e-5)
+
+
+def test_wrong_arguments_of_python(run: Path, val: Path) -> None:
+    with pytest.raises(UsageError, match="from 0, not -1"):
+        evaluate(run, val, rows=-1)
+    with pytest.raises(TokmillError, match="no weights of step 5"):
+        evaluate(run, val, at=5)  # type: ignore[arg-type]
 
 
 def test_some_rows_and_other_weights(run: Path, val: Path) -> None:

@@ -470,7 +470,9 @@ def test_epochs_and_steps(stores: Path) -> None:
         from_dict({"run": {"epochs": -1}})
 
 
-def test_a_run_of_epochs_goes_on_for_more_of_them(stores: Path, tmp_path: Path) -> None:
+def test_a_run_of_epochs_goes_on_for_more_of_them(
+    stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     value = toy.recipe(
         stores / "walks",
         optim={"schedule": "constant"},
@@ -480,6 +482,13 @@ def test_a_run_of_epochs_goes_on_for_more_of_them(stores: Path, tmp_path: Path) 
     )
     del value["run"]["steps"]
     assert tokmill.train(value, tmp_path / "run", quiet=True).step == 5
+    assert "run.epochs" not in capsys.readouterr().err
+    assert tokmill.train(value, tmp_path / "run", options={"steps": 9}, quiet=True).step == 5
+    note = "note: run.epochs = 1 end the run after 5 steps, before run.steps = 9"
+    assert note in capsys.readouterr().err.splitlines()
+    with pytest.raises(TokmillError, match="no such store") as error:
+        tokmill.train(None, tmp_path / "run", options={"data": {"train": "gone"}}, quiet=True)
+    assert "--data STORE or --val STORE" in error.value.hint
     again = tokmill.train(None, tmp_path / "run", options={"n_epochs": 2}, quiet=True)
     assert again.step == 10
     with pytest.raises(TokmillError, match="other learning rates"):

@@ -130,7 +130,7 @@ def public_of(
     raise TokmillError(
         "no public architecture computes the same as this model"
         if wanted
-        else f"no public architecture is a {model.kind} of the task {task}",
+        else f"no public architecture has a model {model.kind!r} of the task {task!r}",
         where=where,
         hint=f"it would be {'; '.join(wanted)}"
         if wanted

@@ -230,8 +230,10 @@ def text(look: Look) -> Facts | None:
         decoded = decoder.decode(look.head, final=look.size <= len(look.head))
     except UnicodeDecodeError:
         return None
-    if look.suffix in TEXTS:
-        kind, what, command = TEXTS[look.suffix]
+    packed = look.path.name.lower().endswith((".tsv.gz", ".tsv.zst"))
+    suffix = ".tsv" if packed else look.suffix
+    if suffix in TEXTS:
+        kind, what, command = TEXTS[suffix]
         return {"kind": kind, "what": what, "bytes": look.size,
                 "first_record": shorten(decoded.partition("\n")[0]),
                 "next": command.format(look.quoted)}  # fmt: skip

@@ -77,6 +77,8 @@ def train_tokenizer(
             twice.
         TokmillError: there is no text.
     """
+    if isinstance(texts, str) or isinstance(specials, str):
+        raise UsageError("texts and specials are lists of strings, not one", hint="[text]")
     specials = list(specials)
     check_request(vocab_size, specials)
     chosen = resolve_pattern(pattern)

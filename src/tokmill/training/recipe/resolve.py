@@ -224,6 +224,9 @@ def check_places(config: TrainConfig, begins: bool) -> None:
     If a run begins, the run to start from must exist too.
     """
     for place in filter(None, (*config.data.stores, config.data.val)):
+        if not begins and not Path(place).exists():
+            hint = "where it was moved, say so with --data STORE or --val STORE"
+            raise TokmillError("there is no such store", where=place, hint=hint)
         Store(place)
     if config.run.start and begins and not Path(config.run.start).exists():
         raise TokmillError(

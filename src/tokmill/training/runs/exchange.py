@@ -278,8 +278,9 @@ def model_card(run: Path, task: Task, facts: Facts, license: str) -> str:
         *(f"- rows of {task.length:,} tokens", f"- data: {data}", f"- steps: {task.step:,}"),
         *(f"- {n}: {v}" for n, v in last.items() if n == "loss" or n.startswith("val_")),
         f"\nThe licence is `{license}`; that of the data is not known to the program.\n",
-        f"```python\nfrom transformers import {', '.join(sorted(loads.values()))}\n",
-        *(f'{name} = {reader}.from_pretrained("FOLDER")' for name, reader in loads.items()),
+        "In this folder:\n\n```python",
+        f"from transformers import {', '.join(sorted(loads.values()))}\n",
+        *(f'{name} = {reader}.from_pretrained(".")' for name, reader in loads.items()),
         "```\n",
     ]
     return "\n".join(lines)

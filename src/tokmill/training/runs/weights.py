@@ -82,6 +82,7 @@ def weights_at(run: Path, at: str = "") -> Path:
         named["best"] = run / BEST / MODEL
     if newest is not None:
         named |= {"": newest / MODEL, "last": newest / MODEL}
+    at = str(at)
     if at in named:
         return named[at]
     if not at or not named:
