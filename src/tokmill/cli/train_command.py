@@ -45,6 +45,8 @@ Out = Annotated[
         "-o", "--out", metavar="RUN", help="Folder of the run; a run that is there is continued."
     ),
 ]
+Resume = Annotated[bool, typer.Option("--resume", hidden=True)]
+"""As other trainers have it; a run that is there is continued without it."""
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print shapes, sizes and memory, and do nothing.")
 ]
@@ -88,6 +90,7 @@ def _train(
     context: typer.Context,
     recipe: Recipe = None,
     out: Out = None,
+    resume: Resume = False,
     dry_run: DryRun = False,
     set_: Set = None,
     config_: Config = None,
