@@ -45,6 +45,8 @@ OPENED = {
     "inference/prompts.py": 1, "inference/chats.py": 1,
     "training/recipe/settings.py": 1,
     "similarity/keys_csv.py": 1, "builds/scan.py": 1,
+    # Where it copies stdin to.
+    "inference/predict.py": 1,
     # A member of an archive; a file that another node has just written.
     "report/describe/foreign.py": 1, "formats/windows/npz.py": 1,
     "formats/windows/npz_export.py": 1,

@@ -329,7 +329,7 @@ def test_resources_are_logged(played: Played, repository: Path) -> None:
     (done,) = [line for line in map(json.loads, lines) if line["event"] == "done"]
     assert done["rate"] > 0 and done["memory"] > 1e6 and done["disk_free"] > 0
     assert "cpu_percent" in done
-    assert "\n## How fast\n" in (repository / "README.md").read_text("utf-8")
+    assert "\n## Figures\n" in (repository / "README.md").read_text("utf-8")
 
 
 @checks("`TokenizedDataset`", "`StreamingTokenizedDataset`", "`DataLoader`")

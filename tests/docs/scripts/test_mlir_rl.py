@@ -279,8 +279,8 @@ def test_runs_are_compared(played: Played, repository: Path) -> None:
     output = said(played, "tokmill compare")
     assert "lstm" in output and "distilbert" in output and "parameters" in output
     assert "best_speedup" in said(played, "--metric best_speedup")
-    page = (repository / "docs/policies.md").read_text("utf-8")
-    assert "| forward pass of 16 operations |" in page
+    figures = (repository / "benchmarks/RESULTS.md").read_text("utf-8")
+    assert "| embedding | weights | tokens | observations | forward |" in figures
 
 
 @checks('"Sequences too long"')
