@@ -98,6 +98,10 @@ def test_a_path_in_place_of_a_kind(here: Any, tmp_path: Path) -> None:
         _, err = here("build", str(tmp_path / name), *words)
         assert f"`tokmill build {kind}`" in err
         assert Store(tmp_path / kind).manifest.source == kind
+    (tmp_path / "a.csv").write_text("name,text\nx,some words\n")
+    _, err = here("build", str(tmp_path / "a.csv"), "-o", str(tmp_path / "no"), code=2)
+    subprocess.run(err.partition("with it: ")[2], shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "TABLE.tsv").read_text() == "name\ttext\nx\tsome words\n"
     (tmp_path / "empty").mkdir()
     _, err = here("build", str(tmp_path / "empty"), "-o", str(tmp_path / "no"), code=2)
     assert "no kind of build is known for it: an empty folder" in err

@@ -121,7 +121,9 @@ def with_kind(words: list[str]) -> list[str]:
         raise UsageError(
             f"no kind of build is known for it: {facts['what']}",
             where=words[0],
-            hint="name one: tokmill build KIND INPUT… (`tokmill build --help` lists them)",
+            hint=f"what can be done with it: {facts['next']}"
+            if "next" in facts
+            else "name one: tokmill build KIND INPUT… (`tokmill build --help` lists them)",
         )
     say(f"note: {words[0]} is {facts['what']}: `tokmill build {kind[1]}`")
     return [kind[1], *words]

@@ -38,6 +38,12 @@ TEXTS = {
         "lines of cells between tabs",
         "tokmill build tsv {} --tokenizer TOKENIZER -o STORE",
     ),
+    ".csv": (
+        "csv",
+        "lines of cells between commas, which no build reads",
+        'python3 -c "import csv, sys; [print(*row, sep=chr(9)) for row in csv.reader(sys.stdin)]" '
+        "< {} > TABLE.tsv",
+    ),
 }
 """Suffix of texts of a known kind → kind, description, and the command that reads them."""
 USUAL = ("content", "body", "document", "raw_content", "code", "story")
