@@ -11,7 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 demo=${1:-demo}
 
 began=$(date +%s)
-echo "Eleven steps, about six minutes on two free cores; what is done already is not done again."
+echo "Eleven steps, about four minutes on two free cores; what is done already is not done again."
 
 step() { printf '\n[%s of 11, %s s] %s\n' "$1" $(($(date +%s) - began)) "$2"; }
 run() { printf '$ %s\n' "$*"; "$@"; }
@@ -27,7 +27,7 @@ run tokmill build text "$demo/text/train.txt" --tokenizer "$demo/tokenizer" -o "
 run tokmill build text "$demo/text/val.txt" --tokenizer "$demo/tokenizer" -o "$demo/val"
 run tokmill store validate "$demo/train"
 
-step 4 "A small decoder learns to continue it (about 90 seconds on two free cores)."
+step 4 "A small decoder learns to continue it (about two minutes on two free cores)."
 run tokmill train decoder-tiny --data "$demo/train" --val "$demo/val" \
     -o "$demo/run"
 

@@ -19,7 +19,7 @@ def demo(
         "demo"
     ),
 ) -> int:
-    """From real text and real programs to two trained models and a report, in some six minutes.
+    """From real text and real programs to two trained models and a report, in some four minutes.
 
     It runs a short shell script, which says each command that it runs. The same command again
     continues where it was stopped.
