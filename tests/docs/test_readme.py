@@ -9,7 +9,6 @@ reading only.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -125,16 +124,6 @@ def test_the_fingerprint_of_the_tour_is_what_a_clone_makes(
     )
     shown = re.findall(r"^fingerprint .*", (repository / "docs/tour.md").read_text("utf-8"), re.M)
     assert done.stdout.splitlines()[-1:] == shown
-
-
-@pytest.mark.long
-def test_the_demo_reaches_the_perplexity_of_the_readme(repository: Path, tmp_path: Path) -> None:
-    tokmill = Path(sys.executable).with_name("tokmill")
-    subprocess.run([tokmill, "demo", tmp_path / "demo"], cwd=tmp_path, check=True)
-    last = [json.loads(line) for line in (tmp_path / "demo/run/metrics.jsonl").open()]
-    reached = [line["val_perplexity"] for line in last if "val_perplexity" in line][-1]
-    (shown,) = re.findall(r"perplexity ([\d.]+)", (repository / "README.md").read_text("utf-8"))
-    assert reached == pytest.approx(float(shown), rel=0.02)
 
 
 def test_masking() -> None:
