@@ -118,8 +118,8 @@ def make_messages(folder: Path) -> Iterable[Path]:
     tokenizer().save(folder)
     (folder / "m.json").write_text(json.dumps({"messages": CHAT}))
     options = {"chat_template": "chatml", "tokens": {"eos_token": "<|im_end|>"}}
-    (folder / "made.json").write_text(json.dumps({"source": "chat", "options": options}))
-    return [folder / "m.json", folder / "made.json"]
+    (folder / "input_format.json").write_text(json.dumps({"source": "chat", "options": options}))
+    return [folder / "m.json", folder / "input_format.json"]
 
 
 def read_asked(folder: Path) -> Any:

@@ -34,7 +34,7 @@ from tokmill.tasks.task_inputs import Facts, affixes_of
 from tokmill.training.data import columns_to_read, cut_notes, micro_batches, open_to_evaluate
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.input_format import MADE, read_made, segments_of
+from tokmill.training.runs.input_format import INPUT_FORMAT, read_input_format, segments_of
 from tokmill.training.runs.run import VOCAB, check_engine, check_store, load_task, read_run
 
 STDIN, NEWLINE = "-", 10
@@ -95,7 +95,7 @@ def predict(
     with contextlib.ExitStack() as held:
         built = not is_store(Path(input))
         if built:
-            store = held.enter_context(read_likewise(run, facts, str(input)))
+            store = held.enter_context(temporary_store(run, facts, str(input)))
         else:
             store = open_to_evaluate(str(input), config.data)
             held.enter_context(ShardCheck([store] if config.data.verify else []))
@@ -140,9 +140,9 @@ def shares(
 
 
 @contextlib.contextmanager
-def read_likewise(run: Path, facts: Facts, path: str) -> Iterator[Store]:
+def temporary_store(run: Path, facts: Facts, path: str) -> Iterator[Store]:
     """Yield a temporary store of a file, or of lines from stdin, read as that of a run was."""
-    made = read_made(run)
+    made = read_input_format(run)
     if made is None:
         raise TokmillError(
             "the run does not know how its records were built",
@@ -176,7 +176,7 @@ def read_likewise(run: Path, facts: Facts, path: str) -> Iterator[Store]:
                 error.where = error.where.replace(path, "stdin")
                 error.hint = error.hint.replace(path, "FILE")
             if isinstance(error, UsageError) and not lines:
-                options = f"`build {made.source}` with the options in {run / MADE}"
+                options = f"`build {made.source}` with the options in {run / INPUT_FORMAT}"
                 error.hint = f"it is read by {options}; - reads lines of text from stdin"
             raise
         check_engine(store, run / VOCAB)
@@ -186,7 +186,7 @@ def read_likewise(run: Path, facts: Facts, path: str) -> Iterator[Store]:
 def check_form(run: Path, task: Classify, facts: Facts, store: Store) -> None:
     """Refuse a store whose records do not look like those that a run has learned."""
     check_store(facts, store)
-    made, segments, wrong = read_made(run), segments_of(store), ""
+    made, segments, wrong = read_input_format(run), segments_of(store), ""
     if made and made.segments != segments:
         wrong = f"a record has {segments} sentences, and the run has learned {made.segments}"
     before, after = ({}, {}) if task.frame else affixes_of(store)
@@ -195,7 +195,7 @@ def check_form(run: Path, task: Classify, facts: Facts, store: Store) -> None:
         if ids != [*facts.prefix.get(name, ids)] or (end and after[name] != end):
             wrong = f"the special tokens around a record of {name!r} are not those of the run"
     if wrong:
-        hint = f"build it with the options of the run's store: {run / MADE}"
+        hint = f"build it with the options of the run's store: {run / INPUT_FORMAT}"
         raise TokmillError(wrong, where=str(store.path), hint=hint)
 
 

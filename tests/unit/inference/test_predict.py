@@ -180,10 +180,10 @@ def test_inputs_of_another_form_are_refused(
     tokmill.build("tsv", single, tmp_path / "single", tokenizer=folder / "vocab.txt", how=HOW)
     with pytest.raises(TokmillError, match="a record has 1 sentences, and the run has learned 2"):
         predict(run, tmp_path / "single")
-    (run / "made.json").rename(run / "away")
+    (run / "input_format.json").rename(run / "away")
     with pytest.raises(TokmillError, match="does not know how its records were built"):
         predict(run, single)
-    (run / "away").rename(run / "made.json")
+    (run / "away").rename(run / "input_format.json")
 
 
 def test_a_causal_classifier_of_json_lines_reads_lines_of_text(

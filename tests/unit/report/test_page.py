@@ -118,7 +118,7 @@ def test_refusals(tmp_path: Path) -> None:
         ([4.0, 2.0, 2.0, 2.0, 2.0], "It hardly changed in the last fifth."),
         ([-1.0, -2.0, -2.0, -2.0, -1.5], "It was lowest at step 20: -2."),
         ([4.0], "Validation loss 4 after 10 of 50 steps."),
-        ([], "Loss 1.5 of training rows; no validation rows were named (--val)."),
+        ([], "Loss 1.5 of training rows; of validation rows no store was named (--val)."),
     ],
 )
 def test_the_verdict_of_a_run(tmp_path: Path, losses: list[float], words: str) -> None:
@@ -133,3 +133,13 @@ def test_the_verdict_of_a_run(tmp_path: Path, losses: list[float], words: str) -
     html = page([run], tmp_path / "p.html", refresh=5).read_text()
     assert words in html and ("Learning rate" in html) == bool(losses)
     assert '<meta http-equiv="refresh" content="5">' in html
+
+
+def test_a_run_that_diverged_has_a_page(tmp_path: Path) -> None:
+    """Values that are not finite are null in the metrics."""
+    lines: list[dict[str, float | None]] = [
+        {"step": 1, "loss": 9.0, "grad_norm": None},
+        {"step": 2, "val_loss": 800.0, "val_perplexity": None},
+    ]
+    html = page([write_run(tmp_path / "run", lines)], tmp_path / "p.html").read_text()
+    assert "Validation loss 800 after 2 of 20 steps." in html and "Gradient norm" not in html

@@ -88,7 +88,7 @@ def test_basic_block_vectors_need_no_training(tmp_path: Path) -> None:
             make("tsne", [trace], **arguments)
 
 
-def test_phases_over_time(tmp_path: Path) -> None:
+def test_phases_over_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three phases of different CPI, in turns, and an interval in which nothing ran."""
     phase = np.arange(48) // 8 % 3
     draw = np.random.default_rng(0)
@@ -111,6 +111,10 @@ def test_phases_over_time(tmp_path: Path) -> None:
     plot("phases", [tmp_path / "a.bb"], tmp_path / "a.svg")
     with pytest.raises(UsageError, match="one file"):
         make("phases", [tmp_path])
+    monkeypatch.setattr(figure, "MOST", 20)
+    part = make("phases", [tmp_path / "a.bb"])
+    assert part.title.endswith("20 of 49 intervals")
+    assert sum(len(one.x) for one in part.series) in (19, 20)
 
 
 def test_numbers_are_in_parts_and_rare_words_together(

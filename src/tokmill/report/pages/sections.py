@@ -196,10 +196,11 @@ def verdict(run: RunSummary) -> str:
         loss = latest.get("loss")
         if loss is None:
             return ""
-        return f"Loss {loss:.4g} of training rows; no validation rows were named (--val)."
+        reason = "none was evaluated yet" if run.flat["data.val"] else "no store was named (--val)"
+        return f"Loss {loss:.4g} of training rows; of validation rows {reason}."
     step, last = points[-1]
     said = f"Validation loss {last:.4g}"
-    if "val_perplexity" in latest:
+    if latest.get("val_perplexity") is not None:
         said += f", perplexity {latest['val_perplexity']:.4g}"
     said += f" after {step:,} of {run.steps:,} steps"
     best_step, best = min(points, key=lambda point: (point[1], point[0]))
@@ -246,7 +247,7 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
         section.figures.append(picture(figures.loss([path]), section, caption))
         section.verdict = verdict(run)
         for name, words in MORE_CURVES.items():
-            if run.points(name):
+            if any(np.isfinite(value) for _, value in run.points(name)):
                 curves = figures.curves_of([run], {name: (words, "-")}, words)
                 figure = figures.Figure(words.capitalize(), "step", words, "line", curves)
                 section.more.append(picture(figure, section, ""))

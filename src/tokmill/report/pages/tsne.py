@@ -89,7 +89,7 @@ def phases(paths: Sequence[Path], sample: int | None = None, column: str = "") -
 
     A point is an interval: its CPI where `NAME.intervals.csv` lies beside the trace, else the
     number of its phase. Vertical lines are the simulation points. Intervals without instructions
-    are left out.
+    are left out; of more than `MOST` a random part is drawn, which the title says.
 
     Args:
         paths: one file of basic block vectors.
@@ -108,6 +108,9 @@ def phases(paths: Sequence[Path], sample: int | None = None, column: str = "") -
     chosen = simpoints(trace.vectors, trace.ids)
     height = chosen.labels if trace.cpi is None else trace.cpi
     filled = np.asarray(trace.vectors.sum(axis=1)).reshape(-1) > 0
+    drawn = np.zeros(len(filled), bool)
+    drawn[sampled(len(filled))] = True
+    filled &= drawn
     labels = rare_together(np.asarray([f"phase {one}" for one in chosen.labels[filled]]), PHASES)
     intervals, height = np.flatnonzero(filled).astype(float), height[filled]
     series = [
@@ -117,6 +120,8 @@ def phases(paths: Sequence[Path], sample: int | None = None, column: str = "") -
     marks = [("", float(interval), PHASES - 1) for interval in chosen.intervals]
     unit = "phase" if trace.cpi is None else f"CPI, {trace.kind}"
     title = f"{stem.name}: {human_count(len(marks), 'simulation point')}"
+    if not drawn.all():
+        title += f"; {drawn.sum():,} of {len(drawn):,} intervals"
     return Figure(title, "interval", unit, "points", series, marks=marks)
 
 

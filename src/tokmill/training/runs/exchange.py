@@ -36,7 +36,7 @@ from tokmill.training.engines.tensors import MODEL, write_tensors
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import RECIPE, read_recipe
-from tokmill.training.runs.input_format import read_made
+from tokmill.training.runs.input_format import read_input_format
 from tokmill.training.runs.public_files import find_vocabulary, read_public, read_weights
 from tokmill.training.runs.run import (
     FACTS,
@@ -263,7 +263,7 @@ def export_model(
 
 def model_card(run: Path, task: Task, facts: Facts, license: str) -> str:
     """Return the README.md of an exported model."""
-    made, kind = read_made(run), type(task.model).__name__
+    made, kind = read_input_format(run), type(task.model).__name__
     data = f"a store of `tokmill build {made.source}`, " if made else ""
     data += f"fingerprint `{facts.fingerprint}`" if facts.fingerprint else "not known"
     last: dict[str, float] = {}

@@ -16,10 +16,10 @@ from tokmill.store.manifest import PLAN, Made, encode, read_json, read_plan
 from tokmill.store.store import Store
 from tokmill.tasks.task_inputs import SEGMENT
 
-MADE = "made.json"
+INPUT_FORMAT = "input_format.json"
 
 
-class Learned(Made, frozen=True, kw_only=True):
+class InputFormat(Made, frozen=True, kw_only=True):
     """Source and options of the store that a run has learned from."""
 
     roles: dict[str, str] = {}
@@ -28,16 +28,18 @@ class Learned(Made, frozen=True, kw_only=True):
     """Sentences of a record: 2 of pairs."""
 
 
-def keep_made(store: Store, out: Path) -> None:
-    if made := made_of(store.path):
-        write_file(out / MADE, encode(msgspec.structs.replace(made, segments=segments_of(store))))
+def keep_input_format(store: Store, out: Path) -> None:
+    if made := input_format_of(store.path):
+        write_file(
+            out / INPUT_FORMAT, encode(msgspec.structs.replace(made, segments=segments_of(store)))
+        )
 
 
 def segments_of(store: Store) -> int:
     return 1 + int(store.manifest.ranges.get(SEGMENT, (0, 0))[1])
 
 
-def made_of(store: Path) -> Learned | None:
+def input_format_of(store: Path) -> InputFormat | None:
     """Return source and options of a store; of a selection those of its inputs."""
     if not (store / PLAN).exists():
         return None
@@ -48,19 +50,19 @@ def made_of(store: Path) -> Learned | None:
         made = Made(source=plan.recipe["source"], options=options)
     if made.source != "select":
         roles = plan.roles if isinstance(plan.roles, dict) else {}
-        return Learned(source=made.source, options=made.options, roles=roles)
+        return InputFormat(source=made.source, options=made.options, roles=roles)
     with contextlib.suppress(TokmillError):
-        first, *rest = map(made_of, map(Path, plan.inputs()))
+        first, *rest = map(input_format_of, map(Path, plan.inputs()))
         return first if all(one == first for one in rest) else None
     return None
 
 
-def read_made(run: Path) -> Learned | None:
-    path = run / MADE
-    return read_json(path, Learned) if path.exists() else None
+def read_input_format(run: Path) -> InputFormat | None:
+    path = run / INPUT_FORMAT
+    return read_json(path, InputFormat) if path.exists() else None
 
 
 def options_of(run: Path) -> dict[str, Any]:
     """Return the options of the chats that a run has learned from; none if these were no chats."""
-    made = read_made(run)
+    made = read_input_format(run)
     return made.options if made and made.source in plugins.CHATS else {}

@@ -3,7 +3,7 @@
 RUN/
   recipe.json            the resolved recipe; written last when a run begins
   schema.json vocab/     the store's columns and vocabularies, so that sampling needs no store
-  made.json              the store's source and options, so that `predict` reads inputs likewise
+  input_format.json      the store's source and options, so that `predict` reads inputs likewise
   run-id                 a random id, which its checkpoints have too
   metrics.jsonl  checkpoints/step-…/
   model/ best/           weights at the end, and with the lowest validation loss
@@ -45,12 +45,12 @@ from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import RATE, RECIPE, differences, read_recipe
 from tokmill.training.runs.checkpoint import RUN_ID, checkpoints
-from tokmill.training.runs.input_format import MADE, keep_made
+from tokmill.training.runs.input_format import INPUT_FORMAT, keep_input_format
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
 FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
-BEGUN = {LOCK, FACTS, VOCAB, RUN_ID, MADE}
+BEGUN = {LOCK, FACTS, VOCAB, RUN_ID, INPUT_FORMAT}
 """What a folder holds at most before it has a recipe."""
 
 
@@ -265,7 +265,7 @@ def begin(
             tokens = task_type(config).token_store(config.task, store)
             copy_vocabularies(tokens, out)
             check_engine(tokens, out / VOCAB)
-            keep_made(tokens, out)
+            keep_input_format(tokens, out)
         write_file(out / FACTS, encode(facts))
     for name, data in (files or {}).items():
         write_file(inside(out, name), data)
