@@ -9,6 +9,7 @@ reading only.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -124,6 +125,17 @@ def test_the_fingerprint_of_the_tour_is_what_a_clone_makes(
     )
     shown = re.findall(r"^fingerprint .*", (repository / "docs/tour.md").read_text("utf-8"), re.M)
     assert done.stdout.splitlines()[-1:] == shown
+
+
+@pytest.mark.long
+def test_the_demo_reaches_the_perplexity_of_the_readme(repository: Path, tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("tokmill"), "demo", tmp_path / "demo"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    lines = (tmp_path / "demo/run/metrics.jsonl").read_text("utf-8").splitlines()
+    reached = [json.loads(line)["val_perplexity"] for line in lines if "val_perplexity" in line]
+    (shown,) = re.findall(r"perplexity ([\d.]+)", (repository / "README.md").read_text("utf-8"))
+    assert reached[-1] == pytest.approx(float(shown), rel=0.02)
 
 
 def test_masking() -> None:
