@@ -11,10 +11,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from tokmill.base import bounds
@@ -74,8 +73,12 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
+        # The pool's thread waits for its processes: a second wait may miss how one ended. It ends
+        # them by SIGTERM, which one that just starts blocks.
+        _kill(pool)
+        pool.shutdown(wait=True)
         told = {MachineError.exit_code, TokmillError.exit_code}
-        if told & _exit_codes(list((started or {}).values())):
+        if told & {process.exitcode for process in (started or {}).values()}:
             hint = "the line above says why"
         names = ", ".join(dict.fromkeys(filter(None, map(name, running.values()))))
         raise MachineError("a worker process was killed", where=names, hint=hint) from None
@@ -98,15 +101,6 @@ def _pool(workers: int, start: Callable[[Any], None] | None, argument: Any) -> P
             initializer=_begin,
             initargs=(start, argument),
         )
-
-
-def _exit_codes(processes: Sequence[BaseProcess]) -> set[int | None]:
-    """Kill the processes of a broken pool and return how they ended."""
-    # The pool sends the other workers SIGTERM, which one that just starts blocks.
-    for process in processes:
-        process.kill()
-        process.join()
-    return {process.exitcode for process in processes}
 
 
 def _taken(running: dict[Future[R], T], done: set[Future[R]]) -> tuple[T, R]:
