@@ -19,6 +19,7 @@ from tokmill.base.files import inside
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Receipt
 from tokmill.store.receipts import gather_manifest
+from tokmill.store.remote_store import remote_at
 from tokmill.store.schema import Array, Records, Schema, has_phrases, phrase_columns
 from tokmill.store.shards.shard import SUFFIX, Shard
 from tokmill.terminal.output import html_table
@@ -160,9 +161,10 @@ class RecordError(UsageError, IndexError):
 
 
 class Store:
-    """A token store, opened for reading.
+    """A token store, opened for reading: a folder, or an address such as s3://bucket/store.
 
-    Opening reads only the manifest; shards are mapped when they are first used. A store whose build
+    Opening reads only the manifest; shards are mapped when they are first used (at an address:
+    fetched into the cache, `store/remote_store.py`). A store whose build
     has not finished opens with `partial` set and holds the records made so far. The columns of
     `overlays` (names) are added to those of the store; records and fingerprint stay the same.
 
@@ -170,7 +172,8 @@ class Store:
     """
 
     def __init__(self, path: Path | str, overlays: Sequence[str] = ()) -> None:
-        self.path = Path(path)
+        self.remote = remote_at(path)
+        self.path = self.remote.folder if self.remote else Path(path)
         if not self.path.is_dir():
             what = "is a file, not a store" if self.path.exists() else "there is no such store"
             hint = "`tokmill build` makes a store, `tokmill inspect FILE` says how"
@@ -219,11 +222,16 @@ class Store:
         for name in overlays:
             self._add_overlay(name)
 
+    @property
+    def place(self) -> str:
+        """The address or the folder of the store."""
+        return self.remote.address if self.remote else str(self.path)
+
     def __len__(self) -> int:
         return self.records
 
     def __repr__(self) -> str:
-        return f"Store({str(self.path)!r}, records={self.records}, tokens={self.tokens})"
+        return f"Store({self.place!r}, records={self.records}, tokens={self.tokens})"
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
@@ -304,9 +312,12 @@ class Store:
         if shard is None:
             self._touched[number] = None
             while len(self._mapped) >= most_maps():
-                self._mapped.pop(next(iter(self._mapped.copy()), -1), None)
-            shard = Shard(self.shard_file(number))
+                self._give_up()
             entry = self.shards[number]
+            if self.remote is not None:
+                shard = self.remote.shard(entry, self._give_up)
+            else:
+                shard = Shard(self.shard_file(number))
             shard.check_lengths(entry.records, entry.tokens, self._own)
             for overlay in self.overlays.values():
                 for name in overlay.schema:
@@ -314,6 +325,10 @@ class Store:
         shard.check_size()
         self._mapped[number] = shard
         return shard
+
+    def _give_up(self) -> bool:
+        """Close the map that was used longest ago; say whether there was one."""
+        return self._mapped.pop(next(iter(self._mapped.copy()), -1), None) is not None
 
     def check_sizes(self) -> None:
         """Raise `MachineError` if a shard was cut while it is mapped; see `Shard.check_size`."""
@@ -449,10 +464,13 @@ class Store:
 
     def receipt(self, number: int) -> Receipt:
         """Return the receipt of a shard."""
-        return layout.read_sealed(self.shard_file(number).with_suffix(".json"), Receipt)
+        path = shard_path(self.path, self.shards[number].name)
+        return layout.read_sealed(path.with_suffix(".json"), Receipt)
 
     def shard_file(self, number: int) -> Path:
-        """Return the path of a shard."""
+        """Return the path of a shard; one at an address is fetched."""
+        if self.remote is not None:
+            return self.remote.file(self.shards[number], self._give_up)
         return shard_path(self.path, self.shards[number].name)
 
     def vocabulary_file(self, name: str) -> Path:

@@ -52,7 +52,7 @@ def open_stores(config: DataConfig) -> list[Store]:
 
 def open_to_evaluate(path: str, config: DataConfig) -> Store:
     """Open a store to evaluate on, with those of the recipe's overlays that it has."""
-    overlays = overlay_names(Path(path))
+    overlays = overlay_names(Store(path).path)
     return open_store(path, config, [name for name in config.overlays if name in overlays])
 
 

@@ -1,0 +1,349 @@
+"""Stores at addresses: small files in a cache folder, shards fetched when they are used.
+
+A store is opened in a folder of the cache that is named by its address and manifest, so another
+store at the same address has another folder. The processes of a machine share it. The note
+`remote.json` is written last: a folder without it is fetched anew. Shards are compared with the
+manifest when they are fetched, and when a process uses them first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from tokmill.base import remote
+from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.files import (
+    address_of,
+    inside,
+    is_private,
+    machine_errors,
+    make_folder,
+    remove,
+    remove_leftovers,
+    sha256_file,
+    stamp,
+    write_file,
+)
+from tokmill.base.locks import locked
+from tokmill.base.progress import human_bytes, parse_bytes
+from tokmill.base.remote import Absent, Changed, Facts, at_once, chunks, head, listed
+from tokmill.store import manifest as layout
+from tokmill.store.checks.probe import probe_digest, probe_path
+from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
+from tokmill.store.shards.shard import Shard
+
+NOTE = "remote.json"
+FOLDER, LIMIT = "TOKMILL_CACHE", "TOKMILL_CACHE_LIMIT"
+"""Environment variables: the folder of the cache, and the bytes that its shards may take."""
+FILES = re.compile(
+    r"(?P<overlay>overlays/[A-Za-z0-9][A-Za-z0-9._-]*/)?"
+    r"((?P<index>plan\.json|inputs\.jsonl|projection\.json|vocab/[^/.][^/]*|"
+    r"shards/[0-9a-f]{24}(-[0-9]{5,})?\.json)|manifest\.json|"
+    r"shards/[0-9a-f]{24}(-[0-9]{5,})?\.safetensors)"
+)
+"""Names of the files that make a store; `index`: all but manifest and shards."""
+WAIT = 600
+"""Seconds to wait for another process that fetches the same."""
+SPARE = 64 << 20
+"""Bytes of a disk that stay free."""
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the store of a folder of the cache lies."""
+
+    address: str
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tokmill")
+    return Path(os.environ.get(FOLDER) or os.path.expanduser(default)).absolute()
+
+
+def cache_limit() -> int:
+    """Return the bytes that the shards of the cache may take; 0: no limit."""
+    return parse_bytes(os.environ.get(LIMIT) or "0")
+
+
+def files_at(address: str, manifest: Manifest) -> dict[str, Facts]:
+    """Return name → object of the files that make the store at an address.
+
+    https:// lists nothing: there they are those that the manifest names, without overlays.
+    """
+    if not address.startswith("http"):
+        below = {one.address.removeprefix(f"{address}/"): one for one in listed(address)}
+        return {name: one for name, one in below.items() if FILES.fullmatch(name)}
+    names = [layout.PLAN, "inputs.jsonl", layout.MANIFEST]
+    names += [f"vocab/{one.file}" for one in manifest.vocabularies.values()]
+    names += ["vocab/probe.json"] * isinstance(manifest.probe, str)
+    names += [f"shards/{one.name}.{end}" for one in manifest.shards
+              for end in ("json", "safetensors")]  # fmt: skip
+    return {name: Facts(f"{address}/{name}", 0) for name in names if FILES.fullmatch(name)}
+
+
+def read_manifest(address: str) -> tuple[bytes, Manifest]:
+    """Return the manifest at an address; raises `TokmillError` if there is none, or a bad one."""
+    where = f"{address}/{layout.MANIFEST}"
+    try:
+        data = remote.read_whole(where)
+    except Absent as error:
+        raise TokmillError(
+            "there is no store at the address, or its push has not ended", where=address,
+            hint=f"`tokmill store push STORE {address}` publishes one; {error.hint}",
+        ) from None  # fmt: skip
+    manifest: Manifest = layout.decode(data, where, Manifest)
+    if manifest.format != layout.FORMAT:
+        raise TokmillError(f"the store has format {manifest.format}, not {layout.FORMAT}",
+                           where=address, hint="read it with the tokmill that made it")  # fmt: skip
+    return data, manifest
+
+
+def fetch_index(address: str, folder: Path, manifest: Manifest) -> None:
+    """Fetch all files of a store but shards and manifest, and check them."""
+    make_folder(folder / "shards")
+
+    def fetch(name: str) -> None:
+        path = inside(folder, name, deep=True)
+        make_folder(path.parent)
+        try:
+            write_file(path, remote.read_whole(f"{address}/{name}"), sync=False)
+        except Absent:
+            if name not in (layout.PLAN, "inputs.jsonl"):
+                raise
+
+    names = []
+    for name in files_at(address, manifest):
+        match = FILES.fullmatch(name)
+        if match and match["index"] and not match["overlay"]:
+            names.append(name)
+    for _ in at_once(fetch, names):
+        pass
+    check_index(address, folder, manifest)
+
+
+def check_index(address: str, folder: Path, manifest: Manifest) -> None:
+    """Compare the small files of a store that was fetched with the digests that it states."""
+
+    def demand(name: str, good: bool) -> None:
+        if not good:
+            raise TokmillError(
+                "the file is missing, or not the one that the manifest describes",
+                where=f"{address}/{name}", hint="push the store again, to an empty address",
+            )  # fmt: skip
+
+    for one in manifest.vocabularies.values():
+        path = inside(folder / "vocab", one.file)
+        demand(f"vocab/{one.file}", path.is_file() and sha256_file(path) == one.sha256)
+    demand(f"vocab/{probe_path(folder).name}", probe_digest(folder) == manifest.probe)
+    if (folder / layout.PLAN).exists():
+        plan: Plan = layout.read_plan(folder)
+        demand(layout.PLAN, plan.plan_id == manifest.plan_id)
+        lines = folder / "inputs.jsonl"
+        demand(lines.name, lines.is_file() and sha256_file(lines) == plan.inputs_sha256)
+    for entry in manifest.shards:
+        path = folder / "shards" / f"{entry.name}.json"
+        demand(f"shards/{path.name}", path.is_file())
+        receipt = layout.read_sealed(path, Receipt)
+        stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
+        demand(f"shards/{path.name}",
+               stated == (entry.records, entry.tokens, entry.bytes, entry.sha256))  # fmt: skip
+
+
+def fetch_shard(address: str, path: Path, entry: ShardEntry) -> None:
+    """Fetch a shard; one that is not the manifest's is fetched once more, then named."""
+    where = f"{address}/shards/{path.name}"
+
+    def content(facts: Facts) -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        for chunk in chunks(facts):
+            digest.update(chunk)
+            yield chunk
+        if digest.hexdigest() != entry.sha256:
+            raise Changed("other bytes", where=where)
+
+    for again in (True, False):
+        try:
+            facts = head(where)
+            if facts.size != entry.bytes:
+                raise Changed(f"{facts.size} bytes instead of {entry.bytes}", where=where)
+            write_file(path, content(facts), sync=False)
+            return
+        except (Changed, Absent) as error:
+            if again:
+                continue
+            raise TokmillError(
+                f"the shard {entry.name} of the store {address} is missing, damaged or another one "
+                f"({error.what}); it was fetched twice",
+                where=where,
+                hint="remove the object and push the store again: the same push goes on",
+            ) from None
+
+
+class Remote:
+    """The shards of a store at an address, in a folder of the cache."""
+
+    fresh = False
+    """Whether shards that are in the cache are fetched once more, as to validate the store."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+        self._checked: dict[str, tuple[int, ...]] = {}
+
+    def file(self, entry: ShardEntry, release: Callable[[], bool] = lambda: False) -> Path:
+        """Return the file of a shard, which is fetched if it is not there.
+
+        `release` is called if the cache is full, and says whether it has given something up.
+        """
+        path = inside(self.folder / "shards", f"{entry.name}.safetensors")
+        if self._is_good(path, entry):
+            return path
+        what = f"another process fetches the shard for more than {WAIT} s"
+        lock = path.with_name(f".{path.name}.lock")
+        with locked(lock, what, "is the server slow? end that process", wait=WAIT):
+            try:
+                remove_leftovers(path.parent, path.name)
+                if not self._is_good(path, entry):
+                    make_room(entry.bytes, release, self.address)
+                    fetch_shard(self.address, path, entry)
+                    self._checked[entry.name] = stamp(path.stat())
+            finally:
+                remove(lock)
+        return path
+
+    def shard(self, entry: ShardEntry, release: Callable[[], bool]) -> Shard:
+        """Return a shard, mapped; see `file`."""
+        for _ in range(8):
+            path = self.file(entry, release)
+            try:
+                return Shard(path, cached=True)
+            except MachineError:
+                # Another process may have removed it, before it was locked, to make room.
+                if path.exists():
+                    raise
+        raise MachineError(
+            "other processes remove the shards of the cache as soon as they are fetched",
+            where=str(self.folder), hint=f"raise {LIMIT}",
+        )  # fmt: skip
+
+    def _is_good(self, path: Path, entry: ShardEntry) -> bool:
+        try:
+            now = stamp(path.stat())
+        except FileNotFoundError:
+            return False
+        if self._checked.get(entry.name) == now:
+            return True
+        if self.fresh or now[0] != entry.bytes or sha256_file(path) != entry.sha256:
+            return False
+        os.utime(path)
+        self._checked[entry.name] = stamp(path.stat())
+        return True
+
+    def refresh(self) -> None:
+        """Fetch everything once more, as to validate the store: small files now, shards on use."""
+        data, manifest = read_manifest(self.address)
+        _fetch_store(self.address, self.folder, data, manifest, fresh=True)
+        self.fresh = True
+
+    def missing(self, entries: list[ShardEntry]) -> int:
+        """Return the bytes of those shards that are not in the cache."""
+        shards = self.folder / "shards"
+        return sum(e.bytes for e in entries if not (shards / f"{e.name}.safetensors").exists())
+
+
+def make_room(size: int, release: Callable[[], bool], address: str) -> None:
+    """Remove the shards of the cache that were fetched longest ago, until there is room.
+
+    Only shards are removed that no process has mapped (`Shard` holds a shared lock). Raises
+    `MachineError` if what is left is too much.
+    """
+    limit, cache = cache_limit(), cache_folder()
+    while True:
+        used = sorted(_shards_of(cache))
+        over = max(
+            sum(size for _, size, _ in used) + size - limit if limit else 0,
+            size + SPARE - shutil.disk_usage(cache).free,
+        )
+        for _, freed, path in used:
+            if over <= 0:
+                return
+            over -= freed if _remove_unused(path) else 0
+        if over <= 0:
+            return
+        if not release():
+            raise MachineError(
+                f"the cache has no room for {human_bytes(size)}: "
+                + (f"{LIMIT} is {human_bytes(limit)}, " if limit else "")
+                + f"{human_bytes(shutil.disk_usage(cache).free)} of its disk are free, and the "
+                "shards in it are in use",
+                where=str(cache),
+                hint=f"raise {LIMIT}, free some space, or set {FOLDER} to a larger disk "
+                f"({address})",
+            )
+
+
+def _shards_of(cache: Path) -> Iterator[tuple[int, int, Path]]:
+    """Yield (time, bytes, path) of the shards in the cache, and of those that are fetched now."""
+    for pattern in ("stores/*/", "stores/*/overlays/*/"):
+        for path in cache.glob(f"{pattern}shards/*.safetensors*"):
+            try:
+                facts = path.stat()
+            except FileNotFoundError:
+                continue
+            yield facts.st_mtime_ns, facts.st_size, path
+
+
+def _remove_unused(path: Path) -> bool:
+    if is_private(path.name) or not (path.parent.parent / NOTE).is_file():
+        return False
+    try:
+        with open(path, "rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+def remote_at(path: Path | str) -> Remote | None:
+    """Open the store at an address, or in a folder of the cache; None for another path."""
+    if not (address := address_of(path)):
+        note = Path(path) / NOTE
+        if not note.is_file():
+            return None
+        known: Note = layout.read_json(note, Note)
+        return Remote(Path(path).absolute(), known.address)
+    data, manifest = read_manifest(address)
+    key = hashlib.sha256(f"{address}\0".encode() + data).hexdigest()[:16]
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", address.split("://", 1)[1])[-60:].strip("-.")
+    folder = make_folder(cache_folder() / "stores" / f"{name}-{key}")
+    what = f"another process fetches {address}"
+    with locked(folder / ".fetch.lock", what, "wait, or end that process", wait=WAIT):
+        _fetch_store(address, folder, data, manifest)
+        for one in [] if address.startswith("http") else listed(f"{address}/overlays"):
+            match = FILES.fullmatch(one.address.removeprefix(f"{address}/"))
+            if match and match["overlay"] and one.address.endswith(f"/{layout.MANIFEST}"):
+                overlay = match["overlay"].rstrip("/")
+                whole, described = read_manifest(f"{address}/{overlay}")
+                _fetch_store(f"{address}/{overlay}", folder / overlay, whole, described)
+    return Remote(folder, address)
+
+
+def _fetch_store(
+    address: str, folder: Path, data: bytes, manifest: Manifest, *, fresh: bool = False
+) -> None:
+    path, note = folder / layout.MANIFEST, folder / NOTE
+    with machine_errors("read", folder):
+        same = note.is_file() and path.is_file() and path.read_bytes() == data
+    if not same or fresh:
+        fetch_index(address, folder, manifest)
+    if not same:
+        write_file(path, data)
+        write_file(note, layout.encode(Note(address)))
