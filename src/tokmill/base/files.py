@@ -428,20 +428,15 @@ def stamp(facts: os.stat_result) -> tuple[int, ...]:
     return facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns
 
 
-def sampled_digest(path: Path, size: int, block: int = 4096) -> str:
-    """Return a digest of a file's head, middle and tail: cheap, and changed by most edits.
+def sampled(path: Path) -> tuple[int, str, bytes]:
+    """Return a file's size, a digest of its head, middle and tail, and its first bytes.
 
-    It only decides whether work can be re-used; content that is read is hashed in full.
+    The digest is cheap, and changed by most edits. It only decides whether work can be re-used;
+    content that is read is hashed in full.
     """
     with reading(path) as handle:
-        return sampled_of(handle, size, block)[0]
-
-
-def sampled(path: Path, block: int = 4096) -> tuple[int, str, bytes]:
-    """Return a file's size, its `sampled_digest` and its first bytes."""
-    with reading(path) as handle:
         size = os.fstat(handle.fileno()).st_size
-        return size, *sampled_of(handle, size, block)
+        return size, *sampled_of(handle, size)
 
 
 def sampled_of(handle: BinaryIO, size: int, block: int = 4096) -> tuple[str, bytes]:

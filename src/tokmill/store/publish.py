@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from tokmill.base import remote
 from tokmill.base.errors import MachineError, TokmillError, UsageError
-from tokmill.base.files import address_of, inside, make_folder, remove, sha256_file, write_file
+from tokmill.base.files import (
+    address_of,
+    inside,
+    make_folder,
+    read_file,
+    remove,
+    sha256_file,
+    write_file,
+)
 from tokmill.base.locks import locked
 from tokmill.base.progress import human_bytes
 from tokmill.base.remote import Facts, at_once
@@ -67,20 +76,20 @@ def push(store: Path | str, address: str, advance: Advance = lambda size: None) 
         what = "lies at an address already" if opened.remote else "is not complete"
         raise TokmillError(f"the store {what}", where=str(store),
                            hint="finish it with the same `tokmill build`")  # fmt: skip
-    there = files_at(address, opened.manifest)
     result = Pushed(address=address)
+    to = _Sending(address, files_at(address, opened.manifest), result, advance)
     plan = opened.path / PLAN
     if plan.exists():
         # First, so that another store at the address is noticed before anything is sent.
-        _send(plan, address, PLAN, there, result, sha256_file(plan), advance)
+        to.send([(plan, PLAN, sha256_file(plan))])
         result.conditional = not remote.put(f"{address}/{PLAN}", plan, sha256_file(plan))
-    for name in (MANIFEST,) if MANIFEST in there else ():
-        _same(there[name], sha256_file(opened.path / name))
+    if MANIFEST in to.there:
+        to.check(to.there[MANIFEST], sha256_file(opened.path / MANIFEST))
     for name in overlay_names(opened.path):
         overlay = Store(opened.path / FOLDER / name)
         if not overlay.partial:
-            _push_files(overlay, address, f"{FOLDER}/{name}/", there, result, advance)
-    _push_files(opened, address, "", there, result, advance)
+            _push_files(overlay, f"{FOLDER}/{name}/", to)
+    _push_files(opened, "", to)
     return result
 
 
@@ -97,71 +106,64 @@ def _writable(address: str) -> str:
     return result
 
 
-def _push_files(
-    store: Store,
-    address: str,
-    prefix: str,
-    there: Mapping[str, Facts],
-    result: Pushed,
-    advance: Advance,
-) -> None:
+class _Sending(NamedTuple):
+    """What is sent to an address: `there` is what it has already."""
+
+    address: str
+    there: dict[str, Facts]
+    result: Pushed
+    advance: Advance
+
+    def send(self, files: Iterable[tuple[Path, str, str]]) -> None:
+        """Send files (path, name, sha256), many at a time; what is there already stays."""
+        for sent, size in at_once(self._send, files):
+            self.result.sent += sent
+            self.result.there += not sent
+            self.result.bytes += sent * size
+            self.advance(size)
+
+    def _send(self, file: tuple[Path, str, str]) -> tuple[bool, int]:
+        path, name, sha256 = file
+        where, size = f"{self.address}/{name}", path.stat().st_size
+        if name not in self.there and remote.put(where, path, sha256):
+            return True, size
+        self.check(remote.head(where), sha256)
+        return False, size
+
+    def check(self, facts: Facts, sha256: str) -> None:
+        """Refuse an object with another content."""
+        known = facts if facts.mark else remote.head(facts.address)
+        if remote.digest(known) != sha256:
+            raise _other(facts.address)
+
+
+def _push_files(store: Store, prefix: str, to: _Sending) -> None:
     """Send shards, then what describes them, then the manifest."""
 
-    def send_shard(entry: ShardEntry) -> None:
+    def checked(entry: ShardEntry) -> tuple[Path, str, str]:
         path = inside(store.path / "shards", f"{entry.name}.safetensors")
-        if path.stat().st_size != entry.bytes or sha256_file(path) != entry.sha256:
-            raise TokmillError("the shard is damaged", where=str(path),
-                               hint="`tokmill store validate STORE` says what helps")  # fmt: skip
-        name = f"{prefix}shards/{path.name}"
-        _send(path, address, name, there, result, entry.sha256, advance)
+        if sha256_file(path) != entry.sha256:
+            hint = "`tokmill store validate STORE` says what helps"
+            raise TokmillError("the shard is damaged", where=str(path), hint=hint)
+        return path, f"{prefix}shards/{path.name}", entry.sha256
 
-    def send(path: Path) -> None:
-        name = f"{prefix}{path.relative_to(store.path).as_posix()}"
-        _send(path, address, name, there, result, sha256_file(path), advance)
+    def named(path: Path) -> tuple[Path, str, str]:
+        return path, f"{prefix}{path.relative_to(store.path).as_posix()}", sha256_file(path)
 
-    for _ in at_once(send_shard, store.shards):
-        pass
+    to.send(map(checked, store.shards))
     receipts = [store.path / "shards" / f"{entry.name}.json" for entry in store.shards]
-    others = [path for path in sorted(store.path.glob("*")) + sorted(store.path.glob("vocab/*"))
-              if path.is_file() and (match := FILES.fullmatch(
-                  path.relative_to(store.path).as_posix())) and match["index"]
-              and f"{prefix}{path.name}" != PLAN]  # fmt: skip
-    for _ in at_once(send, [*receipts, *others]):
-        pass
+    rest = [*sorted(store.path.glob("*.json*")), *sorted(store.path.glob("vocab/*"))]
+    for path in rest:
+        match = FILES.fullmatch(path.relative_to(store.path).as_posix())
+        if match and match["index"] and f"{prefix}{path.name}" != PLAN:
+            receipts.append(path)
+    to.send(map(named, receipts))
     manifest = store.path / MANIFEST
-    _send(manifest, address, f"{prefix}{MANIFEST}", there, result, sha256_file(manifest), advance)
+    to.send([named(manifest)])
     # A server that replaces what is there may have let another push win.
-    where = f"{address}/{prefix}{MANIFEST}"
-    if remote.read_whole(where) != manifest.read_bytes():
+    where = f"{to.address}/{prefix}{MANIFEST}"
+    if remote.read_whole(where) != read_file(manifest):
         raise _other(where)
-
-
-def _send(
-    path: Path,
-    address: str,
-    name: str,
-    there: Mapping[str, Facts],
-    result: Pushed,
-    sha256: str,
-    advance: Advance,
-) -> None:
-    """Send a file where there is none; one with the same content stays."""
-    where, size = f"{address}/{name}", path.stat().st_size
-    if name not in there and remote.put(where, path, sha256):
-        result.sent, result.bytes = result.sent + 1, result.bytes + size
-    else:
-        facts = remote.head(where)
-        if facts.size != size:
-            raise _other(where)
-        _same(facts, sha256)
-        result.there += 1
-    advance(size)
-
-
-def _same(facts: Facts, sha256: str) -> None:
-    known = facts if facts.sha256 else remote.head(facts.address)
-    if remote.digest(known) != sha256:
-        raise _other(facts.address)
 
 
 def _other(where: str) -> TokmillError:

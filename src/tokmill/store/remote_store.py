@@ -13,13 +13,14 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from tokmill.base import remote
-from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.base.files import (
     address_of,
     inside,
@@ -32,12 +33,14 @@ from tokmill.base.files import (
     stamp,
     write_file,
 )
+from tokmill.base.headers import refused, tensor_header
 from tokmill.base.locks import locked
 from tokmill.base.progress import human_bytes, parse_bytes
 from tokmill.base.remote import Absent, Changed, Facts, at_once, chunks, head, listed
 from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import probe_digest, probe_path
 from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
+from tokmill.store.schema import Array
 from tokmill.store.shards.shard import Shard
 
 NOTE = "remote.json"
@@ -167,13 +170,14 @@ def fetch_shard(address: str, path: Path, entry: ShardEntry) -> None:
             digest.update(chunk)
             yield chunk
         if digest.hexdigest() != entry.sha256:
-            raise Changed("other bytes", where=where)
+            raise Changed("other bytes", where=where, hint="")
 
     for again in (True, False):
         try:
             facts = head(where)
             if facts.size != entry.bytes:
-                raise Changed(f"{facts.size} bytes instead of {entry.bytes}", where=where)
+                what = f"{facts.size} bytes instead of {entry.bytes}"
+                raise Changed(what, where=where, hint="")
             write_file(path, content(facts), sync=False)
             return
         except (Changed, Absent) as error:
@@ -202,7 +206,7 @@ class Remote:
 
         `release` is called if the cache is full, and says whether it has given something up.
         """
-        path = inside(self.folder / "shards", f"{entry.name}.safetensors")
+        path = self._path(entry)
         if self._is_good(path, entry):
             return path
         what = f"another process fetches the shard for more than {WAIT} s"
@@ -252,10 +256,32 @@ class Remote:
         _fetch_store(self.address, self.folder, data, manifest, fresh=True)
         self.fresh = True
 
-    def missing(self, entries: list[ShardEntry]) -> int:
-        """Return the bytes of those shards that are not in the cache."""
-        shards = self.folder / "shards"
-        return sum(e.bytes for e in entries if not (shards / f"{e.name}.safetensors").exists())
+    def offsets(self, entries: Sequence[ShardEntry]) -> Iterator[Array]:
+        """Yield the record offsets of shards, read alone: no shard need be fetched for them."""
+
+        def read(entry: ShardEntry) -> Array:
+            path = self._path(entry)
+            place = path if path.exists() else f"{self.address}/shards/{path.name}"
+            with remote.open_input(place) as file, refused(
+                "the shard is damaged", place, hint="`tokmill store validate` finds all damage"
+            ):  # fmt: skip
+                header = tensor_header(file, entry.bytes)
+                start, stop = header.tensors["offsets"].data_offsets
+                file.seek(8 + header.length + start)
+                result: Array = np.frombuffer(file.read(stop - start), "<u8")
+                good = len(result) == entry.records + 1 and (result[1:] >= result[:-1]).all()
+                if not good or (result[0], result[-1]) != (0, entry.tokens):
+                    raise ValueError("its offsets do not fit the manifest")
+            return result
+
+        return at_once(read, entries)
+
+    def _path(self, entry: ShardEntry) -> Path:
+        return inside(self.folder / "shards", f"{entry.name}.safetensors")
+
+    def is_here(self, entry: ShardEntry) -> bool:
+        """Say whether a shard is in the cache; it may be damaged."""
+        return self._path(entry).exists()
 
 
 def make_room(size: int, release: Callable[[], bool], address: str) -> None:
@@ -287,6 +313,32 @@ def make_room(size: int, release: Callable[[], bool], address: str) -> None:
                 hint=f"raise {LIMIT}, free some space, or set {FOLDER} to a larger disk "
                 f"({address})",
             )
+
+
+def check_room(stores: Iterable[tuple[Remote, Sequence[ShardEntry]]], at_a_time: int) -> None:
+    """Refuse a run whose shards have no room; `at_a_time`: of each store, 0 for all.
+
+    One group of shards is read while the next one is fetched, so two of them need room.
+    """
+    need = here = 0
+    for one, entries in stores:
+        largest = sorted(entries, key=lambda entry: -entry.bytes)
+        chosen = largest[: 2 * at_a_time or None]
+        need += sum(entry.bytes for entry in chosen)
+        here += sum(entry.bytes for entry in chosen if one.is_here(entry))
+    if not need:
+        return
+    limit, cache = cache_limit(), make_folder(cache_folder())
+    free = shutil.disk_usage(cache).free
+    if (limit and need > limit) or need - here + SPARE > free:
+        room = f"{LIMIT} is {human_bytes(limit)}" if limit and need > limit else (
+            f"its disk has {human_bytes(free)} free")  # fmt: skip
+        raise UsageError(
+            f"the shards that are read at a time take {human_bytes(need)} of the cache, and {room}",
+            where=str(cache),
+            hint=f"--set data.shards=4 reads few shards at a time; or raise {LIMIT}, or set "
+            f"{FOLDER} to a folder of a larger disk",
+        )
 
 
 def _shards_of(cache: Path) -> Iterator[tuple[int, int, Path]]:

@@ -316,6 +316,12 @@ class Store:
             entry = self.shards[number]
             if self.remote is not None:
                 shard = self.remote.shard(entry, self._give_up)
+                if self._offsets is not None:
+                    # They were read alone, without the digest of the whole shard.
+                    stop = int(self._record_ends[number])
+                    mine = self._offsets[stop - entry.records : stop + 1]
+                    if not np.array_equal(mine - mine[0], shard["offsets"]):
+                        raise shard.damaged("its offsets are not those that were read before")
             else:
                 shard = Shard(self.shard_file(number))
             shard.check_lengths(entry.records, entry.tokens, self._own)
@@ -344,8 +350,11 @@ class Store:
         """Return the number of tokens before each record, and the total (int64, records + 1)."""
         if self._offsets is None:
             parts, base = [np.zeros(1, np.int64)], 0
-            for number in range(len(self.shards)):
-                offsets = self.shard(number)["offsets"].astype(np.int64)
+            if self.remote is not None:
+                read = self.remote.offsets(self.shards)
+            else:
+                read = (self.shard(number)["offsets"] for number in range(len(self.shards)))
+            for offsets in (each.astype(np.int64) for each in read):
                 parts.append(offsets[1:] + base)
                 base += int(offsets[-1])
             self._offsets = np.concatenate(parts)
@@ -366,9 +375,13 @@ class Store:
         shard = int(np.searchsorted(self._record_ends, record, side="right"))
         return shard, record - (int(self._record_ends[shard - 1]) if shard else 0)
 
+    def shards_of(self, records: Array) -> Array:
+        """Return the shard of each of some records (int64)."""
+        return np.searchsorted(self._record_ends, records, side="right")
+
     def places(self, records: Array) -> tuple[Array, Array, Array]:
         """Return (shard, number within it, first token within it) of records; all int64."""
-        shard = np.searchsorted(self._record_ends, records, side="right")
+        shard = self.shards_of(records)
         local = records - (self._record_ends[shard] - self._shard_records[shard])
         if self._offsets is not None:
             return shard, local, self._offsets[records] - self._offsets[records - local]
