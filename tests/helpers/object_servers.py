@@ -90,6 +90,8 @@ class Proxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = 1 << 16
+            disable_nagle_algorithm = True
 
             def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
                 pass
@@ -101,8 +103,8 @@ class Proxy:
             def pass_on(self) -> None:
                 proxy.pass_on(self)
 
-            do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = pass_on
-
+        for method in ("GET", "PUT", "HEAD", "POST", "DELETE"):
+            setattr(Handler, f"do_{method}", Handler.pass_on)
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.port: int = self.server.server_address[1]

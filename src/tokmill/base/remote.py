@@ -276,8 +276,18 @@ def read(facts: Facts, start: int = 0, stop: int | None = None) -> bytes:
 
 
 def read_whole(address: str) -> bytes:
-    """Return a small object."""
-    return read(head(address))
+    """Return a small object, by one request."""
+    client, key = _client(address)
+    obstore = plugins.require("obstore")
+
+    def call() -> bytes:
+        result = obstore.get(client, key)
+        data = bytes(result.bytes())
+        if len(data) != result.meta["size"]:
+            raise EOFError(f"{len(data)} bytes came instead of {result.meta['size']}")
+        return data
+
+    return _tried("read", address, call)
 
 
 def chunks(facts: Facts) -> Iterator[bytes]:
@@ -348,8 +358,8 @@ def digest(facts: Facts) -> str:
 class _Ranges(io.RawIOBase):
     """An object as a file: longer ranges as it is read on, the next one ahead in a thread."""
 
-    def __init__(self, address: str) -> None:
-        self.facts, self._at = head(address), 0
+    def __init__(self, address: str, ahead: bool) -> None:
+        self.facts, self._at, self._ahead = head(address), 0, ahead
         self._begin, self._data = 0, b""
         self._next: Generator[bytes, None, None] | None = None
 
@@ -379,8 +389,8 @@ class _Ranges(io.RawIOBase):
         on = self._at == self._begin + len(self._data)
         if not on or self._next is None:
             self._stop()
-            data = read(self.facts, self._at, self._at + max(FIRST, wanted))
-            self._next = prefetch(self._rest(self._at + len(data)))
+            data = read(self.facts, self._at, self._at + max(FIRST * self._ahead, wanted))
+            self._next = prefetch(self._rest(self._at + len(data))) if self._ahead else None
         else:
             data = next(self._next, b"")
         self._begin, self._data = self._at, data
@@ -402,10 +412,10 @@ class _Ranges(io.RawIOBase):
         super().close()
 
 
-def open_input(path: Path | str) -> BinaryIO:
-    """Open a file or an object for reading, at any byte."""
+def open_input(path: Path | str, *, ahead: bool = True) -> BinaryIO:
+    """Open a file or an object for reading, at any byte; `ahead`: it is read on from there."""
     if address := address_of(path):
-        return io.BufferedReader(_Ranges(address), FIRST)
+        return io.BufferedReader(_Ranges(address, ahead), FIRST)
     return open_file(path)
 
 
@@ -427,9 +437,9 @@ def sampled_input(path: Path | str) -> tuple[int, str, bytes]:
     """Return a file's or an object's size, sampled digest and first bytes; see `files.sampled`."""
     if not (address := address_of(path)):
         return sampled(Path(path))
-    with open_input(address) as file:
-        size = file.seek(0, 2)
-        return size, *sampled_of(file, size)
+    file = cast(BinaryIO, _Ranges(address, ahead=False))
+    size = file.seek(0, 2)
+    return size, *sampled_of(file, size)
 
 
 def size_of(path: Path | str) -> int:

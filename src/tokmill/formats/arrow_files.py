@@ -133,7 +133,7 @@ class ParquetFile(TableFile):
     def _read_layout(self) -> None:
         # Read in pieces, so that a column of a row group is never whole in memory.
         self._file = plugins.require("pyarrow.parquet").ParquetFile(
-            open_input(self.path) if address_of(self.path) else self.path,
+            open_input(self.path, ahead=False) if address_of(self.path) else self.path,
             buffer_size=1 << 20,
             pre_buffer=False,
             page_checksum_verification=True,

@@ -8,12 +8,11 @@ manifest when they are fetched, and when a process uses them first.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -201,11 +200,8 @@ class Remote:
         self.folder, self.address = folder, address
         self._checked: dict[str, tuple[int, ...]] = {}
 
-    def file(self, entry: ShardEntry, release: Callable[[], bool] = lambda: False) -> Path:
-        """Return the file of a shard, which is fetched if it is not there.
-
-        `release` is called if the cache is full, and says whether it has given something up.
-        """
+    def file(self, entry: ShardEntry) -> Path:
+        """Return the file of a shard, which is fetched if it is not there."""
         path = self._path(entry)
         if self._is_good(path, entry):
             return path
@@ -215,21 +211,21 @@ class Remote:
             try:
                 remove_leftovers(path.parent, path.name)
                 if not self._is_good(path, entry):
-                    make_room(entry.bytes, release, self.address)
+                    make_room(entry.bytes)
                     fetch_shard(self.address, path, entry)
                     self._checked[entry.name] = stamp(path.stat())
             finally:
                 remove(lock)
         return path
 
-    def shard(self, entry: ShardEntry, release: Callable[[], bool]) -> Shard:
+    def shard(self, entry: ShardEntry) -> Shard:
         """Return a shard, mapped; see `file`."""
         for _ in range(8):
-            path = self.file(entry, release)
+            path = self.file(entry)
             try:
-                return Shard(path, cached=True)
+                return Shard(path)
             except MachineError:
-                # Another process may have removed it, before it was locked, to make room.
+                # Another process may have removed it, to make room. Once mapped, it stays readable.
                 if path.exists():
                     raise
         raise MachineError(
@@ -284,35 +280,27 @@ class Remote:
         return self._path(entry).exists()
 
 
-def make_room(size: int, release: Callable[[], bool], address: str) -> None:
-    """Remove the shards of the cache that were fetched longest ago, until there is room.
+def make_room(size: int) -> None:
+    """Remove the shards of the cache that were opened longest ago, until there is room.
 
-    Only shards are removed that no process has mapped (`Shard` holds a shared lock). Raises
-    `MachineError` if what is left is too much.
+    What a process has mapped stays readable for it. Raises `MachineError` if there is no room.
     """
     limit, cache = cache_limit(), cache_folder()
-    while True:
-        used = sorted(_shards_of(cache))
-        over = max(
-            sum(size for _, size, _ in used) + size - limit if limit else 0,
-            size + SPARE - shutil.disk_usage(cache).free,
+    used = sorted(_shards_of(cache))
+    over = size + SPARE - shutil.disk_usage(cache).free
+    if limit:
+        over = max(over, size + sum(each for _, each, _ in used) - limit)
+    for _, freed, path in used:
+        if over > 0 and not is_private(path.name) and (path.parent.parent / NOTE).is_file():
+            remove(path)
+            over -= freed
+    if over > 0:
+        why = f"{LIMIT} is {human_bytes(limit)}" if limit else "its disk is full"
+        raise MachineError(
+            f"the cache has no room for {human_bytes(size)}: {why}",
+            where=str(cache),
+            hint=f"raise {LIMIT}, free some space, or set {FOLDER} to a folder of a larger disk",
         )
-        for _, freed, path in used:
-            if over <= 0:
-                return
-            over -= freed if _remove_unused(path) else 0
-        if over <= 0:
-            return
-        if not release():
-            raise MachineError(
-                f"the cache has no room for {human_bytes(size)}: "
-                + (f"{LIMIT} is {human_bytes(limit)}, " if limit else "")
-                + f"{human_bytes(shutil.disk_usage(cache).free)} of its disk are free, and the "
-                "shards in it are in use",
-                where=str(cache),
-                hint=f"raise {LIMIT}, free some space, or set {FOLDER} to a larger disk "
-                f"({address})",
-            )
 
 
 def check_room(stores: Iterable[tuple[Remote, Sequence[ShardEntry]]], at_a_time: int) -> None:
@@ -350,18 +338,6 @@ def _shards_of(cache: Path) -> Iterator[tuple[int, int, Path]]:
             except FileNotFoundError:
                 continue
             yield facts.st_mtime_ns, facts.st_size, path
-
-
-def _remove_unused(path: Path) -> bool:
-    if is_private(path.name) or not (path.parent.parent / NOTE).is_file():
-        return False
-    try:
-        with open(path, "rb") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
-    except OSError:
-        return False
-    return True
 
 
 def remote_at(path: Path | str) -> Remote | None:

@@ -312,10 +312,14 @@ class Store:
         if shard is None:
             self._touched[number] = None
             while len(self._mapped) >= most_maps():
-                self._give_up()
+                self._mapped.pop(next(iter(self._mapped.copy()), -1), None)
             entry = self.shards[number]
             if self.remote is not None:
-                shard = self.remote.shard(entry, self._give_up)
+                for other, map_ in self._mapped.copy().items():
+                    # Removed from the cache: its bytes are free when nobody has it mapped.
+                    if not map_.path.exists():
+                        self._mapped.pop(other, None)
+                shard = self.remote.shard(entry)
                 if self._offsets is not None:
                     # They were read alone, without the digest of the whole shard.
                     stop = int(self._record_ends[number])
@@ -331,10 +335,6 @@ class Store:
         shard.check_size()
         self._mapped[number] = shard
         return shard
-
-    def _give_up(self) -> bool:
-        """Close the map that was used longest ago; say whether there was one."""
-        return self._mapped.pop(next(iter(self._mapped.copy()), -1), None) is not None
 
     def check_sizes(self) -> None:
         """Raise `MachineError` if a shard was cut while it is mapped; see `Shard.check_size`."""
@@ -483,7 +483,7 @@ class Store:
     def shard_file(self, number: int) -> Path:
         """Return the path of a shard; one at an address is fetched."""
         if self.remote is not None:
-            return self.remote.file(self.shards[number], self._give_up)
+            return self.remote.file(self.shards[number])
         return shard_path(self.path, self.shards[number].name)
 
     def vocabulary_file(self, name: str) -> Path:

@@ -7,7 +7,6 @@ Format of the container: 8 bytes little-endian header length, JSON header, data.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import mmap
 from collections.abc import Iterator, Sequence
@@ -240,15 +239,10 @@ def write_tensors(
 class Shard:
     """A shard mapped into memory; arrays are views of the map, made on demand."""
 
-    def __init__(self, path: Path, *, checked: bool = True, cached: bool = False) -> None:
-        """Map a file; `checked=False` gives offsets unchecked, for callers that check them.
-
-        One that is `cached` has a shared lock as long as it is mapped, so that it stays.
-        """
+    def __init__(self, path: Path, *, checked: bool = True) -> None:
+        """Map a file; `checked=False` gives offsets unchecked, for callers that check them."""
         self.path, self.checked = path, checked
         with reading(path) as handle:
-            if cached:
-                fcntl.flock(handle, fcntl.LOCK_SH)
             size = handle.seek(0, 2)
             if size < 8:
                 raise self.damaged(f"it is {size} bytes long")
