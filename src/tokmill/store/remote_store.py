@@ -111,6 +111,8 @@ def read_manifest(address: str) -> tuple[bytes, Manifest]:
 def fetch_index(address: str, folder: Path, manifest: Manifest) -> None:
     """Fetch all files of a store but shards and manifest, and check them."""
     make_folder(folder / "shards")
+    for part in (folder, folder / "shards", folder / "vocab"):
+        remove_leftovers(part)
 
     def fetch(name: str) -> None:
         path = inside(folder, name, deep=True)
