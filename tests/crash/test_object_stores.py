@@ -118,7 +118,7 @@ def put(address: str, path: Path) -> None:
 
 def replace(address: str, data: bytes) -> None:
     """Put another object in the place of one."""
-    client, key = remote._client(address)
+    _, client, key = remote._client(address)
     client.put(key, data)
 
 
@@ -158,6 +158,16 @@ def test_a_store_goes_to_an_address_and_back(
         assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
     same_batches(tokmill.Store(local), tokmill.Store(address))
     assert validate(tokmill.Store(address)).ok
+    if kind == "plain":
+        # Read by anybody, without lists: all but the overlays.
+        public = f"http://127.0.0.1:{proxy.port}/{address.removeprefix('s3://')}"
+        public = public.replace(" #", "-")
+        push(local, f"s3://bucket/{public.rpartition('bucket/')[2]}")
+        who = "Credential=user/20261126/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+        proxy.headers["Authorization"] = f"AWS4-HMAC-SHA256 {who}"
+        same_batches(tokmill.Store(local), tokmill.Store(public))
+        found = files(pull(public, tmp_path / "public").path)
+        assert found.items() <= files(local).items() and len(found) == 11
     proxy.close()
 
 
@@ -266,7 +276,7 @@ def test_another_store_at_the_address_is_another_folder(
     tokenizer = local / "vocab/tokenizer.json"
     other = build("jsonl", lines / "a.jsonl", tmp_path / "other", tokenizer=tokenizer)
     for one in remote.listed(address):
-        client, key = remote._client(one.address)
+        _, client, key = remote._client(one.address)
         client.delete(key)
     push(other.path, address)
     new = tokmill.Store(address)
@@ -301,7 +311,7 @@ def test_errors_name_the_address(
     fails(MachineError, "failed")
     with pytest.raises(UsageError, match="written to a disk"):
         build("text", local / "plan.json", address, tokenizer=local / "vocab/tokenizer.json")
-    with pytest.raises(UsageError, match="pushed to a bucket"):
+    with pytest.raises(UsageError, match="pushed to a name in a bucket"):
         push(local, "https://example.org/x")
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_readme import check_commands, steps
 
 from object_servers import moto
-from test_readme import check_commands, steps
 
 
 @pytest.mark.long

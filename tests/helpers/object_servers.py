@@ -86,6 +86,8 @@ class Proxy:
         self.fault: Callable[[str, str], Fault] = lambda method, path: None
         self.requests: list[tuple[str, str, int]] = []
         """Method, path and bytes of the body of each answer."""
+        self.headers: dict[str, str] = {}
+        """Headers that are added to each request."""
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -124,7 +126,7 @@ class Proxy:
             return
         upstream = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
         with contextlib.closing(upstream):
-            upstream.request(to.command, to.path, body, dict(to.headers.items()))
+            upstream.request(to.command, to.path, body, {**to.headers, **self.headers})
             answer = upstream.getresponse()
             data = answer.read()
         self.requests.append((to.command, to.path, len(data)))

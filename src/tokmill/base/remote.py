@@ -38,16 +38,16 @@ VARIABLES = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """Scheme → the environment variables of its credentials."""
-REQUEST, CONNECT = 15, 5
+REQUEST, CONNECT = 20, 5
 """Seconds of one request, and of the connection to its server."""
 PATIENCE = "TOKMILL_PATIENCE"
 """Environment variable: the seconds after which a call ends, with all its repetitions."""
-WHOLE = 16 << 20
-"""Bytes up to which an object is sent in one request, which can be conditional."""
-RANGE, FIRST = 8 << 20, 1 << 16
+WHOLE = 8 << 20
+"""Bytes up to which an object is sent in one request, which can be conditional; and of a part."""
+RANGE, FIRST = 4 << 20, 1 << 16
 """Largest and first range that is read of an object."""
 AT_ONCE, MANY = 4, 16
-"""Ranges of an object that are read at a time; small objects that are read at a time."""
+"""Large and small requests that are made at a time."""
 
 
 class Absent(TokmillError):
@@ -56,6 +56,11 @@ class Absent(TokmillError):
 
 class Changed(TokmillError):
     """An object is another one than before."""
+
+
+def _changed(address: str) -> Changed:
+    what = "the object has changed while it was read"
+    return Changed(what, where=address, hint="run the same command again")
 
 
 class Facts(NamedTuple):
@@ -80,8 +85,8 @@ _process: list[int] = []
 """The process that began to use obstore: its threads do not survive a fork."""
 
 
-def _client(address: str) -> tuple[Any, str]:
-    """Return obstore's client of a bucket or host, and the key of an address in it."""
+def _client(address: str) -> tuple[Any, Any, str]:
+    """Return obstore, its client of a bucket or host, and the key of an address in it."""
     scheme, rest = address.split("://", 1)
     if scheme == "http" and not LOCAL.match(f"{address}/"):
         raise UsageError("http:// is not read: anybody could change it on its way", where=address,
@@ -97,7 +102,7 @@ def _client(address: str) -> tuple[Any, str]:
     bucket, _, key = rest.partition("/")
     client = _new_client(f"{scheme}://{bucket}", patience())
     _process[:] = [os.getpid()]
-    return client, key
+    return plugins.require("obstore"), client, key
 
 
 @cache
@@ -144,8 +149,7 @@ def _error(doing: str, address: str, error: BaseException) -> TokmillError:
             if variables else "tokmill sends no password to https://",
         )  # fmt: skip
     if name == "PreconditionError" or status in (412, 416):
-        return Changed("the object has changed while it was read", where=address,
-                       hint="run the same command again")  # fmt: skip
+        return _changed(address)
     if isinstance(error, ValueError):
         return UsageError(f"the address names no object: {text.splitlines()[0]}", where=address,
                           hint="a key has no empty part, and no . or ..")  # fmt: skip
@@ -221,14 +225,13 @@ def _facts(address: str, meta: Any, attributes: Any = None) -> Facts:
 
 def head(address: str) -> Facts:
     """Return the facts of an object; raises `Absent` if there is none."""
-    client, key = _client(address)
-    obstore = plugins.require("obstore")
+    obstore, client, key = _client(address)
 
     def call() -> Facts:
         result = obstore.get(client, key, options={"head": True})
         return _facts(address, result.meta, result.attributes)
 
-    return _tried("look at", address, call)
+    return _tried("read", address, call)
 
 
 def listed(address: str) -> list[Facts]:
@@ -236,8 +239,7 @@ def listed(address: str) -> list[Facts]:
 
     Their marks are not those of `head`: servers give times of other precision here.
     """
-    client, key = _client(address)
-    obstore = plugins.require("obstore")
+    obstore, client, key = _client(address)
     root = address.removesuffix(key) if key else f"{address}/"
 
     def call() -> list[Facts]:
@@ -255,8 +257,7 @@ def read(facts: Facts, start: int = 0, stop: int | None = None) -> bytes:
     stop = facts.size if stop is None else min(stop, facts.size)
     if start >= stop:
         return b""
-    client, key = _client(facts.address)
-    obstore = plugins.require("obstore")
+    obstore, client, key = _client(facts.address)
     options: dict[str, Any] = {"range": (start, stop)}
     if facts.mark.startswith(('"', "W/")):
         options["if_match"] = facts.mark
@@ -266,8 +267,7 @@ def read(facts: Facts, start: int = 0, stop: int | None = None) -> bytes:
         data = bytes(result.bytes())
         now = _facts(facts.address, result.meta)
         if (now.size, now.mark) != (facts.size, facts.mark):
-            raise Changed("the object has changed while it was read", where=facts.address,
-                          hint="run the same command again")  # fmt: skip
+            raise _changed(facts.address)
         if len(data) != stop - start:
             raise EOFError(f"{len(data)} bytes came instead of {stop - start}")
         return data
@@ -275,19 +275,25 @@ def read(facts: Facts, start: int = 0, stop: int | None = None) -> bytes:
     return _tried("read", facts.address, call)
 
 
-def read_whole(address: str) -> bytes:
-    """Return a small object, by one request."""
-    client, key = _client(address)
-    obstore = plugins.require("obstore")
+def stream(address: str) -> Iterator[bytes]:
+    """Yield the content of an object; a small one takes one request."""
+    obstore, client, key = _client(address)
 
-    def call() -> bytes:
+    def call() -> tuple[Facts, bytes]:
         result = obstore.get(client, key)
-        data = bytes(result.bytes())
-        if len(data) != result.meta["size"]:
-            raise EOFError(f"{len(data)} bytes came instead of {result.meta['size']}")
-        return data
+        facts = _facts(address, result.meta)
+        data = bytes(result.bytes()) if facts.size <= RANGE else b""
+        if facts.size <= RANGE and len(data) != facts.size:
+            raise EOFError(f"{len(data)} bytes came instead of {facts.size}")
+        return facts, data
 
-    return _tried("read", address, call)
+    facts, data = _tried("read", address, call)
+    yield from chunks(facts) if facts.size > RANGE else [data]
+
+
+def read_whole(address: str) -> bytes:
+    """Return an object that is small enough for the memory."""
+    return b"".join(stream(address))
 
 
 def chunks(facts: Facts) -> Iterator[bytes]:
@@ -308,9 +314,9 @@ def chunks(facts: Facts) -> Iterator[bytes]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def at_once(function: Callable[[T], U], arguments: Iterable[T]) -> Iterator[U]:
+def at_once(function: Callable[[T], U], arguments: Iterable[T], many: int = MANY) -> Iterator[U]:
     """Yield the results of a function that waits for a server, in order, many at a time."""
-    with ThreadPoolExecutor(MANY, "tokmill-remote") as pool:
+    with ThreadPoolExecutor(many, "tokmill-remote") as pool:
         try:
             yield from pool.map(function, arguments)
         finally:
@@ -320,17 +326,16 @@ def at_once(function: Callable[[T], U], arguments: Iterable[T]) -> Iterator[U]:
 def put(address: str, data: bytes | Path, sha256: str) -> bool:
     """Write an object where there is none, with its digest; say whether it was written.
 
-    Only objects up to 16 MiB are refused by the server if there is one already (`If-None-Match`);
+    Only objects up to 8 MiB are refused by the server if there is one already (`If-None-Match`);
     of larger ones the caller knows that there is none.
     """
-    client, key = _client(address)
-    obstore = plugins.require("obstore")
+    obstore, client, key = _client(address)
     size = data.stat().st_size if isinstance(data, Path) else len(data)
     whole = size <= WHOLE
     content = data.read_bytes() if whole and isinstance(data, Path) else data
     how: dict[str, Any] = (
         {"mode": "create", "use_multipart": False} if whole
-        else {"use_multipart": True, "chunk_size": RANGE, "max_concurrency": AT_ONCE}
+        else {"use_multipart": True, "chunk_size": WHOLE, "max_concurrency": AT_ONCE}
     )  # fmt: skip
 
     def call() -> bool:

@@ -156,6 +156,8 @@ def push(
     else:
         print(f"{done.address}: {human_count(done.sent, 'file')} sent "
               f"({human_bytes(done.bytes)}), {done.there:,} were there")  # fmt: skip
+    if done.left_out:
+        say(f"note: not sent: unfinished or outdated overlays {', '.join(done.left_out)}")
     if not done.conditional:
         say("warning: this server ignores If-None-Match, so of two pushes to one address at the "
             "same time one could replace files of the other; the manifest was read back and "

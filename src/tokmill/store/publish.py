@@ -28,14 +28,13 @@ from tokmill.base.files import (
 )
 from tokmill.base.locks import locked
 from tokmill.base.progress import human_bytes
-from tokmill.base.remote import Facts, at_once
+from tokmill.base.remote import AT_ONCE, MANY, Facts, at_once
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import MANIFEST, PLAN, ShardEntry
+from tokmill.store.manifest import MANIFEST, PLAN
 from tokmill.store.marks import LOCK
-from tokmill.store.overlay import FOLDER, overlay_names
+from tokmill.store.overlay import FOLDER, facts_of, overlay_names
 from tokmill.store.remote_store import (
     FILES,
-    NOTE,
     SPARE,
     Note,
     fetch_index,
@@ -46,18 +45,19 @@ from tokmill.store.remote_store import (
 from tokmill.store.store import Store
 
 Advance = Callable[[int], None]
+PULLED = "pull.json"
+"""Note in a folder whose pull has not ended."""
 
 
 class Pushed(msgspec.Struct, kw_only=True):
-    """What a push has done."""
+    """What a push has done: files and bytes that were written, files that were there already."""
 
     address: str
     sent: int = 0
-    """Files that were written."""
     there: int = 0
-    """Files that were there already, with the same content."""
     bytes: int = 0
-    """Bytes that were written."""
+    left_out: list[str] = []
+    """Overlays that are not finished, or of which the store has changed since."""
     conditional: bool = True
     """Whether the server refuses to replace an object when it is asked to."""
 
@@ -70,39 +70,30 @@ def push(store: Path | str, address: str, advance: Advance = lambda size: None) 
         TokmillError: another store, or another file, stands there; or the store is not finished.
         MachineError: the server does not answer, or refuses.
     """
-    address = _writable(address)
+    where = address_of(address)
+    if not where or where.startswith("http") or "/" not in where.partition("://")[2]:
+        hint = "s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME"
+        raise UsageError("a store is pushed to a name in a bucket", where=str(address), hint=hint)
     opened = Store(store)
     if opened.remote is not None or opened.partial:
         what = "lies at an address already" if opened.remote else "is not complete"
-        raise TokmillError(f"the store {what}", where=str(store),
-                           hint="finish it with the same `tokmill build`")  # fmt: skip
-    result = Pushed(address=address)
-    to = _Sending(address, files_at(address, opened.manifest), result, advance)
-    plan = opened.path / PLAN
-    if plan.exists():
-        # First, so that another store at the address is noticed before anything is sent.
-        to.send([(plan, PLAN, sha256_file(plan))])
-        result.conditional = not remote.put(f"{address}/{PLAN}", plan, sha256_file(plan))
+        hint = "finish it with the same `tokmill build`, or pull it first"
+        raise TokmillError(f"the store {what}", where=str(store), hint=hint)
+    result = Pushed(address=where)
+    to = _Sending(where, files_at(where, opened.manifest), result, advance)
+    # First, so that another store at the address is noticed before anything is sent.
+    to.send([(opened.path / PLAN, PLAN, "")] if (opened.path / PLAN).exists() else [])
     if MANIFEST in to.there:
-        to.check(to.there[MANIFEST], sha256_file(opened.path / MANIFEST))
+        to.check(MANIFEST, sha256_file(opened.path / MANIFEST))
     for name in overlay_names(opened.path):
         overlay = Store(opened.path / FOLDER / name)
-        if not overlay.partial:
+        if overlay.partial or facts_of(overlay).base != opened.fingerprint:
+            result.left_out.append(name)
+        else:
             _push_files(overlay, f"{FOLDER}/{name}/", to)
     _push_files(opened, "", to)
-    return result
-
-
-def _writable(address: str) -> str:
-    result = address_of(address)
-    if not result or result.startswith("http"):
-        raise UsageError(
-            "a store is pushed to a bucket", where=str(address),
-            hint="s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME",
-        )  # fmt: skip
-    if "/" not in result.partition("://")[2]:
-        raise UsageError("the address names a bucket alone", where=result,
-                         hint=f"{result}/NAME")  # fmt: skip
+    again = opened.path / MANIFEST
+    result.conditional = not remote.put(f"{where}/{MANIFEST}", again, sha256_file(again))
     return result
 
 
@@ -114,63 +105,50 @@ class _Sending(NamedTuple):
     result: Pushed
     advance: Advance
 
-    def send(self, files: Iterable[tuple[Path, str, str]]) -> None:
-        """Send files (path, name, sha256), many at a time; what is there already stays."""
-        for sent, size in at_once(self._send, files):
+    def send(self, files: Iterable[tuple[Path, str, str]], many: int = MANY) -> None:
+        """Send files (path, name, sha256 if known), some at a time; what is there stays."""
+        for sent, size in at_once(self._send, files, many):
             self.result.sent += sent
             self.result.there += not sent
             self.result.bytes += sent * size
             self.advance(size)
 
     def _send(self, file: tuple[Path, str, str]) -> tuple[bool, int]:
-        path, name, sha256 = file
-        where, size = f"{self.address}/{name}", path.stat().st_size
-        if name not in self.there and remote.put(where, path, sha256):
+        path, name, known = file
+        sha256, size = sha256_file(path), path.stat().st_size
+        if known and sha256 != known:
+            hint = "`tokmill store validate STORE` says what helps"
+            raise TokmillError("the shard is damaged", where=str(path), hint=hint)
+        if name not in self.there and remote.put(f"{self.address}/{name}", path, sha256):
             return True, size
-        self.check(remote.head(where), sha256)
+        self.check(name, sha256)
         return False, size
 
-    def check(self, facts: Facts, sha256: str) -> None:
+    def check(self, name: str, sha256: str) -> None:
         """Refuse an object with another content."""
-        known = facts if facts.mark else remote.head(facts.address)
-        if remote.digest(known) != sha256:
-            raise _other(facts.address)
+        facts = remote.head(f"{self.address}/{name}")
+        if remote.digest(facts) != sha256:
+            raise TokmillError(
+                "another file stands at this address, and is not replaced",
+                where=facts.address,
+                hint="push to another address, or remove what is there first",
+            )
 
 
 def _push_files(store: Store, prefix: str, to: _Sending) -> None:
-    """Send shards, then what describes them, then the manifest."""
-
-    def checked(entry: ShardEntry) -> tuple[Path, str, str]:
-        path = inside(store.path / "shards", f"{entry.name}.safetensors")
-        if sha256_file(path) != entry.sha256:
-            hint = "`tokmill store validate STORE` says what helps"
-            raise TokmillError("the shard is damaged", where=str(path), hint=hint)
-        return path, f"{prefix}shards/{path.name}", entry.sha256
-
-    def named(path: Path) -> tuple[Path, str, str]:
-        return path, f"{prefix}{path.relative_to(store.path).as_posix()}", sha256_file(path)
-
-    to.send(map(checked, store.shards))
-    receipts = [store.path / "shards" / f"{entry.name}.json" for entry in store.shards]
-    rest = [*sorted(store.path.glob("*.json*")), *sorted(store.path.glob("vocab/*"))]
-    for path in rest:
+    """Send shards, then what describes them, then the manifest, which is read back."""
+    shards = [store.path / "shards" / f"{entry.name}.safetensors" for entry in store.shards]
+    named = zip(shards, store.shards, strict=True)
+    to.send([(path, f"{prefix}shards/{path.name}", one.sha256) for path, one in named], AT_ONCE)
+    rest = [path.with_suffix(".json") for path in shards]
+    for path in [*sorted(store.path.glob("*.json*")), *sorted(store.path.glob("vocab/*"))]:
         match = FILES.fullmatch(path.relative_to(store.path).as_posix())
         if match and match["index"] and f"{prefix}{path.name}" != PLAN:
-            receipts.append(path)
-    to.send(map(named, receipts))
-    manifest = store.path / MANIFEST
-    to.send([named(manifest)])
+            rest.append(path)
+    for paths in (rest, [store.path / MANIFEST]):
+        to.send([(p, f"{prefix}{p.relative_to(store.path).as_posix()}", "") for p in paths])
     # A server that replaces what is there may have let another push win.
-    where = f"{to.address}/{prefix}{MANIFEST}"
-    if remote.read_whole(where) != read_file(manifest):
-        raise _other(where)
-
-
-def _other(where: str) -> TokmillError:
-    return TokmillError(
-        "another file stands at this address, and is not replaced", where=where,
-        hint="push to another address, or remove what is there first",
-    )  # fmt: skip
+    to.check(f"{prefix}{MANIFEST}", sha256_file(store.path / MANIFEST))
 
 
 def pull(address: str, out: Path, advance: Advance = lambda size: None) -> Store:
@@ -194,10 +172,9 @@ def pull(address: str, out: Path, advance: Advance = lambda size: None) -> Store
         size -= sum(path.stat().st_size for path in out.rglob("*.safetensors"))
         free = shutil.disk_usage(out).free
         if size + SPARE > free:
-            raise MachineError(
-                f"the store takes {human_bytes(size)} more, and {human_bytes(free)} are free",
-                where=str(out), hint="choose a larger disk, or open the store by its address",
-            )  # fmt: skip
+            what = f"the store takes {human_bytes(size)} more, and {human_bytes(free)} are free"
+            hint = "choose a larger disk, or open the store by its address"
+            raise MachineError(what, where=str(out), hint=hint)
         write_file(out / PULLED, layout.encode(Note(source)))
         for name in sorted(files):
             match = FILES.fullmatch(name)
@@ -210,36 +187,25 @@ def pull(address: str, out: Path, advance: Advance = lambda size: None) -> Store
     return Store(out)
 
 
-PULLED = "pull.json"
-"""Note in a folder whose pull has not ended."""
-
-
 def _check_folder(out: Path, source: str, data: bytes) -> None:
     """Refuse a folder that holds something other than this store, or a part of it."""
-    if out.exists() and not out.is_dir():
-        raise TokmillError("is a file, not a folder", where=str(out), hint="choose another place")
     names = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else set()
     with contextlib.suppress(TokmillError):
         if (out / PULLED).is_file() and layout.read_json(out / PULLED, Note) == Note(source):
             return
-    if names and (NOTE in names or MANIFEST not in names or (out / MANIFEST).read_bytes() != data):
-        raise TokmillError(
-            "the folder holds something else than this store", where=str(out),
-            hint="choose another folder",
-        )  # fmt: skip
+    if names and (MANIFEST not in names or read_file(out / MANIFEST) != data):
+        what = "the folder holds something else than this store"
+        raise TokmillError(what, where=str(out), hint="choose another folder")
 
 
 def _pull_files(source: str, out: Path, advance: Advance) -> None:
     data, manifest = read_manifest(source)
     fetch_index(source, out, manifest)
 
-    def fetch(entry: ShardEntry) -> None:
+    for entry in manifest.shards:
         path = inside(out / "shards", f"{entry.name}.safetensors")
         whole = path.is_file() and path.stat().st_size == entry.bytes
         if not whole or sha256_file(path) != entry.sha256:
             fetch_shard(source, path, entry)
         advance(entry.bytes)
-
-    for entry in manifest.shards:
-        fetch(entry)
     write_file(out / MANIFEST, data)

@@ -8,6 +8,7 @@ manifest when they are fetched, and when a process uses them first.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -23,9 +24,8 @@ from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.base.files import (
     address_of,
     inside,
-    is_private,
-    machine_errors,
     make_folder,
+    read_file,
     remove,
     remove_leftovers,
     sha256_file,
@@ -118,7 +118,7 @@ def fetch_index(address: str, folder: Path, manifest: Manifest) -> None:
         path = inside(folder, name, deep=True)
         make_folder(path.parent)
         try:
-            write_file(path, remote.read_whole(f"{address}/{name}"), sync=False)
+            write_file(path, remote.stream(f"{address}/{name}"), sync=False)
         except Absent:
             if name not in (layout.PLAN, "inputs.jsonl"):
                 raise
@@ -251,7 +251,10 @@ class Remote:
     def refresh(self) -> None:
         """Fetch everything once more, as to validate the store: small files now, shards on use."""
         data, manifest = read_manifest(self.address)
-        _fetch_store(self.address, self.folder, data, manifest, fresh=True)
+        if data != read_file(self.folder / layout.MANIFEST):
+            what = "another store has taken the place of the one that was opened"
+            raise TokmillError(what, where=self.address, hint="run the same command again")
+        fetch_index(self.address, self.folder, manifest)
         self.fresh = True
 
     def offsets(self, entries: Sequence[ShardEntry]) -> Iterator[Array]:
@@ -292,17 +295,18 @@ def make_room(size: int) -> None:
     over = size + SPARE - shutil.disk_usage(cache).free
     if limit:
         over = max(over, size + sum(each for _, each, _ in used) - limit)
-    for _, freed, path in used:
-        if over > 0 and not is_private(path.name) and (path.parent.parent / NOTE).is_file():
-            remove(path)
-            over -= freed
-    if over > 0:
+    here = [(path, each) for _, each, path in used if layout.SHARD_FILE.fullmatch(path.name)]
+    if over > sum(each for _, each in here):
         why = f"{LIMIT} is {human_bytes(limit)}" if limit else "its disk is full"
         raise MachineError(
             f"the cache has no room for {human_bytes(size)}: {why}",
             where=str(cache),
             hint=f"raise {LIMIT}, free some space, or set {FOLDER} to a folder of a larger disk",
         )
+    for path, each in here:
+        if over > 0:
+            remove(path)
+            over -= each
 
 
 def check_room(stores: Iterable[tuple[Remote, Sequence[ShardEntry]]], at_a_time: int) -> None:
@@ -335,21 +339,21 @@ def _shards_of(cache: Path) -> Iterator[tuple[int, int, Path]]:
     """Yield (time, bytes, path) of the shards in the cache, and of those that are fetched now."""
     for pattern in ("stores/*/", "stores/*/overlays/*/"):
         for path in cache.glob(f"{pattern}shards/*.safetensors*"):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 facts = path.stat()
-            except FileNotFoundError:
-                continue
-            yield facts.st_mtime_ns, facts.st_size, path
+                if (path.parent.parent / NOTE).is_file():
+                    yield facts.st_mtime_ns, facts.st_size, path
 
 
 def remote_at(path: Path | str) -> Remote | None:
     """Open the store at an address, or in a folder of the cache; None for another path."""
     if not (address := address_of(path)):
-        note = Path(path) / NOTE
-        if not note.is_file():
+        folder = Path(path).absolute()
+        # Elsewhere a note is not trusted: whoever wrote it would choose what is fetched.
+        if cache_folder() not in folder.parents or not (folder / NOTE).is_file():
             return None
-        known: Note = layout.read_json(note, Note)
-        return Remote(Path(path).absolute(), known.address)
+        note: Note = layout.read_json(folder / NOTE, Note)
+        return Remote(folder, note.address)
     data, manifest = read_manifest(address)
     key = hashlib.sha256(f"{address}\0".encode() + data).hexdigest()[:16]
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", address.split("://", 1)[1])[-60:].strip("-.")
@@ -366,14 +370,10 @@ def remote_at(path: Path | str) -> Remote | None:
     return Remote(folder, address)
 
 
-def _fetch_store(
-    address: str, folder: Path, data: bytes, manifest: Manifest, *, fresh: bool = False
-) -> None:
+def _fetch_store(address: str, folder: Path, data: bytes, manifest: Manifest) -> None:
     path, note = folder / layout.MANIFEST, folder / NOTE
-    with machine_errors("read", folder):
-        same = note.is_file() and path.is_file() and path.read_bytes() == data
-    if not same or fresh:
+    if not (note.is_file() and path.is_file() and read_file(path) == data):
+        remove(note)
         fetch_index(address, folder, manifest)
-    if not same:
         write_file(path, data)
         write_file(note, layout.encode(Note(address)))
