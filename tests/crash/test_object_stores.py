@@ -377,6 +377,20 @@ def test_the_cache_has_a_limit(
     assert np.array_equal(*held)
 
 
+def test_the_shards_of_a_step(proxy: Proxy, address: str, local: Path) -> None:
+    """What is fetched ahead is what the step reads, and no shard is fetched before the first."""
+    push(local, address)
+    for shards in (0, 1):
+        store = tokmill.Store(address)
+        feed = tokmill.Feed(tokmill.Windows(store, 8, shards=shards), 3, seed=shards)
+        assert not store.touched()
+        for step in range(40):
+            store._touched.clear()
+            store._mapped.clear()
+            feed.batch(step)
+            assert sorted(store.touched()) == sorted(number for _, number in feed.shards_of(step))
+
+
 READ_ALL = """
 import hashlib, sys, tokmill
 digest = hashlib.sha256()

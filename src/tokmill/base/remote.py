@@ -129,7 +129,7 @@ def _new_client(root: str, limit: float) -> Any:
         raise _error("open", root, error) from None
 
 
-def _error(doing: str, address: str, error: BaseException) -> TokmillError:
+def _error(doing: str, address: str, error: Exception) -> TokmillError:
     """Return what a failure of obstore means."""
     if isinstance(error, TokmillError):
         return error
@@ -155,7 +155,7 @@ def _error(doing: str, address: str, error: BaseException) -> TokmillError:
                           hint="a key has no empty part, and no . or ..")  # fmt: skip
     why = f"the server answered {status}" if status else text.splitlines()[0] if text else name
     if status in (0, 408, 429) or status >= 500:
-        why += f"; tried again for up to {patience():g} s"
+        why += f"; it was tried again for {patience() / 2:g} s"
     return MachineError(
         f"{doing} failed: {why}", where=address,
         hint=f"is the server reachable, and are these set right: {variables}?"
@@ -163,7 +163,7 @@ def _error(doing: str, address: str, error: BaseException) -> TokmillError:
     )  # fmt: skip
 
 
-def _may_pass(error: BaseException) -> bool:
+def _may_pass(error: Exception) -> bool:
     if isinstance(error, TokmillError | FileNotFoundError | ValueError):
         return False
     match = re.search(r"status code: (\d{3})", str(error))
@@ -193,7 +193,8 @@ def _limited(call: Callable[[], T], seconds: float) -> T:
         raise TimeoutError(f"no answer in {seconds:g} s") from None
     if done:
         return cast(T, result)
-    raise result
+    # A panic of obstore is no `Exception`.
+    raise result if isinstance(result, Exception) else RuntimeError(str(result))
 
 
 def _tried(doing: str, address: str, call: Callable[[], T], size: int = 0) -> T:
@@ -210,10 +211,6 @@ def _tried(doing: str, address: str, call: Callable[[], T], size: int = 0) -> T:
             # A call may take half of the time, so the last one begins before.
             if not _may_pass(error) or time.monotonic() - begun + pause > limit / 2:
                 raise _error(doing, address, error) from None
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":
-                raise
-            raise _error(doing, address, error) from None
         time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
         pause = min(2 * pause, 4)
 
@@ -373,9 +370,6 @@ class _Ranges(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._at
 
     def seek(self, place: int, whence: int = 0) -> int:
         self._at = max(0, place + (0, self._at, self.facts.size)[whence])

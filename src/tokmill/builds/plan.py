@@ -289,7 +289,7 @@ def folder_of(chosen: BuildRecipe) -> Path:
 
 
 def _check_addresses(chosen: BuildRecipe, fine: bool) -> None:
-    """Refuse addresses of what is read whole; the other options name files of a disk."""
+    """Refuse addresses of what is read whole."""
     address = next(filter(None, map(address_of, chosen.inputs)), "")
     if address and not fine:
         raise UsageError(
@@ -297,9 +297,6 @@ def _check_addresses(chosen: BuildRecipe, fine: bool) -> None:
             where=address,
             hint="copy them first; `tokmill store pull ADDRESS -o STORE` copies a store",
         )
-    if address_of(chosen.tokenizer or ""):
-        what = "a tokenizer must be on a disk"
-        raise UsageError(what, where=address_of(chosen.tokenizer or ""), hint="copy it first")
 
 
 def prepare(chosen: BuildRecipe) -> Prepared:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -215,7 +216,7 @@ class Remote:
                 if not self._is_good(path, entry):
                     make_room(entry.bytes)
                     fetch_shard(self.address, path, entry)
-                    self._checked[entry.name] = stamp(path.stat())
+                    self._checked[entry.name] = stamp(path.stat())[:3]
             finally:
                 remove(lock)
         return path
@@ -237,15 +238,16 @@ class Remote:
 
     def _is_good(self, path: Path, entry: ShardEntry) -> bool:
         try:
-            now = stamp(path.stat())
+            now = stamp(path.stat())[:3]
         except FileNotFoundError:
             return False
         if self._checked.get(entry.name) == now:
             return True
         if self.fresh or now[0] != entry.bytes or sha256_file(path) != entry.sha256:
             return False
-        os.utime(path)
-        self._checked[entry.name] = stamp(path.stat())
+        # When it was opened last; the time of its content, by which it is known, stays.
+        os.utime(path, ns=(time.time_ns(), now[1]))
+        self._checked[entry.name] = now
         return True
 
     def refresh(self) -> None:
@@ -342,7 +344,7 @@ def _shards_of(cache: Path) -> Iterator[tuple[int, int, Path]]:
             with contextlib.suppress(FileNotFoundError):
                 facts = path.stat()
                 if (path.parent.parent / NOTE).is_file():
-                    yield facts.st_mtime_ns, facts.st_size, path
+                    yield facts.st_atime_ns, facts.st_size, path
 
 
 def remote_at(path: Path | str) -> Remote | None:
