@@ -89,16 +89,15 @@ def _client(address: str) -> tuple[Any, Any, str]:
     """Return obstore, its client of a bucket or host, and the key of an address in it."""
     scheme, rest = address.split("://", 1)
     if scheme == "http" and not LOCAL.match(f"{address}/"):
-        raise UsageError("http:// is not read: anybody could change it on its way", where=address,
-                         hint="https://")  # fmt: skip
+        what = "http:// is not read: anybody could change it on its way"
+        raise UsageError(what, where=address, hint="https://")
     if scheme in ("http", "https") and set("?#") & set(rest):
-        raise UsageError("addresses with ? or # are not read", where=address,
-                         hint="download the file first: curl -o FILE ADDRESS")  # fmt: skip
+        hint = "download the file first: curl -o FILE ADDRESS"
+        raise UsageError("addresses with ? or # are not read", where=address, hint=hint)
     if _process and _process[0] != os.getpid():
-        raise MachineError(
-            "a forked process cannot read addresses after its parent has", where=address,
-            hint='start processes by "spawn": DataLoader(…, multiprocessing_context="spawn")',
-        )  # fmt: skip
+        what = "a forked process cannot read addresses after its parent has"
+        hint = 'start processes by "spawn": DataLoader(…, multiprocessing_context="spawn")'
+        raise MachineError(what, where=address, hint=hint)
     bucket, _, key = rest.partition("/")
     client = _new_client(f"{scheme}://{bucket}", patience())
     _process[:] = [os.getpid()]
@@ -109,15 +108,14 @@ def _client(address: str) -> tuple[Any, Any, str]:
 def _new_client(root: str, limit: float) -> Any:
     store = plugins.require("obstore.store")
     second = timedelta(seconds=1)
-    plain = any(value.startswith("http://") for name, value in os.environ.items()
-                if "ENDPOINT" in name or name == "STORAGE_EMULATOR_HOST")  # fmt: skip
+    named = [value for name, value in os.environ.items() if "ENDPOINT" in name]
     try:
         return store.from_url(
             root,
             client_options={
                 "timeout": min(REQUEST, limit / 2) * second,
                 "connect_timeout": min(CONNECT, limit / 4) * second,
-                "allow_http": plain or root.startswith("http:"),
+                "allow_http": any(url.startswith("http:") for url in (root, *named)),
             },
             retry_config={
                 "max_retries": 2,
@@ -137,30 +135,25 @@ def _error(doing: str, address: str, error: Exception) -> TokmillError:
     status = int(match[1]) if (match := re.search(r"status code: (\d{3})", text)) else 0
     variables = VARIABLES.get(address.partition(":")[0], "")
     if isinstance(error, FileNotFoundError) or status == 404:
-        bucket = "NoSuchBucket" in text
-        return Absent(
-            f"there is no such {'bucket' if bucket else 'object'}", where=address,
-            hint="check the address" + (f"; {variables} say where it is" if variables else ""),
-        )  # fmt: skip
+        what = f"there is no such {'bucket' if 'NoSuchBucket' in text else 'object'}"
+        hint = "check the address" + (f"; {variables} say where it is" if variables else "")
+        return Absent(what, where=address, hint=hint)
     if status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError"):
-        return MachineError(
-            f"{doing} was refused ({status or 'no permission'})", where=address,
-            hint=f"are the credentials of this bucket, and not expired? {variables}"
-            if variables else "tokmill sends no password to https://",
-        )  # fmt: skip
+        hint = f"are the credentials of this bucket, and not expired? {variables}"
+        hint = hint if variables else "tokmill sends no password to https://"
+        what = f"{doing} was refused ({status or 'no permission'})"
+        return MachineError(what, where=address, hint=hint)
     if name == "PreconditionError" or status in (412, 416):
         return _changed(address)
     if isinstance(error, ValueError):
-        return UsageError(f"the address names no object: {text.splitlines()[0]}", where=address,
-                          hint="a key has no empty part, and no . or ..")  # fmt: skip
+        what = f"the address names no object: {text.splitlines()[0]}"
+        return UsageError(what, where=address, hint="a key has no empty part, and no . or ..")
     why = f"the server answered {status}" if status else text.splitlines()[0] if text else name
     if status in (0, 408, 429) or status >= 500:
         why += f"; it was tried again for {patience() / 2:g} s"
-    return MachineError(
-        f"{doing} failed: {why}", where=address,
-        hint=f"is the server reachable, and are these set right: {variables}?"
-        if variables else "is the server reachable?",
-    )  # fmt: skip
+    right = f", and are these set right: {variables}" if variables else ""
+    hint = f"is the server reachable{right}?"
+    return MachineError(f"{doing} failed: {why}", where=address, hint=hint)
 
 
 def _may_pass(error: Exception) -> bool:
@@ -330,10 +323,9 @@ def put(address: str, data: bytes | Path, sha256: str) -> bool:
     size = data.stat().st_size if isinstance(data, Path) else len(data)
     whole = size <= WHOLE
     content = data.read_bytes() if whole and isinstance(data, Path) else data
-    how: dict[str, Any] = (
-        {"mode": "create", "use_multipart": False} if whole
-        else {"use_multipart": True, "chunk_size": WHOLE, "max_concurrency": AT_ONCE}
-    )  # fmt: skip
+    how: dict[str, Any] = {"mode": "create", "use_multipart": False}
+    if not whole:
+        how = {"use_multipart": True, "chunk_size": WHOLE, "max_concurrency": AT_ONCE}
 
     def call() -> bool:
         try:

@@ -154,14 +154,13 @@ def push(
     if json:
         print_json(done)
     else:
-        print(f"{done.address}: {human_count(done.sent, 'file')} sent "
-              f"({human_bytes(done.bytes)}), {done.there:,} were there")  # fmt: skip
+        sent = f"{human_count(done.sent, 'file')} sent ({human_bytes(done.bytes)})"
+        print(f"{done.address}: {sent}, {done.there:,} were there")
     if done.left_out:
         say(f"note: not sent: unfinished or outdated overlays {', '.join(done.left_out)}")
     if not done.conditional:
-        say("warning: this server ignores If-None-Match, so of two pushes to one address at the "
-            "same time one could replace files of the other; the manifest was read back and "
-            "compared")  # fmt: skip
+        say("warning: this server ignores If-None-Match: of two pushes to one address at a time,")
+        say("one could replace files of the other. The manifest was read back and compared.")
 
 
 def pull(
@@ -180,8 +179,8 @@ def pull(
     if json:
         print_json({"store": str(out), "records": store.records, "tokens": store.tokens})
     else:
-        print(f"{out}: {human_count(store.records, 'record')}, "
-              f"{human_count(store.tokens, 'token')}")  # fmt: skip
+        counts = human_count(store.records, "record"), human_count(store.tokens, "token")
+        print(f"{out}: {', '.join(counts)}")
 
 
 def load_format(name: str) -> Any:

@@ -87,8 +87,8 @@ def files_at(address: str, manifest: Manifest) -> dict[str, Facts]:
     names = [layout.PLAN, "inputs.jsonl", layout.MANIFEST]
     names += [f"vocab/{one.file}" for one in manifest.vocabularies.values()]
     names += ["vocab/probe.json"] * isinstance(manifest.probe, str)
-    names += [f"shards/{one.name}.{end}" for one in manifest.shards
-              for end in ("json", "safetensors")]  # fmt: skip
+    for end in ("json", "safetensors"):
+        names += [f"shards/{one.name}.{end}" for one in manifest.shards]
     return {name: Facts(f"{address}/{name}", 0) for name in names if FILES.fullmatch(name)}
 
 
@@ -98,14 +98,13 @@ def read_manifest(address: str) -> tuple[bytes, Manifest]:
     try:
         data = remote.read_whole(where)
     except Absent as error:
-        raise TokmillError(
-            "there is no store at the address, or its push has not ended", where=address,
-            hint=f"`tokmill store push STORE {address}` publishes one; {error.hint}",
-        ) from None  # fmt: skip
+        what = "there is no store at the address, or its push has not ended"
+        hint = f"`tokmill store push STORE {address}` publishes one; {error.hint}"
+        raise TokmillError(what, where=address, hint=hint) from None
     manifest: Manifest = layout.decode(data, where, Manifest)
     if manifest.format != layout.FORMAT:
-        raise TokmillError(f"the store has format {manifest.format}, not {layout.FORMAT}",
-                           where=address, hint="read it with the tokmill that made it")  # fmt: skip
+        what = f"the store has format {manifest.format}, not {layout.FORMAT}"
+        raise TokmillError(what, where=address, hint="read it with the tokmill that made it")
     return data, manifest
 
 
@@ -139,10 +138,9 @@ def check_index(address: str, folder: Path, manifest: Manifest) -> None:
 
     def demand(name: str, good: bool) -> None:
         if not good:
-            raise TokmillError(
-                "the file is missing, or not the one that the manifest describes",
-                where=f"{address}/{name}", hint="push the store again, to an empty address",
-            )  # fmt: skip
+            what = "the file is missing, or not the one that the manifest describes"
+            hint = "push the store again, to an empty address"
+            raise TokmillError(what, where=f"{address}/{name}", hint=hint)
 
     for one in manifest.vocabularies.values():
         path = inside(folder / "vocab", one.file)
@@ -154,12 +152,11 @@ def check_index(address: str, folder: Path, manifest: Manifest) -> None:
         lines = folder / "inputs.jsonl"
         demand(lines.name, lines.is_file() and sha256_file(lines) == plan.inputs_sha256)
     for entry in manifest.shards:
-        path = folder / "shards" / f"{entry.name}.json"
-        demand(f"shards/{path.name}", path.is_file())
-        receipt = layout.read_sealed(path, Receipt)
-        stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
-        demand(f"shards/{path.name}",
-               stated == (entry.records, entry.tokens, entry.bytes, entry.sha256))  # fmt: skip
+        name = f"shards/{entry.name}.json"
+        demand(name, (folder / name).is_file())
+        receipt = layout.read_sealed(folder / name, Receipt)
+        stated = (receipt.name, receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
+        demand(name, stated == msgspec.structs.astuple(entry))
 
 
 def fetch_shard(address: str, path: Path, entry: ShardEntry) -> None:
@@ -231,10 +228,8 @@ class Remote:
                 # Another process may have removed it, to make room. Once mapped, it stays readable.
                 if path.exists():
                     raise
-        raise MachineError(
-            "other processes remove the shards of the cache as soon as they are fetched",
-            where=str(self.folder), hint=f"raise {LIMIT}",
-        )  # fmt: skip
+        what = "other processes remove the shards of the cache as soon as they are fetched"
+        raise MachineError(what, where=str(self.folder), hint=f"raise {LIMIT}")
 
     def _is_good(self, path: Path, entry: ShardEntry) -> bool:
         try:
@@ -265,9 +260,11 @@ class Remote:
         def read(entry: ShardEntry) -> Array:
             path = self._path(entry)
             place = path if path.exists() else f"{self.address}/shards/{path.name}"
-            with remote.open_input(place) as file, refused(
-                "the shard is damaged", place, hint="`tokmill store validate` finds all damage"
-            ):  # fmt: skip
+            hint = "`tokmill store validate` finds all damage"
+            with (
+                remote.open_input(place) as file,
+                refused("the shard is damaged", place, hint=hint),
+            ):
                 header = tensor_header(file, entry.bytes)
                 start, stop = header.tensors["offsets"].data_offsets
                 file.seek(8 + header.length + start)
@@ -327,8 +324,9 @@ def check_room(stores: Iterable[tuple[Remote, Sequence[ShardEntry]]], at_a_time:
     limit, cache = cache_limit(), make_folder(cache_folder())
     free = shutil.disk_usage(cache).free
     if (limit and need > limit) or need - here + SPARE > free:
-        room = f"{LIMIT} is {human_bytes(limit)}" if limit and need > limit else (
-            f"its disk has {human_bytes(free)} free")  # fmt: skip
+        room = f"its disk has {human_bytes(free)} free"
+        if limit and need > limit:
+            room = f"{LIMIT} is {human_bytes(limit)}"
         raise UsageError(
             f"the shards that are read at a time take {human_bytes(need)} of the cache, and {room}",
             where=str(cache),
