@@ -301,6 +301,7 @@ def test_errors_name_the_address(
     fails(UsageError, "names no object", "s3://bucket/a//b")
     fails(UsageError, "anybody could change", "http://example.org/store")
     fails(UsageError, r"\? or #", "https://example.org/store?token=1")
+    fails(UsageError, "Account must be specified", "az://container")
     for status, what in ((401, "401"), (403, "refused .403"), (500, "answered 500")):
         proxy.fault = lambda method, path, status=status: status  # type: ignore[misc]
         fails(MachineError, what)

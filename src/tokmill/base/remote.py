@@ -124,7 +124,9 @@ def _new_client(root: str, limit: float) -> Any:
             },
         )
     except Exception as error:
-        raise _error("open", root, error) from None
+        what = f"the address cannot be opened: {str(error).splitlines()[0]}"
+        hint = VARIABLES.get(root.partition(":")[0], "check the address")
+        raise UsageError(what, where=root, hint=hint) from None
 
 
 def _error(doing: str, address: str, error: Exception) -> TokmillError:
