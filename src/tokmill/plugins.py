@@ -372,6 +372,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
     "ray": "ray",
+    "obstore": "remote",
     "torch_mlir": "mlir",
     "gymnasium": "mlir",
     "onnx": "mlir",

@@ -22,6 +22,7 @@ HEAVY = {
     "jinja2",
     "matplotlib",
     "numpy",
+    "obstore",
     "pandas",
     "psutil",
     "pyarrow",

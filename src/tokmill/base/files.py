@@ -26,6 +26,8 @@ TEMPORARY = ".tmp-"
 """Prefix of the name of a private file."""
 PRIVATE = re.compile(rf"{re.escape(TEMPORARY)}.+-[0-9]+-[0-9a-f]{{8}}", re.DOTALL)
 """Name of a private file: prefix, final name, process id, a random number."""
+ADDRESS = re.compile(r"(s3|gs|az|https?):/{1,2}(?!/)(.+)", re.DOTALL)
+"""Matches an address (`base/remote.py`), also one that went through `Path`: with one slash."""
 LONGEST_NAME = 255
 """Bytes that a file's name may have on Linux (NAME_MAX)."""
 
@@ -48,6 +50,26 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of a file system without locks."""
 
 
+def address_of(path: Path | str) -> str:
+    """Return a path as an address without a slash at its end, "" if it is none."""
+    match = ADDRESS.fullmatch(str(path))
+    return f"{match[1]}://{match[2].rstrip('/')}" if match else ""
+
+
+def place_of(path: Path | str) -> str:
+    """Return an address as it is, a path absolute."""
+    return address_of(path) or str(Path(path).absolute())
+
+
+def _on_disk(path: Path) -> None:
+    if address := address_of(path):
+        raise UsageError(
+            "this is written to a disk, not to an address",
+            where=address,
+            hint="name a folder or file; `tokmill store push STORE ADDRESS` publishes a store",
+        )
+
+
 def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
     """Return the `MachineError` of an `OSError`."""
     hints = HINTS | {
@@ -67,6 +89,8 @@ def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
             "the file system has no locks: write to another one, such as a local disk, or mount it "
             "with locks (Lustre: -o flock; NFS: with lockd). To read from it needs none",
         )
+    if address_of(path):
+        hints |= {errno.ENOENT: "copy it to a disk first: here no address is read"}
     what = f"{doing} failed: {os.strerror(number)}"
     return MachineError(what, where=str(path), hint=hints.get(number, "see the system's message"))
 
@@ -92,6 +116,7 @@ def sync_folder(folder: Path) -> None:
 
 def make_folder(folder: Path) -> Path:
     """Make a folder and its parents; an existing folder is fine."""
+    _on_disk(folder)
     with machine_errors("make folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -117,6 +142,7 @@ def private_path(path: Path) -> Path:
 
     Raises `UsageError` for a path without a name, such as that of an empty string.
     """
+    _on_disk(path)
     if not path.name:
         raise UsageError(
             "there is no name to write to",
@@ -402,23 +428,18 @@ def stamp(facts: os.stat_result) -> tuple[int, ...]:
     return facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns
 
 
-def sampled_digest(path: Path, size: int, block: int = 4096) -> str:
-    """Return a digest of a file's head, middle and tail: cheap, and changed by most edits.
+def sampled(path: Path) -> tuple[int, str, bytes]:
+    """Return a file's size, a digest of its head, middle and tail, and its first bytes.
 
-    It only decides whether work can be re-used; content that is read is hashed in full.
+    The digest is cheap, and changed by most edits. It only decides whether work can be re-used;
+    content that is read is hashed in full.
     """
     with reading(path) as handle:
-        return _sampled(handle, size, block)[0]
-
-
-def sampled(path: Path, block: int = 4096) -> tuple[int, str, bytes]:
-    """Return a file's size, its `sampled_digest` and its first bytes."""
-    with reading(path) as handle:
         size = os.fstat(handle.fileno()).st_size
-        return size, *_sampled(handle, size, block)
+        return size, *sampled_of(handle, size)
 
 
-def _sampled(handle: BinaryIO, size: int, block: int) -> tuple[str, bytes]:
+def sampled_of(handle: BinaryIO, size: int, block: int = 4096) -> tuple[str, bytes]:
     digest = hashlib.sha256(str(size).encode())
     head = b""
     for start in sorted({0, max(0, (size - block) // 2), max(0, size - block)}):

@@ -10,7 +10,8 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
-from tokmill.base.files import reading
+from tokmill.base.files import machine_errors
+from tokmill.base.remote import open_input
 
 MAGIC = {
     ".gz": b"\x1f\x8b\x08",
@@ -53,7 +54,7 @@ def inflate(
     Raises `TokmillError` if a member is damaged, or does not end at `stop` or at the file's end.
     """
     kind = kind or next(ending for ending in MAGIC if path.lower().endswith(ending))
-    with reading(path) as file:
+    with machine_errors("read", path), open_input(path) as file:
         file.seek(start)
         left = (stop if stop is not None else file.seek(0, 2)) - start
         file.seek(start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import shutil
 import sys
 import threading
@@ -12,7 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from tokmill.base.errors import UsageError
+
 EVERY = 30.0
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def human_time(seconds: float) -> str:
@@ -33,6 +38,14 @@ def human_bytes(number: float) -> str:
             return f"{number:.{digits}f} {unit}"
         number /= 1000
     raise AssertionError
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a text such as 2GB, 512MiB or 1000."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in UNITS:
+        raise UsageError(f"{text!r} is no number of bytes", hint="such as 2GB or 512MiB")
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def human_count(number: int, noun: str, nouns: str = "") -> str:

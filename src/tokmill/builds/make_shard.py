@@ -20,11 +20,10 @@ from tokmill.base.files import (
     inside,
     machine_errors,
     read_file,
-    sampled_digest,
     sha256_file,
-    stamp,
     write_file,
 )
+from tokmill.base.remote import Absent, sampled_input, stamp_of
 from tokmill.builds.execution.resources import Amount
 from tokmill.builds.source import Frozen, Item, Resources, Source, settle_probe
 from tokmill.store.manifest import (
@@ -304,7 +303,7 @@ def check_unchanged(item: Item, before: Stamps | None = None) -> Stamps:
     if Path(item.path).is_dir():
         return []
     files = [(item.path, item.digest), *((other.path, other.digest) for other in item.others)]
-    now = [_checked(Path(path), digest) for path, digest in files]
+    now = [_checked(path, digest) for path, digest in files]
     for (path, _), old, new in zip(files, before or now, now, strict=True):
         if new != old:
             what = "the file has changed while it was read"
@@ -312,15 +311,16 @@ def check_unchanged(item: Item, before: Stamps | None = None) -> Stamps:
     return now
 
 
-def _checked(path: Path, digest: str) -> tuple[int, ...]:
-    if not path.exists():
+def _checked(path: str, digest: str) -> tuple[int, ...]:
+    try:
+        with machine_errors("read", path):
+            now = stamp_of(path)
+    except Absent:
         what = "the file has vanished since the build was planned"
-        raise InputChanged(what, where=str(path), hint=PLAN_ANEW)
-    with machine_errors("read", path):
-        now = stamp(path.stat())
-    if sampled_digest(path, now[0]) != digest:
+        raise InputChanged(what, where=path, hint=PLAN_ANEW) from None
+    if sampled_input(path)[1] != digest:
         what = "the file has changed since the build was planned"
-        raise InputChanged(what, where=str(path), hint=PLAN_ANEW)
+        raise InputChanged(what, where=path, hint=PLAN_ANEW)
     return now
 
 

@@ -13,7 +13,15 @@ import msgspec
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import machine_errors, open_file, path_to_text, read_file, write_file
+from tokmill.base.files import (
+    address_of,
+    machine_errors,
+    open_file,
+    path_to_text,
+    place_of,
+    read_file,
+    write_file,
+)
 from tokmill.builds.execution.resources import Amount
 from tokmill.builds.scan import CHOICE, OWN
 from tokmill.builds.source import Frozen, Item, Request, Source
@@ -110,7 +118,7 @@ def make_plan(
         input_bytes=sum(item.size for item in planned),
         shards=shards,
         options=msgspec.to_builtins(source.config),
-        roots=[path_to_text(str(Path(root).absolute())) for root in roots],
+        roots=[path_to_text(place_of(root)) for root in roots],
         left_out=dict(source.left_out) or msgspec.UNSET,
         not_text=sorted(map(path_to_text, source.not_text)) or msgspec.UNSET,
         overlay=source.overlay,
@@ -266,6 +274,7 @@ class Prepared(msgspec.Struct, frozen=True):
 def folder_of(chosen: BuildRecipe) -> Path:
     """Return the folder of a build: the named one, or for an overlay a folder in its store."""
     kind = plugins.load(plugins.SOURCES, chosen.source)
+    _check_addresses(chosen, kind.reads_addresses)
     if not kind.is_overlay:
         if not chosen.out:
             raise UsageError("no folder for the store was named", hint="-o STORE")
@@ -277,6 +286,17 @@ def folder_of(chosen: BuildRecipe) -> Path:
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
     folder: Path = kind.folder(config, chosen.inputs)
     return folder
+
+
+def _check_addresses(chosen: BuildRecipe, fine: bool) -> None:
+    """Refuse addresses of what is read whole."""
+    address = next(filter(None, map(address_of, chosen.inputs)), "")
+    if address and not fine:
+        raise UsageError(
+            f"`build {chosen.source}` reads whole files or stores, which must be on a disk",
+            where=address,
+            hint="copy them first; `tokmill store pull ADDRESS -o STORE` copies a store",
+        )
 
 
 def prepare(chosen: BuildRecipe) -> Prepared:

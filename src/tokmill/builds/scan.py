@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -15,9 +16,10 @@ from typing import NamedTuple
 import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import machine_error, machine_errors, sampled
+from tokmill.base.files import address_of, machine_error, machine_errors
 from tokmill.base.inflate import MAGIC
 from tokmill.base.progress import human_count
+from tokmill.base.remote import Absent, at_once, head, listed, sampled_input
 from tokmill.store.marks import kind_of
 
 SHOWN, MOST_SHOWN = 8, 80
@@ -116,10 +118,11 @@ def find_files(
     for argument in inputs:
         left: Counter[str] = Counter()
         count = 0
-        for entry in _entries(argument, chosen, left):
-            size, digest, head = sampled(entry.path)
-            why = fits(entry.path, head) if fits is not None and not entry.named else ""
-            place = os.path.abspath(entry.path)
+        found = list(_entries(argument, chosen, left))
+        sampled = (at_once if address_of(argument) else map)(sampled_input, [e.path for e in found])
+        for entry, (size, digest, first) in zip(found, sampled, strict=True):
+            why = fits(entry.path, first) if fits is not None and not entry.named else ""
+            place = address_of(entry.path) or os.path.abspath(entry.path)
             if why:
                 left[why] += 1
             elif place in entries:
@@ -157,7 +160,7 @@ def with_lists(inputs: Sequence[str] | None, lists: Sequence[str] | None) -> lis
             data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         paths = list(_listed(name, data))
         for number, path in paths:
-            if not os.path.exists(path):
+            if not (address_of(path) or os.path.exists(path)):
                 raise TokmillError(
                     f"there is no such file or folder: {path[:MOST_SHOWN]}",
                     where=f"{name}, line {number:,}",
@@ -174,7 +177,8 @@ def _listed(name: str, data: bytes) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(data.splitlines(), 1):
         path = os.fsdecode(line.strip())
         if path and path[0] != "#":
-            yield number, path if name == "-" else str(Path(name).parent / path)
+            whole = name == "-" or address_of(path)
+            yield number, path if whole else str(Path(name).parent / path)
 
 
 def in_order(counts: Mapping[str, int]) -> dict[str, int]:
@@ -183,6 +187,9 @@ def in_order(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) -> Iterator[_Entry]:
+    if address := address_of(argument):
+        yield from _objects(address, chosen, left)
+        return
     root = Path(argument)
     with machine_errors("read", root):
         mode = _mode(root)
@@ -203,6 +210,32 @@ def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) ->
             where=argument,
             hint="write its content to a file first: inputs are read more than once",
         )
+
+
+def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> Iterator[_Entry]:
+    """Yield the object at an address, or else those that it names as a pattern, or those below."""
+    with contextlib.suppress(Absent):
+        head(address)
+        yield _Entry(address.rpartition("/")[2], Path(address), address, True)
+        return
+    special = re.search(r"[*?[]", address)
+    if special:
+        fits = _pattern(address)
+        for one in listed(address[: special.start()].rpartition("/")[0]):
+            if fits.fullmatch(one.address):
+                yield _Entry(one.address.rpartition("/")[2], Path(one.address), address, True)
+        return
+    below = [one.address.removeprefix(f"{address}/") for one in listed(address)]
+    stores = {name.partition("shards/")[0] for name in below if "shards/" in name}
+    stores = {folder for folder in stores if f"{folder}manifest.json" in below}
+    for name in below:
+        if any(name.startswith(folder) for folder in stores):
+            left["store"] += name.endswith("manifest.json")
+        elif why := "hidden file" if "/." in f"/{name}" else chosen(name):
+            left[why] += 1
+        else:
+            yield _Entry(name, Path(f"{address}/{name}"), address, False)
+    left += Counter()  # drops what is 0
 
 
 def _mode(path: Path) -> int | None:

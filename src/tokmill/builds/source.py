@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import make_folder, reading, remove, write_file
+from tokmill.base.files import make_folder, place_of, reading, remove, write_file
 from tokmill.base.locks import locked
 from tokmill.builds.execution.resources import Resources as Resources
 from tokmill.builds.scan import InputFile
@@ -123,6 +123,8 @@ class Source(ABC):
     is_bounded: bool = True
     """Whether memory is limited by the size of an item (`bounds`). Not where stores are read, and
     not where it is bounded otherwise: libraries in Rust and C++ end the process at such a limit."""
+    reads_addresses: ClassVar[bool] = False
+    """Whether it reads ranges of its inputs, so that these may be addresses."""
     places: ClassVar[Places] = "byte"
     """Unit of `starts` of its records."""
     hints: ClassVar[Mapping[str, str]] = {}
@@ -244,7 +246,7 @@ class Source(ABC):
 
 def cut(file: InputFile) -> Iterator[Item]:
     """Yield a file as items of at most 64 MiB."""
-    path = str(file.path.absolute())
+    path = place_of(file.path)
     for start in range(0, max(file.size, 1), MAX_ITEM):
         yield Item(file.name, path, start, min(start + MAX_ITEM, file.size), file.digest)
 

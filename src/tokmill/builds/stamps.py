@@ -8,7 +8,6 @@ compared with the digests in the receipts.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -17,16 +16,17 @@ import msgspec
 
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.files import (
+    address_of,
     inside,
     machine_errors,
     make_folder,
     path_from_text,
     path_to_text,
     read_file,
-    stamp,
     write_file,
 )
 from tokmill.base.progress import Progress, human_count
+from tokmill.base.remote import stamp_of
 from tokmill.builds.make_shard import Content
 from tokmill.builds.source import Item, Source
 from tokmill.store.manifest import PlannedItem, Receipt
@@ -46,8 +46,10 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
     stamp: Stamp
 
 
-def files_of(item: PlannedItem) -> list[Path]:
+def files_of(item: PlannedItem) -> list[Path | str]:
     """Return the files that an item is read from; none for a shard of another store."""
+    if address := address_of(item.path):
+        return [address]
     path = Path(item.path)
     if path.suffix == SUFFIX and path.parent.name == "shards":
         return []
@@ -66,7 +68,7 @@ def stamps_of(planned: Iterable[PlannedItem]) -> dict[str, Stamp]:
             continue
         for file in files_of(item):
             with machine_errors("read", file):
-                result[str(file)] = stamp(os.stat(file))
+                result[str(file)] = stamp_of(file)
     return result
 
 

@@ -13,9 +13,9 @@ import typer
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import UsageError
-from tokmill.base.progress import human_bytes
+from tokmill.base.progress import human_bytes, parse_bytes
 from tokmill.builds.build import run
-from tokmill.builds.execution.resources import Amount, parse_bytes, parse_seconds
+from tokmill.builds.execution.resources import Amount, parse_seconds
 from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.builds.scan import in_words, with_lists
 from tokmill.builds.spelled_inputs import spelled_kept

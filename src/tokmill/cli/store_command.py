@@ -1,4 +1,4 @@
-"""`tokmill store`: validate, rejects, export."""
+"""`tokmill store`: validate, rejects, push, pull, export."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import typer
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.progress import human_bytes, human_count
+from tokmill.base.files import address_of
+from tokmill.base.progress import Progress, human_bytes, human_count
 from tokmill.formats.notes import Checked
 from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
 from tokmill.terminal.lazy import as_command, group_of, lazy_group
-from tokmill.terminal.options import Json
+from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import print_json, say
 from tokmill.terminal.structs import given, settings, struct_parameters, with_parameters
 
@@ -40,8 +41,11 @@ def validate(
     from tokmill.store.checks import validate as checks
     from tokmill.store.marks import is_store
 
-    noted = not is_store(store) and notes.find_notes(store)
-    windows = (store.is_file() and store.suffix == ".npz") or any(store.glob("*.npz"))
+    if address_of(store):
+        noted = windows = False
+    else:
+        noted = not is_store(store) and bool(notes.find_notes(store))
+        windows = (store.is_file() and store.suffix == ".npz") or any(store.glob("*.npz"))
     if tokenizer and not windows:
         raise UsageError("--tokenizer is for .npz files", hint="leave it out")
     if windows and (tokenizer or not (noted or is_store(store))):
@@ -62,8 +66,9 @@ def validate(
         for problem in problems:
             print(f"{problem.where}: {problem.what}")
         state = "complete" if report.complete else "partial"
+        found = "ok" if report.ok else human_count(len(problems), "problem")
         print(
-            f"{store}: {'ok' if report.ok else human_count(len(problems), 'problem')}, {state}, "
+            f"{opened.place}: {found}, {state}, "
             f"{human_count(report.records, 'record')}, {human_count(report.tokens, 'token')}, "
             f"{human_count(report.shards, 'shard')}, "
             f"{human_count(report.empty_records, 'empty record')}"
@@ -134,6 +139,50 @@ def rejects(
         say(f"hint: --explain {found[0].path}:{found[0].line} with the build shows every stage")
 
 
+def push(
+    store: StorePath,
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Such as s3://BUCKET/NAME.")],
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Publish a finished store in a bucket; the same command goes on where one was stopped."""
+    from tokmill.store import publish
+
+    size = Store(store).manifest.bytes
+    with Progress("push", size, quiet=quiet) as bar:
+        done = publish.push(store, address, bar.advance)
+    if json:
+        print_json(done)
+    else:
+        sent = f"{human_count(done.sent, 'file')} sent ({human_bytes(done.bytes)})"
+        print(f"{done.address}: {sent}, {done.there:,} were there")
+    if done.left_out:
+        say(f"note: not sent: unfinished or outdated overlays {', '.join(done.left_out)}")
+    if not done.conditional:
+        say("warning: this server ignores If-None-Match: of two pushes to one address at a time,")
+        say("one could replace files of the other. The manifest was read back and compared.")
+
+
+def pull(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Such as s3://BUCKET/NAME.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the store.")],
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Copy a store from an address into a folder, and check it; the same command goes on."""
+    from tokmill.store import publish
+    from tokmill.store.remote_store import read_manifest
+
+    size = read_manifest(address_of(address))[1].bytes if address_of(address) else 0
+    with Progress("pull", size, quiet=quiet) as bar:
+        store = publish.pull(address, out, bar.advance)
+    if json:
+        print_json({"store": str(out), "records": store.records, "tokens": store.tokens})
+    else:
+        counts = human_count(store.records, "record"), human_count(store.tokens, "token")
+        print(f"{out}: {', '.join(counts)}")
+
+
 def load_format(name: str) -> Any:
     """Return the command of a format, made from its options."""
     if name not in plugins.EXPORTS:
@@ -181,10 +230,12 @@ export = lazy_group(
 
 app = group_of(
     "store",
-    "Validate or export a store; see what was left out.",
+    "Validate, publish or export a store; see what was left out.",
     {
         "validate": validate,
         "rejects": rejects,
+        "push": push,
+        "pull": pull,
     },
     {"export": export},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -220,6 +220,16 @@ class Feed:
             epoch[slots], row[slots] = self.orders[number].rows(start, start + len(slots))
             source[slots] = number
         return epoch, row, source
+
+    def shards_of(self, step: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Store, int]]:
+        """Yield the shards of which a rank's rows at a step are tokens, each with its store."""
+        epochs, rows, sources = self.rows_of(step, rank, world)
+        for number in np.unique(sources).tolist():
+            here, store = sources == number, self.sources[number].store
+            for epoch in np.unique(epochs[here]).tolist():
+                spans = self.sources[number].spans(rows[here & (epochs == epoch)], epoch)
+                for shard in np.unique(store.shards_of(spans.record)).tolist():
+                    yield store, shard
 
     def describe(self, epoch: Array, row: Array, source: Array) -> str:
         """Return which rows these are in words, such as "epoch 0, rows 7, 3"; at most 8 a store."""

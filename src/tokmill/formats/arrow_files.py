@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.bounds import bounded
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import read_file, reading
+from tokmill.base.files import address_of, machine_errors
 from tokmill.base.headers import arrow_errors
+from tokmill.base.remote import open_input, size_of
 from tokmill.builds.source import MAX_ITEM
 from tokmill.store.schema import Array
 
@@ -27,13 +27,19 @@ MOST_ROWS = 8192
 
 def is_parquet(path: str) -> bool:
     """Say whether a file is Parquet, by its first bytes or else its name."""
-    head = read_file(path, 4)
+    with machine_errors("read", path), open_input(path) as file:
+        head = file.read(4)
     return head == b"PAR1" or (path.endswith(".parquet") and not head.startswith(b"ARRO"))
 
 
 def open_table(path: str) -> TableFile:
     """Open a Parquet or Arrow file; raises `TokmillError` if it is damaged."""
-    return ParquetFile(path) if is_parquet(path) else ArrowFile(path)
+    if is_parquet(path):
+        return ParquetFile(path)
+    if address_of(path):
+        hint = "copy the file to a disk first; of addresses, Parquet is read"
+        raise UsageError("an Arrow file is read whole, not by ranges", where=path, hint=hint)
+    return ArrowFile(path)
 
 
 class TableFile:
@@ -84,7 +90,7 @@ class TableFile:
 
         Raises as `batches`.
         """
-        edges = self._edges(Path(self.path).stat().st_size)
+        edges = self._edges(size_of(self.path))
         groups = [i for i, edge in enumerate(edges[:-1]) if start <= edge < stop]
         row = first = sum(self.rows[: groups[0]]) if groups else 0
         last = sum(self.rows[: groups[-1] + 1]) if groups else 0
@@ -127,7 +133,10 @@ class ParquetFile(TableFile):
     def _read_layout(self) -> None:
         # Read in pieces, so that a column of a row group is never whole in memory.
         self._file = plugins.require("pyarrow.parquet").ParquetFile(
-            self.path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+            open_input(self.path, ahead=False) if address_of(self.path) else self.path,
+            buffer_size=1 << 20,
+            pre_buffer=False,
+            page_checksum_verification=True,
         )
         self.schema = self._file.schema_arrow
         # Metadata of columns are not read: pyarrow aborts the process if they are damaged.
@@ -183,7 +192,7 @@ class ArrowFile(TableFile):
 
 
 def damaged(path: str, error: Exception) -> TokmillError:
-    with reading(path) as file:
+    with open_input(path) as file:
         is_known = file.read(6).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
     lines = str(error).splitlines() or [type(error).__name__]
     return TokmillError(

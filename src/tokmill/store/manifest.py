@@ -342,10 +342,14 @@ def read_plan(store: Path) -> Plan:
 
 
 def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
-    data = read_file(path)
+    return decode(read_file(path), path, kind, sealed=sealed)
+
+
+def decode(data: bytes, where: Path | str, kind: Any, *, sealed: bool = True) -> Any:
+    """Return the content of a file that was read; raises `TokmillError` if it is damaged."""
     with refused(
         "the file cannot be read",
-        path,
+        where,
         hint="it is damaged, or of another version of tokmill; in a store, the same `tokmill "
         "build` makes it again",
     ):

@@ -19,6 +19,7 @@ from tokmill.base.files import inside
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Receipt
 from tokmill.store.receipts import gather_manifest
+from tokmill.store.remote_store import remote_at
 from tokmill.store.schema import Array, Records, Schema, has_phrases, phrase_columns
 from tokmill.store.shards.shard import SUFFIX, Shard
 from tokmill.terminal.output import html_table
@@ -160,9 +161,10 @@ class RecordError(UsageError, IndexError):
 
 
 class Store:
-    """A token store, opened for reading.
+    """A token store, opened for reading: a folder, or an address such as s3://bucket/store.
 
-    Opening reads only the manifest; shards are mapped when they are first used. A store whose build
+    Opening reads only the manifest; shards are mapped when they are first used (at an address:
+    fetched into the cache, `store/remote_store.py`). A store whose build
     has not finished opens with `partial` set and holds the records made so far. The columns of
     `overlays` (names) are added to those of the store; records and fingerprint stay the same.
 
@@ -170,7 +172,8 @@ class Store:
     """
 
     def __init__(self, path: Path | str, overlays: Sequence[str] = ()) -> None:
-        self.path = Path(path)
+        self.remote = remote_at(path)
+        self.path = self.remote.folder if self.remote else Path(path)
         if not self.path.is_dir():
             what = "is a file, not a store" if self.path.exists() else "there is no such store"
             hint = "`tokmill build` makes a store, `tokmill inspect FILE` says how"
@@ -219,11 +222,16 @@ class Store:
         for name in overlays:
             self._add_overlay(name)
 
+    @property
+    def place(self) -> str:
+        """The address or the folder of the store."""
+        return self.remote.address if self.remote else str(self.path)
+
     def __len__(self) -> int:
         return self.records
 
     def __repr__(self) -> str:
-        return f"Store({str(self.path)!r}, records={self.records}, tokens={self.tokens})"
+        return f"Store({self.place!r}, records={self.records}, tokens={self.tokens})"
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
@@ -305,8 +313,21 @@ class Store:
             self._touched[number] = None
             while len(self._mapped) >= most_maps():
                 self._mapped.pop(next(iter(self._mapped.copy()), -1), None)
-            shard = Shard(self.shard_file(number))
             entry = self.shards[number]
+            if self.remote is not None:
+                for other, map_ in self._mapped.copy().items():
+                    # Removed from the cache: its bytes are free when nobody has it mapped.
+                    if not map_.path.exists():
+                        self._mapped.pop(other, None)
+                shard = self.remote.shard(entry)
+                if self._offsets is not None:
+                    # They were read alone, without the digest of the whole shard.
+                    stop = int(self._record_ends[number])
+                    mine = self._offsets[stop - entry.records : stop + 1]
+                    if not np.array_equal(mine - mine[0], shard["offsets"]):
+                        raise shard.damaged("its offsets are not those that were read before")
+            else:
+                shard = Shard(self.shard_file(number))
             shard.check_lengths(entry.records, entry.tokens, self._own)
             for overlay in self.overlays.values():
                 for name in overlay.schema:
@@ -329,8 +350,11 @@ class Store:
         """Return the number of tokens before each record, and the total (int64, records + 1)."""
         if self._offsets is None:
             parts, base = [np.zeros(1, np.int64)], 0
-            for number in range(len(self.shards)):
-                offsets = self.shard(number)["offsets"].astype(np.int64)
+            if self.remote is not None:
+                read = self.remote.offsets(self.shards)
+            else:
+                read = (self.shard(number)["offsets"] for number in range(len(self.shards)))
+            for offsets in (each.astype(np.int64) for each in read):
                 parts.append(offsets[1:] + base)
                 base += int(offsets[-1])
             self._offsets = np.concatenate(parts)
@@ -351,9 +375,13 @@ class Store:
         shard = int(np.searchsorted(self._record_ends, record, side="right"))
         return shard, record - (int(self._record_ends[shard - 1]) if shard else 0)
 
+    def shards_of(self, records: Array) -> Array:
+        """Return the shard of each of some records (int64)."""
+        return np.searchsorted(self._record_ends, records, side="right")
+
     def places(self, records: Array) -> tuple[Array, Array, Array]:
         """Return (shard, number within it, first token within it) of records; all int64."""
-        shard = np.searchsorted(self._record_ends, records, side="right")
+        shard = self.shards_of(records)
         local = records - (self._record_ends[shard] - self._shard_records[shard])
         if self._offsets is not None:
             return shard, local, self._offsets[records] - self._offsets[records - local]
@@ -449,10 +477,13 @@ class Store:
 
     def receipt(self, number: int) -> Receipt:
         """Return the receipt of a shard."""
-        return layout.read_sealed(self.shard_file(number).with_suffix(".json"), Receipt)
+        path = shard_path(self.path, self.shards[number].name)
+        return layout.read_sealed(path.with_suffix(".json"), Receipt)
 
     def shard_file(self, number: int) -> Path:
-        """Return the path of a shard."""
+        """Return the path of a shard; one at an address is fetched."""
+        if self.remote is not None:
+            return self.remote.file(self.shards[number])
         return shard_path(self.path, self.shards[number].name)
 
     def vocabulary_file(self, name: str) -> Path:

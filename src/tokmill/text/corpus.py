@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from tokmill.base.errors import UsageError
+from tokmill.base.files import place_of
 from tokmill.base.inflate import CAT
 from tokmill.base.progress import human_count
 from tokmill.builds.scan import InputFile
@@ -128,7 +129,7 @@ class CorpusSource(DocumentSource):
 
     def cut(self, file: InputFile) -> Iterator[Item]:
         """Yield a file as one item."""
-        path = str(file.path.absolute())
+        path = place_of(file.path)
         if is_stream(path):
             raise UsageError(
                 "a compressed corpus is not read",

@@ -16,6 +16,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import place_of
 from tokmill.base.prefetch import prefetch
 from tokmill.builds.finish import hint
 from tokmill.builds.scan import Fits, InputFile, Inputs, find_files
@@ -76,6 +77,7 @@ class DocumentSource(Source):
     suffixes: ClassVar[tuple[str, ...]]
     """Suffixes of the files that are read in folders; none: all that `fits` accepts."""
     is_bounded = False
+    reads_addresses = True
     lines: bool = True
     """Whether records are lines; only then are compressed files with several members cut."""
 
@@ -150,7 +152,7 @@ class DocumentSource(Source):
 
     def cut(self, file: InputFile) -> Iterator[Item]:
         """Yield the items of one file; a compressed one is cut where a member or frame begins."""
-        path = str(file.path.absolute())
+        path = place_of(file.path)
         if not is_stream(path):
             yield from cut(file)
             return

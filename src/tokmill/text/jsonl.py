@@ -21,6 +21,7 @@ import numpy as np
 from tokmill.base.errors import TokmillError
 from tokmill.base.headers import loads_json
 from tokmill.base.inflate import CAT, MAGIC, inflate
+from tokmill.base.remote import open_input
 from tokmill.builds.source import Frozen, Hash, Item, Resources
 from tokmill.store.schema import Array, Drop, Drops, drops_of
 from tokmill.text.documents import DocumentSource
@@ -180,7 +181,7 @@ def _lines(path: str) -> Iterator[bytes]:
             if len(head) >= HEAD:
                 break
     else:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             head = file.read(HEAD)
     yield from head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
 

@@ -9,6 +9,7 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
+from tokmill.base.files import place_of
 from tokmill.builds.scan import InputFile, Inputs, find_files
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.formats.arrow_files import open_table
@@ -51,7 +52,7 @@ class ParquetSource(DocumentSource):
 
     def cut(self, file: InputFile) -> Iterator[Item]:
         """Yield runs of row groups of at most 64 MiB (or one that is larger)."""
-        path = str(file.path.absolute())
+        path = place_of(file.path)
         for start, stop in open_table(path).runs(file.size):
             yield Item(file.name, path, start, stop, file.digest)
 

@@ -7,17 +7,16 @@ find the records of an item. For members of compressed files the rule applies to
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from tokmill.base.errors import TokmillError
-from tokmill.base.files import machine_errors, reading
+from tokmill.base.files import machine_errors
 from tokmill.base.inflate import MAGIC, OUTPUT, decompressor, inflate, is_damage
+from tokmill.base.remote import open_input, size_of
 from tokmill.builds.finish import HEAD, conversion, encoding_of
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.store.schema import Array
@@ -45,7 +44,7 @@ def members(path: str, size: int) -> list[int]:
     edges = [0]
     if size <= STEP or suffix(path) not in (".gz", ".zst"):
         return edges
-    with reading(path) as file:
+    with machine_errors("read", path), open_input(path) as file:
         first = _next_member(file, 1, min(size, SEARCH), suffix(path))
         if first is None:
             return edges
@@ -60,12 +59,16 @@ def members(path: str, size: int) -> list[int]:
 
 
 def _next_member(file: BinaryIO, start: int, stop: int, kind: str) -> int | None:
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        place = view.find(MAGIC[kind], start, stop)
-        while place >= 0:
-            if _begins_member(view[place : place + (1 << 16)], kind):
-                return place
-            place = view.find(MAGIC[kind], place + 1, stop)
+    magic = MAGIC[kind]
+    for place in range(start, stop, READ):
+        file.seek(place)
+        window = file.read(min(READ + len(magic) - 1, stop - place))
+        at = window.find(magic)
+        while at >= 0:
+            file.seek(place + at)
+            if _begins_member(file.read(PEEK), kind):
+                return place + at
+            at = window.find(magic, at + 1)
     return None
 
 
@@ -179,7 +182,7 @@ def _large_blocks(
             inside = item.start > 0
             yield from _cut(chunks, 0, delimiter, digest, block_bytes, inside, item, True)
             return
-        with open(item.path, "rb") as file:
+        with open_input(item.path) as file:
             size = file.seek(0, 2)
             start, in_time = _record_start(file, item.start, size, delimiter)
             stop, _ = _record_start(file, item.stop, size, delimiter)
@@ -269,7 +272,7 @@ def _read(file: BinaryIO, left: int) -> Iterator[bytes]:
 
 def _members(item: Item, delimiter: bytes, read: _Read) -> Iterator[bytes]:
     """Yield the content of an item's members, then of the next ones up to the first delimiter."""
-    size = Path(item.path).stat().st_size
+    size = size_of(item.path)
     yield from inflate(item.path, item.start, item.stop, read.inflated)
     if item.stop < size:
         for chunk in inflate(item.path, item.stop):

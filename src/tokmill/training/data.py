@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
 from typing import NamedTuple
 
@@ -21,8 +23,10 @@ from tokmill.feed.feed import Batch, Feed, nearest_sizes, rows_a_process
 from tokmill.feed.rows import Rows
 from tokmill.models.model import Inputs, Tensors
 from tokmill.store.checks.background_check import same_engine
+from tokmill.store.manifest import ShardEntry
 from tokmill.store.mask import LOSS, check_mask_of, leaves_out
 from tokmill.store.overlay import overlay_names
+from tokmill.store.remote_store import Remote, cache_limit, check_room
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task, to_tensors
@@ -47,12 +51,19 @@ def open_stores(config: DataConfig) -> list[Store]:
     """Open the stores to learn from, in the recipe's order."""
     stores = [open_store(path, config, config.overlays) for path in config.stores]
     same_engine(stores)
+    check_room(_remote_parts(stores), config.shards)
     return stores
+
+
+def _remote_parts(stores: Sequence[Store]) -> Iterator[tuple[Remote, Sequence[ShardEntry]]]:
+    for store in (part for one in stores for part in (one, *one.overlays.values())):
+        if store.remote is not None:
+            yield store.remote, store.shards
 
 
 def open_to_evaluate(path: str, config: DataConfig) -> Store:
     """Open a store to evaluate on, with those of the recipe's overlays that it has."""
-    overlays = overlay_names(Path(path))
+    overlays = overlay_names(Store(path).path)
     return open_store(path, config, [name for name in config.overlays if name in overlays])
 
 
@@ -208,6 +219,9 @@ class Loader:
         self._micro_tokens, self._device, self._ahead = micro_tokens, device, ahead
 
     def __enter__(self) -> Loader:
+        self._ended, self._at = Event(), self._steps.start
+        if any(store.remote is not None for store in self._feed.stores):
+            Thread(target=self._fetch_ahead, name="tokmill-fetch", daemon=True).start()
         self._batches = prefetch(self._make(), self._ahead)
         return self
 
@@ -217,7 +231,29 @@ class Loader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._ended.set()
         self._batches.close()
+
+    def _fetch_ahead(self) -> None:
+        """Fetch the shards of stores at addresses in the order in which the steps need them.
+
+        With a limit of the cache, as far ahead as a third of it has room for. An error is left to
+        who needs the shard.
+        """
+        most, last = cache_limit() // 3 or math.inf, dict[tuple[Store, int], int]()
+        total = sum(len(store.shards) for store in self._feed.stores)
+        for step in self._steps:
+            for store, number in self._feed.shards_of(step, self._rank, self._world):
+                if store.remote is not None:
+                    with suppress(TokmillError):
+                        store.remote.file(store.shards[number])
+                last[store, number] = step
+            while sum(
+                s.shards[n].bytes for (s, n), at in last.items() if at > self._at
+            ) > most and not self._ended.wait(0.1):
+                pass
+            if self._ended.is_set() or (len(last) == total and most == math.inf):
+                return
 
     def next(self) -> tuple[list[Micro], int]:
         """Return the next step's micro-batches and their count; errors of the thread come here."""
@@ -225,6 +261,7 @@ class Loader:
 
     def _make(self) -> Iterator[tuple[list[Micro], int]]:
         for step in self._steps:
+            self._at = step
             batch = self._task.prepare(self._feed.batch(step, self._rank, self._world))
             parts = micro_batches(batch, self._micro_tokens)
             yield [to_micro(part, self._device) for part in parts], self._task.count(batch)

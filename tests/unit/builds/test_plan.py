@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import TOKENIZER, jsonl, quick_build
-from tokmill.base.files import sampled_digest
+from tokmill.base.files import sampled
 from tokmill.builds import plan as planning
 from tokmill.builds.make_shard import InputChanged, check_unchanged
 from tokmill.builds.plan import BuildRecipe, difference, group_items, prepare, shard_of
@@ -163,7 +163,7 @@ def test_a_second_file_that_changes_is_refused(tmp_path: Path) -> None:
     files = [tmp_path / name for name in "ab"]
     for file in files:
         file.write_bytes(b"what was planned")
-    digest = sampled_digest(files[0], 16)
+    digest = sampled(files[0])[1]
     others = (OtherFile(str(files[1]), digest),)
     item = Item("a <> b", str(files[0]), 0, 32, digest, others=others)
     before = check_unchanged(item)

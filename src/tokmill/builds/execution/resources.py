@@ -11,8 +11,6 @@ import msgspec
 
 from tokmill.base.errors import UsageError
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 PARENT_BYTES = 120 << 20
@@ -86,14 +84,6 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
     return workers, msgspec.structs.replace(
         resources, threads=workers == 0, own_process=amount.own_process or workers > 0
     )
-
-
-def parse_bytes(text: str) -> int:
-    """Return the bytes of a text such as 2GB, 512MiB or 1000."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].upper() not in UNITS:
-        raise UsageError(f"{text!r} is no amount of memory", hint="such as 2GB or 512MiB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def parse_seconds(text: str) -> float:

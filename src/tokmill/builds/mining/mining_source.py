@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import machine_errors, sampled_digest
+from tokmill.base.files import machine_errors, sampled
 from tokmill.builds.mining.groups import Groups
 from tokmill.builds.mining.intervals import NO_NEGATIVE, NO_POSITIVE, NO_SEMI_HARD, Intervals
 from tokmill.builds.mining.mine_triplets import ALONE, Triplets
@@ -172,7 +172,7 @@ class MineSource(Source):
         for place, entry in enumerate(self.store.shards):
             path = self.store.shard_file(place).absolute()
             with machine_errors("read", path):
-                digest = sampled_digest(path, path.stat().st_size)
+                digest = sampled(path)[1]
             yield Item(f"{place:08d}/{entry.name}", str(path), 0, entry.bytes, digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:

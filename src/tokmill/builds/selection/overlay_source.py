@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import machine_errors, sampled_digest
+from tokmill.base.files import machine_errors, sampled
 from tokmill.builds.source import Frozen, Item, Request, Source
 from tokmill.store.manifest import ShardEntry
 from tokmill.store.overlay import overlay_path
@@ -63,7 +63,7 @@ class OverlaySource(Source):
         entry = self.base.shards[number]
         path = self.base.shard_file(number).absolute()
         with machine_errors("read", path):
-            digest = sampled_digest(path, path.stat().st_size)
+            digest = sampled(path)[1]
         name = shard_identity(entry) + more
         return Item(name, str(path), 0, entry.bytes, digest, alone=True)
 

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import read_file, sampled_digest
+from tokmill.base.files import read_file, sampled
 from tokmill.builds.plan import difference
 from tokmill.builds.scan import CHOICE
 from tokmill.builds.selection.conditions import each_value, parse_condition, take
@@ -220,7 +220,7 @@ class SelectSource(Source):
         for number, store in enumerate(self.stores):
             for place, entry in enumerate(store.shards):
                 path = store.shard_file(place).absolute()
-                digest = sampled_digest(path, path.stat().st_size)
+                digest = sampled(path)[1]
                 name = f"{number:05d}/{place:08d}/{entry.name}"
                 if self.looks_back:
                     # Which records stay depends on the shards before, so the name does too.

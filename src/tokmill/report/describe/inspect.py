@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 from tokmill import plugins
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
-from tokmill.base.files import machine_errors, read_file
+from tokmill.base.files import address_of, machine_errors, read_file
 from tokmill.base.headers import loads_toml
 from tokmill.base.progress import human_count
 from tokmill.formats.datasets_folders import DICT, STATE
@@ -17,6 +18,7 @@ from tokmill.report.describe.artefacts import checkpoint, log, run, shard, store
 from tokmill.report.describe.describe_programs import vocabulary, vocabulary_folder
 from tokmill.report.describe.foreign import FOREIGN, LOOSE
 from tokmill.report.describe.recogniser import ENTRIES, Facts, Look, Recogniser, open_look, shorten
+from tokmill.store.store import Store
 from tokmill.store.vocab import find_roles
 from tokmill.text.jsonl import how_to_split
 
@@ -41,6 +43,10 @@ def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) ->
         TokmillError: there is no such path, or a store or run in it is damaged.
         MachineError: it cannot be read.
     """
+    if address := address_of(path):
+        facts = store(Look(Store(address).path))
+        assert facts is not None
+        return {**facts, "path": address, "next": f"tokmill train {shlex.quote(address)} -o RUN"}
     path = Path(path)
     if not path.exists():
         raise TokmillError(

@@ -33,7 +33,8 @@ class ShardCheck:
         stores: Iterable[Store],
         shards: Collection[int] | None = None,
     ) -> None:
-        given = list(stores)
+        # What was fetched has been compared with its digest.
+        given = [store for store in stores if store.remote is None]
         self.shards = shards
         self.stores = [*given, *(laid for store in given for laid in store.overlays.values())]
         self.error: TokmillError | None = None

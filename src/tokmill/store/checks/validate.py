@@ -24,7 +24,13 @@ from tokmill.store.overlay import (
     facts_of,
     overlay_names,
 )
-from tokmill.store.receipts import inputs_fit, make_manifest, planned_receipts, read_planned
+from tokmill.store.receipts import (
+    in_order,
+    inputs_fit,
+    make_manifest,
+    planned_receipts,
+    read_planned,
+)
 from tokmill.store.references import bad_references
 from tokmill.store.schema import PHRASE_BIT, phrase_columns
 from tokmill.store.shards.shard import Shard
@@ -63,8 +69,10 @@ class Report(msgspec.Struct, frozen=True):
 def validate(store: Store, *, quiet: bool = True) -> Report:
     """Check hashes, shapes, offsets, ids, counts, receipts, vocabularies, strays and overlays.
 
-    Reads every byte of the store and of its overlays once.
+    Reads every byte of the store and of its overlays once; at an address too, not in the cache.
     """
+    if store.remote is not None:
+        store.remote.refresh()
     if store.overlays:
         # Check the store itself first, then each overlay.
         store = Store(store.path)
@@ -84,8 +92,9 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
             try:
                 empty += check_shard(store, entry)
             except TokmillError as error:
-                shard = str(shard_path(store.path, entry.name))
-                problems.append(Problem(error.where, error.what, remove=shard))
+                shard = "" if store.remote else str(shard_path(store.path, entry.name))
+                hint = error.hint if store.remote else ""
+                problems.append(Problem(error.where, error.what, remove=shard, hint=hint))
             bar.advance(entry.bytes)
     problems += check_totals(store)
     if not any(problem.remove for problem in problems):
@@ -95,7 +104,7 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
     problems += [Problem(e.where, e.what, hint=e.hint) for e in bad_references(store)]
     problems += check_overlays(store, quiet=quiet)
     return Report(
-        store=str(store.path),
+        store=store.place,
         complete=store.manifest.complete,
         shards=len(store.shards),
         records=store.records,
@@ -115,6 +124,8 @@ def demand_at(path: Path, condition: Any, what: str) -> None:
 def check_shard(store: Store, entry: ShardEntry) -> int:
     """Raise `TokmillError` for the first problem of a shard; return its number of empty records."""
     path = shard_path(store.path, entry.name)
+    if store.remote is not None:
+        store.remote.file(entry)
     demand_at(path, path.exists(), "the shard is missing")
     size = path.stat().st_size
     demand_at(path, size == entry.bytes, f"{size} bytes instead of {entry.bytes}")
@@ -227,7 +238,11 @@ def check_plan(store: Store) -> list[Problem]:
             return [Problem(str(store.path / "inputs.jsonl"), what)]
         if not store.manifest.complete:
             return []
-        receipts = planned_receipts(store.path, planned)
+        if store.remote is None:
+            receipts = planned_receipts(store.path, planned)
+        else:
+            # Not all of its shards need be in the cache.
+            receipts = in_order(planned, map(store.receipt, range(len(store.shards))))
     except TokmillError as error:
         return [Problem(error.where, error.what)]
     probe = store.manifest.probe

@@ -12,6 +12,7 @@ from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import machine_errors
 from tokmill.base.headers import loads_json
 from tokmill.base.inflate import inflate
+from tokmill.base.remote import open_input
 from tokmill.builds.finish import conversion
 from tokmill.builds.source import Frozen, Item
 from tokmill.store.vocab import Vocabulary
@@ -106,7 +107,7 @@ def _number(name: str, header: Sequence[str], count: int, where: str) -> int:
 def first_line(path: str) -> bytes:
     with machine_errors("read", path):
         if not is_stream(path):
-            with open(path, "rb") as handle:
+            with open_input(path) as handle:
                 return handle.readline(MOST_HEAD)
         head = b""
         for chunk in itertools.chain(inflate(path), [b"\n"]):

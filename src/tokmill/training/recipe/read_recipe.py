@@ -18,6 +18,7 @@ from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base import recipe as recipes
 from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import address_of
 from tokmill.base.inflate import MAGIC
 from tokmill.store.manifest import read_json
 from tokmill.training.recipe.config import (
@@ -95,14 +96,15 @@ def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dic
     if isinstance(recipe, Mapping):
         return dict(recipe), "options"
     path = Path(recipes.find(recipe))
-    if path.is_dir():
+    address = address_of(path)
+    if address or path.is_dir():
         if named:
             raise UsageError(
                 "stores to learn from are named twice, as an argument and by --data",
-                where=str(path),
+                where=address or str(path),
                 hint="name all of them by --data: --data A --data B mixes two",
             )
-        return {"data": {"train": str(path)}}, "options"
+        return {"data": {"train": address or str(path)}}, "options"
     if path.is_file():
         return read_file(path), str(path)
     hint = recipes.other_recipe(path)

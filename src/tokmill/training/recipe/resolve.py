@@ -12,6 +12,7 @@ from typing import Any
 
 from tokmill.base import recipe as recipes
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.files import address_of, place_of
 from tokmill.base.recipe import merge
 from tokmill.store.store import Store
 from tokmill.training.recipe.check_recipe import (
@@ -213,7 +214,7 @@ def absolute(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     def made(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [made(one) for one in value]
-        return str(Path(value).absolute()) if isinstance(value, str) and value else value
+        return place_of(value) if isinstance(value, str) and value else value
 
     return {key: made(value) if key in keys else value for key, value in table.items()}
 
@@ -224,7 +225,7 @@ def check_places(config: TrainConfig, begins: bool) -> None:
     If a run begins, the run to start from must exist too.
     """
     for place in filter(None, (*config.data.stores, config.data.val)):
-        if not begins and not Path(place).exists():
+        if not begins and not (address_of(place) or Path(place).exists()):
             hint = "where it was moved, say so with --data STORE or --val STORE"
             raise TokmillError("there is no such store", where=place, hint=hint)
         Store(place)

@@ -1,0 +1,148 @@
+"""Servers of objects on loopback, and a proxy that does to their answers what networks do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+Fault = str | int | float | None
+"""A status to answer, seconds to wait, "cut" (half of a body), "drop" (no answer at all)."""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def juicefs() -> str:
+    """Return the binary of JuiceFS, or "": the package of that name brings it."""
+    beside = [Path(sys.executable).parent, *(Path(entry, "bin") for entry in sys.path)]
+    return shutil.which("juicefs", path=os.pathsep.join(map(str, beside))) or ""
+
+
+@contextlib.contextmanager
+def served(command: list[str], port: int, env: dict[str, str], log: Path) -> Iterator[None]:
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(
+            command, env={**os.environ, **env}, stdout=file, stderr=file, cwd=log.parent
+        ) as server,
+    ):
+        try:
+            until = time.monotonic() + 30
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    assert time.monotonic() < until and server.poll() is None, log.read_text()
+                    time.sleep(0.05)
+            yield
+        finally:
+            server.kill()
+
+
+@contextlib.contextmanager
+def moto(folder: Path) -> Iterator[tuple[int, str]]:
+    """Run moto's S3, which obeys conditions; yield its port and a bucket."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with served(command, port, {}, folder / "moto.log"):
+        new = urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")
+        urllib.request.urlopen(new, timeout=20).close()
+        yield port, "bucket"
+
+
+@contextlib.contextmanager
+def gateway(folder: Path) -> Iterator[tuple[int, str]]:
+    """Run JuiceFS's gateway, which ignores conditions; yield its port and its bucket."""
+    port, meta = free_port(), f"sqlite3://{folder}/meta.db"
+    data = ["--storage", "file", "--bucket", f"{folder}/data/", "--no-update", meta, "tok"]
+    subprocess.run([juicefs(), "format", *data], check=True, capture_output=True, timeout=60)
+    user = {"MINIO_ROOT_USER": "user", "MINIO_ROOT_PASSWORD": "password"}
+    command = [juicefs(), "gateway", meta, f"127.0.0.1:{port}"]
+    with served(command, port, user, folder / "juicefs.log"):
+        yield port, "tok"
+
+
+class Proxy:
+    """Passes requests on to a server; `fault` says what happens to the answer of each."""
+
+    def __init__(self, upstream: int) -> None:
+        self.upstream = upstream
+        self.fault: Callable[[str, str], Fault] = lambda method, path: None
+        self.requests: list[tuple[str, str, int]] = []
+        """Method, path and bytes of the body of each answer."""
+        self.headers: dict[str, str] = {}
+        """Headers that are added to each request."""
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            wbufsize = 1 << 16
+            disable_nagle_algorithm = True
+
+            def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+                pass
+
+            def handle_one_request(self) -> None:
+                with contextlib.suppress(ConnectionError, TimeoutError):
+                    super().handle_one_request()
+
+            def pass_on(self) -> None:
+                proxy.pass_on(self)
+
+        for method in ("GET", "PUT", "HEAD", "POST", "DELETE"):
+            setattr(Handler, f"do_{method}", Handler.pass_on)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.port: int = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def pass_on(self, to: BaseHTTPRequestHandler) -> None:
+        body = to.rfile.read(int(to.headers.get("Content-Length") or 0))
+        fault = self.fault(to.command, to.path)
+        if isinstance(fault, float):
+            time.sleep(fault)
+        if fault == "drop" or isinstance(fault, int):
+            if fault != "drop":
+                to.send_response(int(fault))
+                to.send_header("Content-Length", "0")
+                to.end_headers()
+            to.close_connection = True
+            return
+        upstream = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
+        with contextlib.closing(upstream):
+            upstream.request(to.command, to.path, body, {**to.headers, **self.headers})
+            answer = upstream.getresponse()
+            data = answer.read()
+        self.requests.append((to.command, to.path, len(data)))
+        to.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "content-length", "connection"):
+                to.send_header(name, value)
+        length = answer.getheader("Content-Length") if to.command == "HEAD" else len(data)
+        to.send_header("Content-Length", str(length or 0))
+        to.end_headers()
+        if fault == "cut":
+            to.wfile.write(data[: len(data) // 2])
+            to.close_connection = True
+        else:
+            to.wfile.write(data)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
