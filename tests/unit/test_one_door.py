@@ -44,7 +44,7 @@ OPENED = {
     # What the user names, read once from its beginning: it may be a pipe.
     "inference/prompts.py": 1, "inference/chats.py": 1,
     "training/recipe/settings.py": 1,
-    "similarity/keys_csv.py": 1, "builds/scan.py": 1,
+    "builds/scan.py": 1,
     # Where it copies stdin to.
     "inference/predict.py": 1,
     # A member of an archive; a file that another node has just written.
