@@ -81,7 +81,6 @@ def test_vectors_of_a_store(here: Here, made: Path) -> None:
         (("eval", "huge.npy", "s", "--baseline", "random"), 1, "huge.npy"),
         (("eval", "cut.npy", "s", "--baseline", "random"), 1, "cut.npy"),
         (("eval", "in", "s", "--baseline", "random"), 2, "no run and no .npy file"),
-        (("eval", "/dev/null", "s", "--baseline", "random"), 1, "this is no file"),
     ],
 )
 def test_mistakes(here: Here, made: Path, arguments: tuple[str, ...], code: int, what: str) -> None:
