@@ -1,4 +1,4 @@
-"""A comparison of runs as text columns, CSV, LaTeX and JSON."""
+"""A comparison of runs as text columns and JSON; and values as CSV."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ from tokmill.report.comparison.compare_runs import SEEDS, Comparison, Group
 from tokmill.report.describe.recogniser import short_names
 
 INTERVAL = "± 95 %"
-SPECIAL = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "…": r"\dots{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-}  # fmt: skip
-"""Characters with a special meaning in LaTeX → how they are escaped."""
 
 FORMULA = "=+-@"
 NUMBER = re.compile(r"[-+][\d.]+(?:[eE][-+]?\d+)?")
@@ -86,47 +80,6 @@ def text_rows(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         padded.append([cell.rjust(width) for cell in [column.header, *cells]])
     headers, *rows = map(list, zip(*padded, strict=True))
     return headers, rows
-
-
-def write_latex(comparison: Comparison) -> str:
-    """Return a `tabular` for the package booktabs; the best value is bold."""
-    table = [column for column in columns(comparison) if column.header != INTERVAL]
-    halves = next(column.cells for column in columns(comparison) if column.header == INTERVAL)
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        f"\\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in table)}}}",
-        "\\toprule",
-        " & ".join(escape(column.header) for column in table) + " \\\\",
-        "\\midrule",
-    ]
-    for number, one in enumerate(comparison.groups):
-        cells = []
-        for column in table:
-            cell = escape(column.cells[number])
-            if column.header == comparison.metric:
-                cell = f"\\textbf{{{cell}}}" if one.best else cell
-                cell += f" $\\pm$ {halves[number]}" if one.half is not None else ""
-            cells.append(cell)
-        lines.append(" & ".join(cells) + " \\\\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def escape(text: str) -> str:
-    return "".join(SPECIAL.get(sign, sign) for sign in one_line(text))
-
-
-def write_csv(comparison: Comparison) -> str:
-    """Return CSV with one line for each group and unrounded numbers; unknown values are empty."""
-    lines = [
-        ["run", *comparison.columns, "seeds", comparison.metric, "half_width_95", "best",
-         "finished", "step_min", "step_max", "steps", "targets", "parameters", "tokens_per_second",
-         "seconds"]
-    ]  # fmt: skip
-    for one, shown in zip(comparison.groups, settings(comparison), strict=True):
-        values = [_plain(shown[key], "") for key in comparison.columns]
-        name, *numbers = (_plain(value, "") for value in as_row(one).values())
-        lines.append([name, *values, *numbers])
-    return csv_text(lines)
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:
