@@ -32,9 +32,6 @@ class Part(NamedTuple):
 SOURCES: dict[str, Part] = {
     "text": Part("tokmill.text.plain_text:TextSource", "text", "plain text files"),
     "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
-    "chat": Part(
-        "tokmill.text.chats.chat:ChatSource", "text", "JSON Lines of chats, with a loss mask"
-    ),
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
     "corpus": Part("tokmill.text.corpus:CorpusSource", "text", "walks as text, a walk per line"),
     "tsv": Part(
@@ -280,11 +277,6 @@ CODERS: dict[str, Part] = {
     # kind of a vocabulary: what turns text into its ids and back
     "tokenizer": Part("tokmill.text.tokenizers.tokenizer:Tokenizer", "text", "text of one column"),
     "x86": Part("tokmill.x86.x86_tokenizer:X86Coder", "x86", "instructions, a list a column"),
-}
-
-CHATS: dict[str, Part] = {
-    # source of a store: what writes messages as prompts for a run on it
-    "chat": Part("tokmill.text.chats.chat:load_prompts", "text", "chats by a template"),
 }
 
 TRACKERS: dict[str, Part] = {

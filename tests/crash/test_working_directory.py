@@ -30,7 +30,6 @@ STARTED = {
     "mlir/modules/guard.py": {"shared"},
     "mlir/modules/importing.py": {"run"},
     "mlir/module_source.py": {"shared"},
-    "text/chats/chat_templates.py": {"shared"},
     "text/learning/train_tokenizer.py": {"call"},
     "training/launch.py": {"run"},
     "x86/image/program.py": {"shared"},

@@ -57,16 +57,13 @@ from small_files import (
     make_extract,
     make_functions,
     make_lists,
-    make_messages,
     make_module,
     make_prompts,
-    make_templates,
     make_text_lists,
     make_traces,
     make_triplets,
     make_tsv,
     make_vocab_txt,
-    read_asked,
     read_benchmarks,
     read_compiler,
     read_extract,
@@ -74,7 +71,6 @@ from small_files import (
     read_profile_dump,
     read_prompts,
     read_stores,
-    read_templates,
     read_text_lists,
     read_trace,
 )
@@ -167,7 +163,7 @@ def read_source(
     if hasattr(kind, "resolve"):
         config = kind.resolve(config, request(paths, tokenizer))
     text = name in ("text", "jsonl", "parquet")
-    named = tokenizer if name in ("chat", "tsv") else None
+    named = tokenizer if name == "tsv" else None
     frozen = frozen_tokenizer() if text else kind.freeze(config, request(paths, named))
     source = kind(config, paths, frozen, Amount(workers=0).resources())
     limits = {
@@ -209,12 +205,6 @@ def make_jsonl(folder: Path) -> Iterable[Path]:
     return [
         jsonl(folder / "a.jsonl", [{"text": t, "id": i, "u": [1]} for i, t in enumerate(TEXTS)])
     ]
-
-
-def make_chats(folder: Path) -> Iterable[Path]:
-    roles = ("system", "user", "assistant", "user", "assistant")
-    rows = [{"messages": [{"role": r, "content": f"{t} {r}"} for r in roles]} for t in TEXTS]
-    return [jsonl(folder / "a.jsonl", rows)]
 
 
 def text_table() -> Any:
@@ -383,7 +373,6 @@ READERS: dict[str, Reader] = {
         "text", file_of("a.txt", SPECIAL.join(t.encode() for t in TEXTS)), "a.txt", 0.2
     ),
     "jsonl": of_source("jsonl", make_jsonl, "a.jsonl", 0.2, keep=["id"]),
-    "chat": of_source("chat", make_chats, "a.jsonl", 0.1, chat_template="plain"),
     "jsonl gz": of_source("jsonl", compressed("gz"), "a.jsonl.gz", 0.2),
     "jsonl zst": of_source("jsonl", compressed("zst"), "a.jsonl.zst", 0.2),
     "tsv": Reader(
@@ -475,9 +464,7 @@ READERS: dict[str, Reader] = {
     "settings": Reader(file_of("s.json", SETTINGS), read_settings),
     "settings of deepspeed": Reader(file_of("s.json", OF_DEEPSPEED), read_settings, share=0.5),
     "recipe of a training": Reader(file_of("r.toml", TRAINING), read_training_recipe, share=0.5),
-    "chat templates": Reader(make_templates, read_templates, share=0.2),
     "prompts": Reader(make_prompts, read_prompts),
-    "messages": Reader(make_messages, read_asked, share=0.05),
     "list of stores": Reader(make_lists, read_stores),
     "lists as text": Reader(make_text_lists, read_text_lists),
     # programs

@@ -137,8 +137,6 @@ class Source(ABC):
     """Files in folders that are not text; known after `items`."""
     overlay: Overlay | UnsetType = UNSET
     """For overlays: the key `overlay` of the plan."""
-    chats: Made | UnsetType = UNSET
-    """For selections of chats: how these were written."""
     command: str | UnsetType = UNSET
     """The command that makes an overlay again when its store has changed."""
 

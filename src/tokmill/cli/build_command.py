@@ -28,7 +28,7 @@ from tokmill.terminal.output import print_json, say
 from tokmill.terminal.structs import given, settings, struct_parameters, with_parameters
 from tokmill.text.commands import build_text
 
-TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
+TEXT_KINDS = ("text", "jsonl", "parquet")
 ENCODING_KINDS = (*TEXT_KINDS, "tsv", "corpus")
 TRAINING = {"data", "model", "task", "optim", "run"}
 """Tables of the recipe of a training."""

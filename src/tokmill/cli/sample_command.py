@@ -31,16 +31,6 @@ Prompts = Annotated[
         "are ids.",
     ),
 ]
-Chat = Annotated[
-    str, typer.Option(help="Message of a user to answer, written with the chat template.")
-]
-Messages = Annotated[
-    str,
-    typer.Option(metavar="FILE", help="JSON file with a list of messages to answer."),
-]
-ChatTemplate = Annotated[
-    str, typer.Option(help="Chat template in place of that of the run's store.")
-]
 Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="End before this text. May be repeated."),
@@ -53,9 +43,6 @@ def _sample(
     prompt: Prompt = "",
     ids: Ids = "",
     prompts: Prompts = "",
-    chat: Chat = "",
-    messages: Messages = "",
-    chat_template: ChatTemplate = "",
     samples: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
     tokens: Annotated[int, typer.Option(help="Largest number of new tokens of each.")] = 100,
     stop: Stop = None,
@@ -66,8 +53,11 @@ def _sample(
     **drawing: Any,
 ) -> None:
     how = Drawing(**given(drawing))
-    is_chat = bool(chat or messages)
-    _check_prompts((prompt, ids, prompts, chat, messages), chat_template, is_chat)
+    if sum(map(bool, (prompt, ids, prompts))) > 1:
+        raise UsageError(
+            "--prompt, --ids and --prompts exclude each other",
+            hint="put all prompts into one file for --prompts",
+        )
     from tokmill.inference import sample as module
     from tokmill.training.runs import run as training
 
@@ -82,38 +72,20 @@ def _sample(
     from tokmill.inference.coders import parse_ids
 
     single: Any = parse_ids(ids) if ids else prompt
-    encoded, end_ids = single, []
-    if is_chat:
-        from tokmill.inference import chats
-
-        writer = chats.load_chats(run, facts, chat_template)
-        single = chats.read_messages(messages) if messages else [{"role": "user", "content": chat}]
-        encoded, end_ids = writer.ids(single, messages or "--chat"), writer.ends()
     continuations = module.generate(
         run,
-        file or [encoded],
+        file or [single],
         tokens,
         samples=samples,
         **msgspec.structs.asdict(how),
         stop=stop or (),
-        end_ids=end_ids,
         batch=batch,
         device=device,
         at=at,
     )
     several = file is not None or samples > 1
-    shown = Shown(file, single, bare, is_chat, several, samples)
+    shown = Shown(file, single, bare, several, samples)
     _print_all(continuations, shown, how.seed if as_json else None, tokens)
-
-
-def _check_prompts(given: Sequence[str], template: str, is_chat: bool) -> None:
-    if sum(map(bool, given)) > 1:
-        raise UsageError(
-            "--prompt, --ids, --prompts, --chat and --messages exclude each other",
-            hint="put all prompts into one file for --prompts",
-        )
-    if template and not is_chat:
-        raise UsageError("--chat-template needs messages", hint="--chat TEXT, or --messages FILE")
 
 
 class Shown(NamedTuple):
@@ -122,10 +94,9 @@ class Shown(NamedTuple):
     file: Any
     """`Prompts`; None for a single prompt."""
     single: Any
-    """The single prompt: a text, ids, or messages."""
+    """The single prompt: a text, or ids."""
     bare: bool
     """Whether the run has no tokenizer."""
-    is_chat: bool
     several: bool
     """Whether a line names each continuation."""
     samples: int
@@ -136,14 +107,14 @@ def _print_all(continuations: Iterable[Any], how: Shown, seed: int | None, token
     count = empty = sliding = 0
     for one in continuations:
         before = how.file.taken[one.number] if how.file else how.single
-        as_ids = how.bare or not (how.is_chat or isinstance(before, str))
+        as_ids = how.bare or not isinstance(before, str)
         if seed is not None:
             sys.stdout.buffer.write(msgspec.json.encode(_line(one, before, as_ids, seed)) + b"\n")
             sys.stdout.buffer.flush()
         else:
             if how.several:
                 print(f"{chr(10) if count else ''}--- {_name(one, how.samples)}")
-            text = one.text if how.is_chat else _shown(one, before, as_ids)
+            text = _shown(one, before, as_ids)
             if text or how.several:
                 print_text(f"{text}\n")
         count += 1

@@ -62,7 +62,6 @@ def generate(
     top_p: float = DEFAULT.top_p,
     seed: int = DEFAULT.seed,
     stop: Sequence[str] = (),
-    end_ids: Sequence[int] = (),
     batch: int = 16,
     device: str = "auto",
     at: str = "",
@@ -85,7 +84,6 @@ def generate(
         samples: continuations of each prompt.
         temperature, top_k, top_p, seed: how an id is drawn (`Drawing`).
         stop: texts that end a continuation; only for runs on text.
-        end_ids: further ids that end a continuation.
         batch: rows in a batch.
         device: cpu, cuda, or auto: cuda where there is one.
         at: the weights: "best", a step, or "last".
@@ -109,16 +107,14 @@ def generate(
             )
     if isinstance(prompts, str):
         raise UsageError("prompts are a list", hint=f"such as [{prompts[:20]!r}]")
-    sampler = Sampler(Path(run), at, device, stop, end_ids)
+    sampler = Sampler(Path(run), at, device, stop)
     return sampler.generate(prompts, tokens, samples, batch, how)
 
 
 class Sampler:
     """A run that continues prompts: its task, its coder, and the ids that end a text."""
 
-    def __init__(
-        self, run: Path, at: str, device: str, stop: Sequence[str], end_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, run: Path, at: str, device: str, stop: Sequence[str]) -> None:
         self.task = load_task(run, at)
         if not self.task.continues:
             raise TokmillError(
@@ -135,9 +131,7 @@ class Sampler:
         self.sizes = {name: min(size, sizes.get(name, size)) for name, size in columns.items()}
         roles = {name: vocabulary.roles for name, vocabulary in self.vocabularies.items()}
         usual = {name: ends_of({name: roles.get(name, {})}).values() for name in columns}
-        self.ends = {
-            name: {*end_ids, *self.facts.ends.get(name, ids)} for name, ids in usual.items()
-        }
+        self.ends = {name: {*self.facts.ends.get(name, ids)} for name, ids in usual.items()}
 
     def generate(
         self, prompts: Iterable[Prompt], tokens: int, samples: int, batch: int, how: Drawing

@@ -139,7 +139,7 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
         if not seen.lines or any(field in seen.texts for field in fields):
             continue
         if key := chat_key(seen):
-            return f"the lines are chats (the list {key}): build them with `tokmill build chat`"
+            return f"the lines are chats (the list {key}): write them by a template (docs/chats.md)"
         several, near = seen.together(), seen.nearest(fields)
         if several:
             near = " --field ".join(map(_shell, several))
