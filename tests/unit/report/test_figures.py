@@ -83,8 +83,8 @@ def test_a_csv_has_each_length(tmp_path: Path) -> None:
         for name, found in wanted
         for i, length in enumerate(found)
     ]
-    with pytest.raises(UsageError, match="takes no sample"):
-        plot("lengths", [one.path], tmp_path / "l.csv", sample=1)
+    with pytest.raises(UsageError, match="takes no column"):
+        plot("lengths", [one.path], tmp_path / "l.csv", column="token")
     # Of another figure it has the numbers that --data writes.
     plot("frequency", [one.path], tmp_path / "f.svg", data=True)
     plot("frequency", [one.path], tmp_path / "g.csv")
@@ -242,8 +242,6 @@ def test_matplotlib_waits_at_its_door() -> None:
 def test_options_that_a_figure_takes_no_notice_of_are_refused() -> None:
     with pytest.raises(UsageError, match="lengths takes no column"):
         figures.make("lengths", [], column="token")
-    with pytest.raises(UsageError, match="loss takes no sample"):
-        figures.make("loss", [], sample=3)
     with pytest.raises(UsageError, match="no figure is called 'los'"):
         figures.make("los", [])
 

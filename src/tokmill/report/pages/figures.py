@@ -71,12 +71,12 @@ class Figure:
     """Names of the places of x, in a map."""
 
 
-def lengths(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def lengths(paths: Sequence[Path], column: str = "") -> Figure:
     """Return the histogram of lengths: of records of stores, of sequences in pickles, or of the
     tokens of tokenizers.
     """
     refuse("lengths", column=column)
-    tables = [_length_table(path, sample) for path in paths]
+    tables = [_length_table(path) for path in paths]
     units = {unit for unit, _, _ in tables}
     if len(units) > 1:
         raise UsageError(
@@ -147,14 +147,14 @@ def length_edges(lengths: Array) -> tuple[Array, int]:
     return (np.append(0.5, edges) if low == 0 else edges), 2
 
 
-def frequency(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def frequency(paths: Sequence[Path], column: str = "") -> Figure:
     """Return the share of each id by rank, for a column of stores or for counted vocabularies."""
     parts, names = [], set()
     for path in paths:
         if has_store_files(path) or not _is_vocabulary(path):
             store = Store(path)
             name = column_of(store, column)
-            parts.append(count(store, sample).ids[name])
+            parts.append(count(store).ids[name])
         else:
             name = column
             parts.append(_counts_of_list(path, column))
@@ -253,13 +253,13 @@ LOSSES = {
 """Metric of a run → label and style (`Series.line`) of its curve."""
 
 
-def loss(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def loss(paths: Sequence[Path], column: str = "") -> Figure:
     """Return the loss of runs by step, on training and on validation rows.
 
     Runs that differ only in seeds form one curve: their mean, with a band from the lowest to the
     highest, over the steps that all of them have.
     """
-    refuse("loss", column=column, sample=sample)
+    refuse("loss", column=column)
     runs = read_runs(paths)
     return Figure("Loss", "step", loss_unit(runs), "line", curves_of(runs, LOSSES, "loss"))
 
@@ -310,13 +310,7 @@ def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
     return np.asarray(steps, float), np.asarray([[one[x] for x in steps] for one in values])
 
 
-def make(
-    kind: str,
-    paths: Sequence[Path],
-    sample: int | None = None,
-    column: str = "",
-    vectors: str = "",
-) -> Figure:
+def make(kind: str, paths: Sequence[Path], column: str = "", vectors: str = "") -> Figure:
     """Return a figure of `plugins.FIGURES`."""
     if kind not in plugins.FIGURES:
         raise UsageError(f"no figure is called {kind!r}", hint=nearest(kind, plugins.FIGURES))
@@ -325,7 +319,7 @@ def make(
         further = {"vectors": vectors}
     else:
         refuse(kind, vectors=vectors)
-    figure: Figure = plugins.load(plugins.FIGURES, kind)(paths, sample, column, **further)
+    figure: Figure = plugins.load(plugins.FIGURES, kind)(paths, column, **further)
     return figure
 
 
@@ -358,9 +352,9 @@ def token_lengths(path: Path) -> Array:
     return np.asarray([len(token) for _, token in sorted(tokenizer.vocab.items())], np.int64)
 
 
-def _length_table(path: Path, sample: int | None) -> tuple[str, Array, Array]:
+def _length_table(path: Path) -> tuple[str, Array, Array]:
     if _is_store(path):
-        counts = count(Store(path), sample)
+        counts = count(Store(path))
         return "tokens", counts.lengths, counts.records
     unit, (lengths,) = _lengths_in(path)
     return unit, *np.unique(lengths, return_counts=True)

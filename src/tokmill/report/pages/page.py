@@ -31,9 +31,7 @@ def page(
     paths: Sequence[Path],
     out: Path,
     *,
-    title: str = "",
     width: int = 1024,
-    sample: int | None = None,
     advance: Callable[[int], None] | None = None,
     refresh: int = 0,
 ) -> Path:
@@ -42,9 +40,7 @@ def page(
     Args:
         paths: stores, runs and tokenizers; a folder of runs means the runs in it. Runs come first.
         out: the `.html` file.
-        title: its heading; "": made of the names.
         width: length of the rows for which padding is computed.
-        sample: read this many shards of each store; None: all.
         advance: called with the bytes of each shard that was counted.
         refresh: seconds after which a browser reads the page again; 0: never.
 
@@ -57,7 +53,7 @@ def page(
     html = template()
     kinds = {path: describe(path) for given in paths for path in _expand(given)}
     makers: dict[str, Callable[[Path, Facts, Section], None]] = {
-        "store": lambda path, facts, s: store_section(path, facts, s, width, sample, advance),
+        "store": lambda path, facts, s: store_section(path, facts, s, width, advance),
         "run": run_section,
         "tokenizer": tokenizer_section,
     }
@@ -70,11 +66,10 @@ def page(
     if len(runs) > 1:
         sections.insert(0, compared_section(runs))
     text = html.render(
-        title=title or f"Report on {', '.join(names)}",
+        title=f"Report on {', '.join(names)}",
         version=__version__,
         sections=sections,
         refresh=refresh,
-        sampled=sample is not None,
     )
     make_folder(out.parent)
     return write_file(out, text)

@@ -92,11 +92,10 @@ def store_section(
     facts: Facts,
     section: Section,
     width: int,
-    sample: int | None,
     advance: Callable[[int], None] | None,
 ) -> None:
     store = Store(path)
-    counts = count(store, sample, advance)
+    counts = count(store, advance)
     statistics = summary(store, counts, width)
     section.tables += store_tables(store, statistics)
     section.figures += store_figures(store, counts, section)
@@ -126,9 +125,6 @@ def store_tables(store: Store, statistics: Statistics) -> list[Table]:
         **statistics.skipped,
         **{f"{k} (rejected)": n for k, n in statistics.rejected.items()},
     }
-    scope = (
-        "" if statistics.exact else f" (sample: {statistics.shards} of {len(store.shards)} shards)"
-    )
     rows = [
         ["records", f"{store.records:,}"],
         ["tokens", f"{store.tokens:,}"],
@@ -139,16 +135,16 @@ def store_tables(store: Store, statistics: Statistics) -> list[Table]:
         rows.append(["bytes a token", f"{statistics.bytes_per_token:.3f}"])
     rows += [
         [
-            f"length of a record{scope}",
+            "length of a record",
             f"{lengths.min:,} to {lengths.max:,}, mean {lengths.mean:,.1f}, median "
             f"{lengths.median:,.1f}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
         ],
         [
-            f"in rows of {statistics.width:,}{scope}",
+            f"in rows of {statistics.width:,}",
             f"{human_count(statistics.rows, 'row')} with {human_share(statistics.padding)} padding;"
             f" {human_share(statistics.longer)} of the records are longer",
         ],
-        [f"empty records{scope}", f"{statistics.empty:,}"],
+        ["empty records", f"{statistics.empty:,}"],
         ["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"],
     ]
     tables = [Table(rows)]
@@ -168,7 +164,7 @@ def store_tables(store: Store, statistics: Statistics) -> list[Table]:
         # Most vocabularies lack a role; a column without values is left out for narrow screens.
         shown = [place for place in range(len(headers)) if any(row[place] for row in use)]
         headers, use = [headers[i] for i in shown], [[row[i] for i in shown] for row in use]
-        tables.append(Table(use, headers, f"Use of ids{scope}", [*range(1, len(headers))]))
+        tables.append(Table(use, headers, "Use of ids", [*range(1, len(headers))]))
     return tables
 
 

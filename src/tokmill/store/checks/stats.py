@@ -69,8 +69,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that were read."""
     shards: int
     """Shards that were read."""
-    exact: bool
-    """Whether all shards were read; else the figures are those of a sample."""
     lengths: Lengths
     width: int
     """Row length for `padding`, `rows` and `longer`."""
@@ -116,7 +114,6 @@ class Counts:
 def statistics(
     store: Store,
     width: int = 1024,
-    sample: int | None = None,
     *,
     frequent: int = FREQUENT,
     advance: Callable[[int], None] | None = None,
@@ -126,17 +123,15 @@ def statistics(
     Args:
         store: any store, a partial one too.
         width: row length for `padding`, `rows` and `longer`.
-        sample: number of shards to read, first by name (names are digests, so this is a random
-            sample); None: all.
         frequent: length of each list of frequent ids.
         advance: called with the bytes of each shard that is done.
 
     Raises:
-        UsageError: width or sample is below 1.
+        UsageError: width is below 1.
     """
     if width < 1:
         raise UsageError(f"a width of {width} is too small", hint="--width 1024")
-    return summary(store, count(store, sample, advance), width, frequent)
+    return summary(store, count(store, advance), width, frequent)
 
 
 def summary(
@@ -150,7 +145,6 @@ def summary(
         records=records,
         tokens=tokens,
         shards=counts.shards,
-        exact=counts.shards == len(store.shards),
         lengths=length_figures(counts.lengths, counts.records),
         width=width,
         rows=rows,
@@ -171,7 +165,6 @@ def summary(
 
 def count(
     store: Store,
-    sample: int | None = None,
     advance: Callable[[int], None] | None = None,
     once: Collection[str] = (),
 ) -> Counts:
@@ -180,15 +173,12 @@ def count(
     `once`: columns with one value for all tokens of a phrase, which is counted once for each phrase
     (as a separator after it is).
     """
-    if sample is not None and sample < 1:
-        raise UsageError(f"a sample of {sample} shards is too small", hint="--sample 8")
-    order = sorted(range(len(store.shards)), key=lambda number: store.shards[number].name)
     names = [n for n in id_columns(store) if store.manifest.ranges.get(n, (0, 0))[1] < LARGEST]
     ids = {name: np.zeros(_vocabulary_size(store, name) or 0, np.int64) for name in names}
     lengths, records = np.zeros(0, np.int64), np.zeros(0, np.int64)
     ending = next(((n, eot) for n in names if (eot := _role(store, n, "eot")) is not None), None)
     empty = 0
-    for number in order[:sample]:
+    for number, entry in enumerate(store.shards):
         shard = store.shard(number)
         offsets = shard["offsets"].astype(np.int64)
         lengths, records = _merge(lengths, records, np.diff(offsets))
@@ -198,8 +188,8 @@ def count(
                 ids[name] = _add(ids[name], part)
         empty += _empty(shard, offsets, ending, store)
         if advance is not None:
-            advance(store.shards[number].bytes)
-    return Counts(len(order[:sample]), lengths, records, ids, empty)
+            advance(entry.bytes)
+    return Counts(len(store.shards), lengths, records, ids, empty)
 
 
 def id_columns(store: Store) -> list[str]:
