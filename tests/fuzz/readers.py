@@ -58,7 +58,6 @@ from small_files import (
     make_functions,
     make_lists,
     make_module,
-    make_prompts,
     make_text_lists,
     make_traces,
     make_triplets,
@@ -69,7 +68,6 @@ from small_files import (
     read_extract,
     read_mined,
     read_profile_dump,
-    read_prompts,
     read_stores,
     read_text_lists,
     read_trace,
@@ -464,7 +462,6 @@ READERS: dict[str, Reader] = {
     "settings": Reader(file_of("s.json", SETTINGS), read_settings),
     "settings of deepspeed": Reader(file_of("s.json", OF_DEEPSPEED), read_settings, share=0.5),
     "recipe of a training": Reader(file_of("r.toml", TRAINING), read_training_recipe, share=0.5),
-    "prompts": Reader(make_prompts, read_prompts),
     "list of stores": Reader(make_lists, read_stores),
     "lists as text": Reader(make_text_lists, read_text_lists),
     # programs

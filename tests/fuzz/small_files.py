@@ -1,4 +1,4 @@
-"""Small files that people write or fetch: prompts, lists, datasets."""
+"""Small files that people write or fetch: lists, datasets."""
 
 from __future__ import annotations
 
@@ -20,21 +20,6 @@ def make_dataset(folder: Path) -> Iterable[Path]:
     place = folder / "d/train"
     return [folder / "d/dataset_dict.json", place / "state.json",
             *place.glob("*.arrow"), place / "dataset_info.json"]  # fmt: skip
-
-
-def make_prompts(folder: Path) -> Iterable[Path]:
-    (folder / "a.txt").write_text("One prompt\n\nThe second, é\r\nthe third")
-    lines = ['{"prompt": "text", "x": [1]}', '"a string"', "[1, 2, 3]", '{"prompt": [4, 5]}']
-    (folder / "a.jsonl").write_text("\n".join(lines))
-    (folder / "ids.txt").write_text("1,2,3\n4 5\n")
-    return sorted(folder.iterdir())
-
-
-def read_prompts(folder: Path) -> Any:
-    from tokmill.inference.prompts import Prompts
-
-    asked = [("a.txt", False), ("a.jsonl", False), ("ids.txt", True)]
-    return [list(Prompts(str(folder / name), as_ids=ids)) for name, ids in asked]
 
 
 def make_module(folder: Path) -> Iterable[Path]:

@@ -42,7 +42,6 @@ OPENED = {
     "base/files.py": 8, "base/locks.py": 2, "builds/execution/resources.py": 3,
     "builds/execution/ray_executor.py": 1, "models/transformers/layers.py": 1,
     # What the user names, read once from its beginning: it may be a pipe.
-    "inference/prompts.py": 1,
     "training/recipe/settings.py": 1,
     "builds/scan.py": 1,
     # Where it copies stdin to.
