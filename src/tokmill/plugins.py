@@ -103,9 +103,6 @@ EXECUTORS: dict[str, Part] = {
         "tokmill.builds.execution.executors:Here", "", "in this process, one after the other"
     ),
     "pool": Part("tokmill.builds.execution.executors:Pool", "", "in processes of this machine"),
-    "ray": Part(
-        "tokmill.builds.execution.ray_executor:RayExecutor", "ray", "on the machines of a cluster"
-    ),
 }
 
 MODELS: dict[str, Part] = {
@@ -363,7 +360,6 @@ EXTRA_PACKAGES: dict[str, str] = {
     "einops": "fla",
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
-    "ray": "ray",
     "torch_mlir": "mlir",
     "gymnasium": "mlir",
     "onnx": "mlir",

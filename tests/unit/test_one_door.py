@@ -40,7 +40,7 @@ OPENS = re.compile(r"(?<![\w.])open\(|\.read_(?:bytes|text)\(|\.open\(")
 OPENED = {
     # The door; what the system says of itself.
     "base/files.py": 8, "base/locks.py": 2, "builds/execution/resources.py": 3,
-    "builds/execution/ray_executor.py": 1, "models/transformers/layers.py": 1,
+    "models/transformers/layers.py": 1,
     # What the user names, read once from its beginning: it may be a pipe.
     "training/recipe/settings.py": 1,
     "builds/scan.py": 1,
@@ -49,7 +49,6 @@ OPENED = {
     # A member of an archive; a file that another node has just written.
     "report/describe/foreign.py": 1, "formats/windows/npz.py": 1,
     "formats/windows/npz_export.py": 1,
-    "builds/execution/ray_cluster.py": 1,
 }  # fmt: skip
 """File → how often it opens a file by itself; domains open their own inputs."""
 DOMAINS = ("text", "x86", "bbv", "mlir", "cli", "base/children")
