@@ -49,7 +49,7 @@ SOURCES: dict[str, Part] = {
     "mlir": Part(
         "tokmill.mlir.module_source:MlirSource",
         "mlir",
-        "MLIR modules, ONNX models, sizes ('matmul 64 64 64'): operations as policies see them",
+        "MLIR modules, ONNX models: operations as policies see them",
     ),
     "select": Part(
         "tokmill.builds.selection.select:SelectSource",

@@ -169,11 +169,6 @@ class Source(ABC):
         raise NotImplementedError
 
     @classmethod
-    def spelled(cls, name: str) -> tuple[str, bytes] | None:
-        """Return name and content of a file if an input is no path but says what is to be read."""
-        return None
-
-    @classmethod
     def remark(cls, names: Sequence[str], config: Any) -> str:
         """Return a remark on files before they are read, or "".
 

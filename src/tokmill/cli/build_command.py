@@ -18,7 +18,6 @@ from tokmill.builds.build import run
 from tokmill.builds.execution.resources import Amount, parse_bytes, parse_seconds
 from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.builds.scan import in_words, with_lists
-from tokmill.builds.spelled_inputs import spelled_kept
 from tokmill.cli.print_facts import report
 from tokmill.store.receipts import read_receipts
 from tokmill.store.store import Store
@@ -165,8 +164,7 @@ def _command(
                 f"--engine chooses the encoder of text, but {chosen.source} encodes no text",
                 hint="leave it out",
             )
-        with spelled_kept(chosen) as chosen:
-            return _carry_out(chosen, how, more, dry_run=dry_run, json=json)
+        return _carry_out(chosen, how, more, dry_run=dry_run, json=json)
 
     flags = [field for field in RUNNING_FIELDS if field not in hidden]
     parameters = struct_parameters(Running, RUNNING, only=flags, prefix=None)
