@@ -52,7 +52,6 @@ from small_files import (
     make_benchmarks,
     make_compiled,
     make_corpus,
-    make_dataset,
     make_dump,
     make_extract,
     make_functions,
@@ -418,7 +417,6 @@ READERS: dict[str, Reader] = {
     "schedule of mlir": Reader(make_schedule, read_schedule, share=0.5),
     "measurements": Reader(make_measurements, read_measurements, share=0.5),
     "mine": Reader(make_functions, read_mined, source="mine", share=0.3),
-    "datasets folder": of_source("parquet", make_dataset, "d", 0.2),
     "embed": Reader(make_embedded, read_embedded, source="embed", share=0.05),
     "select": Reader(
         store_files("shards/*.safetensors"),

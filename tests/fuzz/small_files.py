@@ -1,4 +1,4 @@
-"""Small files that people write or fetch: lists, datasets."""
+"""Small files that people write or fetch: lists."""
 
 from __future__ import annotations
 
@@ -11,15 +11,6 @@ from typing import Any
 from reader import Make, Read
 from small_recipes import TEXTS
 from whole_stores import make_store
-
-
-def make_dataset(folder: Path) -> Iterable[Path]:
-    from test_datasets_folders import splits
-
-    splits(folder / "d", ["train", "test"])
-    place = folder / "d/train"
-    return [folder / "d/dataset_dict.json", place / "state.json",
-            *place.glob("*.arrow"), place / "dataset_info.json"]  # fmt: skip
 
 
 def make_module(folder: Path) -> Iterable[Path]:
