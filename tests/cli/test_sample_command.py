@@ -82,13 +82,6 @@ def test_several_samples(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sample(capsys, run, *options, "--samples", "3").stdout == "\n".join(texts)
 
 
-def test_stops(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--temperature", "0", "--stop", "four", "--stop", "ee f", "--json"]
-    for prompt, wanted in (("one two ", "thr"), ("three ", "")):
-        made = json.loads(sample(capsys, run, "--prompt", prompt, *options).stdout)
-        assert made["continuation"] == wanted and made["end"] == "stop"
-
-
 def test_what_outgrows_the_model_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = sample(capsys, run, "--prompt", "one two ", "--tokens", "70", "--seed", "3")
     assert (
@@ -138,7 +131,6 @@ def test_ids_of_a_run_with_a_tokenizer(run: Path, capsys: pytest.CaptureFixture[
         ["--seed", "-1"],
         ["--tokens", "-1"],
         ["--samples", "0"],
-        ["--stop", ""],
         ["--ids", "1", "--prompt", "one"],
     ],
 )

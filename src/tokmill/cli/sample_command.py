@@ -23,10 +23,6 @@ Ids = Annotated[
     str,
     typer.Option(metavar="1,2,3", help="Ids to continue, in place of text; the result is ids too."),
 ]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="End before this text. May be repeated."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON Lines: an object a continuation.")]
 
 
@@ -36,7 +32,6 @@ def _sample(
     ids: Ids = "",
     samples: Annotated[int, typer.Option(help="Continuations of the prompt.")] = 1,
     tokens: Annotated[int, typer.Option(help="Largest number of new tokens of each.")] = 100,
-    stop: Stop = None,
     at: At = "last",
     device: Device = "auto",
     as_json: AsJson = False,
@@ -61,7 +56,6 @@ def _sample(
         tokens,
         samples=samples,
         **msgspec.structs.asdict(how),
-        stop=stop or (),
         device=device,
         at=at,
     )

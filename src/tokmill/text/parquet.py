@@ -41,7 +41,7 @@ class ParquetSource(DocumentSource):
     config: ParquetConfig
 
     def find(self) -> Inputs:
-        """Return the files; a folder of `datasets` is refused, as it holds caches and all splits."""
+        """Return the files; a folder of `datasets` is refused: it holds caches and all splits."""
         for folder in map(Path, self.inputs):
             if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
                 raise UsageError(
