@@ -235,7 +235,7 @@ FIGURES: dict[str, Part] = {
     "lengths": Part(
         "tokmill.report.pages.figures:lengths",
         "plot",
-        "histogram of the lengths of records (stores), sequences (pickles) or tokens (tokenizers)",
+        "histogram of the lengths of records (stores) or sequences (pickles)",
     ),
     "frequency": Part(
         "tokmill.report.pages.figures:frequency",

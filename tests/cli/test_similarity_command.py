@@ -48,8 +48,6 @@ def test_vectors_of_a_store(here: Here, made: Path) -> None:
         recall = {(o["method"], o["pool"]): o["values"]["recall@1"]["mean"] for o in row["results"]}
         assert recall["right", 5] == 1
         assert recall["flat", 5] == recall["random", 5] == pytest.approx(0.2)
-    shown = here(*command, "--metric", "mrr")[0]
-    assert "mrr, pool 5" in shown and "O0-O3, mrr" in shown
 
 
 @pytest.mark.parametrize(
@@ -60,7 +58,6 @@ def test_vectors_of_a_store(here: Here, made: Path) -> None:
         (("eval", "no.npy", "s"), 1, "no.npy: there is no such file"),
         (("eval", "no-run", "s", "--baseline", "random"), 2, "this is no run"),
         (("eval", "s", "--baseline", "magic"), 2, "no baseline is called 'magic'"),
-        (("eval", "s", "--metric", "f1"), 2, "no metric is called 'f1'"),
         (("eval", "s", "--pools", "2,x"), 2, "'x' is no number"),
         (("eval", "s", "--pools", "1"), 2, "a pool of 1"),
         (("eval", "s", "--pools", "-3"), 2, "'-3' is no number"),

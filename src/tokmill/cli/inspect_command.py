@@ -109,7 +109,7 @@ def plot(
         list[Path],
         typer.Argument(
             metavar="ANY…",
-            help="Stores, tokenizers, vocabularies, pickles, runs; of `attention` a run and a "
+            help="Stores, vocabularies, pickles, runs; of `attention` a run and a "
             "module, such as 'matmul 64 64 64'; of `tsne` also a file of basic block vectors.",
         ),
     ],
@@ -142,7 +142,7 @@ def plot(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a figure: lengths of records or tokens, frequency of ids, loss, vectors, attention, …"""
+    """Draw a figure: lengths of records, frequency of ids, loss, vectors, attention, …"""
     from tokmill.report.pages import plot as plots
 
     written = plots.plot(kind, paths, out, data=data, column=column, vectors=vectors)
@@ -156,10 +156,9 @@ def plot(
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="STORE|RUN|TOKENIZER…", help="What the page is about."),
+        typer.Argument(metavar="STORE|RUN…", help="What the page is about."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="An .html file.")],
-    width: Width = 1024,
     watch: Annotated[
         int,
         typer.Option(
@@ -168,7 +167,7 @@ def report(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page about stores, runs and tokenizers, without network and scripts."""
+    """Write one HTML page about stores and runs, without network and scripts."""
     from tokmill.report.comparison.run_summaries import find_runs, read_run
     from tokmill.report.pages.page import page
 
@@ -176,10 +175,10 @@ def report(
         raise UsageError("a report is an .html file", where=str(out), hint="such as -o page.html")
     # A page of runs that go on is read again by the browser; the last page is not.
     while watch and not all(read_run(run).finished for path in paths for run in find_runs(path)):
-        page(paths, out, width=width, refresh=watch)
+        page(paths, out, refresh=watch)
         time.sleep(watch)
     with Progress("report", sum(map(_store_bytes, paths))) as bar:
-        written = page(paths, out, width=width, advance=bar.advance)
+        written = page(paths, out, advance=bar.advance)
     if as_json:
         print_json({"written": [str(written)], "bytes": written.stat().st_size})
     else:

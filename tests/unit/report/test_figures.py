@@ -198,15 +198,6 @@ def test_a_single_point_is_seen_beside_a_curve(tmp_path: Path) -> None:
     assert point.get_markersize() > 2 * curve.get_markersize()
 
 
-def test_a_tokenizer_has_lengths_too(tmp_path: Path) -> None:
-    tokenizer = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
-    vocab = {i: bytes([i]) for i in range(256)} | {256: b"ab", 257: b"abc"}
-    path = tokenizer(vocab, [(b"a", b"b"), (b"ab", b"c")]).save(tmp_path)
-    figure = figures.lengths([path])
-    assert figure.x == "length of a token (bytes)"
-    assert int(figure.series[0].y.sum()) == 258
-
-
 def test_refusals(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [[[2, 0]]])
     with pytest.raises(UsageError, match=r"\.svg, \.png or \.pdf") as caught:

@@ -78,14 +78,6 @@ def test_texts_cannot_break_out(tmp_path: Path) -> None:
     assert parser.open == []
 
 
-def test_tokenizers(tmp_path: Path) -> None:
-    tokenizer = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
-    path = tokenizer({i: bytes([i]) for i in range(256)}, [], ["<|endoftext|>"]).save(tmp_path)
-    html = page([path], tmp_path / "p.html").read_text()
-    assert "&lt;|endoftext|&gt; = 256" in html
-    assert "257 ids" in html
-
-
 def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UsageError, match="this is text") as caught:

@@ -194,5 +194,5 @@ def test_functions_of_unknown_ways_may_be_negatives() -> None:
 def test_a_kind_of_pairs_without_a_pair_has_no_value(made: Functions, resamples: int) -> None:
     vectors = method("v", np.random.default_rng(0).normal(size=(len(made), 3)))
     found = run(made, vectors, resamples=resamples)
-    print_evaluation(found, "recall@1", None)
+    print_evaluation(found)
     msgspec.json.encode(found)

@@ -72,9 +72,7 @@ class Figure:
 
 
 def lengths(paths: Sequence[Path], column: str = "") -> Figure:
-    """Return the histogram of lengths: of records of stores, of sequences in pickles, or of the
-    tokens of tokenizers.
-    """
+    """Return the histogram of lengths: of records of stores, or of sequences in pickles."""
     refuse("lengths", column=column)
     tables = [_length_table(path) for path in paths]
     units = {unit for unit, _, _ in tables}
@@ -102,7 +100,6 @@ def length_figure(
 ) -> Figure:
     """Return the histogram of tables (lengths in rising order, number of each)."""
     edges, base = length_edges(np.concatenate([lengths for lengths, _ in tables]))
-    thing = "tokens" if unit == "bytes" else "records"
     series, marks = [], []
     for i, (label, (lengths, times)) in enumerate(zip(labels, tables, strict=True)):
         # Length 0 is not on a logarithmic axis, so it is counted in its bin from 0.5.
@@ -112,14 +109,14 @@ def length_figure(
         series.append(
             Series(label, edges, heights, i)
             if alone
-            else Series(label, edges, share, i, more={thing: heights})
+            else Series(label, edges, share, i, more={"records": heights})
         )
         median = length_figures(lengths, times).median
         marks.append((f"median {median:,.1f}", median, i))
     return Figure(
-        f"Lengths of {thing}",
-        f"length of a {thing[:-1]} ({unit})",
-        thing if len(tables) == 1 else f"share of {thing} (%)",
+        "Lengths of records",
+        f"length of a record ({unit})",
+        "records" if len(tables) == 1 else "share of records (%)",
         "bars",
         series,
         log_x=base,
@@ -346,35 +343,19 @@ def write_csv(figure: Figure) -> str:
     return csv_text(lines)
 
 
-def token_lengths(path: Path) -> Array:
-    """Return the lengths of a tokenizer's tokens in bytes."""
-    tokenizer: Any = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_file(path)
-    return np.asarray([len(token) for _, token in sorted(tokenizer.vocab.items())], np.int64)
-
-
 def _length_table(path: Path) -> tuple[str, Array, Array]:
-    if _is_store(path):
-        counts = count(Store(path))
-        return "tokens", counts.lengths, counts.records
-    unit, (lengths,) = _lengths_in(path)
-    return unit, *np.unique(lengths, return_counts=True)
+    if path.suffix.lower() in PICKLES:
+        unit, lengths = lengths_of_pickle(path)
+        return unit, *np.unique(lengths, return_counts=True)
+    counts = count(Store(path))
+    return "tokens", counts.lengths, counts.records
 
 
 def _lengths_in(path: Path) -> tuple[str, Iterable[Array]]:
-    if _is_store(path):
-        return "tokens", record_lengths(Store(path))
     if path.suffix.lower() in PICKLES:
         unit, lengths = lengths_of_pickle(path)
         return unit, [lengths]
-    return "bytes", [token_lengths(path)]
-
-
-def _is_store(path: Path) -> bool:
-    return not path.is_file() and (has_store_files(path) or not _tokenizer_in(path))
-
-
-def _tokenizer_in(path: Path) -> bool:
-    return (path / "tokenizer.json").exists() or (path / "vocab.json").exists()
+    return "tokens", record_lengths(Store(path))
 
 
 def _plain(value: float | str) -> float | int | str:

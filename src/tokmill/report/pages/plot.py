@@ -66,7 +66,7 @@ def plot(
 
     Args:
         kind: which figure.
-        paths: stores, runs or tokenizers, as the kind wants.
+        paths: stores or runs, as the kind wants.
         out: an `.svg`, `.png` or `.pdf` file; a `.csv` for the numbers alone, and for `lengths` the
             length of each record.
         data: also write the numbers as CSV beside it; no CSV of another program is replaced.
@@ -80,7 +80,7 @@ def plot(
             hint=f"such as -o {kind}.svg",
         )
     if not paths:
-        raise UsageError("nothing is named to draw", hint="give stores, runs or tokenizers")
+        raise UsageError("nothing is named to draw", hint="give stores or runs")
     if out.suffix.lower() == CSV:
         rows: Any
         if kind == "lengths":

@@ -1,4 +1,4 @@
-"""The sections of a page about a store, run or tokenizer: tables, figures, samples, provenance."""
+"""The sections of a page about a store or run: tables, figures, samples, provenance."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Sample:
 
 @dataclass
 class Section:
-    """The part of a page about one store, run or tokenizer."""
+    """The part of a page about one store or run."""
 
     name: str
     what: str
@@ -91,12 +91,11 @@ def store_section(
     path: Path,
     facts: Facts,
     section: Section,
-    width: int,
     advance: Callable[[int], None] | None,
 ) -> None:
     store = Store(path)
     counts = count(store, advance)
-    statistics = summary(store, counts, width)
+    statistics = summary(store, counts)
     section.tables += store_tables(store, statistics)
     section.figures += store_figures(store, counts, section)
     reader = Reader(store)
@@ -327,24 +326,6 @@ def metric_in_words(name: str, value: float) -> str:
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
-
-
-def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:
-    specials: Facts = facts.get("added_tokens") or facts.get("special_tokens") or {}
-    section.tables.append(
-        Table(
-            [
-                ["vocabulary", f"{facts.get('size', 0):,} ids"],
-                ["merges", f"{facts.get('merges', 0):,}"],
-                ["added tokens", ", ".join(f"{t} = {i}" for t, i in specials.items()) or "none"],
-                ["roles", ", ".join(f"{r} = {i}" for r, i in facts.get("roles", {}).items())],
-            ]
-        )
-    )
-    table = np.unique(figures.token_lengths(path), return_counts=True)
-    if len(table[0]):
-        figure = figures.length_figure([section.name], [table], "bytes")
-        section.figures.append(picture(figure, section, "Bytes a token of the vocabulary."))
 
 
 def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:

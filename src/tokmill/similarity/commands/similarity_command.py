@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import UsageError
 from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, query
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
 from tokmill.similarity.pairing import MIN_BLOCKS
-from tokmill.similarity.pool_measures import METRICS
 from tokmill.store.schema import Array
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, Device, Quiet
@@ -42,27 +41,8 @@ Projects = Annotated[
         show_default="all",
     ),
 ]
-MoreNegatives = Annotated[
-    bool,
-    typer.Option(
-        "--more-negatives",
-        help="Functions whose compiler or level is not known are negatives in every pool.",
-    ),
-]
 MinBlocks = Annotated[
     int, typer.Option(min=0, metavar="N", help="Leave out functions of fewer basic blocks.")
-]
-MetricName = Annotated[
-    str, typer.Option(metavar="|".join(METRICS), help="Metric in the table of all pools.")
-]
-PoolShown = Annotated[
-    int | None,
-    typer.Option(
-        "--pool",
-        metavar="N",
-        help="Size of pool in the table of all metrics.",
-        show_default="up to 1000",
-    ),
 ]
 
 
@@ -89,10 +69,7 @@ def evaluate(
         ),
     ] = None,
     alone: Alone = False,
-    more_negatives: MoreNegatives = False,
     min_blocks: MinBlocks = MIN_BLOCKS,
-    metric: MetricName = METRICS[0],
-    pool: PoolShown = None,
     at: At = "last",
     device: Device = "auto",
     quiet: Quiet = False,
@@ -100,13 +77,19 @@ def evaluate(
 ) -> None:
     """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
     from tokmill.similarity.commands.similarity_tables import print_evaluation
+    from tokmill.similarity.evaluation import Choice
     from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.functions import functions_of, of_functions
     from tokmill.similarity.pool_measures import Method
     from tokmill.similarity.vector_rows import Rows
     from tokmill.store.store import Store
 
-    choice = _choice(metric, pools, pairs, projects, more_negatives, min_blocks)
+    choice = Choice(
+        pools=_numbers(pools),
+        rows=_words(pairs),
+        projects=_words(projects),
+        min_blocks=min_blocks,
+    )
     *given, place = paths
     store = Store(place)
     if store.partial:
@@ -127,20 +110,7 @@ def evaluate(
     if as_json:
         print_json(evaluation)
     else:
-        print_evaluation(evaluation, metric, pool)
-
-
-def _choice(
-    metric: str, pools: str, pairs: str, projects: str, more_negatives: bool, min_blocks: int
-) -> Any:
-    from tokmill.similarity.evaluation import Choice
-
-    if metric not in METRICS:
-        raise UsageError(f"no metric is called {metric!r}", hint=nearest(metric, METRICS))
-    return Choice(
-        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
-        more_negatives=more_negatives, min_blocks=min_blocks,
-    )  # fmt: skip
+        print_evaluation(evaluation)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -115,7 +115,6 @@ def statistics(
     store: Store,
     width: int = 1024,
     *,
-    frequent: int = FREQUENT,
     advance: Callable[[int], None] | None = None,
 ) -> Statistics:
     """Return the statistics of a store; see `Statistics` for their meaning.
@@ -123,7 +122,6 @@ def statistics(
     Args:
         store: any store, a partial one too.
         width: row length for `padding`, `rows` and `longer`.
-        frequent: length of each list of frequent ids.
         advance: called with the bytes of each shard that is done.
 
     Raises:
@@ -131,12 +129,10 @@ def statistics(
     """
     if width < 1:
         raise UsageError(f"a width of {width} is too small", hint="--width 1024")
-    return summary(store, count(store, advance), width, frequent)
+    return summary(store, count(store, advance), width)
 
 
-def summary(
-    store: Store, counts: Counts, width: int = 1024, frequent: int = FREQUENT
-) -> Statistics:
+def summary(store: Store, counts: Counts, width: int = 1024) -> Statistics:
     manifest = store.manifest
     records, tokens = int(counts.records.sum()), counts.tokens
     rows = int(-(-counts.lengths // width) @ counts.records)
@@ -151,10 +147,7 @@ def summary(
         padding=1 - tokens / (rows * width) if rows else 0.0,
         longer=longer / records if records else 0.0,
         empty=counts.empty,
-        columns={
-            name: _id_use(store, name, table, tokens, frequent)
-            for name, table in counts.ids.items()
-        },
+        columns={name: _id_use(store, name, table, tokens) for name, table in counts.ids.items()},
         not_counted=[n for n in id_columns(store) if n not in counts.ids],
         input_bytes=manifest.input_bytes,
         bytes_per_token=store.bytes_per_token(),
@@ -231,11 +224,11 @@ def length_figures(lengths: Array, records: Array) -> Lengths:
     )
 
 
-def _id_use(store: Store, name: str, table: Array, tokens: int, frequent: int) -> IdUse:
+def _id_use(store: Store, name: str, table: Array, tokens: int) -> IdUse:
     size = _vocabulary_size(store, name)
     unique = int(np.count_nonzero(table))
     unknown, eot = _role(store, name, "unk"), _role(store, name, "eot")
-    first = np.lexsort((np.arange(len(table)), -table))[: min(frequent, unique)]
+    first = np.lexsort((np.arange(len(table)), -table))[: min(FREQUENT, unique)]
     return IdUse(
         unique=unique,
         vocabulary=size,
