@@ -75,7 +75,6 @@ def evaluate(
 
 
 def _print_values(by: Mapping[str, Any]) -> None:
-    """Print the losses of each value of a column of records."""
     print()
     heads, cells = _losses(by["values"])
     rows = [

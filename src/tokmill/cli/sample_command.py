@@ -75,7 +75,6 @@ class Shown(NamedTuple):
 
 
 def _print_all(continuations: Iterable[Any], how: Shown) -> None:
-    """Print continuations, and notes on them."""
     empty = sliding = 0
     for one in continuations:
         if how.seed is not None:

@@ -239,7 +239,6 @@ class JsonlSource(DocumentSource):
         return why_nothing(paths, config.fields)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
-        """Yield the documents of the lines that begin in the item."""
         for block in record_blocks(item, b"\n", digest, self.resources.block_bytes):
             # In a call, so that only the texts of a block stay in memory while it is encoded.
             yield self._documents(block)

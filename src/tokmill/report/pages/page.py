@@ -94,7 +94,6 @@ def sections_of(
 
 
 def template() -> Any:
-    """Return the template of a page."""
     jinja = plugins.require("jinja2")
     environment = jinja.Environment(
         loader=jinja.PackageLoader("tokmill", "report/pages"),
