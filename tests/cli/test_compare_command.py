@@ -55,7 +55,7 @@ def test_notes_go_to_stderr(root: Path, here: Here) -> None:
         (["nowhere"], 1, "no such folder"),
         (["runs", "--metric", "val_los"], 2, "did you mean 'val_loss'"),
         (["runs", "--at", "end"], 2, "--at 'end' is not a step"),
-        (["runs", "--format", "latex"], 2, "No such option"),
+        (["runs", "--format", "tex"], 2, "no format is called 'tex'"),
     ],
 )
 def test_refusals_have_hints(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tokmill.base.errors import UsageError, nearest
 from tokmill.terminal.options import AsJson
 from tokmill.terminal.output import print_json, print_table, say
+
+FORMATS = ("table", "latex")
 
 
 def compare(
@@ -23,15 +27,22 @@ def compare(
             metavar="best|last|STEP", help="The value at a step, or the best of each run."
         ),
     ] = "last",
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORM", help="table or latex.")
+    ] = "table",
     as_json: AsJson = False,
 ) -> None:
     """Compare runs; runs that differ only in seeds are one line with mean and 95 % interval."""
     from tokmill.report.comparison import comparison_table as tables
     from tokmill.report.comparison.compare_runs import compare as compare_runs
 
+    if form not in FORMATS:
+        raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
     comparison = compare_runs(paths, metric, at)
     if as_json:
         print_json(tables.as_json(comparison))
+    elif form == "latex":
+        sys.stdout.write(tables.write_latex(comparison))
     else:
         headers, rows = tables.text_rows(comparison)
         print_table(headers, rows)

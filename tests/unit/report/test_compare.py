@@ -256,6 +256,22 @@ def test_a_name_is_no_formula_and_no_line() -> None:
     assert len(text.splitlines()) == 1 + len(names)
 
 
+def test_latex_sees_no_command_in_names(root: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(root / "runs/lr-0.01/seed-0", tmp_path / r"a_b&50%\x~^{}#$")
+    text = tables.write_latex(compare([run, root / "runs/lr-0.003"]))
+    head, first, second = text.splitlines()[3], *text.splitlines()[5:7]
+    assert text.splitlines()[1] == r"\begin{tabular}{lrrrrrrrr}"
+    assert head.startswith(r"run & lr & seeds & val\_loss & steps")
+    name = r"a\_b\&50\%\textbackslash{}x\textasciitilde{}\textasciicircum{}\{\}\#\$"
+    assert first.startswith(f"{name} & 0.01 & 1 & \\textbf{{")
+    assert r"$\pm$" not in first and r"$\pm$" in second
+    assert second.startswith(r"seed-\dots{} & ")
+    assert text.count(r"\\") == 3
+    assert [line for line in text.splitlines() if line.endswith("rule")] == [
+        r"\toprule", r"\midrule", r"\bottomrule",
+    ]  # fmt: skip
+
+
 def test_json_has_each_seed(root: Path) -> None:
     found = tables.as_json(compare([root / "runs/lr-0.01"]))
     json.dumps(found)

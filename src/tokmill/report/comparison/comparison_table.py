@@ -1,4 +1,4 @@
-"""A comparison of runs as text columns and JSON; and values as CSV."""
+"""A comparison of runs as text columns, LaTeX and JSON; and values as CSV."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ from tokmill.report.comparison.compare_runs import SEEDS, Comparison, Group
 from tokmill.report.describe.recogniser import short_names
 
 INTERVAL = "± 95 %"
+
+SPECIAL = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "…": r"\dots{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}  # fmt: skip
+"""Characters with a special meaning in LaTeX → how they are escaped."""
 
 FORMULA = "=+-@"
 NUMBER = re.compile(r"[-+][\d.]+(?:[eE][-+]?\d+)?")
@@ -80,6 +87,33 @@ def text_rows(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         padded.append([cell.rjust(width) for cell in [column.header, *cells]])
     headers, *rows = map(list, zip(*padded, strict=True))
     return headers, rows
+
+
+def write_latex(comparison: Comparison) -> str:
+    """Return a `tabular` for the package booktabs; the best value is bold."""
+    table = [column for column in columns(comparison) if column.header != INTERVAL]
+    halves = next(column.cells for column in columns(comparison) if column.header == INTERVAL)
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        f"\\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in table)}}}",
+        "\\toprule",
+        " & ".join(escape(column.header) for column in table) + " \\\\",
+        "\\midrule",
+    ]
+    for number, one in enumerate(comparison.groups):
+        cells = []
+        for column in table:
+            cell = escape(column.cells[number])
+            if column.header == comparison.metric:
+                cell = f"\\textbf{{{cell}}}" if one.best else cell
+                cell += f" $\\pm$ {halves[number]}" if one.half is not None else ""
+            cells.append(cell)
+        lines.append(" & ".join(cells) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def escape(text: str) -> str:
+    return "".join(SPECIAL.get(sign, sign) for sign in one_line(text))
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:
