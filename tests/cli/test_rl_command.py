@@ -216,3 +216,12 @@ def test_a_schedule_that_gains_nothing_is_never_the_best(
     )  # fmt: skip
     assert (best / "000.schedule.mlir").exists() == (gain > 1)
     assert row["iree_default_milliseconds"] == 0.5
+
+
+def test_operations_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", "show", "matmul 4 8 16, relu", "--json"])
+    assert ended.value.code == 0
+    matmul, relu = json.loads(capsys.readouterr().out)[-2:]
+    assert (matmul["iterators"], sorted(matmul["loops"])) == ("ppr", [4, 8, 16])
+    assert set(relu["iterators"]) == {"p"} and matmul["operation"] in relu["producers"]

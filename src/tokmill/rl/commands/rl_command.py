@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from tokmill.base.files import read_file
 from tokmill.cli import train_command as training
 from tokmill.rl.commands import rl_eval, rl_search, rl_tune
 from tokmill.rl.commands.rl_problems import (
+    Modules,
     Runs,
     print_results,
     problems_of,
@@ -19,7 +20,7 @@ from tokmill.rl.commands.rl_problems import (
     say_what_is_faster,
 )
 from tokmill.terminal.options import AsJson
-from tokmill.terminal.output import print_json
+from tokmill.terminal.output import print_json, print_table
 
 LARGEST = 16 << 20
 """Bytes that a schedule may have."""
@@ -39,6 +40,31 @@ app.command(
 )(training.train)
 app.command("eval")(rl_eval.evaluate)
 app.command()(rl_tune.tune)
+
+
+@app.command()
+def show(modules: Modules, as_json: AsJson = False) -> None:
+    """List the operations of modules: loops, iterators (p parallel, r reduction), producers."""
+    rows: list[dict[str, Any]] = [
+        {
+            "module": problem.name,
+            "operation": each.tag,
+            "name": each.name,
+            "loops": list(each.bounds),
+            "iterators": "".join("p" if parallel else "r" for parallel in each.parallel),
+            "arithmetic": sum(each.arithmetic),
+            "vectorizable": each.vectorizable,
+            "producers": [f"op_{number}" for _, number in each.producers],
+        }
+        for problem in problems_of(modules)
+        for each in problem.operations
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    values = [[" ".join(map(str, v)) if isinstance(v, list) else v for v in row.values()]
+              for row in rows]  # fmt: skip
+    print_table(list(rows[0]) if rows else [], values)
 
 
 @app.command()
