@@ -71,7 +71,7 @@ class Shown(NamedTuple):
     samples: int
     tokens: int
     seed: int | None
-    """Of the draws, for JSON Lines; None: text."""
+    """Seed of the draws, for JSON Lines; None: text."""
 
 
 def _print_all(continuations: Iterable[Any], how: Shown) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -85,10 +85,7 @@ def evaluate(
     from tokmill.store.store import Store
 
     choice = Choice(
-        pools=_numbers(pools),
-        rows=_words(pairs),
-        projects=_words(projects),
-        min_blocks=min_blocks,
+        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects), min_blocks=min_blocks
     )
     *given, place = paths
     store = Store(place)
@@ -97,10 +94,7 @@ def evaluate(
             "the store is not complete", where=str(place), hint="`tokmill build` continues it"
         )
     functions = functions_of(store)
-    vectors: dict[str, Array] = {}
-    for path in given:
-        name, matrix = vectors_of(path, store, at=at, device=device, quiet=quiet)
-        vectors[str(path) if name in vectors else name] = matrix
+    vectors = _named(given, store, at=at, device=device, quiet=quiet)
     methods = [
         Method(name, Rows(of_functions(functions, matrix)), False)
         for name, matrix in vectors.items()
@@ -111,6 +105,15 @@ def evaluate(
         print_json(evaluation)
     else:
         print_evaluation(evaluation)
+
+
+def _named(paths: list[Path], store: Any, **how: Any) -> dict[str, Array]:
+    """Return name → a vector a record, of runs and files."""
+    vectors: dict[str, Array] = {}
+    for path in paths:
+        name, matrix = vectors_of(path, store, **how)
+        vectors[str(path) if name in vectors else name] = matrix
+    return vectors
 
 
 def _numbers(text: str) -> tuple[int, ...]:
