@@ -42,10 +42,12 @@ import tokmill
 from kernelbench import LEVEL_1 as KERNELBENCH
 from schedule_tables import Found, Table, by_evaluation, curve_of, mean
 from tokmill.base.errors import UsageError
+from tokmill.base.files import make_folder
 from tokmill.base.recipe import merge, read_toml
 from tokmill.mlir import search
 from tokmill.mlir.loops import schedule
 from tokmill.mlir.measure import Measurements
+from tokmill.mlir.modules import generators
 from tokmill.mlir.modules import problem as problems
 from tokmill.mlir.modules.problem import Problem
 from tokmill.report.pages.figures import write_csv
@@ -240,7 +242,10 @@ def encoder(contest: Contest, cache: Path) -> str:
     store, run = (contest.folder(cache) / f"{name}-{made}" for name in ("operations", "encoder"))
     command = [sys.executable, "-m", "tokmill"]
     if not store.exists():
-        words = [*contest.modules, "--schedules", str(ENCODER_SCHEDULES), "-o", str(store)]
+        modules = make_folder(store.with_name(f"modules-{made}"))
+        for number, module in enumerate(contest.modules):
+            (modules / f"{number}.mlir").write_text(generators.chain(module))
+        words = [str(modules), "--schedules", str(ENCODER_SCHEDULES), "-o", str(store)]
         subprocess.run([*command, "build", "mlir", *words], check=True, stdout=sys.stderr)
     if not run.exists():
         words = ["--data", str(store), "-o", str(run), "--steps", str(steps)]

@@ -32,9 +32,6 @@ class Part(NamedTuple):
 SOURCES: dict[str, Part] = {
     "text": Part("tokmill.text.plain_text:TextSource", "text", "plain text files"),
     "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
-    "chat": Part(
-        "tokmill.text.chats.chat:ChatSource", "text", "JSON Lines of chats, with a loss mask"
-    ),
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
     "corpus": Part("tokmill.text.corpus:CorpusSource", "text", "walks as text, a walk per line"),
     "tsv": Part(
@@ -52,7 +49,7 @@ SOURCES: dict[str, Part] = {
     "mlir": Part(
         "tokmill.mlir.module_source:MlirSource",
         "mlir",
-        "MLIR modules, ONNX models, sizes ('matmul 64 64 64'): operations as policies see them",
+        "MLIR modules, ONNX models: operations as policies see them",
     ),
     "select": Part(
         "tokmill.builds.selection.select:SelectSource",
@@ -106,9 +103,6 @@ EXECUTORS: dict[str, Part] = {
         "tokmill.builds.execution.executors:Here", "", "in this process, one after the other"
     ),
     "pool": Part("tokmill.builds.execution.executors:Pool", "", "in processes of this machine"),
-    "ray": Part(
-        "tokmill.builds.execution.ray_executor:RayExecutor", "ray", "on the machines of a cluster"
-    ),
 }
 
 MODELS: dict[str, Part] = {
@@ -241,7 +235,7 @@ FIGURES: dict[str, Part] = {
     "lengths": Part(
         "tokmill.report.pages.figures:lengths",
         "plot",
-        "histogram of the lengths of records (stores), sequences (pickles) or tokens (tokenizers)",
+        "histogram of the lengths of records (stores) or sequences (pickles)",
     ),
     "frequency": Part(
         "tokmill.report.pages.figures:frequency",
@@ -280,11 +274,6 @@ CODERS: dict[str, Part] = {
     # kind of a vocabulary: what turns text into its ids and back
     "tokenizer": Part("tokmill.text.tokenizers.tokenizer:Tokenizer", "text", "text of one column"),
     "x86": Part("tokmill.x86.x86_tokenizer:X86Coder", "x86", "instructions, a list a column"),
-}
-
-CHATS: dict[str, Part] = {
-    # source of a store: what writes messages as prompts for a run on it
-    "chat": Part("tokmill.text.chats.chat:load_prompts", "text", "chats by a template"),
 }
 
 TRACKERS: dict[str, Part] = {
@@ -371,7 +360,6 @@ EXTRA_PACKAGES: dict[str, str] = {
     "einops": "fla",
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
-    "ray": "ray",
     "obstore": "remote",
     "torch_mlir": "mlir",
     "gymnasium": "mlir",

@@ -308,21 +308,18 @@ def test_two_parts_replace_nothing_that_is_not_theirs(name: str, tmp_path: Path,
 def test_a_json_list_is_told_from_json_lines(
     tmp_path: Path, tokmill: Any, indent: int | None, given: str
 ) -> None:
-    chats = [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]
-    rows = [{"text": "caf\u00e9"}, {"text": "a\nb"}]
+    entries = [{"text": "caf\u00e9"}, {"text": "a\nb"}]
     value = {"--tokenizer": TOKENIZER, "--vocab-size": 300}[given]
-    for kind, entries in (("jsonl", rows), ("chat", chats)):
-        (tmp_path / "a b.json").write_text(json.dumps(entries, indent=indent))
-        more = ["--chat-template", "plain"] if kind == "chat" else []
-        build = ["build", kind, "-o", f"s-{kind}", given, value, *more]
-        done = tokmill(*build, "a b.json", code=1)
-        command = done.stderr.partition("makes: ")[2]
-        assert "one JSON list, not JSON Lines" in done.stderr and command
-        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-        tokmill(*build, "a b.jsonl")
-        assert Store(tmp_path / f"s-{kind}").records == len(entries)
-        seen = tokmill("inspect", "a b.json", "--json").stdout
-        assert "a b.jsonl" in json.loads(seen)["next"]
+    (tmp_path / "a b.json").write_text(json.dumps(entries, indent=indent))
+    build = ["build", "jsonl", "-o", "s", given, value]
+    done = tokmill(*build, "a b.json", code=1)
+    command = done.stderr.partition("makes: ")[2]
+    assert "one JSON list, not JSON Lines" in done.stderr and command
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    tokmill(*build, "a b.jsonl")
+    assert Store(tmp_path / "s").records == len(entries)
+    seen = tokmill("inspect", "a b.json", "--json").stdout
+    assert "a b.jsonl" in json.loads(seen)["next"]
 
 
 @pytest.mark.parametrize("given", [("--tokenizer", TOKENIZER), ("--vocab-size", 300)])
@@ -332,17 +329,6 @@ def test_why_nothing_was_found_is_the_reason_of_most(
     (tmp_path / "latin.txt").write_bytes("d\u00e9j\u00e0 vu".encode("latin1"))
     done = tokmill("build", "text", "latin.txt", "-o", "s", *given, code=1)
     assert "(1 utf8)" in done.stderr and "--invalid-utf8 replace" in done.stderr
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    line = {"messages": [{"role": "user", "content": "a"}, call]}
-    jsonl(tmp_path / "tools.jsonl", [json.dumps(line)] * 3)
-    more = ("--chat-template", "chatml" if given[0] == "--vocab-size" else "plain")
-    done = tokmill("build", "chat", "tools.jsonl", "-o", "s", *given, *more, code=1)
-    assert "(3 tool calls)" in done.stderr and "writes calls of tools" in done.stderr
-    line = {"messages": [["user", "a"]]}
-    jsonl(tmp_path / "lists.jsonl", [json.dumps(line)] * 3)
-    done = tokmill("build", "chat", "lists.jsonl", "-o", "s", *given, *more, code=1)
-    assert "(3 type)" in done.stderr and "hint: " in done.stderr
-    assert "name it with --messages" not in done.stderr
 
 
 def test_the_default_size_of_a_vocabulary(tmp_path: Path, here: Any) -> None:

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from making import TOKENIZER, jsonl
 from tokmill.store.manifest import Plan, read_sealed
 from tokmill.store.store import Store
@@ -80,19 +78,15 @@ def test_more_rejects_than_records_end_a_small_build_too(tmp_path: Path, here: A
     assert "1 of 2 was rejected (50.0%)" in err
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "chat"])
-def test_a_record_is_explained_with_a_tokenizer_of_its_own(
-    tmp_path: Path, here: Any, kind: str
-) -> None:
-    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    jsonl(tmp_path / "a.jsonl", [{"text": "one", "messages": turns}] * 2)
-    explain = ("build", kind, "--vocab-size", "300", "--explain", "a.jsonl:2")
+def test_a_record_is_explained_with_a_tokenizer_of_its_own(tmp_path: Path, here: Any) -> None:
+    jsonl(tmp_path / "a.jsonl", [{"text": "one"}] * 2)
+    explain = ("build", "jsonl", "--vocab-size", "300", "--explain", "a.jsonl:2")
     for more in ((), ("a.jsonl",), ("a.jsonl", "-o", "s")):
         out, err = here(*explain, *more)
         assert "outcome    kept" in out and "ids  " in out and "not kept" in err
         assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
     # The tokenizer of a store is the one that explains it.
-    here("build", kind, "a.jsonl", "-o", "s", "--vocab-size", "300")
+    here("build", "jsonl", "a.jsonl", "-o", "s", "--vocab-size", "300")
     assert "kept from before" in here(*explain, "a.jsonl", "-o", "s")[1]
 
 

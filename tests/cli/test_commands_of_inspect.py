@@ -35,15 +35,6 @@ def lines(folder: Path) -> Path:
     return folder / "lines.jsonl"
 
 
-def chats(folder: Path) -> Path:
-    turns = [
-        {"role": "user", "content": "What turns?"},
-        {"role": "assistant", "content": "A mill."},
-    ]
-    (folder / "chats.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 30)
-    return folder / "chats.jsonl"
-
-
 def compressed_lines(folder: Path) -> Path:
     (folder / "lines.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
     return folder / "lines.jsonl.gz"
@@ -105,7 +96,7 @@ def module(folder: Path) -> Path:
 
 
 MADE = [
-    text, lines, chats, compressed_lines, compressed_text, parquet, bare_tokens,
+    text, lines, compressed_lines, compressed_text, parquet, bare_tokens,
     wide_tokens, windows, token_dicts, blame, program, module,
 ]  # fmt: skip
 

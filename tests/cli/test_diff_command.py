@@ -109,8 +109,6 @@ def test_what_cannot_be_compared_is_exit_code_2(here: Here, built: Path, tmp_pat
     ):
         _, said = here("diff", built / "old", other, code=2)
         assert words in said and "\nhint: " in said
-    _, said = here("diff", built / "old", built / "new", "--run", "folder", code=2)
-    assert "the run does not read x86 code" in said
 
 
 def test_a_name_cannot_forge_a_line(here: Here, built: Path, tmp_path: Path) -> None:
@@ -133,16 +131,3 @@ def test_outputs_replace_nothing_that_is_read(here: Here, built: Path, tmp_path:
     _, said = here("diff", "old", "new", "-o", "x", "--html", "./x", code=2)
     assert "--out and --html name the same file" in said
     assert (tmp_path / "old").read_bytes() == before
-
-
-@pytest.mark.long
-def test_vectors_of_a_run_are_evidence(here: Here, built: Path) -> None:
-    here("build", "x86", built / "old", "-o", "store", "-q", "--workers", 0)
-    small = ("--set", "model.dim=16", "--set", "model.layers=1", "--set", "model.heads=1")
-    here("train", "store", "-o", "run", "--steps", 1, "-q", *small)
-    programs = (built / "old-stripped", built / "new-stripped")
-    with_run, _ = here("diff", *programs, "--run", "run", "--json", "-q", code=1)
-    again, _ = here("diff", *programs, "--run", "run", "--json", "-q", code=1)
-    without, _ = here("diff", *programs, "--json", code=1)
-    assert with_run == again
-    assert json.loads(with_run)["counts"]["deleted"] == json.loads(without)["counts"]["deleted"]

@@ -14,6 +14,7 @@ import tokmill
 from made_times import recipe
 from tokmill.cli import main
 from tokmill.mlir.measure import Measurements
+from tokmill.mlir.modules import generators
 from toy import losses, weights
 
 torch.set_num_threads(1)
@@ -47,7 +48,8 @@ def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
         f'"model_config": {{"distilbert": {policy}}}}}'
     )
     few = "--config policy.json --set 'task.modules=[\"relu 8\"]' --set 'task.held_out=[]'"
-    command(capsys, "build mlir 'matmul 8 8 8, relu' --schedules 3 -o store")
+    Path("a.mlir").write_text(generators.chain("matmul 8 8 8, relu"))
+    command(capsys, "build mlir a.mlir --schedules 3 -o store")
     command(capsys, f"train mlir-fields --data store -o encoder --steps 2 --quiet {small}")
     for name, start in (("policy", "--from encoder"), ("other", "")):
         command(capsys, f"rl train schedules-distilbert {start} -o {name} --steps 1 --quiet {few}")

@@ -89,7 +89,7 @@ def test_wrong_inputs_say_why(
     [
         ["rl", "search", "relu 8"],
         ["rl", "train", "schedules-lstm", "-o", "run", "--dry-run"],
-        ["build", "mlir", "relu 8", "-o", "store"],
+        ["build", "mlir", "relu.mlir", "-o", "store"],
     ],
 )
 def test_a_missing_extra_is_named(arguments: list[str], tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,48 +68,18 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(store, folder / "run", 2)
 
 
-def test_many_prompts(
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lines = ["one two th", "four", "two three four one two three four one two three four one"]
-    path = tmp_path / "prompts.txt"
-    path.write_text("\n\n".join(lines) + "\n")
-    greedy = ["--temperature", "0", "--tokens", "9"]
-    alone = [sample(capsys, run, "--prompt", line, *greedy).stdout for line in lines]
-    several = sample(capsys, run, "--prompts", path, *greedy)
-    assert several.stdout == "\n".join(f"--- {n + 1}\n{text}" for n, text in enumerate(alone))
-    assert "2 blank lines left out" in several.stderr
-    assert "one two three" in alone[0]
-    options = ["--samples", "3", "--tokens", "9", "--temperature", "3", "--json"]
-    drawn = [json.loads(line) for line in sample(
-        capsys, run, "--prompts", path, *options, "--batch", "2"
-    ).stdout.splitlines()]  # fmt: skip
-    assert [(made["number"], made["sample"]) for made in drawn] == [
-        (number, again) for number in range(3) for again in range(3)
-    ]
-    assert [made["prompt"] for made in drawn[::3]] == lines
-    assert len({made["continuation"] for made in drawn[:3]}) > 1
-    # The size of the batch changes nothing, and stdin is a file.
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
-    again = sample(capsys, run, "--prompts", "-", *options)
-    assert [json.loads(line) for line in again.stdout.splitlines()] == drawn
-    # The first sample of the first prompt is what --prompt gives.
-    one = sample(capsys, run, "--prompt", lines[0], *options[2:]).stdout
-    assert json.loads(one) == drawn[0]
-
-
-def test_stops(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "prompts"
-    path.write_text("one two \nthree \n")
-    options = ["--temperature", "0", "--stop", "four", "--stop", "ee f", "--json"]
-    made = [json.loads(line) for line in sample(
-        capsys, run, "--prompts", path, *options
-    ).stdout.splitlines()]  # fmt: skip
-    assert [one["continuation"] for one in made] == ["thr", ""]
-    assert [one["end"] for one in made] == ["stop", "stop"]
+def test_several_samples(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--prompt", "one two th", "--tokens", "9", "--temperature", "3"]
+    drawn = sample(capsys, run, *options, "--samples", "3", "--json").stdout.splitlines()
+    lines = [json.loads(line) for line in drawn]
+    assert [line["sample"] for line in lines] == [0, 1, 2]
+    assert {line["prompt"] for line in lines} == {"one two th"}
+    assert len({line["continuation"] for line in lines}) > 1
+    # The first one is what a single sample gives; without --json they are the same.
+    assert json.loads(sample(capsys, run, *options, "--json").stdout) == lines[0]
+    shown = [line["continuation"] for line in lines]
+    texts = [f"--- sample {n + 1}\n{options[1]}{text}\n" for n, text in enumerate(shown)]
+    assert sample(capsys, run, *options, "--samples", "3").stdout == "\n".join(texts)
 
 
 def test_what_outgrows_the_model_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,10 +99,9 @@ def test_a_run_without_a_tokenizer(
     made = sample(capsys, bare, "--ids", "1,2,3", "--tokens", "4", "--seed", "1").stdout
     ids = [*map(int, made.split(","))]
     assert ids[:3] == [1, 2, 3] and len(ids) == 7 and max(ids) < 23
-    path = tmp_path / "prompts"
-    path.write_text("1,2,3\n4\n")
-    both = sample(capsys, bare, "--prompts", path, "--tokens", "4", "--seed", "1", "--json").stdout
-    first = json.loads(both.splitlines()[0])
+    first = json.loads(sample(
+        capsys, bare, "--ids", "1,2,3", "--tokens", "4", "--seed", "1", "--json"
+    ).stdout)  # fmt: skip
     assert first["prompt"] == [1, 2, 3] and first["continuation"] == ids[3:]
     (same,) = tokmill.generate(bare, [[1, 2, 3]], 4, seed=1)
     assert same.ids == {"token": ids[3:]} and same.text == "" and same.end == "tokens"
@@ -142,7 +109,7 @@ def test_a_run_without_a_tokenizer(
     assert "has no tokenizer" in sample(capsys, bare, "--prompt", "x", code=1).stderr
     assert "23 is not an id of 'token'" in sample(capsys, bare, "--ids", "23", code=2).stderr
     assert "give --ids 1,2,3" in sample(capsys, bare, code=2).stderr
-    assert "are not ids" in sample(capsys, bare, "--prompts", ROOT / "README.md", code=2).stderr
+    assert "are not ids" in sample(capsys, bare, "--ids", "no", code=2).stderr
 
 
 def test_ids_of_a_run_with_a_tokenizer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,8 +131,6 @@ def test_ids_of_a_run_with_a_tokenizer(run: Path, capsys: pytest.CaptureFixture[
         ["--seed", "-1"],
         ["--tokens", "-1"],
         ["--samples", "0"],
-        ["--batch", "0"],
-        ["--stop", ""],
         ["--ids", "1", "--prompt", "one"],
     ],
 )

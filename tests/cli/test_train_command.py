@@ -168,7 +168,7 @@ def test_train_for_longer_evaluate_and_start_from(
     last = json.loads(tokmill("eval", out, store, "--json", "--device", "cpu").stdout)
     assert last["step"] == 4 and last["targets"] > 0 and last["bits_per_byte"] > 0
     assert last["columns"]["token"]["loss"] == pytest.approx(last["loss"], rel=1e-6)
-    by = ["--by", "bytes", "--rows", "2", "--batch", "1"]
+    by = ["--by", "bytes", "--rows", "2"]
     shown = tokmill("eval", out, store, "--at", "4", *by).stdout
     assert re.search(r"^step +4$", shown, re.MULTILINE)
     assert re.search(r"^perplexity +\d+\.\d{4}$", shown, re.MULTILINE)

@@ -16,12 +16,12 @@ from making import quick_build
 from tokmill import plugins
 
 CASES = {"here": [], "pool": ["--workers", "2"], "ray": ["--workers", "1"]}
-"""Executor → its options. Without an address Ray starts on this machine, for the build alone, and
-with one worker sooner than with two; tests/crash/test_ray_cluster.py has several."""
+"""Executor → its options; that of examples/plugin-ray too. Without an address Ray starts on this
+machine, with one worker sooner than with two; tests/crash/test_ray_cluster.py has several."""
 
 
 def test_every_executor_has_a_case() -> None:
-    assert CASES.keys() == plugins.EXECUTORS.keys()
+    assert CASES.keys() == {*plugins.EXECUTORS, "ray"}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -29,7 +29,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[str]:
     name: str = request.param
     with contextlib.ExitStack() as held:
         if name == "ray":
-            pytest.importorskip("ray", reason="needs the extra ray")
+            pytest.importorskip("ray", reason="needs the package ray")
             held.enter_context(ray_clusters.environment())
         yield name
 

@@ -28,7 +28,7 @@ from ray_clusters import OBJECTS, Cluster, environment, workers
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 
-pytest.importorskip("ray", reason="needs the extra ray")
+pytest.importorskip("ray", reason="needs the package ray")
 pytestmark = pytest.mark.long
 SECONDS = 240
 SHARDS = 10

@@ -21,7 +21,6 @@ STARTED = {
     "bbv/traces/markers.py": {"Popen", "run"},
     "bbv/traces/profile.py": {"run"},
     "builds/execution/processes.py": {"ProcessPoolExecutor"},
-    "builds/execution/ray_cluster.py": {"init"},
     "base/children/child.py": {"Popen", "Running"},
     "base/children/child_calls.py": {"Child", "Popen", "Running"},
     "cli/demo_command.py": {"run"},  # minutes: its script runs commands that are tested here
@@ -30,7 +29,6 @@ STARTED = {
     "mlir/modules/guard.py": {"shared"},
     "mlir/modules/importing.py": {"run"},
     "mlir/module_source.py": {"shared"},
-    "text/chats/chat_templates.py": {"shared"},
     "text/learning/train_tokenizer.py": {"call"},
     "training/launch.py": {"run"},
     "x86/image/program.py": {"shared"},
@@ -148,10 +146,6 @@ COMMANDS: dict[str, list[str]] = {
 LONG: dict[str, list[str]] = {
     "valgrind": ["bbv", "profile", "-o", "{out}", "--", "/bin/true"],
     "a compiler": ["bbv", "profile", "--measured", "-o", "{out}", "--", "/bin/true"],
-    "Ray": [
-        "build", "text", "{in}/a.txt", "-o", "{out}", "--tokenizer", "{tokenizer}",
-        "--executor", "ray", "--workers", "2",
-    ],
     "DeepSpeed": [
         "train", "{store}", "-o", "{out}", "--set", "run.engine=deepspeed", "--set", "run.steps=2",
         "--set", "model.dim=16", "--set", "model.layers=1", "--set", "model.heads=2",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from onnx_models import small_model
+from tokmill.mlir.modules import generators
 
 
 def blocks(repository: Path, name: str) -> list[str]:
@@ -42,11 +43,17 @@ def test_the_commands_of_the_page_work(repository: Path, tmp_path: Path) -> None
     assert "000.mlir" in run(commands, tmp_path)
 
 
+def write_module(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(generators.chain("matmul 8 8 8, relu"))
+
+
 def test_models_become_stores_on_which_is_trained(repository: Path, tmp_path: Path) -> None:
     (block,) = [
         block for block in blocks(repository, "schedules") if "build mlir model.onnx" in block
     ]
     small_model(tmp_path / "model.onnx")
+    write_module(tmp_path / "modules/a.mlir")
     few = block.replace("--schedules 100", "--schedules 3")
     commands = few.replace("-o run ", "-o run --set run.steps=2 ").splitlines()
     assert len(commands) == 3
@@ -76,8 +83,9 @@ def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
     (block,) = [block for block in blocks(repository, "policies") if "plot attention" in block]
     train, learn, plot = block.splitlines()
     few = " --set task.bench_count=2 --set 'task.modules=[\"relu 8\"]' --set 'task.held_out=[]'"
+    write_module(tmp_path / "modules/a.mlir")
     commands = [
-        "tokmill build mlir 'matmul 8 8 8, relu' --schedules 3 -o store",
+        "tokmill build mlir modules --schedules 3 -o store",
         train.partition("#")[0] + " --steps 2",
         learn + " --steps 1" + few,
         plot,

@@ -46,35 +46,28 @@ from learned import (
     whole_run,
 )
 from reader import Make, Read, Reader
-from similar_functions import make_keys, make_near, read_near, read_scored
+from similar_functions import make_near, make_vectors, read_near, read_scored
 from small_files import (
     compressed,
     make_benchmarks,
     make_compiled,
     make_corpus,
-    make_dataset,
     make_dump,
     make_extract,
     make_functions,
     make_lists,
-    make_messages,
     make_module,
-    make_prompts,
-    make_templates,
     make_text_lists,
     make_traces,
     make_triplets,
     make_tsv,
     make_vocab_txt,
-    read_asked,
     read_benchmarks,
     read_compiler,
     read_extract,
     read_mined,
     read_profile_dump,
-    read_prompts,
     read_stores,
-    read_templates,
     read_text_lists,
     read_trace,
 )
@@ -167,7 +160,7 @@ def read_source(
     if hasattr(kind, "resolve"):
         config = kind.resolve(config, request(paths, tokenizer))
     text = name in ("text", "jsonl", "parquet")
-    named = tokenizer if name in ("chat", "tsv") else None
+    named = tokenizer if name == "tsv" else None
     frozen = frozen_tokenizer() if text else kind.freeze(config, request(paths, named))
     source = kind(config, paths, frozen, Amount(workers=0).resources())
     limits = {
@@ -209,12 +202,6 @@ def make_jsonl(folder: Path) -> Iterable[Path]:
     return [
         jsonl(folder / "a.jsonl", [{"text": t, "id": i, "u": [1]} for i, t in enumerate(TEXTS)])
     ]
-
-
-def make_chats(folder: Path) -> Iterable[Path]:
-    roles = ("system", "user", "assistant", "user", "assistant")
-    rows = [{"messages": [{"role": r, "content": f"{t} {r}"} for r in roles]} for t in TEXTS]
-    return [jsonl(folder / "a.jsonl", rows)]
 
 
 def text_table() -> Any:
@@ -383,7 +370,6 @@ READERS: dict[str, Reader] = {
         "text", file_of("a.txt", SPECIAL.join(t.encode() for t in TEXTS)), "a.txt", 0.2
     ),
     "jsonl": of_source("jsonl", make_jsonl, "a.jsonl", 0.2, keep=["id"]),
-    "chat": of_source("chat", make_chats, "a.jsonl", 0.1, chat_template="plain"),
     "jsonl gz": of_source("jsonl", compressed("gz"), "a.jsonl.gz", 0.2),
     "jsonl zst": of_source("jsonl", compressed("zst"), "a.jsonl.zst", 0.2),
     "tsv": Reader(
@@ -431,7 +417,6 @@ READERS: dict[str, Reader] = {
     "schedule of mlir": Reader(make_schedule, read_schedule, share=0.5),
     "measurements": Reader(make_measurements, read_measurements, share=0.5),
     "mine": Reader(make_functions, read_mined, source="mine", share=0.3),
-    "datasets folder": of_source("parquet", make_dataset, "d", 0.2),
     "embed": Reader(make_embedded, read_embedded, source="embed", share=0.05),
     "select": Reader(
         store_files("shards/*.safetensors"),
@@ -475,16 +460,13 @@ READERS: dict[str, Reader] = {
     "settings": Reader(file_of("s.json", SETTINGS), read_settings),
     "settings of deepspeed": Reader(file_of("s.json", OF_DEEPSPEED), read_settings, share=0.5),
     "recipe of a training": Reader(file_of("r.toml", TRAINING), read_training_recipe, share=0.5),
-    "chat templates": Reader(make_templates, read_templates, share=0.2),
-    "prompts": Reader(make_prompts, read_prompts),
-    "messages": Reader(make_messages, read_asked, share=0.05),
     "list of stores": Reader(make_lists, read_stores),
     "lists as text": Reader(make_text_lists, read_text_lists),
     # programs
     "extract": Reader(make_extract, read_extract),
     "compiler": Reader(make_compiled, read_compiler),
     # functions that are alike
-    "similarity keys": Reader(make_keys, read_scored, share=0.2),
+    "similarity vectors": Reader(make_vectors, read_scored, share=0.2),
     "similarity index": Reader(make_near, read_near, share=0.2),
     # looking
     "inspect": Reader(make_everything, read_everything),

@@ -1,4 +1,4 @@
-"""Small files that people write or fetch: prompts, lists, chat templates, datasets."""
+"""Small files that people write or fetch: lists."""
 
 from __future__ import annotations
 
@@ -9,66 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from reader import Make, Read
-from small_recipes import TEXTS, tokenizer_file
+from small_recipes import TEXTS
 from whole_stores import make_store
-
-from making import jsonl
-
-CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "x = 1"}]
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ '[' + message['role'] + ']' }}"
-    "{% if loop.last and message.content is string %}{{ message['content'] | trim }}"
-    "{% endif %}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
-
-def make_templates(folder: Path) -> Iterable[Path]:
-    tokenizer_file("tokenizer.json")(folder)
-    config = {"chat_template": TEMPLATE, "eos_token": {"content": "<|endoftext|>"},
-              "bos_token": "<s>"}  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
-    (folder / "a.jinja").write_text(TEMPLATE)
-    lists = {"chat_template": [{"name": "default", "template": TEMPLATE}, {"name": "tool_use"}]}
-    (folder / "lists.json").write_text(json.dumps(lists))
-    jsonl(folder / "a.chats", [{"messages": CHAT}])
-    names = ("tokenizer_config.json", "special_tokens_map.json", "a.jinja", "lists.json")
-    return [folder / name for name in names]
-
-
-def read_templates(folder: Path) -> Any:
-    """Chats with the tokenizer's own template, one in a file, and one of a list."""
-    from readers import read_source
-
-    tokenizer = str(folder / "tokenizer.json")
-    return [
-        read_source("chat", [folder / "a.chats"], tokenizer=tokenizer, chat_template=name)
-        for name in ("", str(folder / "a.jinja"), str(folder / "lists.json"))
-    ]
-
-
-def make_dataset(folder: Path) -> Iterable[Path]:
-    from test_datasets_folders import splits
-
-    splits(folder / "d", ["train", "test"])
-    place = folder / "d/train"
-    return [folder / "d/dataset_dict.json", place / "state.json",
-            *place.glob("*.arrow"), place / "dataset_info.json"]  # fmt: skip
-
-
-def make_prompts(folder: Path) -> Iterable[Path]:
-    (folder / "a.txt").write_text("One prompt\n\nThe second, é\r\nthe third")
-    lines = ['{"prompt": "text", "x": [1]}', '"a string"', "[1, 2, 3]", '{"prompt": [4, 5]}']
-    (folder / "a.jsonl").write_text("\n".join(lines))
-    (folder / "ids.txt").write_text("1,2,3\n4 5\n")
-    return sorted(folder.iterdir())
-
-
-def read_prompts(folder: Path) -> Any:
-    from tokmill.inference.prompts import Prompts
-
-    asked = [("a.txt", False), ("a.jsonl", False), ("ids.txt", True)]
-    return [list(Prompts(str(folder / name), as_ids=ids)) for name, ids in asked]
 
 
 def make_module(folder: Path) -> Iterable[Path]:
@@ -110,28 +52,6 @@ def read_benchmarks(folder: Path) -> Any:
 
     found = problem.of_folder(folder)
     return [one.text for one in found.problems], len(found.refused), found.others
-
-
-def make_messages(folder: Path) -> Iterable[Path]:
-    from chat_peers import tokenizer
-
-    tokenizer().save(folder)
-    (folder / "m.json").write_text(json.dumps({"messages": CHAT}))
-    options = {"chat_template": "chatml", "tokens": {"eos_token": "<|im_end|>"}}
-    (folder / "input_format.json").write_text(json.dumps({"source": "chat", "options": options}))
-    return [folder / "m.json", folder / "input_format.json"]
-
-
-def read_asked(folder: Path) -> Any:
-    from tokmill import plugins
-    from tokmill.inference.chats import read_messages
-    from tokmill.text.tokenizers.tokenizer import Tokenizer
-    from tokmill.training.runs.input_format import options_of
-
-    vocabulary, data = Tokenizer.from_file(folder / "tokenizer.json").vocabulary({})
-    load = plugins.load(plugins.CHATS, "chat")
-    writer = load(data, vocabulary, [options_of(folder)], "", str(folder))
-    return writer.ids(read_messages(str(folder / "m.json"))), writer.ends()
 
 
 def make_lists(folder: Path) -> Iterable[Path]:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+PLUGIN = Path(__file__).resolve().parents[2] / "examples" / "plugin-ray"
 HEAD = "127.0.0.2"
 """Ray puts another address in the place of 127.0.0.1."""
 OBJECTS = 80 << 20
@@ -24,11 +27,24 @@ OBJECTS = 80 << 20
 
 @contextlib.contextmanager
 def environment() -> Iterator[None]:
-    """Set what Ray needs to stay on this machine: no reports, and a token that others lack."""
+    """Install the plug-in, and set what Ray needs to stay on this machine: no reports, a token."""
     with tempfile.TemporaryDirectory(prefix="tokmill-ray-") as folder:
+        site = Path(folder, "site")
+        information = site / "tokmill_ray-1.dist-info"
+        information.mkdir(parents=True)
+        head = "Metadata-Version: 2.1\nName: tokmill-ray\nVersion: 1\nSummary: Ray\n"
+        (information / "METADATA").write_text(head)
+        project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+        points = project["entry-points"]["tokmill.parts"].items()
+        lines = ["[tokmill.parts]", *(f"{name} = {target}" for name, target in points), ""]
+        (information / "entry_points.txt").write_text("\n".join(lines))
+        shutil.copytree(PLUGIN / "tokmill_ray", site / "tokmill_ray")
         token = Path(folder, "token")
         token.write_text(os.urandom(32).hex())
         keys = {
+            "PYTHONPATH": os.pathsep.join(
+                [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),

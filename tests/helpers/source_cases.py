@@ -69,16 +69,6 @@ def write_jsonl(folder: Path, number: int) -> Path:
     return lines(folder, number, [{"text": text} for text in texts(number)])
 
 
-def write_chats(folder: Path, number: int) -> Path:
-    """Write chats of a question and an answer."""
-    roles = ("user", "assistant")
-    rows = [
-        {"messages": [{"role": role, "content": f"{role}: {text}"} for role in roles]}
-        for text in texts(number)
-    ]
-    return lines(folder, number, rows)
-
-
 def write_parquet(folder: Path, number: int) -> Path:
     """Write a table with a text column, in several row groups."""
     import pyarrow as arrow
@@ -275,9 +265,6 @@ def small_run(folder: Path) -> Sequence[object]:
 CASES: dict[str, SourceCase] = {
     "text": SourceCase(write_text, tokenizer),
     "jsonl": SourceCase(write_jsonl, tokenizer),
-    "chat": SourceCase(
-        write_chats, lambda folder: ("--tokenizer", TOKENIZER, "--chat-template", "plain")
-    ),
     "parquet": SourceCase(write_parquet, tokenizer),
     "tsv": SourceCase(write_tsv, wordpiece),
     "corpus": SourceCase(write_corpus, words),

@@ -15,7 +15,7 @@ DECODES = re.compile(r"\b(?:json\.loads?|json\.decode|tomllib\.loads?|np\.load)\
 OWN = {
     "base/headers.py": 2,  # the doors
     # What this process, or one that it started, has just written or checked.
-    "builds/plan.py": 1, "text/chats/chat.py": 1, "text/documents.py": 1,
+    "builds/plan.py": 1, "text/documents.py": 1,
     "text/tables/tsv_encode.py": 1, "training/recipe/read_recipe.py": 1,
     "training/recipe/settings.py": 1,
     "training/runs/run.py": 1, "x86/tokens/vocabularies/vocabulary.py": 1,
@@ -40,17 +40,15 @@ OPENS = re.compile(r"(?<![\w.])open\(|\.read_(?:bytes|text)\(|\.open\(")
 OPENED = {
     # The door; what the system says of itself.
     "base/files.py": 8, "base/locks.py": 2, "builds/execution/resources.py": 3,
-    "builds/execution/ray_executor.py": 1, "models/transformers/layers.py": 1,
+    "models/transformers/layers.py": 1,
     # What the user names, read once from its beginning: it may be a pipe.
-    "inference/prompts.py": 1, "inference/chats.py": 1,
     "training/recipe/settings.py": 1,
-    "similarity/keys_csv.py": 1, "builds/scan.py": 1,
+    "builds/scan.py": 1,
     # Where it copies stdin to.
     "inference/predict.py": 1,
     # A member of an archive; a file that another node has just written.
     "report/describe/foreign.py": 1, "formats/windows/npz.py": 1,
     "formats/windows/npz_export.py": 1,
-    "builds/execution/ray_cluster.py": 1,
 }  # fmt: skip
 """File → how often it opens a file by itself; domains open their own inputs."""
 DOMAINS = ("text", "x86", "bbv", "mlir", "cli", "base/children")

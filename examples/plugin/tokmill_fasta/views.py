@@ -21,9 +21,7 @@ def shares(store: Store) -> list[tuple[str, float]]:
     return [(r["name"], float(np.isin(r["token"], (1, 2)).mean())) for r in records]
 
 
-def figure(
-    paths: Sequence[Path], sample: int | None = None, column: str = "", **options: Any
-) -> Figure:
+def figure(paths: Sequence[Path], column: str = "", **options: Any) -> Figure:
     """Return a histogram of the shares, a series for each store."""
     series = []
     for number, path in enumerate(paths):

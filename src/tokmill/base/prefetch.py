@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 _END = object()
 PATIENCE = 5.0
-"""Seconds to wait for the thread to end. A thread that takes longer (an endless chat template) is
+"""Seconds to wait for the thread to end. A thread that takes longer is
 left behind, so that Ctrl-C ends the program."""
 
 

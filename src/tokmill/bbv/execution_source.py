@@ -162,7 +162,6 @@ class BbvSource(WholeFiles):
             )  # fmt: skip
 
     def batches(self, item: Item) -> Iterator[Records]:
-        """Yield the intervals of an execution."""
         paths = self._sidecars.roles(Path(item.path), (other.path for other in item.others))
         addresses, joined = self._join(item, paths) if self.config.blocks else (None, None)
         measures = read_measures(paths["cpi"]) if "cpi" in paths else None

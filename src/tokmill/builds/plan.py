@@ -123,7 +123,6 @@ def make_plan(
         not_text=sorted(map(path_to_text, source.not_text)) or msgspec.UNSET,
         overlay=source.overlay,
         command=source.command,
-        chats=source.chats,
         references=references or msgspec.UNSET,
         places=source.places if source.places != "byte" else msgspec.UNSET,
         inputs_sha256=digest_of(_lines(planned)),

@@ -139,8 +139,6 @@ class Source(ABC):
     """Files in folders that are not text; known after `items`."""
     overlay: Overlay | UnsetType = UNSET
     """For overlays: the key `overlay` of the plan."""
-    chats: Made | UnsetType = UNSET
-    """For selections of chats: how these were written."""
     command: str | UnsetType = UNSET
     """The command that makes an overlay again when its store has changed."""
 
@@ -171,11 +169,6 @@ class Source(ABC):
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:
         """Return the folder of an overlay."""
         raise NotImplementedError
-
-    @classmethod
-    def spelled(cls, name: str) -> tuple[str, bytes] | None:
-        """Return name and content of a file if an input is no path but says what is to be read."""
-        return None
 
     @classmethod
     def remark(cls, names: Sequence[str], config: Any) -> str:

@@ -50,7 +50,7 @@ OTHERS = "plug-ins"
 OTHER_COMMANDS = {
     "version": "--version",
     "config": "recipe",
-    **dict.fromkeys(["generate", "complete", "chat"], "sample"),
+    **dict.fromkeys(["generate", "complete"], "sample"),
     **dict.fromkeys(["info", "stats", "show", "ls", "head"], "inspect"),
     **dict.fromkeys(["finetune", "fine-tune", "pretrain", "fit", "resume"], "train"),
     **dict.fromkeys(["tokenize", "preprocess", "prepare", "convert", "ingest"], "build"),

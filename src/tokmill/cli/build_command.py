@@ -18,7 +18,6 @@ from tokmill.builds.build import run
 from tokmill.builds.execution.resources import Amount, parse_seconds
 from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.builds.scan import in_words, with_lists
-from tokmill.builds.spelled_inputs import spelled_kept
 from tokmill.cli.print_facts import report
 from tokmill.store.receipts import read_receipts
 from tokmill.store.store import Store
@@ -28,7 +27,7 @@ from tokmill.terminal.output import print_json, say
 from tokmill.terminal.structs import given, settings, struct_parameters, with_parameters
 from tokmill.text.commands import build_text
 
-TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
+TEXT_KINDS = ("text", "jsonl", "parquet")
 ENCODING_KINDS = (*TEXT_KINDS, "tsv", "corpus")
 TRAINING = {"data", "model", "task", "optim", "run"}
 """Tables of the recipe of a training."""
@@ -62,9 +61,9 @@ class Running(msgspec.Struct, frozen=True):
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     """The encoder of text."""
     executor: str = "auto"
-    """Where shards are made: auto, here, pool, ray."""
+    """Where shards are made: auto, here, pool, or of a plug-in."""
     address: str = ""
-    """Address of a Ray cluster, as 10.0.0.1:6379."""
+    """Address of the cluster of such a plug-in."""
     part: str = ""
     """i/n: this machine's part of a shared build."""
     max_time: str = ""
@@ -165,8 +164,7 @@ def _command(
                 f"--engine chooses the encoder of text, but {chosen.source} encodes no text",
                 hint="leave it out",
             )
-        with spelled_kept(chosen) as chosen:
-            return _carry_out(chosen, how, more, dry_run=dry_run, json=json)
+        return _carry_out(chosen, how, more, dry_run=dry_run, json=json)
 
     flags = [field for field in RUNNING_FIELDS if field not in hidden]
     parameters = struct_parameters(Running, RUNNING, only=flags, prefix=None)

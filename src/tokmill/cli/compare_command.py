@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from tokmill.base.errors import UsageError, nearest
+from tokmill.terminal.options import AsJson
 from tokmill.terminal.output import print_json, print_table, say
 
-FORMATS = ("table", "csv", "latex", "json")
+FORMATS = ("table", "latex")
 
 
 def compare(
@@ -27,9 +28,9 @@ def compare(
         ),
     ] = "last",
     form: Annotated[
-        str, typer.Option("--format", metavar="FORM", help="table, csv, latex or json.")
+        str, typer.Option("--format", metavar="FORM", help="table or latex.")
     ] = "table",
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare runs; runs that differ only in seeds are one line with mean and 95 % interval."""
     from tokmill.report.comparison import comparison_table as tables
@@ -38,14 +39,12 @@ def compare(
     if form not in FORMATS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
     comparison = compare_runs(paths, metric, at)
-    if as_json or form == "json":
+    if as_json:
         print_json(tables.as_json(comparison))
-    elif form == "table":
+    elif form == "latex":
+        sys.stdout.write(tables.write_latex(comparison))
+    else:
         headers, rows = tables.text_rows(comparison)
         print_table(headers, rows)
-    else:
-        sys.stdout.write(
-            tables.write_csv(comparison) if form == "csv" else tables.write_latex(comparison)
-        )
     for note in comparison.notes:
         say(f"note: {note}")

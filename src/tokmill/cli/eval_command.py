@@ -34,9 +34,6 @@ def evaluate(
     rows: Annotated[
         int, typer.Option(metavar="N", min=0, help="Evenly spaced rows; 0: every token once.")
     ] = 0,
-    batch: Annotated[
-        int, typer.Option(min=0, help="Rows at a time; 0: as many as in a step of the run.")
-    ] = 0,
     device: Device = "auto",
     partial: Annotated[
         bool, typer.Option("--partial", help="Take a store that is not complete.")
@@ -52,7 +49,6 @@ def evaluate(
         store,
         at=at,
         rows=rows,
-        batch=batch,
         device=device,
         partial=partial,
         by=by,
@@ -75,7 +71,6 @@ def evaluate(
 
 
 def _print_values(by: Mapping[str, Any]) -> None:
-    """Print the losses of each value of a column of records."""
     print()
     heads, cells = _losses(by["values"])
     rows = [

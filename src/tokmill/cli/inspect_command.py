@@ -19,10 +19,6 @@ from tokmill.terminal.options import AsJson
 from tokmill.terminal.output import in_words, print_json, print_table, say
 
 BAR = 40
-Sample = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Read N random shards of a store instead of all."),
-]
 Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
 
 
@@ -55,7 +51,6 @@ def inspect(
     head: Head = None,
     stats: Stats = False,
     width: Width = 1024,
-    sample: Sample = None,
     where: Where = None,
     overlay: Overlay = None,
     as_json: AsJson = False,
@@ -85,7 +80,7 @@ def inspect(
         if where:
             facts["matching"] = matches
     if stats:
-        facts["statistics"] = _statistics(path, overlay or [], width, sample)
+        facts["statistics"] = _statistics(path, overlay or [], width)
     if as_json:
         print_json(facts)
         return
@@ -114,7 +109,7 @@ def plot(
         list[Path],
         typer.Argument(
             metavar="ANY…",
-            help="Stores, tokenizers, vocabularies, pickles, runs; of `attention` a run and a "
+            help="Stores, vocabularies, pickles, runs; of `attention` a run and a "
             "module, such as 'matmul 64 64 64'; of `tsne` also a file of basic block vectors.",
         ),
     ],
@@ -131,7 +126,6 @@ def plot(
     data: Annotated[
         bool, typer.Option("--data", help="Write the numbers as CSV beside the figure.")
     ] = False,
-    sample: Sample = None,
     column: Annotated[
         str,
         typer.Option(
@@ -148,10 +142,10 @@ def plot(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a figure: lengths of records or tokens, frequency of ids, loss, vectors, attention, …"""
+    """Draw a figure: lengths of records, frequency of ids, loss, vectors, attention, …"""
     from tokmill.report.pages import plot as plots
 
-    written = plots.plot(kind, paths, out, data=data, sample=sample, column=column, vectors=vectors)
+    written = plots.plot(kind, paths, out, data=data, column=column, vectors=vectors)
     if as_json:
         print_json({"kind": kind, "written": [str(path) for path in written]})
     else:
@@ -162,12 +156,9 @@ def plot(
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="STORE|RUN|TOKENIZER…", help="What the page is about."),
+        typer.Argument(metavar="STORE|RUN…", help="What the page is about."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="An .html file.")],
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "",
-    width: Width = 1024,
-    sample: Sample = None,
     watch: Annotated[
         int,
         typer.Option(
@@ -176,7 +167,7 @@ def report(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page about stores, runs and tokenizers, without network and scripts."""
+    """Write one HTML page about stores and runs, without network and scripts."""
     from tokmill.report.comparison.run_summaries import find_runs, read_run
     from tokmill.report.pages.page import page
 
@@ -184,10 +175,10 @@ def report(
         raise UsageError("a report is an .html file", where=str(out), hint="such as -o page.html")
     # A page of runs that go on is read again by the browser; the last page is not.
     while watch and not all(read_run(run).finished for path in paths for run in find_runs(path)):
-        page(paths, out, title=title, width=width, sample=sample, refresh=watch)
+        page(paths, out, refresh=watch)
         time.sleep(watch)
     with Progress("report", sum(map(_store_bytes, paths))) as bar:
-        written = page(paths, out, title=title, width=width, sample=sample, advance=bar.advance)
+        written = page(paths, out, advance=bar.advance)
     if as_json:
         print_json({"written": [str(written)], "bytes": written.stat().st_size})
     else:
@@ -242,13 +233,13 @@ def _token_lists(path: Path) -> dict[str, list[str]]:
     return Reader(store).lists
 
 
-def _statistics(path: Path, overlays: list[str], width: int, sample: int | None) -> Any:
+def _statistics(path: Path, overlays: list[str], width: int) -> Any:
     from tokmill.store.checks.stats import statistics
     from tokmill.store.store import Store
 
     store = Store(path, overlays)
     with Progress("statistics", store.manifest.bytes) as bar:
-        return statistics(store, width, sample, advance=bar.advance)
+        return statistics(store, width, advance=bar.advance)
 
 
 def _store_bytes(path: Path) -> int:
@@ -310,7 +301,7 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
     rows = [
         ["records", f"{found.records:,}"],
         ["tokens", f"{found.tokens:,}"],
-        ["shards read", f"{found.shards:,}" + ("" if found.exact else " (a sample)")],
+        ["shards read", f"{found.shards:,}"],
         ["shortest, longest", f"{lengths.min:,}, {human_count(lengths.max, 'token')}"],
         ["mean, median", f"{lengths.mean:,.1f}, {lengths.median:,.1f} tokens"],
         ["90%, 99% up to", f"{lengths.p90:,}, {lengths.p99:,} tokens"],

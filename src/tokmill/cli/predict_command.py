@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from tokmill.base.errors import UsageError
@@ -25,20 +23,19 @@ def predict(
     input: Annotated[Path, typer.Argument(metavar="INPUT", help=INPUT)],
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="Write a .csv or .jsonl file."),
+        typer.Option("-o", "--out", metavar="FILE.csv", help="Write CSV."),
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     at: At = "last",
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the class of each record with a run of the task `classify`, and all probabilities."""
-    if out is not None and out.suffix not in (".csv", ".jsonl"):
-        raise UsageError("what is written is .csv or .jsonl", where=str(out), hint="-o FILE.csv")
+    if out is not None and out.suffix != ".csv":
+        raise UsageError("what is written is CSV", where=str(out), hint="-o FILE.csv, or --json")
     check_outputs({"-o": out}, [input])
     head = read_file(out, 10) if out is not None and out.is_file() else b""
-    if head and not head.startswith((b"record,", b'{"record":')):
+    if head and not head.startswith(b"record,"):
         hint = "move it, or name another file"
         raise UsageError("it holds no answers of `predict`", where=str(out), hint=hint)
     from tokmill.inference import predict as module
@@ -49,14 +46,11 @@ def predict(
     heads = [*found.keys, "label", *(f"p({name})" for name in found.names)]
     cells = [[*row.values()][:-1] + [*row["probabilities"].values()] for row in rows]
     if out is not None:
-        lines = msgspec.json.Encoder().encode_lines(rows)
-        write_file(out, lines if out.suffix == ".jsonl" else csv_text([heads, *cells]))
+        write_file(out, csv_text([heads, *cells]))
         say(f"{out}: written")
     if as_json:
         about = {"run": str(run), "step": found.step, "classes": found.names}
         print_json({**about, "records": rows, "notes": found.notes})
-    elif as_csv:
-        sys.stdout.write(csv_text([heads, *cells]))
     elif out is None:
         print_table(heads, cells)
     for note in found.notes:

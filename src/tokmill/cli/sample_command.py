@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -23,28 +23,6 @@ Ids = Annotated[
     str,
     typer.Option(metavar="1,2,3", help="Ids to continue, in place of text; the result is ids too."),
 ]
-Prompts = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE",
-        help="Many prompts, one per line; - reads stdin. If the run has no tokenizer, lines "
-        "are ids.",
-    ),
-]
-Chat = Annotated[
-    str, typer.Option(help="Message of a user to answer, written with the chat template.")
-]
-Messages = Annotated[
-    str,
-    typer.Option(metavar="FILE", help="JSON file with a list of messages to answer."),
-]
-ChatTemplate = Annotated[
-    str, typer.Option(help="Chat template in place of that of the run's store.")
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="End before this text. May be repeated."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON Lines: an object a continuation.")]
 
 
@@ -52,23 +30,18 @@ def _sample(
     run: RunFolder,
     prompt: Prompt = "",
     ids: Ids = "",
-    prompts: Prompts = "",
-    chat: Chat = "",
-    messages: Messages = "",
-    chat_template: ChatTemplate = "",
-    samples: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
+    samples: Annotated[int, typer.Option(help="Continuations of the prompt.")] = 1,
     tokens: Annotated[int, typer.Option(help="Largest number of new tokens of each.")] = 100,
-    stop: Stop = None,
-    batch: Annotated[int, typer.Option(help="Rows in a batch.")] = 16,
     at: At = "last",
     device: Device = "auto",
     as_json: AsJson = False,
     **drawing: Any,
 ) -> None:
     how = Drawing(**given(drawing))
-    is_chat = bool(chat or messages)
-    _check_prompts((prompt, ids, prompts, chat, messages), chat_template, is_chat)
+    if prompt and ids:
+        raise UsageError("--prompt and --ids exclude each other", hint="a text, or ids")
     from tokmill.inference import sample as module
+    from tokmill.inference.coders import parse_ids
     from tokmill.training.runs import run as training
 
     reached = training.unfinished_at(run)
@@ -76,93 +49,55 @@ def _sample(
         say(f"{run}: the run is not finished: samples from step {reached[0]:,} of {reached[1]:,}")
     facts = training.read_run(run)[1]
     bare = not all(facts.schema[name].vocab in facts.vocabularies for name in facts.columns)
-    from tokmill.inference import prompts as reading
-
-    file: Any = reading.Prompts(prompts, as_ids=bare) if prompts else None
-    from tokmill.inference.coders import parse_ids
-
     single: Any = parse_ids(ids) if ids else prompt
-    encoded, end_ids = single, []
-    if is_chat:
-        from tokmill.inference import chats
-
-        writer = chats.load_chats(run, facts, chat_template)
-        single = chats.read_messages(messages) if messages else [{"role": "user", "content": chat}]
-        encoded, end_ids = writer.ids(single, messages or "--chat"), writer.ends()
     continuations = module.generate(
         run,
-        file or [encoded],
+        [single],
         tokens,
         samples=samples,
         **msgspec.structs.asdict(how),
-        stop=stop or (),
-        end_ids=end_ids,
-        batch=batch,
         device=device,
         at=at,
     )
-    several = file is not None or samples > 1
-    shown = Shown(file, single, bare, is_chat, several, samples)
-    _print_all(continuations, shown, how.seed if as_json else None, tokens)
-
-
-def _check_prompts(given: Sequence[str], template: str, is_chat: bool) -> None:
-    if sum(map(bool, given)) > 1:
-        raise UsageError(
-            "--prompt, --ids, --prompts, --chat and --messages exclude each other",
-            hint="put all prompts into one file for --prompts",
-        )
-    if template and not is_chat:
-        raise UsageError("--chat-template needs messages", hint="--chat TEXT, or --messages FILE")
+    shown = Shown(single, bool(ids) or bare, samples, tokens, how.seed if as_json else None)
+    _print_all(continuations, shown)
 
 
 class Shown(NamedTuple):
     """How continuations are printed."""
 
-    file: Any
-    """`Prompts`; None for a single prompt."""
-    single: Any
-    """The single prompt: a text, ids, or messages."""
-    bare: bool
-    """Whether the run has no tokenizer."""
-    is_chat: bool
-    several: bool
-    """Whether a line names each continuation."""
+    prompt: str | list[int]
+    as_ids: bool
     samples: int
+    tokens: int
+    seed: int | None
+    """Seed of the draws, for JSON Lines; None: text."""
 
 
-def _print_all(continuations: Iterable[Any], how: Shown, seed: int | None, tokens: int) -> None:
-    """Print continuations, and notes on them; with a `seed` as JSON Lines."""
-    count = empty = sliding = 0
+def _print_all(continuations: Iterable[Any], how: Shown) -> None:
+    empty = sliding = 0
     for one in continuations:
-        before = how.file.taken[one.number] if how.file else how.single
-        as_ids = how.bare or not (how.is_chat or isinstance(before, str))
-        if seed is not None:
-            sys.stdout.buffer.write(msgspec.json.encode(_line(one, before, as_ids, seed)) + b"\n")
+        if how.seed is not None:
+            sys.stdout.buffer.write(msgspec.json.encode(_line(one, how)) + b"\n")
             sys.stdout.buffer.flush()
         else:
-            if how.several:
-                print(f"{chr(10) if count else ''}--- {_name(one, how.samples)}")
-            text = one.text if how.is_chat else _shown(one, before, as_ids)
-            if text or how.several:
+            if how.samples > 1:
+                print(f"{chr(10) if one.sample else ''}--- sample {one.sample + 1}")
+            text = _shown(one, how)
+            if text or how.samples > 1:
                 print_text(f"{text}\n")
-        count += 1
-        empty += tokens > 0 and not any(one.ids.values())
+        empty += how.tokens > 0 and not any(one.ids.values())
         sliding += bool(one.out_of_sight)
     if empty:
         say(
-            f"note: {empty:,} of {human_count(count, 'continuation')} came out empty: "
+            f"note: {empty:,} of {human_count(how.samples, 'continuation')} came out empty: "
             "the first token ended the text (another --seed or prompt may give more)"
         )
-    if how.file is not None and how.file.blank:
-        say(f"{how.file.path}: {human_count(how.file.blank, 'blank line')} left out")
-    if how.file is not None and not count:
-        say(f"{how.file.path}: no prompt, so nothing to continue")
     if sliding:
         say(
-            f"note: {sliding:,} of {human_count(count, 'continuation')} became longer than the "
-            "rows that the model was trained on (task.length): after that it read only the last "
-            "tokens, and all of them again for each new one, which is slower"
+            f"note: {sliding:,} of {human_count(how.samples, 'continuation')} became longer than "
+            "the rows that the model was trained on (task.length): after that it read only the "
+            "last tokens, and all of them again for each new one, which is slower"
         )
 
 
@@ -173,15 +108,12 @@ sample = with_parameters(
 )
 
 
-def _line(
-    continuation: Any, prompt: str | Sequence[int], as_ids: bool, seed: int
-) -> dict[str, Any]:
+def _line(continuation: Any, how: Shown) -> dict[str, Any]:
     """Return a line of JSON with the new text, or the new ids."""
-    line: dict[str, Any] = {"prompt": prompt}
-    line |= {"continuation": _ids(continuation) if as_ids else continuation.text, "seed": seed}
+    line: dict[str, Any] = {"prompt": how.prompt, "seed": how.seed}
+    line["continuation"] = _ids(continuation) if how.as_ids else continuation.text
     length = len(next(iter(continuation.ids.values())))
     line |= {
-        "number": continuation.number,
         "sample": continuation.sample,
         "tokens": length,
         "end": continuation.end,
@@ -189,15 +121,10 @@ def _line(
     return line | ({"out_of_sight": continuation.out_of_sight} if continuation.out_of_sight else {})
 
 
-def _name(continuation: Any, samples: int) -> str:
-    number = str(continuation.number + 1)
-    return f"{number}, sample {continuation.sample + 1}" if samples > 1 else number
-
-
-def _shown(continuation: Any, prompt: str | Sequence[int], as_ids: bool) -> str:
-    if not as_ids:
-        return f"{prompt}{continuation.text}"
-    before = [] if isinstance(prompt, str) else list(prompt)
+def _shown(continuation: Any, how: Shown) -> str:
+    if not how.as_ids:
+        return f"{how.prompt}{continuation.text}"
+    before = [] if isinstance(how.prompt, str) else how.prompt
     ids = _ids(continuation)
     if isinstance(ids, dict):
         return "\n".join(f"{name}: {','.join(map(str, values))}" for name, values in ids.items())

@@ -41,38 +41,6 @@ class Text:
         return str(self.tokenizer.decode(ids[self.column]))
 
 
-class Stops:
-    """Texts that end a row; the first one found counts."""
-
-    def __init__(self, texts: Sequence[str], coder: Coder | None) -> None:
-        if any(not text for text in texts):
-            raise UsageError(
-                "an empty text would end every row at once", where="--stop", hint="leave it out"
-            )
-        if texts and not isinstance(coder, Text):
-            raise UsageError(
-                "only runs on text can stop at a text",
-                where="--stop",
-                hint="for x86 code and bare ids, --tokens sets a limit",
-            )
-        self.texts, self.coder = [text.encode() for text in texts], coder
-        # A token has at least one byte; a tokenizer may drop a space at the front.
-        self.longest = max(map(len, self.texts), default=0) + 1
-
-    def reached(self, ids: Ids) -> bool:
-        """Say whether a row's last id completes a stop."""
-        assert isinstance(self.coder, Text)
-        end = self.coder.tokenizer.decode_bytes(ids[self.coder.column][-self.longest :])
-        return any(text in end for text in self.texts)
-
-    def cut(self, ids: Ids) -> str:
-        """Return the text of ids up to the first stop."""
-        assert isinstance(self.coder, Text)
-        whole: bytes = self.coder.tokenizer.decode_bytes(ids[self.coder.column])
-        places = [place for text in self.texts if (place := whole.find(text)) >= 0]
-        return whole[: min(places, default=len(whole))].decode(errors="replace")
-
-
 def load_coder(
     run: Path, facts: Facts, columns: Sequence[str]
 ) -> tuple[dict[str, Vocabulary], Coder | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,8 +16,8 @@ from tokmill.inference.read_rows import Ids, Reading, reading, window
 from tokmill.models.transformers.layers import product_for
 from tokmill.tasks.task import Task
 
-End = Literal["eot", "stop", "tokens"]
-"""Why a row ended: the end of a document, a stop text, or the largest number of ids."""
+End = Literal["eot", "tokens"]
+"""Why a row ended: the end of a document, or the largest number of ids."""
 FEW_PRODUCTS = 1 << 17
 """With fewer multiplications of a matrix with all rows, a second thread costs more than it
 saves."""
@@ -54,7 +54,6 @@ def continue_rows(
     *,
     sizes: Mapping[str, int | None],
     ends: Mapping[str, Collection[int]],
-    stopped: Callable[[Mapping[str, Sequence[int]]], bool] | None = None,
 ) -> None:
     """Fill `made`, `end` and `out_of_sight` of rows, with at most `tokens` ids of each column.
 
@@ -66,7 +65,6 @@ def continue_rows(
         sizes: column → only ids below this are drawn, because a model may have more rows than its
             vocabulary has ids; None: all.
         ends: column → the ids that end a row and are not part of it.
-        stopped: whether the new ids of a row end it.
 
     A recurrent model reads all ids; any other reads the last `window(task)`, as in training. Each
     column has its own head and is drawn independently. Raises `TokmillError` if logits are not
@@ -88,7 +86,7 @@ def continue_rows(
                 name: choose(logits_of(task, hidden, name)[:, : sizes[name]], how, numbers)
                 for name in names
             }
-            kept = append(alive, chosen, ends, stopped)
+            kept = append(alive, chosen, ends)
             if not kept or count == tokens:
                 break
             if len(kept) < len(alive):
@@ -123,7 +121,6 @@ def append(
     rows: Sequence[Row],
     chosen: Mapping[str, Tensor],
     ends: Mapping[str, Collection[int]],
-    stopped: Callable[[Mapping[str, Sequence[int]]], bool] | None,
 ) -> list[int]:
     """Append the chosen ids to rows that they do not end; return the rows that can go on."""
     values = {name: ids.tolist() for name, ids in chosen.items()}
@@ -134,10 +131,7 @@ def append(
             continue
         for name, ids in values.items():
             row.made[name].append(ids[number])
-        if stopped is not None and stopped(row.made):
-            row.end = "stop"
-        else:
-            kept.append(number)
+        kept.append(number)
     return kept
 
 

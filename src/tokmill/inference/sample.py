@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.inference.coders import Stops, load_coder, prompt_ids
+from tokmill.inference.coders import load_coder, prompt_ids
 from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import End, Row, continue_rows
 from tokmill.inference.read_rows import Ids
@@ -42,11 +42,11 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     sample: int
     """Number of this continuation of the prompt, from 0."""
     text: str
-    """The new text, up to a stop text; "" if the run has no tokenizer."""
+    """The new text; "" if the run has no tokenizer."""
     ids: dict[str, list[int]]
     """Column → new ids, without the end of the document."""
     end: End
-    """eot: the document ended; stop: a text of `stop` came; tokens: the limit was reached."""
+    """eot: the document ended; tokens: the limit was reached."""
     out_of_sight: int
     """Number of first ids that the model no longer saw when it chose the last one."""
 
@@ -61,8 +61,6 @@ def generate(
     top_k: int = DEFAULT.top_k,
     top_p: float = DEFAULT.top_p,
     seed: int = DEFAULT.seed,
-    stop: Sequence[str] = (),
-    end_ids: Sequence[int] = (),
     batch: int = 16,
     device: str = "auto",
     at: str = "",
@@ -84,8 +82,6 @@ def generate(
         tokens: largest number of new ids of each; the end of a document ends it earlier.
         samples: continuations of each prompt.
         temperature, top_k, top_p, seed: how an id is drawn (`Drawing`).
-        stop: texts that end a continuation; only for runs on text.
-        end_ids: further ids that end a continuation.
         batch: rows in a batch.
         device: cpu, cuda, or auto: cuda where there is one.
         at: the weights: "best", a step, or "last".
@@ -109,16 +105,14 @@ def generate(
             )
     if isinstance(prompts, str):
         raise UsageError("prompts are a list", hint=f"such as [{prompts[:20]!r}]")
-    sampler = Sampler(Path(run), at, device, stop, end_ids)
+    sampler = Sampler(Path(run), at, device)
     return sampler.generate(prompts, tokens, samples, batch, how)
 
 
 class Sampler:
     """A run that continues prompts: its task, its coder, and the ids that end a text."""
 
-    def __init__(
-        self, run: Path, at: str, device: str, stop: Sequence[str], end_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, run: Path, at: str, device: str) -> None:
         self.task = load_task(run, at)
         if not self.task.continues:
             raise TokmillError(
@@ -130,31 +124,25 @@ class Sampler:
         self.facts = read_run(run)[1]
         columns = self.task.sizes
         self.vocabularies, self.coder = load_coder(run, self.facts, list(columns))
-        self.stops = Stops(stop, self.coder)
         sizes = {name: vocabulary.size for name, vocabulary in self.vocabularies.items()}
         self.sizes = {name: min(size, sizes.get(name, size)) for name, size in columns.items()}
         roles = {name: vocabulary.roles for name, vocabulary in self.vocabularies.items()}
         usual = {name: ends_of({name: roles.get(name, {})}).values() for name in columns}
-        self.ends = {
-            name: {*end_ids, *self.facts.ends.get(name, ids)} for name, ids in usual.items()
-        }
+        self.ends = {name: {*self.facts.ends.get(name, ids)} for name, ids in usual.items()}
 
     def generate(
         self, prompts: Iterable[Prompt], tokens: int, samples: int, batch: int, how: Drawing
     ) -> Iterator[Continuation]:
         """Yield the continuations of prompts; arguments as of the function `generate`."""
-        stopped = self.stops.reached if self.stops.texts else None
         for block in pieces(self.rows(prompts, samples), BATCHES * batch):
             ordered = sorted(block, key=lambda row: (-row.length, row.prompt))
             for some in pieces(ordered, batch):
-                continue_rows(
-                    self.task, some, tokens, how, sizes=self.sizes, ends=self.ends, stopped=stopped
-                )
+                continue_rows(self.task, some, tokens, how, sizes=self.sizes, ends=self.ends)
             for row in block:
                 yield Continuation(
                     number=row.prompt,
                     sample=row.sample,
-                    text=self.text(row),
+                    text=self.coder.decode(row.made) if self.coder else "",
                     ids=row.made,
                     end=row.end,
                     out_of_sight=row.out_of_sight,
@@ -165,12 +153,6 @@ class Sampler:
             where = f"prompt {number + 1}"
             ids = prompt_ids(prompt, self.coder, self.vocabularies, self.sizes, self.facts, where)
             yield from (Row(number, sample, ids) for sample in range(samples))
-
-    def text(self, row: Row) -> str:
-        """Return the text that was made, up to a stop."""
-        if self.stops.texts:
-            return self.stops.cut(row.made)
-        return self.coder.decode(row.made) if self.coder else ""
 
 
 def sample(run: Path | str, prompt: str = "", tokens: int = 100, **options: Any) -> str:

@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +21,7 @@ from tokmill.base.errors import MissingExtraError, TokmillError, UsageError
 from tokmill.base.files import path_to_text
 from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
-from tokmill.mlir.modules import generators, importing
+from tokmill.mlir.modules import importing
 from tokmill.mlir.tokens import field_tokens
 from tokmill.store.schema import Column, Drop, Records, Schema, Strings, drops_of, id_dtype
 from tokmill.store.vocab import Vocabulary, find_roles
@@ -78,13 +76,6 @@ class MlirSource(WholeFiles):
         if not 0 <= config.schedules <= MOST:
             raise UsageError(f"schedules = {config.schedules}", hint=f"0 to {MOST:,}")
         self.config, self.inputs, self.frozen = config, list(inputs), vocabularies
-
-    @classmethod
-    def spelled(cls, name: str) -> tuple[str, bytes] | None:
-        """Return the module that sizes such as `matmul 64 64 64` name, and a name for its file."""
-        if not re.match(r"\w+ +\d+\b", name) or os.path.lexists(name):
-            return None
-        return f"{'-'.join(name.replace(',', ' ').split())}.mlir", generators.chain(name).encode()
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:

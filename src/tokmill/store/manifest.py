@@ -114,9 +114,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Role → special token, if roles were named."""
     places: Places | UnsetType = UNSET
     """The unit of the column `start`, if it is not bytes."""
-    chats: Made | UnsetType = UNSET
-    """In a selection of chats: how the chats were written, so that a run on it can write prompts in
-    the same way. No part of any identity."""
     inputs_sha256: str
     """sha256 of `inputs.jsonl`."""
 

@@ -172,7 +172,6 @@ def again_command(store: Store) -> str:
 
 
 def bad_references(store: Store) -> Iterator[TokmillError]:
-    """Yield the error of each column with a bad reference."""
     for column, spec in store.schema.items():
         if spec.ref is not None:
             try:

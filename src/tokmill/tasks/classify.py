@@ -113,7 +113,6 @@ class Classify(Task):
         return frame_of(self.reads)
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
-        """Return rows of one record."""
         classes = self.label_classes(self.config, store).get(self.config.column, ())
         check_classes(store, classes, self.names, "the run has learned")
         return self.records(store, seed, shards)

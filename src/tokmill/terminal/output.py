@@ -154,7 +154,6 @@ def print_table(headers: list[str], rows: list[list[Any]]) -> None:
 
 
 def html_table(title: str, rows: Mapping[str, object]) -> str:
-    """Return a small table for notebooks."""
     cells = "".join(
         f"<tr><th>{escape(plain(name))}</th><td>{escape(plain(str(value)))}</td></tr>"
         for name, value in rows.items()

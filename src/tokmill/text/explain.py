@@ -14,9 +14,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.inflate import inflate
 from tokmill.builds.plan import BuildRecipe
 from tokmill.builds.source import Frozen, Item, Request, Resources
-from tokmill.store.mask import LOSS
 from tokmill.store.schema import each_drop
-from tokmill.text.chats.chat_templates import MARKS
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.make_document import Documents
 from tokmill.text.plain_text import BOM
@@ -77,7 +75,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     result["outcome"] = outcome
     if documents is None:
         return result
-    text = MARKS.sub("", documents.texts[index])
+    text = documents.texts[index]
     result["document"] = f"{len(text.encode()):,} bytes: {show(text.encode())}"
     for field, values in documents.kept.items():
         result[f"kept {field}"] = values[index]
@@ -98,18 +96,11 @@ def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict
     tokenizer = Tokenizer.from_json(frozen.data)
     pieces = [tokenizer.decode([i]) for i in ids[:60]]
     more = f" … ({len(ids):,} in all)" if len(ids) > 60 else f" ({len(ids):,})"
-    result = {
+    return {
         "engine": encode.engine,
         "tokens": " | ".join(repr(piece)[1:-1] for piece in pieces) + more,
         "ids": " ".join(map(str, ids[:60])) + more,
     }
-    learned = records.columns.get(LOSS)
-    if isinstance(learned, np.ndarray):
-        chosen = tokens[learned == 1].tolist()
-        more = f" … ({len(chosen):,} in all)" if len(chosen) > 60 else f" ({len(chosen):,})"
-        shown = [repr(tokenizer.decode([i]))[1:-1] for i in chosen[:60]]
-        result["learned"] = " | ".join(shown) + more
-    return result
 
 
 def find_line(name: str, line: int) -> tuple[int, bytes]:

@@ -140,7 +140,7 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
         if not seen.lines or any(field in seen.texts for field in fields):
             continue
         if key := chat_key(seen):
-            return f"the lines are chats (the list {key}): build them with `tokmill build chat`"
+            return f"the lines are chats (the list {key}): write them by a template (docs/chats.md)"
         several, near = seen.together(), seen.nearest(fields)
         if several:
             near = " --field ".join(map(_shell, several))
@@ -240,7 +240,6 @@ class JsonlSource(DocumentSource):
         return why_nothing(paths, config.fields)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
-        """Yield the documents of the lines that begin in the item."""
         for block in record_blocks(item, b"\n", digest, self.resources.block_bytes):
             # In a call, so that only the texts of a block stay in memory while it is encoded.
             yield self._documents(block)

@@ -199,7 +199,6 @@ class Documents:
     ends_part: bool = False
     done: float | None = None
     """Share of the item up to the end of these documents."""
-    notes: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, chosen: Sequence[int], drops: Sequence[Drops]) -> Self:
         return dataclasses.replace(

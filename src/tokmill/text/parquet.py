@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -10,10 +11,9 @@ import msgspec
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import place_of
-from tokmill.builds.scan import InputFile, Inputs, find_files
+from tokmill.builds.scan import InputFile, Inputs
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.formats.arrow_files import open_table
-from tokmill.formats.datasets_folders import expanded
 from tokmill.store.schema import Array, each_drop
 from tokmill.text.documents import DocumentSource
 from tokmill.text.encoding.encoders import utf8_buffer
@@ -27,9 +27,6 @@ BATCH = 2 << 20
 
 class ParquetConfig(FieldOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of Parquet and Arrow files."""
-
-    split: str = ""
-    """The split of a folder of `datasets.save_to_disk`; by default `train`, or the only one."""
 
 
 class ParquetSource(DocumentSource):
@@ -45,10 +42,15 @@ class ParquetSource(DocumentSource):
     config: ParquetConfig
 
     def find(self) -> Inputs:
-        """Return the files; for folders of datasets, the files with their rows."""
-        inputs, left = expanded(self.inputs, self.config.split)
-        files = find_files(inputs, self.suffixes, self.fits(), self.config)
-        return Inputs(files.files, {**files.left_out, **left})
+        """Return the files; a folder of `datasets` is refused: it holds caches and all splits."""
+        for folder in map(Path, self.inputs):
+            if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+                raise UsageError(
+                    "this is a folder of `datasets.save_to_disk`",
+                    where=str(folder),
+                    hint="name the data-*.arrow files of one split",
+                )
+        return super().find()
 
     def cut(self, file: InputFile) -> Iterator[Item]:
         """Yield runs of row groups of at most 64 MiB (or one that is larger)."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from tokmill import plugins
-from tokmill.base.errors import MachineError, MissingExtraError, UsageError
+from tokmill.base.errors import MachineError, UsageError
 from tokmill.builds.execution.executors import check_executor
 from tokmill.builds.execution.resources import Amount, choose
 from tokmill.version import __version__
@@ -18,7 +16,7 @@ from tokmill.version import __version__
 def test_what_does_not_go_together_is_refused_before_anything_is_read() -> None:
     refused = [
         ({"executor": "pol"}, "did you mean 'pool'"),
-        ({"executor": "pool", "address": "a:1"}, "--executor ray"),
+        ({"executor": "pool", "address": "a:1"}, "--executor NAME"),
         ({"executor": "here", "workers": 2}, "leave --workers out"),
         ({"executor": "pool", "workers": 0}, "--executor here"),
     ]
@@ -39,36 +37,22 @@ def test_how_many_workers_an_executor_has() -> None:
     assert choose(Amount(executor="ray", workers=4), 9)[0] == 4
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, plugins.EXECUTORS["ray"].target.partition(":")[0], False)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match="'ray' is not installed") as caught:
-        check_executor(Amount(executor="ray"))
-    assert "tokmill[ray]" in caught.value.hint
-
-
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "somewhere", "host:port", "h:99999"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    cluster = pytest.importorskip(
-        "tokmill.builds.execution.ray_cluster", reason="needs the extra ray"
-    )
+    cluster = pytest.importorskip("tokmill_ray.cluster", reason="needs the package ray")
     with pytest.raises(UsageError, match="not the address of a cluster"):
         cluster._check_address(address)
 
 
 def test_where_no_cluster_answers() -> None:
-    cluster = pytest.importorskip(
-        "tokmill.builds.execution.ray_cluster", reason="needs the extra ray"
-    )
+    cluster = pytest.importorskip("tokmill_ray.cluster", reason="needs the package ray")
     with pytest.raises(MachineError, match="no Ray cluster answers at 127.0.0.1:1 ") as caught:
         cluster._check_address("127.0.0.1:1")
     assert "ray start --head" in caught.value.hint
 
 
 def test_what_keeps_a_machine_from_working_for_a_build(tmp_path: Path) -> None:
-    cluster = pytest.importorskip(
-        "tokmill.builds.execution.ray_cluster", reason="needs the extra ray"
-    )
+    cluster = pytest.importorskip("tokmill_ray.cluster", reason="needs the package ray")
     proof = tmp_path / "store" / "proof"
     shared = cluster.Shared(str(proof), "content", [str(tmp_path)], __version__)
     assert f"does not see the folder {proof.parent} (No such" in cluster.problem_here(shared)

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 
-import chat_peers
 import tokmill
 from making import files_of, here, jsonl, quick_build, token_store
 from pair_graphs import write_small
@@ -94,21 +93,6 @@ def text(folder: Path) -> Case:
     path = folder / "x.txt"
     path.write_text("<|endoftext|>".join(row["text"] for row in ROWS))
     return Case("text", path)
-
-
-def chat(folder: Path) -> Case:
-    tokenizer = chat_peers.tokenizer().save(folder / "tokenizer")
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": row["text"]},
-                {"role": "assistant", "content": "yes"},
-            ]
-        }
-        for row in ROWS
-    ]
-    options = {"chat_template": "chatml", "tokenizer": tokenizer}
-    return Case("chat", jsonl(folder / "x.jsonl", rows), options)
 
 
 def sentences(folder: Path) -> Case:
@@ -229,7 +213,6 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "jsonl": lines,
     "jsonl, packed": packed,
     "text": text,
-    "chat": chat,
     "parquet": columns,
     "tsv": sentences,
     "bin": exported("bin", "out/x.bin", record_tokens=31, dtype="u2"),
@@ -333,7 +316,7 @@ def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
 
 
 FILES = (
-    "jsonl", "text", "chat", "parquet", "tsv", "npz", "token-dicts", "triplets",
+    "jsonl", "text", "parquet", "tsv", "npz", "token-dicts", "triplets",
     "x86",
 )  # fmt: skip
 

@@ -11,7 +11,6 @@ import pytest
 
 from making import quick_build
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.cli import main
 from tokmill.mlir import module_source as source
 from tokmill.mlir import random_schedules as draws
 from tokmill.mlir.env import ScheduleEnv
@@ -21,7 +20,6 @@ from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import generators, problem
 from tokmill.mlir.space import LOOPS
 from tokmill.mlir.tokens import field_tokens, sequences
-from tokmill.store.store import Store
 
 CHAIN = "matmul 16 32 16, relu, softmax"
 
@@ -149,25 +147,6 @@ def test_operations_of_a_model_are_counted_and_what_is_skipped_too(tmp_path: Pat
     assert store.records == 1
     assert store.record(0)["count"] == 3
     assert store.manifest.skipped["linalg.matmul: control flow: inside of scf.for"] == 1
-
-
-def test_sizes_are_an_input_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "s"
-    for _ in range(2):
-        with pytest.raises(SystemExit) as left:
-            main(["build", "mlir", "matmul 8 8 8", CHAIN, "-o", str(out), "-q"])
-        assert not left.value.code, capsys.readouterr().err
-    store = Store(out)
-    assert {store.record(number)["module"] for number in range(store.records)} == {
-        "spelled-matmul-8-8-8.mlir",
-        "spelled-matmul-16-32-16-relu-softmax.mlir",
-    }
-    for wrong in ("mamul 8 8 8", "matmul 8 8", "relu 4, matmul 4"):
-        with pytest.raises(SystemExit) as left:
-            main(["build", "mlir", wrong, "-o", str(tmp_path / "none"), "-q"])
-        assert left.value.code == 2
-        assert "hint:" in capsys.readouterr().err
-        assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"module {}", b"junk", b"(" * 100_000])

@@ -83,8 +83,8 @@ def test_a_csv_has_each_length(tmp_path: Path) -> None:
         for name, found in wanted
         for i, length in enumerate(found)
     ]
-    with pytest.raises(UsageError, match="takes no sample"):
-        plot("lengths", [one.path], tmp_path / "l.csv", sample=1)
+    with pytest.raises(UsageError, match="takes no column"):
+        plot("lengths", [one.path], tmp_path / "l.csv", column="token")
     # Of another figure it has the numbers that --data writes.
     plot("frequency", [one.path], tmp_path / "f.svg", data=True)
     plot("frequency", [one.path], tmp_path / "g.csv")
@@ -198,15 +198,6 @@ def test_a_single_point_is_seen_beside_a_curve(tmp_path: Path) -> None:
     assert point.get_markersize() > 2 * curve.get_markersize()
 
 
-def test_a_tokenizer_has_lengths_too(tmp_path: Path) -> None:
-    tokenizer = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
-    vocab = {i: bytes([i]) for i in range(256)} | {256: b"ab", 257: b"abc"}
-    path = tokenizer(vocab, [(b"a", b"b"), (b"ab", b"c")]).save(tmp_path)
-    figure = figures.lengths([path])
-    assert figure.x == "length of a token (bytes)"
-    assert int(figure.series[0].y.sum()) == 258
-
-
 def test_refusals(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [[[2, 0]]])
     with pytest.raises(UsageError, match=r"\.svg, \.png or \.pdf") as caught:
@@ -242,8 +233,6 @@ def test_matplotlib_waits_at_its_door() -> None:
 def test_options_that_a_figure_takes_no_notice_of_are_refused() -> None:
     with pytest.raises(UsageError, match="lengths takes no column"):
         figures.make("lengths", [], column="token")
-    with pytest.raises(UsageError, match="loss takes no sample"):
-        figures.make("loss", [], sample=3)
     with pytest.raises(UsageError, match="no figure is called 'los'"):
         figures.make("los", [])
 

@@ -42,7 +42,7 @@ def test_stores_and_runs_on_one_page(tmp_path: Path) -> None:
     lines: list[dict[str, float | None]] = [{"step": i, "loss": 3 - i / 10} for i in range(1, 9)]
     runs = [write_run(tmp_path / name, lines) for name in ("r1", "r2")]
     seen: list[int] = []
-    out = page([store.path, *runs], tmp_path / "out/p.html", title="A <title>", advance=seen.append)
+    out = page([store.path, *runs], tmp_path / "out/p.html", advance=seen.append)
     html = out.read_text()
     parser = Balanced()
     parser.feed(html)
@@ -53,13 +53,12 @@ def test_stores_and_runs_on_one_page(tmp_path: Path) -> None:
     assert html.count("<svg") == 2 + 2 + 1
     assert {"script", "img", "link", "iframe"}.isdisjoint(parser.tags)
     assert not re.search(r"(?:href|src)=\"(?:https?:)?//", html)
-    assert "A &lt;title&gt;" in html
     assert "<h3>Frequency of ids of token</h3>" in html and "from in-0.txt byte 10," in html
     assert store.fingerprint in html
     assert "prefers-color-scheme: dark" in html
     assert sum(seen) == store.manifest.bytes
     before = out.read_bytes()
-    again = page([store.path, *runs], out, title="A <title>").read_bytes()
+    again = page([store.path, *runs], out).read_bytes()
     assert again == before
 
 
@@ -77,20 +76,6 @@ def test_texts_cannot_break_out(tmp_path: Path) -> None:
     parser = Balanced()
     parser.feed(html)
     assert parser.open == []
-
-
-def test_tokenizers(tmp_path: Path) -> None:
-    tokenizer = pytest.importorskip("tokmill.text.tokenizers.tokenizer").Tokenizer
-    path = tokenizer({i: bytes([i]) for i in range(256)}, [], ["<|endoftext|>"]).save(tmp_path)
-    html = page([path], tmp_path / "p.html").read_text()
-    assert "&lt;|endoftext|&gt; = 256" in html
-    assert "257 ids" in html
-
-
-def test_a_sample_says_so(tmp_path: Path) -> None:
-    store = write_store(tmp_path / "s", [[[2, 0]], [[3, 0]]])
-    html = page([store.path], tmp_path / "p.html", sample=1).read_text()
-    assert "sample: 1 of 2 shards" in html
 
 
 def test_refusals(tmp_path: Path) -> None:

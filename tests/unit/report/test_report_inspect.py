@@ -220,8 +220,6 @@ def test_without_pyarrow_the_extra_is_named(
 @pytest.mark.parametrize(
     ("names", "kind"),
     [
-        (["dataset_dict.json", "train/state.json"], "parquet"),
-        (["state.json", "dataset_info.json", "data-00000-of-00001.arrow"], "parquet"),
         (["a.jsonl", "b.JSONL", "README"], "jsonl"),
         (["a.md", "b.md", "c.png"], "text"),
         (["a.png", "state.json"], ""),

@@ -10,6 +10,7 @@ import pytest
 
 from made_functions import f, functions
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.similarity.commands.similarity_tables import print_evaluation
 from tokmill.similarity.evaluation import Choice, Evaluation, evaluate
 from tokmill.similarity.functions import Functions
 from tokmill.similarity.pool_measures import METRICS, Method, Row
@@ -96,9 +97,8 @@ def test_order_of_functions_changes_nothing() -> None:
     mixed = Functions(
         "here",
         {name: one.take(order) for name, one in made.names.items()},
-        made.blocks[order], None, made.named[order], None,
+        made.blocks[order], made.code[order], made.named[order], None,
     )  # fmt: skip
-    made.code = None
     one = run(made, method("v", vectors), pools=(7,))
     other = run(mixed, method("v", vectors[order]), pools=(7,))
     assert msgspec.json.encode(one) == msgspec.json.encode(other)
@@ -181,3 +181,18 @@ def test_functions_of_unknown_ways_may_be_negatives() -> None:
     assert row.queries == 2 and not row.too_large
     assert row.settings[0].pairs == 5 and row.settings[0].queries == 2
     assert by(row, "vectors", 5) == 0.5
+
+
+@pytest.mark.parametrize("resamples", [0, 20])
+@pytest.mark.parametrize(
+    "made",
+    [
+        functions(f("f"), f("f", "O3"), f("g"), f("g", "O3"), f("h", compiler="clang-14")),
+        functions(f("f"), f("f", "O3"), f("g", "O3", compiler="gcc-13")),
+    ],
+)
+def test_a_kind_of_pairs_without_a_pair_has_no_value(made: Functions, resamples: int) -> None:
+    vectors = method("v", np.random.default_rng(0).normal(size=(len(made), 3)))
+    found = run(made, vectors, resamples=resamples)
+    print_evaluation(found)
+    msgspec.json.encode(found)

@@ -101,7 +101,6 @@ def test_whole_store_figures(tmp_path: Path) -> None:
     store = write_store(tmp_path, [[[2, 3, 0], [4, 0]], [[1, 0]]], drops=drops)
     seen: list[int] = []
     found = statistics(store, 2, advance=seen.append)
-    assert found.exact
     assert found.shards == 2
     assert found.input_bytes == 3 * 7
     assert found.bytes_per_token is None
@@ -109,16 +108,6 @@ def test_whole_store_figures(tmp_path: Path) -> None:
     assert found.rejected == {"json": 2}
     assert (found.rows, found.padding, found.longer) == (4, 1 - 7 / 8, 1 / 3)
     assert sum(seen) == store.manifest.bytes
-
-
-def test_a_sample_takes_shards_by_name(tmp_path: Path) -> None:
-    shards = [[[2, 0]], [[3, 3, 0]], [[4, 4, 4, 0]]]
-    store = write_store(tmp_path, shards)
-    first = min(range(3), key=lambda number: store.shards[number].name)
-    found = statistics(store, sample=1)
-    assert not found.exact
-    assert (found.shards, found.records, found.tokens) == (1, 1, len(shards[first][0]))
-    assert statistics(store, sample=9) == statistics(store)
 
 
 def test_without_a_vocabulary(tmp_path: Path) -> None:
@@ -136,11 +125,11 @@ def test_ids_that_are_too_many_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.tokens == 3
 
 
-@pytest.mark.parametrize(("width", "sample"), [(0, None), (-1, None), (8, 0)])
-def test_refuses_what_makes_no_sense(tmp_path: Path, width: int, sample: int | None) -> None:
+@pytest.mark.parametrize("width", [0, -1])
+def test_refuses_what_makes_no_sense(tmp_path: Path, width: int) -> None:
     store = write_store(tmp_path, [[[2, 0]]])
     with pytest.raises(UsageError):
-        statistics(store, width, sample)
+        statistics(store, width)
 
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 22])

@@ -247,3 +247,12 @@ def test_no_damaged_byte_ends_the_process(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert sum(ast.literal_eval(done.stdout).values()) == 3 * path.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["state.json", "dataset_dict.json"])
+def test_a_folder_of_datasets_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "d").mkdir()
+    write(tmp_path / "d/data-00000-of-00001.arrow", pa.Table.from_pylist(ROWS), "stream")
+    (tmp_path / "d" / name).write_text("{}")
+    with pytest.raises(UsageError, match="a folder of `datasets"):
+        quick_build("parquet", tmp_path / "d", tmp_path / "s")

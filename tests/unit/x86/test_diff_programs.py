@@ -176,17 +176,6 @@ def test_results_do_not_depend_on_the_run(built: Path) -> None:
     assert diff_file(a, b, first) == diff_file(a, b, second)
 
 
-def test_vectors_of_a_model_are_evidence() -> None:
-    """Two functions that nothing else tells apart."""
-    ret = [b"\xc3"]
-    a = graph_of({0x10: [Block(0x10, ret)], 0x20: [Block(0x20, ret)]})
-    b = graph_of({0x10: [Block(0x10, ret)], 0x20: [Block(0x20, ret)]})
-    eye = np.eye(2, dtype=np.float32)
-    crossed = diff_graphs(a, b, vectors=(eye, eye[::-1].copy()))
-    assert crossed.function_b.tolist() == [1, 0]
-    assert diff_graphs(a, b, vectors=(eye, eye)).function_b.tolist() == [0, 1]
-
-
 def test_names_that_compilers_change() -> None:
     def named(*names: str) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}

@@ -112,7 +112,6 @@ class Running:
             resource.prlimit(self.process.pid, what, (size, size))
 
     def add(self, stream: int, buffer: bytearray) -> None:
-        """Collect the output of a stream in a buffer."""
         os.set_blocking(stream, False)
         self.open.register(stream, selectors.EVENT_READ, buffer)
 

@@ -1,4 +1,4 @@
-"""Where shards are made: in this process, in spawned ones, on a Ray cluster.
+"""Where shards are made: in this process, in spawned ones; plug-ins add others.
 
 Read `executors` first.
 """

@@ -130,8 +130,10 @@ def check_executor(amount: Amount) -> None:
     name = amount.executor
     if name != "auto":
         plugins.load(plugins.EXECUTORS, name)
-    if amount.address and name != "ray":
-        raise UsageError("--address is only for a Ray cluster", hint="add --executor ray")
+    if amount.address and name in ("auto", "here", "pool"):
+        raise UsageError(
+            "--address is for the cluster of an executor of a plug-in", hint="add --executor NAME"
+        )
     if name == "here" and amount.workers:
         raise UsageError(
             f"--executor here makes one shard at a time, not {amount.workers}",

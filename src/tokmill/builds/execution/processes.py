@@ -73,12 +73,7 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
-        # The pool's thread waits for its processes: a second wait may miss how one ended. It ends
-        # them by SIGTERM, which one that just starts blocks.
-        _kill(pool)
-        pool.shutdown(wait=True)
-        told = {MachineError.exit_code, TokmillError.exit_code}
-        if told & {process.exitcode for process in (started or {}).values()}:
+        if _has_told(pool, started):
             hint = "the line above says why"
         names = ", ".join(dict.fromkeys(filter(None, map(name, running.values()))))
         raise MachineError("a worker process was killed", where=names, hint=hint) from None
@@ -91,6 +86,16 @@ def in_processes(
             # A future holds its error, and the error this frame with all semaphores.
             running.clear()
             done.clear()
+
+
+def _has_told(pool: ProcessPoolExecutor, started: Any) -> bool:
+    """End a broken pool; return whether a worker has printed why it ended."""
+    # The pool's thread waits for its processes: a second wait may miss how one ended. It ends them
+    # by SIGTERM, which one that just starts blocks.
+    _kill(pool)
+    pool.shutdown(wait=True)
+    told = {MachineError.exit_code, TokmillError.exit_code}
+    return bool(told & {process.exitcode for process in (started or {}).values()})
 
 
 def _pool(workers: int, start: Callable[[Any], None] | None, argument: Any) -> ProcessPoolExecutor:

@@ -42,7 +42,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     executor: str = "auto"
     """Where shards are made (`plugins.EXECUTORS`); `auto`: `pool`, or `here` for 0 workers."""
     address: str = ""
-    """Address of the Ray cluster; `auto`: that of this machine; "": RAY_ADDRESS, or a new one."""
+    """Address of the cluster of an executor of a plug-in."""
     own_process: bool = False
     """Whether the process runs only this build (the command, not a library call)."""
 
@@ -62,11 +62,11 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
     workers = amount.workers
     if amount.executor == "here":
         workers = 0
-    elif workers is None and amount.executor == "ray":
-        # The executor limits this by the cores of the cluster.
-        workers = shards
     elif workers is None and amount.executor == "pool":
         workers = 1 if amount.preset == "memory" else cores
+    elif workers is None and amount.executor != "auto":
+        # Executors of plug-ins limit this by the cores of their cluster.
+        workers = shards
     elif workers is None:
         workers = 0 if amount.preset == "memory" or min(cores, shards) < 2 else cores
     workers = min(workers, shards)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 from collections import Counter
@@ -12,13 +11,11 @@ from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import read_file, sampled
 from tokmill.builds.plan import difference
-from tokmill.builds.scan import CHOICE
 from tokmill.builds.selection.conditions import each_value, parse_condition, take
 from tokmill.builds.selection.minhash import REPEATS, batches, find_repeats, rows_of_a_band
 from tokmill.builds.shared import shared
@@ -26,7 +23,7 @@ from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.store.checks.background_check import same_engine
 from tokmill.store.checks.hashes import mix, row_digests, store_digests, token_names
 from tokmill.store.checks.probe import Probe, read_probe
-from tokmill.store.manifest import PLAN, Made, Manifest, Reference, canonical_digest, read_plan
+from tokmill.store.manifest import Manifest, Reference, canonical_digest
 from tokmill.store.references import references_of
 from tokmill.store.schema import ROLE, Array, Records, Schema, as_entries, id_dtype
 from tokmill.store.store import Store
@@ -104,7 +101,6 @@ class SelectSource(Source):
             raise UsageError(f"shingle = {config.shingle} is no length", hint="1 or more")
         self.stores = open_stores(inputs, config.partial)
         self.schema = dict(self.stores[0].schema)
-        self.chats = chats_of(self.stores)
         if "token" in vocabularies and "token" in self.schema:
             # A tokenizer that is given now becomes the vocabulary of an imported store.
             size = vocabularies["token"].vocabulary.size
@@ -348,21 +344,6 @@ class SelectSource(Source):
                 note = f"ids of {name} replaced by {self.config.map_oov}"
                 batch.notes[note] = batch.notes.get(note, 0) + int(wrong.sum())
         return batch
-
-
-def chats_of(stores: Sequence[Store]) -> Made | UnsetType:
-    """Return how the chats of stores were written; `UNSET` if they are no chats, or differ."""
-    formats: list[Made | UnsetType] = []
-    for store in stores:
-        format_: Made | UnsetType = UNSET
-        source = store.manifest.source
-        if source in ("select", *plugins.CHATS) and (store.path / PLAN).exists():
-            with contextlib.suppress(TokmillError):
-                plan = read_plan(store.path)
-                options = {key: value for key, value in plan.options.items() if key not in CHOICE}
-                format_ = plan.chats if source == "select" else Made(source=source, options=options)
-        formats.append(format_)
-    return formats[0] if all(format_ == formats[0] for format_ in formats) else UNSET
 
 
 def substitute(name: str, vocabulary: Vocabulary) -> int:

@@ -55,7 +55,6 @@ class Writer:
         return self.value(shape, f"tensor.empty() : {made.type}")
 
     def filled(self, shape: tuple[int, ...], with_: str) -> Tensor:
-        """Return a tensor of one number."""
         empty = self.empty(shape)
         number = self.value((), f"arith.constant {with_} : f32")
         return self.value(
@@ -67,7 +66,6 @@ class Writer:
     def operation(
         self, name: str, inputs: list[Tensor], output: Tensor, attributes: str = ""
     ) -> Tensor:
-        """Write an operation with a name."""
         names = ", ".join(one.name for one in inputs)
         types = ", ".join(one.type for one in inputs)
         return self.value(
@@ -101,7 +99,6 @@ class Writer:
         )
 
     def module(self, result: Tensor) -> str:
-        """Return the text of the module."""
         arguments = ", ".join(f"{one.name}: {one.type}" for one in self.inputs)
         lines = "\n".join(self.lines)
         return (

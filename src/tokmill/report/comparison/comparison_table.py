@@ -1,4 +1,4 @@
-"""A comparison of runs as text columns, CSV, LaTeX and JSON."""
+"""A comparison of runs as text columns, LaTeX and JSON; and values as CSV."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tokmill.report.comparison.compare_runs import SEEDS, Comparison, Group
 from tokmill.report.describe.recogniser import short_names
 
 INTERVAL = "± 95 %"
+
 SPECIAL = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "…": r"\dots{}",
@@ -113,20 +114,6 @@ def write_latex(comparison: Comparison) -> str:
 
 def escape(text: str) -> str:
     return "".join(SPECIAL.get(sign, sign) for sign in one_line(text))
-
-
-def write_csv(comparison: Comparison) -> str:
-    """Return CSV with one line for each group and unrounded numbers; unknown values are empty."""
-    lines = [
-        ["run", *comparison.columns, "seeds", comparison.metric, "half_width_95", "best",
-         "finished", "step_min", "step_max", "steps", "targets", "parameters", "tokens_per_second",
-         "seconds"]
-    ]  # fmt: skip
-    for one, shown in zip(comparison.groups, settings(comparison), strict=True):
-        values = [_plain(shown[key], "") for key in comparison.columns]
-        name, *numbers = (_plain(value, "") for value in as_row(one).values())
-        lines.append([name, *values, *numbers])
-    return csv_text(lines)
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:

@@ -10,7 +10,7 @@ import shlex
 import zipfile
 import zlib
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -199,9 +199,7 @@ def jsonl(look: Look) -> Facts | None:
         "first_record": shorten(record),
     }
     strings = _strings(facts["fields"])
-    if _is_chat(record):
-        facts["next"] = f"tokmill build chat {look.quoted} {LEARN} -o STORE"
-    elif strings:
+    if strings:
         facts["next"] = f"tokmill build jsonl {look.quoted}{_field(strings)} {LEARN} -o STORE"
     return facts
 
@@ -219,12 +217,6 @@ def block_vectors(look: Look) -> Facts | None:
         "first_record": shorten(line.decode("latin-1")),
         "next": f"tokmill build bbv {look.quoted} -o STORE",
     }
-
-
-def _is_chat(record: dict[str, Any]) -> bool:
-    """Say whether a line holds a list of messages."""
-    lists = [value for value in record.values() if isinstance(value, list) and value]
-    return any(isinstance(each[0], dict) and {"role", "from"} & each[0].keys() for each in lists)
 
 
 def text(look: Look) -> Facts | None:

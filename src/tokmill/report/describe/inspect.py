@@ -12,7 +12,6 @@ from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.base.files import address_of, machine_errors, read_file
 from tokmill.base.headers import loads_toml
 from tokmill.base.progress import human_count
-from tokmill.formats.datasets_folders import DICT, STATE
 from tokmill.report.comparison.run_summaries import listing
 from tokmill.report.describe.artefacts import checkpoint, log, run, shard, store
 from tokmill.report.describe.describe_programs import vocabulary, vocabulary_folder
@@ -137,9 +136,6 @@ def other_folder(look: Look) -> Facts:
         facts["first"] = names[:10]
     if roots:
         facts["next"] = f"tokmill compare {look.quoted}"
-    elif not inside and (DICT in names or {STATE, "dataset_info.json"} <= set(names)):
-        facts["what"] = "a folder that `datasets` saved"
-        facts["next"] = f"tokmill build parquet {look.quoted} --vocab-size 8192 -o STORE"
     elif not inside:
         most = Counter(Path(name).suffix.lower() for name in names).most_common(1)
         if most and (kind := KINDS.get(most[0][0])):

@@ -71,12 +71,10 @@ class Figure:
     """Names of the places of x, in a map."""
 
 
-def lengths(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
-    """Return the histogram of lengths: of records of stores, of sequences in pickles, or of the
-    tokens of tokenizers.
-    """
+def lengths(paths: Sequence[Path], column: str = "") -> Figure:
+    """Return the histogram of lengths: of records of stores, or of sequences in pickles."""
     refuse("lengths", column=column)
-    tables = [_length_table(path, sample) for path in paths]
+    tables = [_length_table(path) for path in paths]
     units = {unit for unit, _, _ in tables}
     if len(units) > 1:
         raise UsageError(
@@ -102,7 +100,6 @@ def length_figure(
 ) -> Figure:
     """Return the histogram of tables (lengths in rising order, number of each)."""
     edges, base = length_edges(np.concatenate([lengths for lengths, _ in tables]))
-    thing = "tokens" if unit == "bytes" else "records"
     series, marks = [], []
     for i, (label, (lengths, times)) in enumerate(zip(labels, tables, strict=True)):
         # Length 0 is not on a logarithmic axis, so it is counted in its bin from 0.5.
@@ -112,14 +109,14 @@ def length_figure(
         series.append(
             Series(label, edges, heights, i)
             if alone
-            else Series(label, edges, share, i, more={thing: heights})
+            else Series(label, edges, share, i, more={"records": heights})
         )
         median = length_figures(lengths, times).median
         marks.append((f"median {median:,.1f}", median, i))
     return Figure(
-        f"Lengths of {thing}",
-        f"length of a {thing[:-1]} ({unit})",
-        thing if len(tables) == 1 else f"share of {thing} (%)",
+        "Lengths of records",
+        f"length of a record ({unit})",
+        "records" if len(tables) == 1 else "share of records (%)",
         "bars",
         series,
         log_x=base,
@@ -147,14 +144,14 @@ def length_edges(lengths: Array) -> tuple[Array, int]:
     return (np.append(0.5, edges) if low == 0 else edges), 2
 
 
-def frequency(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def frequency(paths: Sequence[Path], column: str = "") -> Figure:
     """Return the share of each id by rank, for a column of stores or for counted vocabularies."""
     parts, names = [], set()
     for path in paths:
         if has_store_files(path) or not _is_vocabulary(path):
             store = Store(path)
             name = column_of(store, column)
-            parts.append(count(store, sample).ids[name])
+            parts.append(count(store).ids[name])
         else:
             name = column
             parts.append(_counts_of_list(path, column))
@@ -253,13 +250,13 @@ LOSSES = {
 """Metric of a run → label and style (`Series.line`) of its curve."""
 
 
-def loss(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def loss(paths: Sequence[Path], column: str = "") -> Figure:
     """Return the loss of runs by step, on training and on validation rows.
 
     Runs that differ only in seeds form one curve: their mean, with a band from the lowest to the
     highest, over the steps that all of them have.
     """
-    refuse("loss", column=column, sample=sample)
+    refuse("loss", column=column)
     runs = read_runs(paths)
     return Figure("Loss", "step", loss_unit(runs), "line", curves_of(runs, LOSSES, "loss"))
 
@@ -310,13 +307,7 @@ def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
     return np.asarray(steps, float), np.asarray([[one[x] for x in steps] for one in values])
 
 
-def make(
-    kind: str,
-    paths: Sequence[Path],
-    sample: int | None = None,
-    column: str = "",
-    vectors: str = "",
-) -> Figure:
+def make(kind: str, paths: Sequence[Path], column: str = "", vectors: str = "") -> Figure:
     """Return a figure of `plugins.FIGURES`."""
     if kind not in plugins.FIGURES:
         raise UsageError(f"no figure is called {kind!r}", hint=nearest(kind, plugins.FIGURES))
@@ -325,7 +316,7 @@ def make(
         further = {"vectors": vectors}
     else:
         refuse(kind, vectors=vectors)
-    figure: Figure = plugins.load(plugins.FIGURES, kind)(paths, sample, column, **further)
+    figure: Figure = plugins.load(plugins.FIGURES, kind)(paths, column, **further)
     return figure
 
 
@@ -352,35 +343,19 @@ def write_csv(figure: Figure) -> str:
     return csv_text(lines)
 
 
-def token_lengths(path: Path) -> Array:
-    """Return the lengths of a tokenizer's tokens in bytes."""
-    tokenizer: Any = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_file(path)
-    return np.asarray([len(token) for _, token in sorted(tokenizer.vocab.items())], np.int64)
-
-
-def _length_table(path: Path, sample: int | None) -> tuple[str, Array, Array]:
-    if _is_store(path):
-        counts = count(Store(path), sample)
-        return "tokens", counts.lengths, counts.records
-    unit, (lengths,) = _lengths_in(path)
-    return unit, *np.unique(lengths, return_counts=True)
+def _length_table(path: Path) -> tuple[str, Array, Array]:
+    if path.suffix.lower() in PICKLES:
+        unit, lengths = lengths_of_pickle(path)
+        return unit, *np.unique(lengths, return_counts=True)
+    counts = count(Store(path))
+    return "tokens", counts.lengths, counts.records
 
 
 def _lengths_in(path: Path) -> tuple[str, Iterable[Array]]:
-    if _is_store(path):
-        return "tokens", record_lengths(Store(path))
     if path.suffix.lower() in PICKLES:
         unit, lengths = lengths_of_pickle(path)
         return unit, [lengths]
-    return "bytes", [token_lengths(path)]
-
-
-def _is_store(path: Path) -> bool:
-    return not path.is_file() and (has_store_files(path) or not _tokenizer_in(path))
-
-
-def _tokenizer_in(path: Path) -> bool:
-    return (path / "tokenizer.json").exists() or (path / "vocab.json").exists()
+    return "tokens", record_lengths(Store(path))
 
 
 def _plain(value: float | str) -> float | int | str:

@@ -1,4 +1,4 @@
-"""One HTML page about stores, runs and tokenizers, which needs no network and no scripts."""
+"""One HTML page about stores and runs, which needs no network and no scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tokmill.report.pages.sections import (
     picture,
     run_section,
     store_section,
-    tokenizer_section,
 )
 from tokmill.version import __version__
 
@@ -31,20 +30,14 @@ def page(
     paths: Sequence[Path],
     out: Path,
     *,
-    title: str = "",
-    width: int = 1024,
-    sample: int | None = None,
     advance: Callable[[int], None] | None = None,
     refresh: int = 0,
 ) -> Path:
-    """Write a page about stores, runs and tokenizers, and return its path.
+    """Write a page about stores and runs, and return its path.
 
     Args:
-        paths: stores, runs and tokenizers; a folder of runs means the runs in it. Runs come first.
+        paths: stores and runs; a folder of runs means the runs in it. Runs come first.
         out: the `.html` file.
-        title: its heading; "": made of the names.
-        width: length of the rows for which padding is computed.
-        sample: read this many shards of each store; None: all.
         advance: called with the bytes of each shard that was counted.
         refresh: seconds after which a browser reads the page again; 0: never.
 
@@ -52,14 +45,13 @@ def page(
         UsageError: there is no path, or one is of another kind.
     """
     if not paths:
-        raise UsageError("nothing is named to report on", hint="give stores, runs or tokenizers")
+        raise UsageError("nothing is named to report on", hint="give stores or runs")
     plugins.require("matplotlib")
     html = template()
     kinds = {path: describe(path) for given in paths for path in _expand(given)}
     makers: dict[str, Callable[[Path, Facts, Section], None]] = {
-        "store": lambda path, facts, s: store_section(path, facts, s, width, sample, advance),
+        "store": lambda path, facts, s: store_section(path, facts, s, advance),
         "run": run_section,
-        "tokenizer": tokenizer_section,
     }
     sections = sections_of(kinds, makers)
     with_loss = [
@@ -70,11 +62,10 @@ def page(
     if len(runs) > 1:
         sections.insert(0, compared_section(runs))
     text = html.render(
-        title=title or f"Report on {', '.join(names)}",
+        title=f"Report on {', '.join(names)}",
         version=__version__,
         sections=sections,
         refresh=refresh,
-        sampled=sample is not None,
     )
     make_folder(out.parent)
     return write_file(out, text)
@@ -91,7 +82,7 @@ def sections_of(
         kind = facts["kind"].removeprefix("partial ")
         if kind not in makers:
             raise UsageError(
-                f"a report is about stores, runs and tokenizers; this is {facts['what']}",
+                f"a report is about stores and runs; this is {facts['what']}",
                 where=str(path),
                 hint="`tokmill inspect` says more about it",
             )
@@ -103,7 +94,6 @@ def sections_of(
 
 
 def template() -> Any:
-    """Return the template of a page."""
     jinja = plugins.require("jinja2")
     environment = jinja.Environment(
         loader=jinja.PackageLoader("tokmill", "report/pages"),

@@ -59,7 +59,6 @@ def plot(
     out: Path,
     *,
     data: bool = False,
-    sample: int | None = None,
     column: str = "",
     vectors: str = "",
 ) -> list[Path]:
@@ -67,11 +66,10 @@ def plot(
 
     Args:
         kind: which figure.
-        paths: stores, runs or tokenizers, as the kind wants.
+        paths: stores or runs, as the kind wants.
         out: an `.svg`, `.png` or `.pdf` file; a `.csv` for the numbers alone, and for `lengths` the
             length of each record.
         data: also write the numbers as CSV beside it; no CSV of another program is replaced.
-        sample: read this many shards of each store; None: all.
         column: the column of `frequency` ("": the first), or of the colours of `tsne`.
         vectors: of `tsne`: an overlay or an .npy file.
     """
@@ -82,17 +80,17 @@ def plot(
             hint=f"such as -o {kind}.svg",
         )
     if not paths:
-        raise UsageError("nothing is named to draw", hint="give stores, runs or tokenizers")
+        raise UsageError("nothing is named to draw", hint="give stores or runs")
     if out.suffix.lower() == CSV:
         rows: Any
         if kind == "lengths":
-            rows = each_length(paths, sample=sample, column=column, vectors=vectors)
+            rows = each_length(paths, column=column, vectors=vectors)
         else:
-            rows = write_csv(make(kind, paths, sample, column, vectors))
+            rows = write_csv(make(kind, paths, column, vectors))
         make_folder(out.parent)
         return [write_file(out, rows)]
     plugins.require("matplotlib")
-    figure = make(kind, paths, sample, column, vectors)
+    figure = make(kind, paths, column, vectors)
     make_folder(out.parent)
     image = render(figure, out.suffix.lower()[1:])
     numbers: list[Path] = []

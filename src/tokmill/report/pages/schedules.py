@@ -31,16 +31,16 @@ SPEEDUPS = {
 ENTROPIES = {"entropy": ("share of the largest", "-")}
 
 
-def speedup(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def speedup(paths: Sequence[Path], column: str = "") -> Figure:
     """Return how many times as fast schedules are, by the evaluations of a run; geometric means."""
-    refuse("speedup", column=column, sample=sample)
+    refuse("speedup", column=column)
     series = by_evaluations(read_runs(paths), SPEEDUPS, "speed-up")
     return Figure("Speed-up", "evaluations", "times as fast", "line", series, log_y=2)
 
 
-def entropy(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def entropy(paths: Sequence[Path], column: str = "") -> Figure:
     """Return the entropy of policies, by the evaluations of a run."""
-    refuse("entropy", column=column, sample=sample)
+    refuse("entropy", column=column)
     series = by_evaluations(read_runs(paths), ENTROPIES, "entropy")
     return Figure("Entropy of the policy", "evaluations", "share of the largest", "line", series)
 
@@ -116,7 +116,7 @@ def by_evaluations(
     return values
 
 
-def attention(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def attention(paths: Sequence[Path], column: str = "") -> Figure:
     """Return the attention of `[CLS]` of a policy, a row a head; `paths`: a run and a module.
 
     The module is a .mlir file or a line of sizes. It is seen as an environment shows it first: its
@@ -127,11 +127,7 @@ def attention(paths: Sequence[Path], sample: int | None = None, column: str = ""
             "the figure attention is of a run and one module",
             hint="tokmill plot attention RUN 'matmul 64 64 64' -o attention.svg",
         )
-    if sample or column:
-        raise UsageError(
-            f"the figure attention takes no {'sample' if sample else 'column'}",
-            hint="leave out the option",
-        )
+    refuse("attention", column=column)
     run, module = paths
     problems = plugins.require("tokmill.mlir.modules.problem")
     named: Any = problems.of_file(module) if module.suffix == ".mlir" else None

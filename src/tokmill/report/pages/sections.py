@@ -1,4 +1,4 @@
-"""The sections of a page about a store, run or tokenizer: tables, figures, samples, provenance."""
+"""The sections of a page about a store or run: tables, figures, samples, provenance."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Sample:
 
 @dataclass
 class Section:
-    """The part of a page about one store, run or tokenizer."""
+    """The part of a page about one store or run."""
 
     name: str
     what: str
@@ -91,13 +91,11 @@ def store_section(
     path: Path,
     facts: Facts,
     section: Section,
-    width: int,
-    sample: int | None,
     advance: Callable[[int], None] | None,
 ) -> None:
     store = Store(path)
-    counts = count(store, sample, advance)
-    statistics = summary(store, counts, width)
+    counts = count(store, advance)
+    statistics = summary(store, counts)
     section.tables += store_tables(store, statistics)
     section.figures += store_figures(store, counts, section)
     reader = Reader(store)
@@ -126,9 +124,6 @@ def store_tables(store: Store, statistics: Statistics) -> list[Table]:
         **statistics.skipped,
         **{f"{k} (rejected)": n for k, n in statistics.rejected.items()},
     }
-    scope = (
-        "" if statistics.exact else f" (sample: {statistics.shards} of {len(store.shards)} shards)"
-    )
     rows = [
         ["records", f"{store.records:,}"],
         ["tokens", f"{store.tokens:,}"],
@@ -139,16 +134,16 @@ def store_tables(store: Store, statistics: Statistics) -> list[Table]:
         rows.append(["bytes a token", f"{statistics.bytes_per_token:.3f}"])
     rows += [
         [
-            f"length of a record{scope}",
+            "length of a record",
             f"{lengths.min:,} to {lengths.max:,}, mean {lengths.mean:,.1f}, median "
             f"{lengths.median:,.1f}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
         ],
         [
-            f"in rows of {statistics.width:,}{scope}",
+            f"in rows of {statistics.width:,}",
             f"{human_count(statistics.rows, 'row')} with {human_share(statistics.padding)} padding;"
             f" {human_share(statistics.longer)} of the records are longer",
         ],
-        [f"empty records{scope}", f"{statistics.empty:,}"],
+        ["empty records", f"{statistics.empty:,}"],
         ["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"],
     ]
     tables = [Table(rows)]
@@ -168,7 +163,7 @@ def store_tables(store: Store, statistics: Statistics) -> list[Table]:
         # Most vocabularies lack a role; a column without values is left out for narrow screens.
         shown = [place for place in range(len(headers)) if any(row[place] for row in use)]
         headers, use = [headers[i] for i in shown], [[row[i] for i in shown] for row in use]
-        tables.append(Table(use, headers, f"Use of ids{scope}", [*range(1, len(headers))]))
+        tables.append(Table(use, headers, "Use of ids", [*range(1, len(headers))]))
     return tables
 
 
@@ -331,24 +326,6 @@ def metric_in_words(name: str, value: float) -> str:
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
-
-
-def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:
-    specials: Facts = facts.get("added_tokens") or facts.get("special_tokens") or {}
-    section.tables.append(
-        Table(
-            [
-                ["vocabulary", f"{facts.get('size', 0):,} ids"],
-                ["merges", f"{facts.get('merges', 0):,}"],
-                ["added tokens", ", ".join(f"{t} = {i}" for t, i in specials.items()) or "none"],
-                ["roles", ", ".join(f"{r} = {i}" for r, i in facts.get("roles", {}).items())],
-            ]
-        )
-    )
-    table = np.unique(figures.token_lengths(path), return_counts=True)
-    if len(table[0]):
-        figure = figures.length_figure([section.name], [table], "bytes")
-        section.figures.append(picture(figure, section, "Bytes a token of the vocabulary."))
 
 
 def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:

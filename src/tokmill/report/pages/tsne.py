@@ -33,9 +33,7 @@ LEVELS = 5
 """Parts, equally many records each, into which numbers are put."""
 
 
-def tsne(
-    paths: Sequence[Path], sample: int | None = None, column: str = "", vectors: str = ""
-) -> Figure:
+def tsne(paths: Sequence[Path], column: str = "", vectors: str = "") -> Figure:
     """Return vectors of a store's records in two dimensions (van der Maaten, Hinton, JMLR 2008).
 
     Near are vectors of small angle; distances between far groups mean nothing. Vectors of zeros
@@ -43,13 +41,12 @@ def tsne(
 
     Args:
         paths: one store, or a file of basic block vectors.
-        sample: not for this figure.
         column: of the records, for colours: strings, or numbers in five equal parts. Basic block
             vectors without one have a colour for each phase, a cluster of `tokmill simpoint`.
         vectors: name of an overlay with vectors, or an .npy file with a row a record. Without it
             the figure is of basic block vectors, projected at random as by `build mine`.
     """
-    store = check_tsne(paths, sample, column, vectors)
+    store = check_tsne(paths, column, vectors)
     if store is not None and vectors:
         count, chosen = len(store), sampled(len(store))
         units = VectorTable(store, vectors).units(chosen)
@@ -84,7 +81,7 @@ def tsne(
     return Figure(title, "t-SNE 1", "t-SNE 2", "points", series)
 
 
-def phases(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def phases(paths: Sequence[Path], column: str = "") -> Figure:
     """Return an execution over time, in colours of the phases of `tokmill simpoint`.
 
     A point is an interval: its CPI where `NAME.intervals.csv` lies beside the trace, else the
@@ -93,10 +90,9 @@ def phases(paths: Sequence[Path], sample: int | None = None, column: str = "") -
 
     Args:
         paths: one file of basic block vectors.
-        sample: not for this figure.
         column: not for this figure.
     """
-    refuse("phases", column=column, sample=sample)
+    refuse("phases", column=column)
     if len(paths) != 1 or not paths[0].is_file():
         raise UsageError(
             "the figure phases is of one file of basic block vectors",
@@ -125,14 +121,12 @@ def phases(paths: Sequence[Path], sample: int | None = None, column: str = "") -
     return Figure(title, "interval", unit, "points", series, marks=marks)
 
 
-def check_tsne(
-    paths: Sequence[Path], sample: int | None, column: str, vectors: str
-) -> Store | None:
+def check_tsne(paths: Sequence[Path], column: str, vectors: str) -> Store | None:
     """Return the store that is drawn, None for a file of block vectors; refuse anything else."""
-    if sample is not None or len(paths) != 1:
+    if len(paths) != 1:
         raise UsageError(
-            "the figure tsne is of one store, and takes a sample by itself",
-            hint=f"name one store and no --sample: {MOST:,} records are drawn at random",
+            "the figure tsne is of one store",
+            hint=f"name one; of more than {MOST:,} records some are drawn at random",
         )
     store = None if paths[0].is_file() else Store(paths[0])
     if store is None and (column or vectors):

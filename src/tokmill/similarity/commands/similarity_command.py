@@ -1,23 +1,20 @@
-"""`tokmill similarity`: eval, score; query and index are in `similarity_query`."""
+"""`tokmill similarity eval`, and the group; query and index are in `similarity_query`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tokmill.base.errors import UsageError, nearest
-from tokmill.similarity.bootstrap import RESAMPLES
+from tokmill.base.errors import UsageError
 from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, query
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
 from tokmill.similarity.pairing import MIN_BLOCKS
-from tokmill.similarity.pool_measures import METRICS
 from tokmill.store.schema import Array
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, Device, Quiet
-from tokmill.terminal.output import print_json, say
+from tokmill.terminal.output import print_json
 
 Pools = Annotated[
     str,
@@ -44,30 +41,8 @@ Projects = Annotated[
         show_default="all",
     ),
 ]
-MoreNegatives = Annotated[
-    bool,
-    typer.Option(
-        "--more-negatives",
-        help="Functions whose compiler or level is not known are negatives in every pool.",
-    ),
-]
 MinBlocks = Annotated[
     int, typer.Option(min=0, metavar="N", help="Leave out functions of fewer basic blocks.")
-]
-Resamples = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Resamples of the intervals; 0: no intervals.")
-]
-MetricName = Annotated[
-    str, typer.Option(metavar="|".join(METRICS), help="Metric in the table of all pools.")
-]
-PoolShown = Annotated[
-    int | None,
-    typer.Option(
-        "--pool",
-        metavar="N",
-        help="Size of pool in the table of all metrics.",
-        show_default="up to 1000",
-    ),
 ]
 
 
@@ -94,23 +69,24 @@ def evaluate(
         ),
     ] = None,
     alone: Alone = False,
-    more_negatives: MoreNegatives = False,
     min_blocks: MinBlocks = MIN_BLOCKS,
-    resamples: Resamples = RESAMPLES,
-    metric: MetricName = METRICS[0],
-    pool: PoolShown = None,
     at: At = "last",
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
+    from tokmill.similarity.commands.similarity_tables import print_evaluation
+    from tokmill.similarity.evaluation import Choice
+    from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.functions import functions_of, of_functions
     from tokmill.similarity.pool_measures import Method
     from tokmill.similarity.vector_rows import Rows
     from tokmill.store.store import Store
 
-    choice = _choice(metric, pools, pairs, projects, more_negatives, min_blocks, resamples)
+    choice = Choice(
+        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects), min_blocks=min_blocks
+    )
     *given, place = paths
     store = Store(place)
     if store.partial:
@@ -118,87 +94,26 @@ def evaluate(
             "the store is not complete", where=str(place), hint="`tokmill build` continues it"
         )
     functions = functions_of(store)
-    vectors: dict[str, Array] = {}
-    for path in given:
-        name, matrix = vectors_of(path, store, at=at, device=device, quiet=quiet)
-        vectors[str(path) if name in vectors else name] = matrix
+    vectors = _named(given, store, at=at, device=device, quiet=quiet)
     methods = [
         Method(name, Rows(of_functions(functions, matrix)), False)
         for name, matrix in vectors.items()
     ]
     methods += baselines_of(functions, store, graphs or [], baseline, {} if alone else vectors)
-    _evaluate(functions, methods, choice, store.fingerprint, (metric, pool), quiet, as_json)
-
-
-def score(
-    vectors: Annotated[Path, typer.Argument(metavar="VECTORS.npy", help="A vector a row.")],
-    keys: Annotated[
-        Path,
-        typer.Argument(
-            metavar="KEYS.csv",
-            help="A line a vector: project, function, compiler, level; where known also program, "
-            "version, blocks, code.",
-        ),
-    ],
-    pools: Pools = "",
-    pairs: Pairs = "",
-    projects: Projects = "",
-    more_negatives: MoreNegatives = False,
-    min_blocks: MinBlocks = MIN_BLOCKS,
-    resamples: Resamples = RESAMPLES,
-    metric: MetricName = METRICS[0],
-    pool: PoolShown = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Evaluate vectors of any program, from a numpy file and a table of what they are of."""
-    from tokmill.similarity.keys_csv import read_keys
-    from tokmill.similarity.pool_measures import CHANCE, Method
-    from tokmill.similarity.vector_rows import Rows, read_vectors
-
-    choice = _choice(metric, pools, pairs, projects, more_negatives, min_blocks, resamples)
-    functions, unread = read_keys(keys)
-    matrix = read_vectors(vectors, len(functions))
-    if unread:
-        say(f"note: {keys}: columns that are not read: {', '.join(unread)}")
-    if functions.code is None:
-        say(f"note: {keys}: without a column `code`, functions of the same code stay in the pools")
-    methods = [Method(vectors.stem, Rows(matrix), False), Method(CHANCE, None, True)]
-    _evaluate(functions, methods, choice, "", (metric, pool), quiet, as_json)
-
-
-def _evaluate(
-    functions: Any,
-    methods: Sequence[Any],
-    choice: Any,
-    fingerprint: str,
-    shown: tuple[str, int | None],
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Evaluate methods and print the result; `shown`: metric and pool of the tables."""
-    from tokmill.similarity.commands.similarity_tables import print_evaluation
-    from tokmill.similarity.evaluation import evaluate as run
-
-    evaluation = run(functions, methods, choice, fingerprint=fingerprint, quiet=quiet)
+    evaluation = run(functions, methods, choice, fingerprint=store.fingerprint, quiet=quiet)
     if as_json:
         print_json(evaluation)
     else:
-        print_evaluation(evaluation, *shown)
+        print_evaluation(evaluation)
 
 
-def _choice(
-    metric: str, pools: str, pairs: str, projects: str, more_negatives: bool, *least: int
-) -> Any:
-    """Return what is evaluated; `least`: blocks of a function, and resamples."""
-    from tokmill.similarity.evaluation import Choice
-
-    if metric not in METRICS:
-        raise UsageError(f"no metric is called {metric!r}", hint=nearest(metric, METRICS))
-    return Choice(
-        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
-        more_negatives=more_negatives, min_blocks=least[0], resamples=least[1],
-    )  # fmt: skip
+def _named(paths: list[Path], store: Any, **how: Any) -> dict[str, Array]:
+    """Return name → a vector a record, of runs and files."""
+    vectors: dict[str, Array] = {}
+    for path in paths:
+        name, matrix = vectors_of(path, store, **how)
+        vectors[str(path) if name in vectors else name] = matrix
+    return vectors
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -218,5 +133,5 @@ def _words(text: str) -> tuple[str, ...]:
 app = group_of(
     "similarity",
     "Find functions again, and measure how well vectors do so.",
-    {"eval": evaluate, "score": score, "query": query, "index": index},
+    {"eval": evaluate, "query": query, "index": index},
 )

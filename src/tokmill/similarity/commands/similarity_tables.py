@@ -12,15 +12,9 @@ from tokmill.terminal.output import print_table, say
 SAME = "same code on both sides"
 
 
-def print_evaluation(evaluation: Evaluation, metric: str, pool: int | None) -> None:
-    """Print what was left out, a table of all rows at one pool, and the tables of the first row.
-
-    Args:
-        evaluation: what to print.
-        metric: of the tables that show one.
-        pool: size of the pools of the tables that show one; None: the largest up to `SHOWN`.
-    """
-    at = _pool_of(evaluation, pool)
+def print_evaluation(evaluation: Evaluation) -> None:
+    """Print what was left out, a table of all rows at one pool, and the tables of the first row."""
+    metric, at = METRICS[0], _pool_of(evaluation)
     functions = human_count(evaluation.functions, "function")
     print(f"{evaluation.where}: {functions}, {evaluation.compared:,} to compare")
     for why, count in evaluation.left_out.items():
@@ -39,15 +33,13 @@ def print_evaluation(evaluation: Evaluation, metric: str, pool: int | None) -> N
     _say_remarks(evaluation, at)
 
 
-def _pool_of(evaluation: Evaluation, pool: int | None) -> int | None:
-    """Return the pool that tables of one pool show: the one asked for, or one that all rows have.
+def _pool_of(evaluation: Evaluation) -> int | None:
+    """Return the pool of tables of one pool: the largest up to `SHOWN` that all rows have.
 
     None where no row has one.
     """
     each = [{one.pool for one in row.results if one.queries} for row in evaluation.rows]
     there = set.union(*each)
-    if pool is not None:
-        return pool if pool in there else None
     shared = {size for size in there if all(size in pools for pools in each if pools)} or there
     fitting = [size for size in shared if size <= SHOWN]
     return max(fitting) if fitting else min(there, default=None)

@@ -69,8 +69,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that were read."""
     shards: int
     """Shards that were read."""
-    exact: bool
-    """Whether all shards were read; else the figures are those of a sample."""
     lengths: Lengths
     width: int
     """Row length for `padding`, `rows` and `longer`."""
@@ -116,9 +114,7 @@ class Counts:
 def statistics(
     store: Store,
     width: int = 1024,
-    sample: int | None = None,
     *,
-    frequent: int = FREQUENT,
     advance: Callable[[int], None] | None = None,
 ) -> Statistics:
     """Return the statistics of a store; see `Statistics` for their meaning.
@@ -126,22 +122,17 @@ def statistics(
     Args:
         store: any store, a partial one too.
         width: row length for `padding`, `rows` and `longer`.
-        sample: number of shards to read, first by name (names are digests, so this is a random
-            sample); None: all.
-        frequent: length of each list of frequent ids.
         advance: called with the bytes of each shard that is done.
 
     Raises:
-        UsageError: width or sample is below 1.
+        UsageError: width is below 1.
     """
     if width < 1:
         raise UsageError(f"a width of {width} is too small", hint="--width 1024")
-    return summary(store, count(store, sample, advance), width, frequent)
+    return summary(store, count(store, advance), width)
 
 
-def summary(
-    store: Store, counts: Counts, width: int = 1024, frequent: int = FREQUENT
-) -> Statistics:
+def summary(store: Store, counts: Counts, width: int = 1024) -> Statistics:
     manifest = store.manifest
     records, tokens = int(counts.records.sum()), counts.tokens
     rows = int(-(-counts.lengths // width) @ counts.records)
@@ -150,17 +141,13 @@ def summary(
         records=records,
         tokens=tokens,
         shards=counts.shards,
-        exact=counts.shards == len(store.shards),
         lengths=length_figures(counts.lengths, counts.records),
         width=width,
         rows=rows,
         padding=1 - tokens / (rows * width) if rows else 0.0,
         longer=longer / records if records else 0.0,
         empty=counts.empty,
-        columns={
-            name: _id_use(store, name, table, tokens, frequent)
-            for name, table in counts.ids.items()
-        },
+        columns={name: _id_use(store, name, table, tokens) for name, table in counts.ids.items()},
         not_counted=[n for n in id_columns(store) if n not in counts.ids],
         input_bytes=manifest.input_bytes,
         bytes_per_token=store.bytes_per_token(),
@@ -171,7 +158,6 @@ def summary(
 
 def count(
     store: Store,
-    sample: int | None = None,
     advance: Callable[[int], None] | None = None,
     once: Collection[str] = (),
 ) -> Counts:
@@ -180,15 +166,12 @@ def count(
     `once`: columns with one value for all tokens of a phrase, which is counted once for each phrase
     (as a separator after it is).
     """
-    if sample is not None and sample < 1:
-        raise UsageError(f"a sample of {sample} shards is too small", hint="--sample 8")
-    order = sorted(range(len(store.shards)), key=lambda number: store.shards[number].name)
     names = [n for n in id_columns(store) if store.manifest.ranges.get(n, (0, 0))[1] < LARGEST]
     ids = {name: np.zeros(_vocabulary_size(store, name) or 0, np.int64) for name in names}
     lengths, records = np.zeros(0, np.int64), np.zeros(0, np.int64)
     ending = next(((n, eot) for n in names if (eot := _role(store, n, "eot")) is not None), None)
     empty = 0
-    for number in order[:sample]:
+    for number, entry in enumerate(store.shards):
         shard = store.shard(number)
         offsets = shard["offsets"].astype(np.int64)
         lengths, records = _merge(lengths, records, np.diff(offsets))
@@ -198,8 +181,8 @@ def count(
                 ids[name] = _add(ids[name], part)
         empty += _empty(shard, offsets, ending, store)
         if advance is not None:
-            advance(store.shards[number].bytes)
-    return Counts(len(order[:sample]), lengths, records, ids, empty)
+            advance(entry.bytes)
+    return Counts(len(store.shards), lengths, records, ids, empty)
 
 
 def id_columns(store: Store) -> list[str]:
@@ -241,11 +224,11 @@ def length_figures(lengths: Array, records: Array) -> Lengths:
     )
 
 
-def _id_use(store: Store, name: str, table: Array, tokens: int, frequent: int) -> IdUse:
+def _id_use(store: Store, name: str, table: Array, tokens: int) -> IdUse:
     size = _vocabulary_size(store, name)
     unique = int(np.count_nonzero(table))
     unknown, eot = _role(store, name, "unk"), _role(store, name, "eot")
-    first = np.lexsort((np.arange(len(table)), -table))[: min(frequent, unique)]
+    first = np.lexsort((np.arange(len(table)), -table))[: min(FREQUENT, unique)]
     return IdUse(
         unique=unique,
         vocabulary=size,

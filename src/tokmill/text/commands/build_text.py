@@ -1,4 +1,4 @@
-"""Options of `tokmill build text|jsonl|chat|parquet` that other builds do not have.
+"""Options of `tokmill build text|jsonl|parquet` that other builds do not have.
 
 They train a tokenizer first, make a training and a validation store in one command, or explain how
 a record is encoded (`--explain`).
@@ -81,11 +81,6 @@ def before(
     if more.get("train") and more.get("val") and not (more.get("vocab_size") or chosen.tokenizer):
         more = {**more, "vocab_size": VOCABULARY}
         say(f"vocabulary size: {VOCABULARY:,}, the default (--vocab-size N trains another)")
-    learns = chosen.source == "chat" and bool(more.get("vocab_size"))
-    if learns and not chosen.options.get("chat_template"):
-        say("chat template: chatml (--chat-template chooses another)")
-        options = {**chosen.options, "chat_template": "chatml"}
-        chosen = msgspec.structs.replace(chosen, options=options)
     looking = "--dry-run" if dry_run else "--explain" if more.get("explain") else ""
     if looking and (more.get("train") or more.get("val")):
         raise UsageError(
@@ -116,8 +111,6 @@ def before(
         with claimed(Path(chosen.out)), new_folder(folder):
             tokenizer = _learn(folder, chosen, list(chosen.inputs), more, how)
         chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
-    if chosen.source == "chat" and chosen.tokenizer:
-        _say_unknown_marks(chosen, chosen.tokenizer)
     return chosen
 
 
@@ -135,8 +128,6 @@ def _explain(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool)
                 tokenizer = _learn(Path(folder), chosen, inputs, more, how)
                 say("(it is not kept: --explain writes nothing)")
             chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
-        if chosen.source == "chat" and chosen.tokenizer:
-            _say_unknown_marks(chosen, chosen.tokenizer)
         explanation = explain(chosen, more["explain"])
     if json:
         print_json(explanation)
@@ -148,14 +139,11 @@ def _explain(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool)
 def _learn(
     folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str, Any], how: How
 ) -> Path:
-    from tokmill.text.chats.chat_template_files import special_tokens
     from tokmill.text.learning.learn import learned_tokenizer
     from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     given = more.get("special") or ["<|endoftext|>"]
-    named = str(chosen.options.get("chat_template", ""))
-    specials = tuple(dict.fromkeys([*given, *special_tokens(named)]))
-    options = Learned(vocab_size=more["vocab_size"], specials=specials)
+    options = Learned(vocab_size=more["vocab_size"], specials=tuple(dict.fromkeys(given)))
     path, is_new = learned_tokenizer(
         folder, chosen.source, inputs, chosen.options, options, again=how.fresh
     )
@@ -163,25 +151,6 @@ def _learn(
     if is_new:
         say_not_reached(Tokenizer.from_file(path).size, options.vocab_size)
     return path
-
-
-def _say_unknown_marks(chosen: BuildRecipe, tokenizer: str) -> None:
-    """Print the marks of a template that are not tokens: a message could contain them as text."""
-    from tokmill.text.chats import chat_template_files
-    from tokmill.text.tokenizers import tokenizer_json
-    from tokmill.text.tokenizers.tokenizer import Tokenizer
-
-    named = str(chosen.options.get("chat_template", ""))
-    if named in chat_template_files.BUILT_IN:
-        return
-    template, _ = chat_template_files.find(named, tokenizer)
-    marks = set(chat_template_files.ANGLED.findall(template))
-    text = sorted(marks - tokenizer_json.added_tokens(Tokenizer.from_file(tokenizer).data).keys())
-    if text:
-        say(
-            f"warning: {' '.join(text)} in the template are no tokens of the tokenizer: they are "
-            "encoded as text, and a message can contain them too"
-        )
 
 
 def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool) -> None:

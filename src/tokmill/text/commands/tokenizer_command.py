@@ -146,24 +146,16 @@ def encode(
     tokenizer: Tok,
     file: Annotated[str, typer.Argument(help="A UTF-8 text, - for stdin.")] = "-",
     text: Annotated[str | None, typer.Option(help="The text itself, in place of a file.")] = None,
-    specials: Annotated[
-        str, typer.Option(help="Special tokens in the text: plain (text) or special (the token).")
-    ] = "plain",
-    tokens: Annotated[bool, typer.Option(help="Print a token per line: id and its bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the ids of a text: one line, separated by spaces. The text is read as a stream."""
     from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     loaded = Tokenizer.from_file(tokenizer)
-    mode: Any = specials
     with _open_text(file, text) as chunks:
-        ids = loaded.encode_iterable(chunks, mode)
+        ids = loaded.encode_iterable(chunks, "plain")
         if as_json:
             print_json(list(ids))
-        elif tokens:
-            for number in ids:
-                print(f"{number}\t{loaded.vocab[number]!r}")
         else:
             separator = ""
             for number in ids:

@@ -212,8 +212,8 @@ class TokenizersEncoder:
         lengths = np.array([len(part) for part in parts], np.int64)
         return np.concatenate(parts) if parts else np.zeros(0, np.uint32), lengths
 
-    def encodings(self, texts: Sequence[str], *, places: bool = False) -> Sequence[Any]:
-        """Return the `Encoding` of each text; its offsets are only right with `places`.
+    def encodings(self, texts: Sequence[str]) -> Sequence[Any]:
+        """Return the `Encoding` of each text, without its offsets.
 
         Raises:
             TokmillError: a text cannot be encoded, or holds a character that no token has.
@@ -222,8 +222,9 @@ class TokenizersEncoder:
             with no_panic():
                 if not self.threads:
                     return [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
-                batch = self.tokenizer.encode_batch if places else self.tokenizer.encode_batch_fast
-                result: Sequence[Any] = batch(texts, add_special_tokens=False)
+                result: Sequence[Any] = self.tokenizer.encode_batch_fast(
+                    texts, add_special_tokens=False
+                )
                 return result
         except (TypeError, UnicodeEncodeError):
             _utf8(texts)

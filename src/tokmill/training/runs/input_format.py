@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import write_file
 from tokmill.builds.scan import CHOICE
@@ -44,13 +42,11 @@ def input_format_of(store: Path) -> InputFormat | None:
     if not (store / PLAN).exists():
         return None
     plan = read_plan(store)
-    made = plan.chats
-    if not isinstance(made, Made):
+    source = plan.recipe["source"]
+    if source != "select":
         options = {key: value for key, value in plan.options.items() if key not in CHOICE}
-        made = Made(source=plan.recipe["source"], options=options)
-    if made.source != "select":
         roles = plan.roles if isinstance(plan.roles, dict) else {}
-        return InputFormat(source=made.source, options=made.options, roles=roles)
+        return InputFormat(source=source, options=options, roles=roles)
     with contextlib.suppress(TokmillError):
         first, *rest = map(input_format_of, map(Path, plan.inputs()))
         return first if all(one == first for one in rest) else None
@@ -60,9 +56,3 @@ def input_format_of(store: Path) -> InputFormat | None:
 def read_input_format(run: Path) -> InputFormat | None:
     path = run / INPUT_FORMAT
     return read_json(path, InputFormat) if path.exists() else None
-
-
-def options_of(run: Path) -> dict[str, Any]:
-    """Return the options of the chats that a run has learned from; none if these were no chats."""
-    made = read_input_format(run)
-    return made.options if made and made.source in plugins.CHATS else {}

@@ -45,10 +45,6 @@ def diff(
             help="Whether functions of the same symbol name are taken for the same.",
         ),
     ] = True,
-    run: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Compare vectors by the model of this run, too."),
-    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -65,7 +61,7 @@ def diff(
         check_outputs({"--out": out, "--html": html}, (old, new))
         if out is not None and out.suffix.lower() != ".json":
             raise UsageError("diff writes JSON", where=str(out), hint="such as -o diff.json")
-        return _programs(old, new, (out, html), names, run, quiet, json)
+        return _programs(old, new, (out, html), names, json)
     except TokmillError as error:
         if error.exit_code != DIFFER:
             raise
@@ -77,8 +73,6 @@ def _programs(
     new: Path,
     outs: tuple[Path | None, Path | None],
     names: bool,
-    run: Path | None,
-    quiet: bool,
     json: bool,
 ) -> int:
     from tokmill.x86.commands.diff_tables import print_programs
@@ -88,12 +82,7 @@ def _programs(
 
     graphs = graph_of(old), graph_of(new)
     called = _told_apart((graphs[0].program, graphs[1].program), (old, new))
-    vectors = None
-    if run is not None:
-        from tokmill.x86.commands.diff_vectors import vectors_of
-
-        vectors = vectors_of(graphs, run, quiet=quiet)
-    result = diff_graphs(*graphs, names=names, vectors=vectors)
+    result = diff_graphs(*graphs, names=names)
     digests = sha256_file(old), sha256_file(new)
     out, html = outs
     if out is not None:

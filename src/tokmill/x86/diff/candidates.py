@@ -48,30 +48,25 @@ def pairs_of(rows: int, columns: int, *found: tuple[Array, Array]) -> Pairs:
     return Pairs(rows, columns, distinct(np.zeros(0, np.int64), *keys))
 
 
-def near(
-    kinds: Iterable[tuple[Any, Any]], shape: tuple[Array, Array], more: list[tuple[Array, Array]]
-) -> list[tuple[Array, Array]]:
+def near(kinds: Iterable[tuple[Any, Any]], shape: tuple[Array, Array]) -> list[tuple[Array, Array]]:
     """Return pairs (i, j) of similar functions, by all features and by rare ones.
 
     Args:
         kinds: CSR matrices of weighted TF-IDF of both programs, with the same columns, for each
             kind of feature; only one kind is held at a time.
         shape: counts of both (F, s) f4, compared by distance.
-        more: further dense vectors of both, (F, d) f4.
     """
     rows, columns = len(shape[0]), len(shape[1])
-    dense = [_by_distance(*shape), *more]
+    dense = _by_distance(*shape)
     # One table of each side from the start: of large programs it is hundreds of megabytes.
-    width = WIDTH + sum(side.shape[1] for side, _ in dense)
+    width = WIDTH + dense[0].shape[1]
     one, other = (np.zeros((size, width), np.float32) for size in (rows, columns))
     found = []
     for seed, (left, right) in enumerate(kinds):
         one[:, :WIDTH] += sketch(left, WIDTH, seed)
         other[:, :WIDTH] += sketch(right, WIDTH, seed)
         found.append(rare(left, right))
-    one[:, WIDTH:], other[:, WIDTH:] = (
-        np.concatenate(side, 1) for side in zip(*dense, strict=True)
-    )
+    one[:, WIDTH:], other[:, WIDTH:] = dense
     k = 16 if min(rows, columns) <= FEW else 8
     i, j = nearest_rows(one, other, k)
     back_j, back_i = nearest_rows(other, one, k)

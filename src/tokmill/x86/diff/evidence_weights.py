@@ -83,5 +83,3 @@ LEAST = 0.03
 """Probability below which functions stay without a partner: the best F1 on those programs."""
 CODE = 3.0
 """Weight of the same code: the same instructions, numbers, strings and flow."""
-VECTORS = 3.0
-"""Weight of the product of two vectors of a trained model, added to all other evidence."""

@@ -18,7 +18,6 @@ from tokmill.x86.diff.evidence_weights import (
     LATER,
     LATER_BIAS,
     LEAST,
-    VECTORS,
 )
 from tokmill.x86.diff.pointer_tables import PLACES, Places
 from tokmill.x86.diff.result import Reason
@@ -49,7 +48,6 @@ REASONS = {
     Reason.LAYOUT: ("before", "behind", "turned", "from anchor", "to anchor"),
     Reason.INSTRUCTIONS: ("mnemonics", "forms", "form pairs"),
     Reason.CODE: ("code",),
-    Reason.VECTORS: ("vectors",),
     Reason.TABLES: (LABELS, *PLACES),
 }  # fmt: skip
 """Reason → its evidence, which is summed; if none is for a pair, the reason is `STRUCTURE`."""
@@ -88,7 +86,6 @@ def match_functions(
     hashes: tuple[Array, Array],
     tables: tuple[Tables, Tables],
     given: Given,
-    vectors: tuple[Array, Array] | None = None,
 ) -> Matched:
     """Return which functions of two programs are the same.
 
@@ -99,12 +96,11 @@ def match_functions(
         hashes: of the code of each function, (F,) u8 of each program.
         tables: of pointers, of each program.
         given: pairs that are known already, as by names.
-        vectors: of a trained model, (F, d) f4 of each program, rows of length 1 or 0.
     """
     if not len(a.shape) or not len(b.shape):
         none = np.zeros(0, np.int64)
         return Matched(none, none, none.astype(np.float32), none.astype(np.uint8))
-    return _Matcher(a, b, weighted, hashes, tables, given, vectors).run()
+    return _Matcher(a, b, weighted, hashes, tables, given).run()
 
 
 class _Matcher:
@@ -118,18 +114,16 @@ class _Matcher:
         hashes: tuple[Array, Array],
         tables: tuple[Tables, Tables],
         given: Given,
-        vectors: tuple[Array, Array] | None,
     ) -> None:
-        self.a, self.b, self.hashes, self.given, self.vectors = a, b, hashes, given, vectors
+        self.a, self.b, self.hashes, self.given = a, b, hashes, given
         self.weighted = weighted
         self.places = Places(*tables)
         self.free = [np.ones(len(one.shape), bool) for one in (a, b)]
         """Functions that are in no given pair: only these are compared."""
         self.free[0][given.i] = self.free[1][given.j] = False
         self.neighbours = Neighbours(a.calls, b.calls)
-        more = {"code": CODE, "vectors": VECTORS}
-        first, later = ({**table, **more} for table in (FIRST, LATER))
-        names = (*STATIC, "code", "vectors")
+        first, later = ({**table, "code": CODE} for table in (FIRST, LATER))
+        names = (*STATIC, "code")
         self.first = np.asarray([first[name] for name in names], np.float32)
         self.names = (*names, *SUPPORT, *PLACES)
         self.table = np.zeros((0, len(names)), np.float32)
@@ -169,23 +163,19 @@ class _Matcher:
             for kind, weight in SEARCH.items()
         )
         shape = self.a.shape[free[0]], self.b.shape[free[1]]
-        more = [(self.vectors[0][free[0]], self.vectors[1][free[1]])] if self.vectors else []
-        found = near(kinds, shape, more)
+        found = near(kinds, shape)
         found.append(
             rare(*(s.of[LABELS][rows] for s, rows in zip(self.weighted, free, strict=True)))
         )
         return [(free[0][i], free[1][j]) for i, j in found]
 
     def evidence(self, pairs: Pairs) -> Array:
-        """Return the evidence for pairs: (n, len(STATIC) + 2) f4."""
+        """Return the evidence for pairs: (n, len(STATIC) + 1) f4."""
         i, j = pairs.i, pairs.j
         # One table from the start: of large programs it is hundreds of megabytes.
-        evidence: Array = np.zeros((len(pairs), len(STATIC) + 2), np.float32)
+        evidence: Array = np.zeros((len(pairs), len(STATIC) + 1), np.float32)
         static(*self.weighted, (self.a.shape, self.b.shape), i, j, evidence[:, : len(STATIC)])
-        evidence[:, -2] = self.hashes[0][i] == self.hashes[1][j]
-        if self.vectors is not None:
-            one, other = self.vectors
-            evidence[:, -1] = np.einsum("nd,nd->n", one[i], other[j])
+        evidence[:, -1] = self.hashes[0][i] == self.hashes[1][j]
         return evidence
 
     def compete(self, pairs: Pairs, logit: Array) -> Array:

@@ -53,13 +53,7 @@ def diff(old: Path | str, new: Path | str, *, names: bool = True) -> DiffFile:
     return diff_file(*graphs, diff_graphs(*graphs, names=names), digests)
 
 
-def diff_graphs(
-    a: Graph,
-    b: Graph,
-    *,
-    names: bool = True,
-    vectors: tuple[Array, Array] | None = None,
-) -> Diff:
+def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
     """Return the matches of functions and blocks of two programs.
 
     Args:
@@ -67,7 +61,6 @@ def diff_graphs(
         b: the new program; one may have 32 and the other 64 bits.
         names: functions with the same symbol name are the same. Without it, nothing is used that
             `strip` removes.
-        vectors: of a trained model, (F, d) f4 of each program, in rows of length 1 or 0.
     """
     features = functions_of(a), functions_of(b)
     contents = content_of(a, features[0]), content_of(b, features[1])
@@ -80,7 +73,7 @@ def diff_graphs(
     # Of large programs the bags are hundreds of megabytes, and nothing reads them from here on;
     # nor, after the functions, the matrices.
     features = replace(features[0], bags={}), replace(features[1], bags={})
-    found = match_functions(*features, weighted, alone, tables, given, vectors)
+    found = match_functions(*features, weighted, alone, tables, given)
     del weighted
     unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
     found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE

@@ -35,9 +35,7 @@ class Reason(enum.IntEnum):
     """Counts of blocks, edges, loops and calls."""
     FLOW = 9
     """Blocks only: control comes from, or continues at, blocks that are matched."""
-    VECTORS = 10
-    """Vectors of a trained model."""
-    TABLES = 11
+    TABLES = 10
     """Places in tables of pointers, and the strings beside them."""
 
 

@@ -24,7 +24,9 @@ from tokmill.base.errors import MachineError
 from tokmill.base.progress import human_count
 from tokmill.builds import make_shard as make
 from tokmill.builds.execution.executors import Made, Terms
-from tokmill.builds.execution.ray_cluster import (
+from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_worker
+from tokmill.store.manifest import Receipt
+from tokmill_ray.cluster import (
     LOST,
     Shared,
     check_nodes,
@@ -37,8 +39,6 @@ from tokmill.builds.execution.ray_cluster import (
     refused,
     size_of,
 )
-from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_worker
-from tokmill.store.manifest import Receipt
 
 TRIES = 3
 """Lost workers with the same shard after which the build ends: the shard may be the reason."""

@@ -1,4 +1,0 @@
-"""Chats: messages, templates, and the mask of what is learned.
-
-Read `chat` first.
-"""
