@@ -146,14 +146,6 @@ def test_refused_inputs_exit_with_1(tmp_path: Path, tokmill: Any) -> None:
     assert "is it the right kind of input?" in done.stderr
 
 
-def test_a_failed_first_try_does_not_spoil_the_folder(tmp_path: Path, here: Any) -> None:
-    """Nothing was made, so another recipe may begin there."""
-    jsonl(tmp_path / "a.jsonl", [{"text": "word"}])
-    arguments = ("build", "jsonl", "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER, "-q")
-    here(*arguments, "--field", "body", code=1)
-    here(*arguments, code=0)
-
-
 def test_wrong_words_name_the_right_ones(here: Any) -> None:
     assert "did you mean 'jsonl'" in here("build", "jsonlines", code=2)[1]
     assert "did you mean 'store'" in here("stores", code=2)[1]
