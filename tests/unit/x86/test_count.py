@@ -130,12 +130,6 @@ def test_nothing_to_count(tmp_path: Path) -> None:
         count_programs([str(tmp_path / "a")], "tokmil")
 
 
-def test_one_refused_program_among_others(tmp_path: Path, program: Path) -> None:
-    (tmp_path / "text").write_text("no program")
-    found = count_programs([str(tmp_path / "text"), str(program)], "tokmill")
-    assert found.programs == 1 and list(found.refused) == ["text"]
-
-
 def test_distinct_instructions(graph: Graph) -> None:
     expected: Counter[bytes] = Counter()
     begin = 0
