@@ -130,21 +130,6 @@ def test_damaged_folders(tmp_path: Path, name: str, content: str, message: str) 
     assert caught.value.hint
 
 
-def test_streams_that_end_too_early(tmp_path: Path) -> None:
-    """Whatever is cut off: an error, or the rows that are there."""
-    folder = save(tmp_path / "d", {"input_ids": IDS}, batch=7)
-    path = folder / "data-00000-of-00001.arrow"
-    whole = path.read_bytes()
-    for size in range(0, len(whole), 97):
-        path.write_bytes(whole[:size])
-        try:
-            file = arrow_files.ArrowFile(str(path))
-            rows = [len(b) for b in file.batches(range(len(file.rows)), ["input_ids"], 1 << 20)]
-        except TokmillError:
-            continue
-        assert rows == [7] * len(rows)
-
-
 def test_ids_are_no_text(tmp_path: Path) -> None:
     folder = save(tmp_path / "d", {"input_ids": IDS})
     with pytest.raises(UsageError, match="none of the fields") as caught:
