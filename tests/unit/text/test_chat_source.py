@@ -342,24 +342,6 @@ def test_a_template_is_run_in_a_sandbox(tmp_path: Path, tokenizer: Path) -> None
         build(tmp_path, tokenizer, rows, chat_template=template, learn="all")
 
 
-def test_blocks_and_workers_make_equal_shards(tmp_path: Path, tokenizer: Path) -> None:
-    rows = [
-        {"messages": [{**USER, "content": f"{i} é" * (i % 9)}, HELLO] * (1 + i % 3), "id": i}
-        for i in range(300)
-    ]
-    one = build(tmp_path, tokenizer, rows, keep=["id"])
-    before = files_of(tmp_path / "s")
-    for amount in (here(preset="memory"), here(workers=1)):
-        how = How(quiet=True, amount=amount, fresh=True)
-        build_again = {"chat_template": "chatml", "tokenizer": tokenizer, "keep": ["id"]}
-        quick_build("chat", tmp_path / "x.jsonl", tmp_path / "t", how=how, **build_again)
-        assert files_of(tmp_path / "t") == before
-    next((tmp_path / "s/shards").glob("*.safetensors")).unlink()
-    build(tmp_path, tokenizer, rows, keep=["id"])
-    assert files_of(tmp_path / "s") == before
-    assert len(one) == 300
-
-
 def test_a_message_of_two_million_bytes(tmp_path: Path, tokenizer: Path) -> None:
     long = "word é <im_end> " * 100_000
     store = build(tmp_path, tokenizer, [{"messages": [{**USER, "content": long}, HELLO]}])
