@@ -146,27 +146,6 @@ def test_what_is_refused(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"out": "elsewhere"}, "lies in its store"),
-        ({"tokenizer": "t.json"}, "has no vocabulary"),
-        ({"name": "a/b"}, "cannot be called"),
-        ({"column": "no-name"}, "cannot be called"),
-        ({"column": "offsets"}, "cannot be called"),
-    ],
-)
-def test_options_that_make_no_sense(store: Path, options: dict[str, Any], what: str) -> None:
-    file = saved(store, np.arange(5))
-    keys = {"out": "", **options}
-    with pytest.raises(TokmillError, match=what):
-        tokmill.build("overlay", store, keys.pop("out"), values=str(file), **keys)
-    with pytest.raises(UsageError, match="no file of values"):
-        tokmill.build("overlay", store)
-    with pytest.raises(UsageError, match="belongs to one store"):
-        tokmill.build("overlay", [store, store], values=str(file))
-
-
-@pytest.mark.parametrize(
     ("values", "what"),
     [
         (np.arange(11), "holds 10"),
