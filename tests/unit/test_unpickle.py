@@ -547,3 +547,30 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         Pickle(tmp_path / "none.pkl").load()
     with pytest.raises(MachineError):
         Pickle(tmp_path).load()
+
+
+SAMPLE = pickle.dumps(
+    [{"a": (1, 2.5), "b": {"x", "y"}}, np.arange(3), collections.Counter("aa"), b"z" * 9, -1], 4
+)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_damage_never_raises_anything_else(trap: Path, data: st.DataObject) -> None:
+    raw = bytearray(data.draw(st.sampled_from([SAMPLE, pickle.dumps([[1], "a"], 0), b""])))
+    raw += data.draw(st.binary(max_size=30))
+    for _ in range(data.draw(st.integers(0, 4))):
+        if raw:
+            place = data.draw(st.integers(0, len(raw) - 1))
+            piece = data.draw(
+                st.sampled_from([b"\x93", b"R", b"(", b"t", b"\x81", b"b", b"h\x00", b""])
+            )
+            raw[place : place + 1] = piece or bytes([data.draw(st.integers(0, 255))])
+    for names in ((), None):
+        try:
+            load(trap, bytes(raw), names)
+        except TokmillError:
+            pass
+    assert quiet(trap)

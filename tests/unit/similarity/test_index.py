@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from making import token_store
 from tokmill.base.errors import MachineError, TokmillError, UsageError
@@ -137,6 +138,29 @@ def test_places_where_none_can_be_made(store: Store, tmp_path: Path) -> None:
     for place, what in ((tmp_path / "no", "there is no such index"), (store.path, "is no index")):
         with pytest.raises(TokmillError, match=what):
             Index(place)
+
+
+def test_damage_is_refused(store: Store, tmp_path: Path) -> None:
+    """What a file says is not believed: an array of another size or type, not finite."""
+    path = tmp_path / "ix"
+    make(store, path)
+    good, values = path.read_bytes(), load_file(path)["vector"]
+    with safe_open(path, "numpy") as file:
+        facts = file.metadata()
+    for name, bad in (
+        ("vector", values[:-1]), ("vector", np.concatenate([values, values])),
+        ("vector", values.astype("f8")), ("vector", values.reshape(-1)), ("other", values),
+    ):  # fmt: skip
+        save_file({name: np.ascontiguousarray(bad)}, path, facts)
+        with pytest.raises(TokmillError, match="damaged"):
+            Index(path)
+    save_file({"vector": np.full_like(values, np.nan)}, path, facts)
+    with pytest.raises(TokmillError, match="damaged"):
+        Index(path).nearest(values[0], 5)
+    for data in (b"", good[:50], good[:400], good[: len(good) - 3], b"\xff" + good, good + b"x"):
+        path.write_bytes(data)
+        with pytest.raises(TokmillError, match="no index|damaged"):
+            Index(path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -211,3 +214,36 @@ def test_columns_that_cannot_be_kept_or_told_apart_are_refused(tmp_path: Path) -
             quick_build("parquet", path, tmp_path / "s", keep=keep)
     # Of columns that nobody reads names may be equal.
     assert quick_build("parquet", path, tmp_path / "s").records == 1
+
+
+DAMAGED = """
+import sys
+from tokmill.base.errors import TokmillError
+from tokmill.formats.arrow_files import open_table
+
+path = sys.argv[1]
+data = open(path, "rb").read()
+found = {"read": 0, "refused": 0}
+for place in range(len(data)):
+    for value in (0, 255, 2):
+        with open(path, "wb") as file:
+            file.write(data[:place] + bytes([value]) + data[place + 1 :])
+        try:
+            table = open_table(path)
+            for batch in table.batches(range(len(table.rows)), table.names, 1 << 20):
+                batch.validate(full=True)
+            found["read"] += 1
+        except (TokmillError, ValueError):
+            found["refused"] += 1
+print(found)
+"""
+
+
+def test_no_damaged_byte_ends_the_process(tmp_path: Path) -> None:
+    """pyarrow aborts where metadata of a column chunk are damaged and somebody asks for them."""
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": ["a"]}), path, write_statistics=False)
+    command = [sys.executable, "-c", DAMAGED, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sum(ast.literal_eval(done.stdout).values()) == 3 * path.stat().st_size

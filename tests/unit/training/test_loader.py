@@ -18,7 +18,7 @@ from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
-from tokmill.training.data import Loader, evened, micro_batches, to_micro
+from tokmill.training.data import STEP, Loader, evened, micro_batches, to_micro
 from tokmill.training.engines.engine import Engine
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from toy import cycles, make_store
@@ -124,6 +124,31 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def whole_rows(model: Model, **keys: Any) -> NextToken:
     return NextToken(NextTokenConfig(length=70, rows="whole", **keys), model, Inputs(SIZES))
+
+
+@pytest.mark.parametrize("tokens", [1, 130, 400, 10_000])
+def test_rows_are_trimmed_to_what_stands_in_them(mixed: Store, tokens: int) -> None:
+    task = whole_rows(Decoder(DecoderConfig(dim=4, layers=1, heads=2), Inputs(SIZES)))
+    batch = task.prepare(Feed(task.rows(mixed), 32).batch(0))
+    parts = list(micro_batches(batch, tokens))
+    assert sorted(np.concatenate([part.entry for part in parts])) == list(range(32))
+    lengths = []
+    for part in parts:
+        rows = part.entry
+        size, length = part.document.shape
+        assert size == 1 or size * length <= tokens
+        longest = (batch.document[rows] >= 0).sum(1).max()
+        assert longest <= length <= min(70, longest + STEP)
+        for name in ("columns", "targets"):
+            array = getattr(batch, name)["token"]
+            assert np.array_equal(getattr(part, name)["token"], array[rows, :length])
+        # Nothing that is read or learned is cut off.
+        assert (batch.document[rows, length:] < 0).all()
+        assert (batch.targets["token"][rows, length:] < 0).all()
+        lengths.append(length)
+    assert lengths == sorted(lengths, reverse=True)
+    computed = sum(part.document.size for part in parts)
+    assert computed <= (0.8 if tokens <= 400 else 1.0) * batch.document.size
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,25 @@ def test_an_offset_counts_code_and_an_address_says_where_it_lies() -> None:
     assert (code.offset(outside) == -1).all()
 
 
+def test_code_in_the_middle_of_instructions_is_decoded_when_asked() -> None:
+    # mov eax, 0x90c3eb90: within it nop; jmp back to the middle; behind it the known ret.
+    instructions = Instructions(Code(flat(bytes.fromhex("b8 90eb0290 c3 e8f5ffffff 90"))))
+    instructions.sweep()
+    before = instructions.start.tolist()
+    joined = instructions.decode(np.asarray([1]))
+    assert instructions.start.tolist() == before, "what was found has to wait"
+    assert instructions.waits(np.asarray([0, 1, 2, 3, 5])).tolist() == [
+        False, True, True, False, False
+    ]  # fmt: skip
+    instructions.settle()
+    assert joined.tolist() == [6]
+    assert instructions.start.tolist() == sorted([*before, 1, 2])
+    assert instructions.flow[instructions.row(np.asarray([2]))].tolist() == [Flow.JUMP]
+    # Targets are in the order of their instructions.
+    targets = dict(zip(instructions.start[instructions.transfer], instructions.target, strict=True))
+    assert targets[2] - targets[6] == 6
+
+
 def test_sections_do_not_run_into_each_other() -> None:
     sections = [
         Section("", address, data, data, True)

@@ -163,3 +163,20 @@ def test_blocks_behind_the_last_address_are_refused(graph: Graph, tmp_path: Path
     write_graph(far, tmp_path / "x.parquet")
     with pytest.raises(TokmillError, match="after the last address"):
         read_graph(tmp_path / "x.parquet")
+
+
+def test_damage_to_the_data_is_seen(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_graph(graph, path)
+    data = bytearray(path.read_bytes())
+    for place in range(100, len(data) - 8, len(data) // 23):
+        broken = bytearray(data)
+        broken[place] ^= 0x55
+        path.write_bytes(broken)
+        try:
+            found = read_graph(path)
+        except TokmillError as error:
+            assert error.where == str(path)
+        else:
+            # Where it hit what is not read, such as statistics.
+            same(graph, found)
