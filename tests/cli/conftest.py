@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,13 +24,25 @@ def here(
     monkeypatch.setenv("COLUMNS", "200")
     before = signal.getsignal(signal.SIGTERM)
 
-    def run(*arguments: object, code: int = 0) -> tuple[str, str]:
+    def run(*arguments: object, code: int | None = 0) -> tuple[str, str]:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
         found = capsys.readouterr()
-        assert ended.value.code == code, found
+        assert code in (None, ended.value.code), found
         return found.out, found.err
 
     yield run
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def tokmill(here: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The fixture of this name for all tests, in this process: tokmill("--help").stdout."""
+
+    def run(*arguments: object, code: int | None = 0, input: str = "") -> Any:  # noqa: A002
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(input.encode())))
+        stdout, stderr = here(*arguments, code=code)
+        return SimpleNamespace(stdout=stdout, stderr=stderr)
+
+    return run

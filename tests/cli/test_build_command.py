@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import pytest
 from making import TOKENIZER, ids_of, jsonl
 from tokmill.store.store import Store
 
-KINDS = ["text", "jsonl", "parquet", "select", "npz", "bin"]
-
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,15 +21,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jsonl(folder / "a.jsonl", [*rows, "{"])
     (folder / "a.txt").write_text("<|endoftext|>".join(row["text"] for row in rows))
     return folder
-
-
-def test_text_from_a_file_to_a_store(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
-    done = tokmill("build", "text", inputs / "a.txt", "-o", "s", "--tokenizer", TOKENIZER)
-    assert re.search(r"^s: 30 records, [\d,]+ tokens, .* in 1 shard", done.stdout)
-    assert re.search(r"^fingerprint [0-9a-f]{64}$", done.stdout, re.MULTILINE)
-    assert len(Store(tmp_path / "s")) == 30
-    again = tokmill("build", "text", inputs / "a.txt", "-o", "s", "--tokenizer", TOKENIZER)
-    assert again.stdout == done.stdout
 
 
 def test_jsonl_with_options_and_json_report(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
@@ -48,14 +36,6 @@ def test_jsonl_with_options_and_json_report(tmp_path: Path, tokmill: Any, inputs
     assert plan["options"]["fields"] == ["text"]
     assert plan["options"]["strip"] is True
     assert Store(tmp_path / "s").record(7)["id"] == "7"
-
-
-def test_parquet(tmp_path: Path, tokmill: Any) -> None:
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
-    pq.write_table(pa.Table.from_pylist([{"text": "one"}, {"text": "two"}]), tmp_path / "x.parquet")
-    done = tokmill("build", "parquet", "x.parquet", "-o", "s", "--tokenizer", TOKENIZER, "--json")
-    assert json.loads(done.stdout)["records"] == 2
 
 
 def test_recipe_files_with_flags_and_set(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
@@ -113,34 +93,6 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, tokmill: Any, inputs: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_explain(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
-    path = inputs / "a.jsonl"
-    arguments = ("build", "jsonl", path, "--tokenizer", TOKENIZER, "--explain")
-    found = json.loads(tokmill(*arguments, f"{path}:3", "--json").stdout)
-    assert found["outcome"] == "kept"
-    assert "rejected: json" in tokmill(*arguments, f"{path}:31").stdout
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_max_time_and_going_on(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
-    arguments = ("build", "jsonl", inputs / "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
-    done = tokmill(*arguments, "--max-time", "1h", "--json")
-    assert "records/s" in done.stderr
-    assert json.loads(done.stdout)["complete"]
-    stopped = tokmill(*arguments, "--fresh", "--max-time", "0")
-    assert "without --max-time goes on" in stopped.stderr
-
-
-def test_select_and_parts(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
-    tokmill("build", "jsonl", inputs / "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
-    for rest in ((), ("--rest",)):
-        tokmill("build", "select", "s", "-o", f"half{len(rest)}", "--ratio", "0.5", *rest)
-    halves = [Store(tmp_path / f"half{i}") for i in range(2)]
-    assert len(halves[0]) + len(halves[1]) == 30
-    done = tokmill("build", "select", "half0", "half1", "-o", "m", "--part", "1/1", "--json")
-    assert json.loads(done.stdout)["records"] == 30
-
-
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -192,33 +144,6 @@ def test_refused_inputs_exit_with_1(tmp_path: Path, tokmill: Any) -> None:
     jsonl(tmp_path / "a.jsonl", ["{"] * 1000)
     done = tokmill(*arguments, "--yes", code=1)
     assert "is it the right kind of input?" in done.stderr
-
-
-@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "select"])
-def test_help_lists_the_options_of_the_recipe(here: Any, kind: str) -> None:
-    text, _ = here("build", kind, "--help")
-    options = {
-        "text": ["--separator", "--record", "--invalid-utf8", "--specials-in-text"],
-        "jsonl": ["--field", "--placeholder", "--keep", "--join", "--end-of-record"],
-        "parquet": ["--field", "--template", "--explain", "--vocab-size"],
-        "select": ["--where", "--ratio", "--rest", "--unique", "--not-in", "--min-length"],
-    }[kind]
-    for option in [*options, "--workers", "--dry-run", "--max-time", "--tokenizer", "--json"]:
-        assert option in text, option
-
-
-def test_help_of_the_group_lists_the_kinds(here: Any) -> None:
-    text, _ = here("build", "--help")
-    for kind in KINDS:
-        assert re.search(rf"\b{kind}\b", text), kind
-
-
-def test_a_failed_first_try_does_not_spoil_the_folder(tmp_path: Path, here: Any) -> None:
-    """Nothing was made, so another recipe may begin there."""
-    jsonl(tmp_path / "a.jsonl", [{"text": "word"}])
-    arguments = ("build", "jsonl", "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER, "-q")
-    here(*arguments, "--field", "body", code=1)
-    here(*arguments, code=0)
 
 
 def test_wrong_words_name_the_right_ones(here: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from tokmill.cli import OTHER_COMMANDS, application
 from tokmill.store.store import Store
-from tokmill.terminal.options import ELSEWHERE, OTHER_NAMES
 
 
 def test_version_stands_in_the_help(tokmill: Callable[..., Any]) -> None:
@@ -49,10 +45,6 @@ def test_a_key_that_is_taken_for_an_option(
     assert f"hint: it is a key of the recipe: --set {key}=VALUE" in err
 
 
-def test_an_option_that_is_no_key(tokmill: Callable[..., Any]) -> None:
-    assert "--frobnicate" in tokmill("train", "store", "--frobnicate", "1", code=2).stderr
-
-
 @pytest.mark.parametrize(
     ("typed", "hint"),
     [
@@ -79,12 +71,6 @@ def test_a_path_that_is_not_there_is_no_unknown_command(here: Any, tmp_path: Pat
             assert f"{path}: there is no such file or folder" in here(*words, code=1)[1]
 
 
-def test_other_names_of_commands_are_not_ours() -> None:
-    known = set(application().list_commands(typer.Context(application())))
-    assert not known & OTHER_COMMANDS.keys()
-    assert {name for name in OTHER_COMMANDS.values() if name[0] != "-"} <= known | {"predict"}
-
-
 def test_a_path_in_place_of_a_kind(here: Any, tmp_path: Path) -> None:
     """`inspect` knows what it is, and the build says what it takes it for."""
     for name, text, kind in (
@@ -105,17 +91,6 @@ def test_a_path_in_place_of_a_kind(here: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     _, err = here("build", str(tmp_path / "empty"), "-o", str(tmp_path / "no"), code=2)
     assert "no kind of build is known for it: an empty folder" in err
-
-
-def test_paragraphs_of_help_break_where_the_terminal_ends(
-    here: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    shown, _ = here("rl", "tune", "--help")
-    said = [line.strip() for line in shown[: shown.index("Arguments")].splitlines()]
-    paragraphs = [part.split("\n") for part in "\n".join(said).split("\n\n")]
-    longest = max(paragraphs, key=len)
-    assert len(longest) > 2 and all(len(line) > 60 for line in longest[:-1])
 
 
 @pytest.mark.parametrize(
@@ -157,20 +132,3 @@ def test_an_option_of_another_command_or_script(
 ) -> None:
     _, said = here(*command.split(), "x", typed, "1", code=2)
     assert said.startswith(f"error: there is no option {typed}\nhint: {hint}"), said
-
-
-def test_the_commands_that_are_named_have_these_options() -> None:
-    """And what is said to be elsewhere is there."""
-    for name, hint in ELSEWHERE.items():
-        named = set()
-        for command in re.findall(r"`tokmill (.*?)`", hint):
-            words = command.split()
-            last = next(i for i, word in enumerate(words) if word.isupper())
-            found: Any = application()
-            for word in words[:last]:
-                found = found.get_command(typer.Context(found), word)
-            known = {option for parameter in found.params for option in parameter.opts}
-            assert {word for word in words if word.startswith("-")} <= known
-            named |= known
-        renamed = OTHER_NAMES.get(name, name).split()[0].lstrip("-")
-        assert f"--{name}" in named or f"--{renamed}" in named, name

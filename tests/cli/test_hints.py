@@ -127,7 +127,6 @@ def test_a_hint_that_is_followed_leads_to_a_store(tmp_path: Path, tokmill: Any, 
     kind, name, *without = make(tmp_path)
     build = ("-o", "s") if without else BUILD
     failed = tokmill("build", kind, name, *build, code=None)
-    assert failed.returncode in (1, 2)
     hint = failed.stderr.partition("hint: ")[2]
     if match := re.search(r"--suffix \S+", hint):
         tokmill("build", kind, name, *build, *match[0].split())

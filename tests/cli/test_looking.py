@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from report_stores import write_store
 
-
-def tokmill(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tokmill", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+Tokmill = Callable[..., Any]
 
 
 @pytest.fixture
@@ -40,9 +31,8 @@ def text_store(tmp_path: Path) -> Path:
     ).path
 
 
-def test_inspect_says_what_it_is(store: Path) -> None:
+def test_inspect_says_what_it_is(tokmill: Tokmill, store: Path) -> None:
     done = tokmill("inspect", store)
-    assert done.returncode == 0, done.stderr
     assert "a token store" in done.stdout
     assert "\x1b" not in done.stdout
     found = json.loads(tokmill("inspect", store, "--json").stdout)
@@ -50,7 +40,7 @@ def test_inspect_says_what_it_is(store: Path) -> None:
     assert found["skipped"] == {"empty": 1}
 
 
-def test_inspect_shows_records_and_figures(store: Path, text_store: Path) -> None:
+def test_inspect_shows_records_and_figures(tokmill: Tokmill, store: Path, text_store: Path) -> None:
     shown = tokmill("inspect", text_store, "--head", "1")
     assert "hello<|endoftext|>" in shown.stdout
     assert "in-0.txt byte 0" in shown.stdout
@@ -63,7 +53,6 @@ def test_inspect_shows_records_and_figures(store: Path, text_store: Path) -> Non
     assert [r["text"] for r in found["head"]] == ["other<|endoftext|>"]
     assert [r["at"] for r in found["head"]] == ["byte 10"]
     both = tokmill("inspect", store, "--stats", "--width", "4", "--head", "2")
-    assert both.returncode == 0, both.stderr
     assert "rows of 4" in both.stdout
     assert "ids instead of text" in both.stderr
     assert "token: 2 3 0" in both.stdout
@@ -83,38 +72,34 @@ def test_inspect_shows_records_and_figures(store: Path, text_store: Path) -> Non
     ],
 )
 def test_inspect_refuses_with_a_hint(
-    tmp_path: Path, store: Path, arguments: list[str], code: int, message: str
+    tokmill: Tokmill, tmp_path: Path, store: Path, arguments: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged/manifest.json").write_text("{")
     (tmp_path / "note.txt").write_text("text")
-    done = tokmill("inspect", *arguments, cwd=tmp_path)
-    assert done.returncode == code, done.stderr
+    done = tokmill("inspect", *arguments, code=code)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_plot(tmp_path: Path, store: Path) -> None:
-    done = tokmill("plot", "lengths", store, "-o", "f.svg", "--data", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_plot(tokmill: Tokmill, tmp_path: Path, store: Path) -> None:
+    done = tokmill("plot", "lengths", store, "-o", "f.svg", "--data")
     assert done.stdout.split() == ["f.svg", "f.csv"]
     assert (tmp_path / "f.svg").read_bytes().startswith(b"<?xml")
-    assert tokmill("plot", "loss", store, "-o", "f.svg", cwd=tmp_path).returncode == 1
+    tokmill("plot", "loss", store, "-o", "f.svg", code=1)
 
 
-def test_report(tmp_path: Path, store: Path) -> None:
-    done = tokmill("report", store, "-o", "page.html", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_report(tokmill: Tokmill, tmp_path: Path, store: Path) -> None:
+    done = tokmill("report", store, "-o", "page.html", "--json")
     assert json.loads(done.stdout)["written"] == ["page.html"]
     assert "<!doctype html>" in (tmp_path / "page.html").read_text()
-    assert tokmill("report", store, "-o", "page.txt", cwd=tmp_path).returncode == 2
-    assert tokmill("report", tmp_path, "-o", "p.html", cwd=tmp_path).returncode == 2
+    tokmill("report", store, "-o", "page.txt", code=2)
+    tokmill("report", tmp_path, "-o", "p.html", code=2)
 
 
-def test_doctor(tmp_path: Path) -> None:
-    done = tokmill("doctor", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_doctor(tokmill: Tokmill, tmp_path: Path) -> None:
+    done = tokmill("doctor", "--json")
     found = json.loads(done.stdout)
     assert found["ok"]
     states = {check["name"]: check["state"] for check in found["checks"]}
@@ -122,19 +107,18 @@ def test_doctor(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_recipe_schema() -> None:
+def test_recipe_schema(tokmill: Tokmill) -> None:
     done = tokmill("recipe", "schema", "text", "--json")
     keys = {key["key"]: key for key in json.loads(done.stdout)}
     assert keys["record"]["default"] == "separator"
     assert keys["record"]["type"] == '"separator" | "line"'
     assert keys["record"]["doc"]
     assert "source" in tokmill("recipe", "schema", "build").stdout
-    wrong = tokmill("recipe", "schema", "txt")
-    assert wrong.returncode == 2
+    wrong = tokmill("recipe", "schema", "txt", code=2)
     assert "did you mean 'text'?" in wrong.stderr
 
 
-def test_recipe_schema_of_trainings() -> None:
+def test_recipe_schema_of_trainings(tokmill: Tokmill) -> None:
     shown = json.loads(tokmill("recipe", "schema", "train", "--json").stdout)
     keys = [(key["key"], key["kinds"]) for key in shown]
     assert ("data.train", []) in keys and ("run.steps", []) in keys
@@ -145,12 +129,12 @@ def test_recipe_schema_of_trainings() -> None:
     few = json.loads(tokmill("recipe", "schema", "train", *only, "--json").stdout)
     kinds = {kind for key in few for kind in key["kinds"]}
     assert {"rwkv7", "adamw", "masked"} <= kinds and not kinds & {"decoder", "muon"}
-    wrong = tokmill("recipe", "schema", "train", "--kind", "rwkv")
-    assert wrong.returncode == 2 and "did you mean 'rwkv7'?" in wrong.stderr
-    assert tokmill("recipe", "schema", "text", "--kind", "rwkv7").returncode == 2
+    wrong = tokmill("recipe", "schema", "train", "--kind", "rwkv", code=2)
+    assert "did you mean 'rwkv7'?" in wrong.stderr
+    tokmill("recipe", "schema", "text", "--kind", "rwkv7", code=2)
 
 
-def test_inspect_says_how_many_records_match(store: Path) -> None:
+def test_inspect_says_how_many_records_match(tokmill: Tokmill, store: Path) -> None:
     shown = tokmill("inspect", store, "--where", "length > 0", "--head", "1")
     assert "1 of 3 shown; --head 3 shows all" in shown.stderr
     found = json.loads(tokmill("inspect", store, "--where", "length > 2", "--json").stdout)

@@ -156,14 +156,6 @@ def test_no_result_replaces_a_module_that_is_read(
     assert all(Path(name).read_text() == text for name, text in before.items())
 
 
-def test_results_of_before_are_replaced_in_a_folder_of_modules(tmp_path: Path) -> None:
-    from tokmill.rl.commands.rl_problems import check_files
-
-    (tmp_path / "a.mlir").write_text(generators.chain("relu 8"))
-    (tmp_path / "spec.mlir").write_text(HEADER + "[]")
-    check_files([str(tmp_path)], {"-o": tmp_path / "spec.mlir"})
-
-
 def test_a_policy_is_trained_and_its_figures_are_drawn(tmp_path: Path) -> None:
     sets = ["task.bench_count=2", 'task.modules=["relu 8"]', 'task.held_out=["relu 16"]']
     run = str(tmp_path / "run")

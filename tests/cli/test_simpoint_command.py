@@ -38,10 +38,6 @@ def programs(tmp_path: Path) -> dict[str, Phases]:
     return found
 
 
-def test_a_store_has_no_points_of_one_program(here: Here, tmp_path: Path) -> None:
-    assert "in its file of block vectors" in here("simpoint", ".", "-o", "x", code=2)[1]
-
-
 def test_points_of_two_programs(here: Here, tmp_path: Path, programs: dict[str, Phases]) -> None:
     out, err = here("simpoint", "one.bb", "two.bb", "-o", "points", "--json")
     reports = json.loads(out)

@@ -82,29 +82,6 @@ def test_export(tmp_path: Path, tokmill: Any, store: Path) -> None:
     assert not (tmp_path / "y.bin").exists()
 
 
-def test_folders_that_are_no_store(tmp_path: Path, here: Any) -> None:
-    _, err = here("store", "validate", "nothing", code=1)
-    assert "no such store" in err
-    assert "hint:" in err
-    _, err = here("store", "validate", tmp_path, code=1)
-    assert "holds no store" in err
-
-
-def test_help_lists_the_options(here: Any) -> None:
-    options = {
-        "validate": ["--deep", "--json"],
-        "rejects": ["--skipped", "--most", "--json"],
-    }
-    listing = here("store", "--help")[0]
-    for command, names in options.items():
-        assert command in listing
-        text = here("store", command, "--help")[0]
-        for name in names:
-            assert name in text
-    assert "bin" in here("store", "export", "--help")[0]
-    assert "--out" in here("store", "export", "bin", "--help")[0]
-
-
 def test_rejects_lists_what_was_left_out(tmp_path: Path, tokmill: Any, here: Any) -> None:
     jsonl(tmp_path / "a.jsonl", [{"text": "one"}, "{broken", {"text": ""}, {"text": "two"}])
     quick_build("jsonl", tmp_path / "a.jsonl", tmp_path / "s")

@@ -56,13 +56,6 @@ def test_formats_and_rules(tokmill: Run, tmp_path: Path, corpus: Any) -> None:
     assert third.specials == {} and third.size == 400
 
 
-def test_a_vocabulary_that_is_not_reached_says_why(tokmill: Run, tmp_path: Path) -> None:
-    (tmp_path / "few.txt").write_text("only a few words, a few")
-    done = tokmill("tokenizer", "train", "few.txt", "-o", "t.json", "--vocab-size", 5000)
-    assert "not 5,000: every word of the text is one token" in done.stderr
-    assert done.stdout == "t.json\n"
-
-
 def test_two_trainings_of_one_tokenizer(tokmill: Run, tmp_path: Path, corpus: Any) -> None:
     """Their files would be mixed."""
     with writing(tmp_path / "t.json"):

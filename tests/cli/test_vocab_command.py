@@ -160,20 +160,6 @@ def test_two_lists_of_one_column(here: Here) -> None:
     assert "two lists of asm" in said and "name one of them" in said
 
 
-def test_spell(here: Here, program: Path) -> None:
-    found = json.loads(here("spell", program, "-o", "k", "--workers", 0, "--json")[0])
-    lines = Path("k/small.jsonl").read_text().splitlines()
-    assert found["programs"] == 1 and found["functions"] == len(lines) > 0
-    shown, _ = here("spell", program, "-o", "k", "--workers", 0)
-    assert f"{len(lines):,} functions of 1 program" in shown
-
-
-def test_frequency_of_a_vocabulary(here: Here, program: Path) -> None:
-    here("vocab", "build", "x86", program, "-o", "v", "--workers", 0)
-    here("plot", "frequency", "v", "-o", "f.png")
-    assert Path("f.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     "command",
     [

@@ -24,7 +24,7 @@ FAULTS = {"KILL": "signal=KILL", "ENOSPC": "error=ENOSPC", "EIO": "error=EIO"}
 SCENARIOS = ("build", "growth", "change", "loss", "fresh")
 LONG_SCENARIOS = (*SCENARIOS, "learn")
 """`learn` trains a tokenizer first, in a process of its own: too slow for the ordinary tests."""
-PLAIN_WRITES = 30
+PLAIN_WRITES = 8
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def remains_of(store: Path) -> str:
 def test_a_fault_at_each_commit(
     name: str, part: str, fast_path: Path, tokenizer: Path, strace: Forked
 ) -> None:
-    """Every rename, unlink, mkdir, fsync and lock, and 30 writes, of a store of two shards.
+    """Every rename, unlink, mkdir, fsync and lock, and eight writes, of a store of two shards.
 
     The errors ENOSPC and EIO take turns; the long test below has all.
     """

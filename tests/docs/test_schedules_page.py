@@ -71,8 +71,8 @@ def test_a_policy_is_trained_evaluated_and_drawn(repository: Path, tmp_path: Pat
     commands = [train.partition("#")[0] + few + sets, *rest[:2], *rest[2].split(" && "), rest[3]]
     run(commands, tmp_path)
     assert all((tmp_path / f"{name}.png").stat().st_size for name in ("speedup", "entropy"))
-    # A schedule, its module, and what was found.
-    assert len(list((tmp_path / "best").iterdir())) == 3
+    # A schedule, its module, what was found, and the note of these files.
+    assert len(list((tmp_path / "best").iterdir())) == 4
     assert (tmp_path / "page.html").stat().st_size
 
 

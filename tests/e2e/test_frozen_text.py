@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
-import random
 import tarfile
 from pathlib import Path
 from types import ModuleType
@@ -34,57 +33,6 @@ def archive(path: Path, files: dict[str, bytes]) -> Path:
             member.size = len(data)
             members.addfile(member, io.BytesIO(data))
     return path
-
-
-def test_only_pages_of_prose_are_taken(script: ModuleType, tmp_path: Path) -> None:
-    page = PAGE.encode()
-    files = {
-        "p-1.0/docs/guide/good.rst": b"1 " + page,
-        "p-1.0/doc/lines.txt": b"2 " + page.replace(b"\n", b"\r\n"),
-        "p-1.0/docs/good.md": b"3 " + page,
-        "p-1.0/docs/code.py": b"4 " + page,
-        "p-1.0/src/good.rst": b"5 " + page,
-        "p-1.0/docs/releases/1.0.rst": b"6 " + page,
-        "p-1.0/docs/CHANGES.rst": b"7 " + page,
-        "p-1.0/docs/short.rst": b"8 " + page[:300],
-        "p-1.0/docs/list.rst": b"9 " + b"X-1, Y_2: {Z}; " * 100,
-        "p-1.0/docs/latin.rst": "Ä ".encode("latin-1") + page,
-        "p-1.0/docs/separated.rst": page + script.SEPARATOR.encode(),
-        "p-1.0/docs/long.rst": page * 400,
-        "docs.rst": page,
-    }
-    found = list(script.pages(archive(tmp_path / "p-1.0.tar.gz", files)))
-    assert found == [f"{number} {PAGE}" for number in (1, 2, 3)]
-
-
-def test_the_split_depends_on_the_pages_alone(script: ModuleType) -> None:
-    texts = [f"page {number} " + "x" * (number % 50) for number in range(300)]
-    sizes = {"train": 5000, "val": 800}
-    files = script.split(iter(texts), sizes)
-    shuffled = random.Random(0).sample(texts, len(texts))
-    assert script.split(iter(shuffled + shuffled[:100]), sizes) == files
-    parts = {name: data.decode().split(script.SEPARATOR)[:-1] for name, data in files.items()}
-    taken = parts["train"] + parts["val"]
-    assert len(set(taken)) == len(taken) and set(taken) <= set(texts)
-    for name, size in sizes.items():
-        assert size - 100 < len(files[name]) <= size
-    with pytest.raises(SystemExit, match="do not fill val"):
-        script.split(iter(texts[:120]), sizes)
-
-
-def test_compressors_that_have_seen_the_text_do_better(script: ModuleType) -> None:
-    train = random.Random(0).randbytes(20_000)
-    found = dict(script.baselines(train, train[5000:9000]))
-    assert len(found) == 5
-    for name, size in found.items():
-        assert (size < 400) if name.endswith("train.txt") else (size >= 4000), name
-
-
-def test_what_is_pinned_is_in_order(script: ModuleType) -> None:
-    assert list(script.ARCHIVES) == sorted(script.ARCHIVES)
-    assert script.TEXTS.keys() == script.SIZES.keys()
-    for digest in (*script.ARCHIVES.values(), *script.TEXTS.values()):
-        assert len(bytes.fromhex(digest)) == 32
 
 
 @pytest.fixture

@@ -86,34 +86,3 @@ def test_pairs_are_of_one_program(script: Any) -> None:
         assert sum(a != b for a, b in zip(one, other, strict=True)) == 1
     # By the numbers of versions, not by their letters.
     assert ("findutils-4.9/gcc-O2/find", "findutils-4.10/gcc-O2/find") in pairs
-
-
-MAKEFILE = """
-BUILT_SOURCES = version.h
-all: src/ls src/cp
-version.h:
-\techo '#define VERSION 1' > $@
-src/%: src/%.c
-\tgcc $(CFLAGS) -I. -o $@ $<
-clean:
-\trm -f version.h src/ls src/cp
-"""
-
-
-def test_some_programs_of_a_package(script: Any, tmp_path: Path) -> None:
-    """What sources include is made first; what else there is, is not."""
-    compiler("gcc")
-    tree = tmp_path / "tree"
-    (tree / "src").mkdir(parents=True)
-    (tree / "Makefile").write_text(MAKEFILE)
-    (tree / "src/ls.c").write_text(f"#include <version.h>\n{SOURCE}")
-    (tree / "src/cp.c").write_text("this is no C\n")
-    made = script.Made(tmp_path / "pairs", ("ls",))
-    sources = script.Tree("coreutils", "1.0", tree)
-    script.build(sources, "gcc", ("O0", "O2"), made, 1)
-    assert made.programs() == [f"coreutils-1.0/gcc-{level}/ls" for level in ("O0", "O2")]
-    assert not made.left_out and not list((made.folder / "debug").glob("*/*.done"))
-    bare = made.folder / "programs/coreutils-1.0/gcc-O0/ls"
-    before = bare.stat().st_mtime_ns
-    script.build(sources, "gcc", ("O0",), made, 1)
-    assert bare.stat().st_mtime_ns == before

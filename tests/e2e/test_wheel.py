@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,12 +85,6 @@ def test_no_extra_came_along(installed: Installed) -> None:
         assert f"{package}==" not in listed
 
 
-def test_help(installed: Installed) -> None:
-    done = installed.run("--help")
-    assert done.returncode == 0, done.stderr
-    assert "build" in done.stdout and "train" in done.stdout
-
-
 def test_every_command_helps(installed: Installed) -> None:
     from tokmill.plugins import COMMANDS
 
@@ -104,12 +97,6 @@ def test_shipped_recipes(installed: Installed, repository: Path) -> None:
     assert names == {
         line.split()[0] for line in installed.run("recipe", "list").stdout.splitlines()[2:]
     }
-
-
-def test_inspect_a_store(installed: Installed, store: Path, tokmill: Callable[..., Any]) -> None:
-    done = installed.run("inspect", store)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == tokmill("inspect", store).stdout
 
 
 def test_read_a_store(installed: Installed, store: Path) -> None:

@@ -1,17 +1,12 @@
-"""Random schedules of modules that every generator writes: what came of them, by operation.
-
-`python tests/helpers/random_schedules.py --each 20` prints the counts of `docs/schedules.md`.
-"""
+"""Random schedules of modules that every generator writes: what came of them, by operation."""
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from tokmill.mlir import measure
 from tokmill.mlir import random_schedules as draws
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import generators, problem
@@ -70,12 +65,7 @@ def result_of(given: problem.Problem, schedule: Any, child: Measurements) -> Res
     return child(given, schedule, again=True) if result.status == "timeout" else result
 
 
-def fuzzed(
-    some: Iterable[str],
-    each: int,
-    child: Measurements,
-    told: Callable[[str, Result], None] = lambda line, result: None,
-) -> Counts:
+def fuzzed(some: Iterable[str], each: int, child: Measurements) -> Counts:
     """Return what came of `each` random schedules of some lines; the same ones every time."""
     counts: Counts = {}
     for line in some:
@@ -83,40 +73,9 @@ def fuzzed(
         for number in range(each):
             result = result_of(given, drawn(given, line, number), child)
             counts.setdefault(kind_of(line), Counter())[result.status] += 1
-            told(f"{line}, schedule {number}", result)
     return counts
 
 
 def total(counts: Counts) -> Counter[str]:
     """Return how often each status came in all."""
     return sum(counts.values(), Counter())
-
-
-def table(counts: Counts) -> str:
-    """Return counts as lines of text, with the statuses that came."""
-    shown = [status for status in measure.STATUSES if total(counts)[status]]
-    rows = [("", *shown)]
-    rows += [
-        (name, *(str(found[one]) for one in shown))
-        for name, found in (*counts.items(), ("all", total(counts)))
-    ]
-    return "\n".join(f"{row[0]:14}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows)
-
-
-def said(line: str, result: Result) -> None:
-    """Print a result that is none."""
-    if result.status != "ok":
-        print(f"{line}: {result.status}, {result.reason}", flush=True)
-
-
-def main() -> None:
-    """Print the counts of all lines."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--each", type=int, default=10, help="schedules of each line")
-    given = parser.parse_args()
-    with Measurements(QUICK) as child:
-        print(table(fuzzed(lines(), given.each, child, said)))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from making import batch_of, rec
 from phrase_records import PHRASES
-from tokmill.base.errors import UsageError
 from tokmill.builds.selection.minhash import HASHES, NearIndex, elements, minima, rows_of_a_band
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array, Column
@@ -51,20 +50,6 @@ def test_minima_are_equal_where_the_sets_of_shingles_are(rows: list[list[int]], 
             assert (found[i] == found[j]).all() == same
             if not shingles(a, size) & shingles(b, size) and not same:
                 assert not (found[i] == found[j]).any()
-
-
-@given(ROWS, st.integers(1, 6))
-def test_minima_do_not_depend_on_the_records_beside(rows: list[list[int]], size: int) -> None:
-    alone = [least_of([row], size) for row in rows]
-    together = least_of(rows, size)
-    assert all((a[0] == b).all() for a, b in zip(alone, together, strict=True))
-
-
-def test_large_batches_are_hashed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [list(range(n, n + n % 40)) for n in range(60)]
-    whole = least_of(rows, 3)
-    monkeypatch.setattr("tokmill.builds.selection.minhash.AT_A_TIME", 16)
-    assert (least_of(rows, 3) == whole).all()
 
 
 @pytest.mark.parametrize("similarity", [0.5, 0.8, 0.9, 0.95])
@@ -131,17 +116,6 @@ def test_the_index_keeps_what_a_plain_loop_keeps_however_it_is_cut(
     assert index.count == sum(found)
 
 
-def test_the_index_grows_in_few_runs() -> None:
-    rng = np.random.default_rng(0)
-    index = NearIndex(0.9)
-    every = rng.integers(0, 1 << 63, (5000, HASHES)).astype(np.uint64)
-    for start in range(0, 5000, 100):
-        assert index.add(every[start : start + 100]).all()
-    assert len(index._runs) <= math.log2(50) + 1
-    assert sum(len(run) for run in index._runs) == 5000 * index.bands
-    assert not index.add(every[rng.permutation(5000)]).any()
-
-
 def removed(similarity: float, threshold: float) -> float:
     """The chance that the signatures of two records of a similarity agree enough."""
     chance = similarity + (1 - similarity) / 256
@@ -182,12 +156,6 @@ def test_the_documented_rates_are_those_of_the_formula_and_of_a_trial(repository
 def test_bands_miss_next_to_nothing_at_the_threshold(threshold: float) -> None:
     rows = rows_of_a_band(threshold)
     assert (1 - threshold**rows) ** (HASHES // rows) <= 0.001
-
-
-@pytest.mark.parametrize("threshold", [-1, 0.3, 1.01, float("nan")])
-def test_no_threshold(threshold: float) -> None:
-    with pytest.raises(UsageError, match="no threshold"):
-        rows_of_a_band(threshold)
 
 
 def test_phrases_count_by_what_they_hold() -> None:

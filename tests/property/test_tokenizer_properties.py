@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_encoder import merge_ids, reference_ids
-from reference_patterns import split_words
+from tokenizers_peer import reference_ids, split_words
 from tokmill.text.encoding.cutting import segments
 from tokmill.text.encoding.encoders import make_encoder
 from tokmill.text.learning import bpe
@@ -105,7 +104,7 @@ def test_segments_lose_nothing_and_find_every_special(chunks: list[str], pattern
     pattern=st.sampled_from(sorted(WELL_KNOWN)),
 )
 def test_words_of_the_parts_are_words_of_the_whole(text: str, pattern: str) -> None:
-    words = list(split_words(pattern, text))
+    words = split_words(pattern, text)
     assert "".join(words) == text
     safe = safe_cut(pattern)
     assert safe is not None
@@ -169,27 +168,6 @@ def _merged(word: tuple[bytes, ...], merge: tuple[bytes, bytes]) -> tuple[bytes,
         else:
             done.append(unit)
     return tuple(done)
-
-
-@settings(max_examples=200, deadline=None)
-@given(units=st.lists(st.integers(0, 3), max_size=40), data=st.data())
-def test_merging_equals_the_plain_loop(units: list[int], data: st.DataObject) -> None:
-    pairs = data.draw(
-        st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=6, unique=True)
-    )
-    ranks = {pair: (rank, 4 + rank) for rank, pair in enumerate(pairs)}
-    expected = list(units)
-    while True:
-        found = [
-            (ranks[pair][0], place)
-            for place, pair in enumerate(itertools.pairwise(expected))
-            if pair in ranks
-        ]
-        if not found:
-            break
-        rank, place = min(found)
-        expected[place : place + 2] = [4 + rank]
-    assert merge_ids(units, ranks) == expected
 
 
 @settings(max_examples=100, deadline=None)

@@ -186,18 +186,6 @@ def test_module_imports(name: str) -> None:
     importlib.import_module(name)
 
 
-def test_types_are_imported_as_values_are() -> None:
-    """An import for types alone would hide from the contracts that two modules know each other."""
-    hidden = []
-    for path in Path(tokmill.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-                lines = [ast.unparse(line) for line in node.body]
-                hidden += [f"{path.name}: {line}" for line in lines if "tokmill" in line]
-    # The public names, which an interpreter loads when they are asked for.
-    assert [line for line in hidden if not line.startswith("__init__.py: ")] == []
-
-
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name != "__version__"])
 def test_public_names_are_described(name: str) -> None:
     """Inside of the package a docstring stands where it says more than the name and the types."""

@@ -9,26 +9,8 @@ import pytest
 from tokmill.base.progress import (
     Progress,
     elapsed,
-    human_bytes,
-    human_count,
-    human_metric,
     human_share,
-    human_time,
 )
-
-
-@pytest.mark.parametrize(
-    ("number", "nouns", "text"),
-    [
-        (0, ("program",), "0 programs"),
-        (1, ("program",), "1 program"),
-        (1234, ("empty record",), "1,234 empty records"),
-        (1, ("entry", "entries"), "1 entry"),
-        (2, ("entry", "entries"), "2 entries"),
-    ],
-)
-def test_counted_nouns(number: int, nouns: tuple[str, ...], text: str) -> None:
-    assert human_count(number, *nouns) == text
 
 
 def test_what_is_reached_is_shown_before_it_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,16 +75,3 @@ def test_a_share_is_rounded_to_none_or_all_only_if_it_is(
     share: float, digits: int, text: str
 ) -> None:
     assert human_share(share, digits) == text
-
-
-def test_units_that_are_full_become_the_next_one() -> None:
-    assert [human_bytes(n) for n in (999, 999_949, 999_960, 1e15)] == [
-        "999 B", "999.9 KB", "1.0 MB", "1000.0 TB"
-    ]  # fmt: skip
-    assert [human_time(s) for s in (59.94, 59.96, 3599.7)] == ["59.9s", "1m00s", "1h00m"]
-
-
-def test_a_metric_of_any_size_is_short() -> None:
-    assert [human_metric(m) for m in (1234, 5.54321, 1.5e43, float("inf"))] == [
-        "1,234", "5.5432", "1.5000e+43", "inf"
-    ]  # fmt: skip

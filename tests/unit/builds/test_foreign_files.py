@@ -157,13 +157,6 @@ def test_a_damaged_store_is_still_ours(
     assert len(quick_build("jsonl", source, store, how=FRESH)) == 20
 
 
-def texts(tmp_path: Path) -> tuple[Path, Path]:
-    """A training and a validation text."""
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text("some words of a text\n" * 40)
-    return tmp_path / "a.txt", tmp_path / "b.txt"
-
-
 def test_a_file_of_the_user_in_shards_does_not_block_starting_over(
     source: Path, tmp_path: Path
 ) -> None:

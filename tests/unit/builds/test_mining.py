@@ -12,7 +12,6 @@ from function_stores import Function, families, many, reasons, write_keyed
 from making import files_of, quick_build
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.mining import name_columns
-from tokmill.builds.mining.name_columns import linked
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 
@@ -246,19 +245,3 @@ def test_entries_of_references_have_no_lengths(
         quick_build("select", mined.path, tmp_path / "s", **options)
     unique = quick_build("select", [mined.path, mined.path], tmp_path / "u", unique=True)
     assert triples(unique) == triples(mined)
-
-
-def test_links_go_through_long_chains() -> None:
-    """Each record is linked to the next, in a random order: all are one family."""
-    draw = np.random.default_rng(0)
-    order = draw.permutation(5000)
-    left, right = np.arange(5000), np.arange(5000)
-    for begin, group in ((0, left), (1, right)):
-        for i in range(begin, 4999, 2):
-            a, b = order[i], order[i + 1]
-            group[a] = group[b] = min(a, b)
-    each = np.arange(5000)
-    assert not linked(5000, (each, left), (each, right)).any()
-    assert linked(4, (each[:4], np.asarray([0, 1, 0, 3])), (each[3:4], each[1:2])).tolist() == [
-        0, 1, 0, 1,
-    ]  # fmt: skip

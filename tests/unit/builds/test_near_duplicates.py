@@ -74,15 +74,6 @@ def test_near_duplicates_are_those_of_exact_similarity(tmp_path: Path) -> None:
     assert validate(store).ok
 
 
-def test_equal_and_nearly_equal_records_are_counted_apart(tmp_path: Path) -> None:
-    row = families()[0]
-    rows = [row, [*row, 9], row, [*row, 9], [5, 5], row[:-1]]
-    make(tmp_path / "p", numbered(rows))
-    both = quick_build("select", tmp_path / "p", tmp_path / "s", near_unique=0.8, unique=True)
-    assert numbers(both) == [0, 4] == first_of_the_near(rows, 0.8, 5)
-    assert both.manifest.skipped == {"duplicate": 2, "near duplicate": 2}
-
-
 def test_near_duplicates_of_records_that_are_left_out_stay(tmp_path: Path) -> None:
     row = families()[0]
     make(tmp_path / "p", numbered([row, [*row[1:], 3], [*row[1:], 4]]))

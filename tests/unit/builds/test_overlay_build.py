@@ -67,11 +67,6 @@ def test_vectors(store: Path, order: Any, dtype: str) -> None:
     assert Store(store, ["x"]).column("x").tolist() == values.tolist()
 
 
-def test_vectors_of_tokens(store: Path) -> None:
-    made(store, saved(store, np.arange(22, dtype="f4").reshape(11, 2)))
-    assert Store(store, ["x"]).record(2)["x"].tolist() == [[8, 9], [10, 11]]
-
-
 def test_the_length_says_what_has_a_value(store: Path) -> None:
     assert made(store, saved(store, np.arange(11))).schema["x"].per == "token"
     assert made(store, saved(store, np.arange(5), "y.npy")).schema["y"].per == "record"
@@ -151,27 +146,6 @@ def test_what_is_refused(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"out": "elsewhere"}, "lies in its store"),
-        ({"tokenizer": "t.json"}, "has no vocabulary"),
-        ({"name": "a/b"}, "cannot be called"),
-        ({"column": "no-name"}, "cannot be called"),
-        ({"column": "offsets"}, "cannot be called"),
-    ],
-)
-def test_options_that_make_no_sense(store: Path, options: dict[str, Any], what: str) -> None:
-    file = saved(store, np.arange(5))
-    keys = {"out": "", **options}
-    with pytest.raises(TokmillError, match=what):
-        tokmill.build("overlay", store, keys.pop("out"), values=str(file), **keys)
-    with pytest.raises(UsageError, match="no file of values"):
-        tokmill.build("overlay", store)
-    with pytest.raises(UsageError, match="belongs to one store"):
-        tokmill.build("overlay", [store, store], values=str(file))
-
-
-@pytest.mark.parametrize(
     ("values", "what"),
     [
         (np.arange(11), "holds 10"),
@@ -192,22 +166,11 @@ def test_a_loss_is_a_mask(store: Path, values: Any, what: str) -> None:
     assert made(store, file).schema["x"].dtype
 
 
-@pytest.mark.parametrize("values", [np.arange(11) % 2, np.arange(11) % 2 == 0, np.zeros(11, "i8")])
-def test_masks(store: Path, values: Any) -> None:
-    assert made(store, saved(store, values), column="loss").schema["loss"].dtype == "u1"
-
-
 def test_a_name_that_is_taken(store: Path) -> None:
     made(store, saved(store, np.arange(11)))
     with pytest.raises(TokmillError, match="the overlay was made with another recipe") as error:
         made(store, saved(store, np.arange(11), "y.npy"), name="x", column="y")
     assert "another --name" in error.value.hint and "--fresh" in error.value.hint
-
-
-def test_the_input_is_the_values(store: Path) -> None:
-    values = np.arange(11 * 500).reshape(11, 500).astype("f4")
-    overlay = made(store, saved(store, values))
-    assert values.nbytes <= overlay.manifest.input_bytes < values.nbytes + 100
 
 
 def test_a_build_goes_on_to_the_same_bytes(store: Path) -> None:

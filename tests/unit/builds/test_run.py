@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec import UNSET
 
 import tokmill
 from making import TOKENIZER, files_of, here, ids_of, jsonl, mixed_lines, quick_build
-from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.locks import locked
 from tokmill.base.progress import parse_bytes
 from tokmill.builds import build as run_module
-from tokmill.builds import make_shard as make
 from tokmill.builds import plan
 from tokmill.builds.execution.executors import Here, Pool, Terms
 from tokmill.builds.execution.resources import Amount, choose, parse_seconds
 from tokmill.builds.make_shard import ShardJob, Work
 from tokmill.builds.plan import How
 from tokmill.store.checks.validate import validate
-from tokmill.store.manifest import Cut
 from tokmill.store.store import Store
 
 SMALL = 1 << 12
@@ -244,22 +237,6 @@ def test_too_many_rejects_end_the_build(tmp_path: Path) -> None:
             quick_build("jsonl", many, tmp_path / "d", how=How(max_rejects=no_share))
 
 
-def test_what_an_interrupted_build_keeps(
-    tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = Here.map
-
-    def stopped(self: Here, tasks: Any) -> Any:
-        yield from itertools.islice(begun(self, tasks), finished)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Here, "map", stopped)
-    for finished in (0, 1):
-        with pytest.raises(Interrupted, match="what was committed before is kept"):
-            quick_build("jsonl", inputs, tmp_path / str(finished))
-        assert len(Store(tmp_path / str(finished)).shards) == finished
-
-
 def test_one_input_need_not_be_a_list(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "one.jsonl", [{"text": "one"}, {"text": "two"}])
     listed = quick_build("jsonl", path, tmp_path / "a")
@@ -269,12 +246,6 @@ def test_one_input_need_not_be_a_list(tmp_path: Path) -> None:
             tokenizer=TOKENIZER,
         )  # fmt: skip
         assert store.fingerprint == listed.fingerprint
-
-
-def test_skipped_records_are_no_rejects(tmp_path: Path) -> None:
-    rows = [{"text": "one"}, *[{"text": "[deleted]"}] * 1000, *[""] * 1000]
-    store = quick_build("jsonl", jsonl(tmp_path / "x.jsonl", rows), tmp_path / "s")
-    assert store.manifest.skipped == {"blank line": 1000, "placeholder": 1000}
 
 
 def test_an_input_without_a_record_is_refused(tmp_path: Path) -> None:
@@ -325,53 +296,11 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert (tmp_path / "p/plan.json").exists()
 
 
-def test_folders_that_hold_something_else_are_refused(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "x.jsonl", [{"text": "one"}])
-    with pytest.raises(UsageError, match="not empty"):
-        quick_build("jsonl", path, tmp_path)
-    with pytest.raises(UsageError, match="is a file"):
-        quick_build("jsonl", path, path)
-    with pytest.raises(UsageError, match="nothing is called 'jsnol'") as caught:
-        tokmill.build("jsnol", [path], tmp_path / "s")
-    assert "jsonl" in caught.value.hint
-    with pytest.raises(UsageError, match="stirp") as caught:
-        quick_build("jsonl", path, tmp_path / "s", stirp=True)
-    assert "'strip'" in caught.value.hint
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_changed_file_is_noticed_between_plan_and_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = jsonl(tmp_path / "x.jsonl", [{"text": "one"}])
-    check = make.check_unchanged
-
-    def change_first(item: Any) -> None:
-        jsonl(path, [{"text": "two"}])
-        check(item)
-
-    monkeypatch.setattr(make, "check_unchanged", change_first)
-    with pytest.raises(TokmillError, match="changed since the build was planned"):
-        quick_build("jsonl", path, tmp_path / "s")
-
-
 def work_of(inputs: Path, out: Path) -> tuple[Work, list[ShardJob]]:
     from tokmill.builds.remake import work_of as stored
 
     work, tasks = stored(out)
     return work, list(tasks.values())
-
-
-def test_executors_yield_each_task_with_its_receipts(
-    tmp_path: Path, inputs: Path, reference: Path
-) -> None:
-    shutil.copytree(reference, tmp_path / "s")
-    work, tasks = work_of(inputs, tmp_path / "s")
-    for executor in (Here(work, Terms()), Pool(work, Terms(2))):
-        made = list(executor.map(iter(tasks)))
-        assert {task.shard for task, _ in made} == {task.shard for task in tasks}
-        assert all(receipt.shard == task.shard for task, found in made for receipt in found)
-    assert files_of(tmp_path / "s") == files_of(reference)
 
 
 def test_executors_tell_of_items_before_their_shard_is_done(
@@ -387,45 +316,6 @@ def test_executors_tell_of_items_before_their_shard_is_done(
     told.clear()
     list(Pool(work, Terms(2, report=told.append)).map(iter(tasks)))
     assert told == sorted(told) and told[-1] == sum(task.size for task in tasks)
-
-
-def test_a_killed_worker_is_an_error_of_the_machine(
-    tmp_path: Path, inputs: Path, reference: Path
-) -> None:
-    import multiprocessing
-
-    shutil.copytree(reference, tmp_path / "s")
-    work, tasks = work_of(inputs, tmp_path / "s")
-    results = Pool(work, Terms(1)).map(iter(tasks * 50))
-    next(results)
-    (worker,) = multiprocessing.active_children()
-    os.kill(worker.pid or 0, signal.SIGKILL)
-    with pytest.raises(MachineError, match="worker process was killed") as caught:
-        list(results)
-    assert "--preset memory" in caught.value.hint
-    until = time.monotonic() + 10
-    while multiprocessing.active_children() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not multiprocessing.active_children()
-
-
-def test_an_error_in_a_worker_arrives_as_it_was(tmp_path: Path, inputs: Path) -> None:
-    text = TOKENIZER.read_text().replace("<|endoftext|>", "<|nothing|>")
-    (tmp_path / "t.json").write_text(text)
-    errors = []
-    for workers in (0, 2):
-        with pytest.raises(TokmillError, match="`eot` token") as caught:
-            quick_build(
-                "jsonl",
-                inputs,
-                tmp_path / f"s{workers}",
-                tokenizer=tmp_path / "t.json",
-                how=How(quiet=True, amount=Amount(workers=workers)),
-            )
-        errors.append(str(caught.value))
-        assert "--end-of-record none" in caught.value.hint
-        assert "--role" in caught.value.hint
-    assert errors[0] == errors[1]
 
 
 def test_streams_resume_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,20 +373,6 @@ def test_amounts() -> None:
     workers, resources = choose(Amount(workers=8, memory=parse_bytes("1GB")), 100)
     assert 1 <= workers < 8
     assert resources.block_bytes == 1 << 20
-
-
-def test_a_shard_under_way_is_cut_at_the_deadline(tmp_path: Path) -> None:
-    jsonl(tmp_path / "a.jsonl", [{"text": "word"}])
-    quick_build("jsonl", tmp_path / "a.jsonl", tmp_path / "s")
-    work, (task,) = work_of(tmp_path, tmp_path / "s")
-    folder = tmp_path / "again"
-    folder.mkdir()
-    now = time.monotonic()
-    cut = make.make_shard(work.source(), task, work.vocabularies, folder, lambda: now - 1)
-    assert [receipt.cut for receipt in cut] == [Cut(0)]
-    whole = make.make_shard(work.source(), task, work.vocabularies, folder, lambda: now + 60)
-    assert [receipt.cut for receipt in whole] == [UNSET]
-    assert whole[0].name == cut[0].name
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import files_of, here, ids_of, quick_build, rec, write_store
+from making import here, ids_of, quick_build, rec, write_store
 from phrase_records import PHRASES, expand
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds import plan
@@ -302,16 +302,6 @@ def test_a_store_of_another_vocabulary_is_not_compared(tmp_path: Path) -> None:
         quick_build("select", tmp_path / "a", tmp_path / "c", not_in=[str(tmp_path / "b")])
 
 
-def test_select_of_a_select_is_both_conditions(tmp_path: Path, parent: Path) -> None:
-    quick_build("select", parent, tmp_path / "a", min_length=2)
-    twice = quick_build("select", tmp_path / "a", tmp_path / "b", where=["level > 0"])
-    once = quick_build("select", parent, tmp_path / "c", where=["level > 0"], min_length=2)
-    assert levels(twice) == levels(once)
-    assert ids_of(twice) == ids_of(once)
-    for a, b in zip(range(len(twice.shards)), range(len(once.shards)), strict=True):
-        assert twice.shard(a)["token"].tolist() == once.shard(b)["token"].tolist()
-
-
 def test_ids_out_of_the_vocabulary(tmp_path: Path) -> None:
     """Only an imported store can hold them, as the writer refuses them."""
     rows = [rec([1, 12, 3], name="", level=0, score=0, vector=[0, 0])]
@@ -357,21 +347,6 @@ def test_phrases_are_selected_with_their_table(tmp_path: Path) -> None:
         for name, wanted in {**expand(table, row), "side": row["side"]}.items():
             assert record[name].tolist() == wanted
     assert store.shard(0)["table.asm"].tolist() == [1, 2, 3]
-
-
-def test_parts_and_dry_runs(tmp_path: Path, parent: Path) -> None:
-    from tokmill.builds.plan import BuildRecipe, prepare
-
-    prepared = prepare(
-        BuildRecipe(source="select", inputs=(str(parent),), out=str(tmp_path / "none"))
-    )
-    assert prepared.plan.items == 3
-    assert list(tmp_path.iterdir()) == []
-    for part in (1, 2):
-        how = How(quiet=True, amount=here(), part=(part, 2))
-        quick_build("select", parent, tmp_path / "parts", how=how)
-    quick_build("select", parent, tmp_path / "whole")
-    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
 
 
 def test_function_hash_draws_what_is_equal_together(tmp_path: Path) -> None:

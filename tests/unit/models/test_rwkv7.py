@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +10,6 @@ from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch
 from tokmill.models.model import Inputs, Tensors
 from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
-from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 
 SMALL = RWKV7Config(dim=16, layers=2, head_dim=8)
@@ -89,55 +85,3 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         RWKV7(RWKV7Config(layers=0), Inputs({"token": 3}))
     RWKV7(RWKV7Config(dim=8, head_dim=1, layers=1), Inputs({"token": 3}))
-
-
-def recall(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Four pairs of a key and a value, then the keys in another order, each before its value."""
-    keys = torch.rand(rows, 8, generator=generator).argsort(1)[:, :4]
-    values = torch.randint(8, 16, (rows, 4), generator=generator)
-    order = torch.rand(rows, 4, generator=generator).argsort(1)
-    asked = torch.stack([keys.gather(1, order), values.gather(1, order)], 2).flatten(1)
-    ids = torch.cat([torch.stack([keys, values], 2).flatten(1), asked], 1)
-    targets = torch.full_like(ids, -1)
-    targets[:, 8::2] = asked[:, 1::2]
-    return ids, targets
-
-
-def reversal(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Five digits, a sign, and the digits backwards."""
-    digits = torch.randint(0, 10, (rows, 5), generator=generator)
-    back = digits.flip(1)
-    ids = torch.cat([digits, torch.full((rows, 1), 10), back[:, :-1]], 1)
-    targets = torch.full_like(ids, -1)
-    targets[:, 5:] = back
-    return ids, targets
-
-
-@pytest.mark.parametrize("problem", [recall, reversal])
-def test_it_learns_what_takes_a_memory(problem: Callable[..., Any]) -> None:
-    """A model of two layers solves rows that it has never seen."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    config = RWKV7Config(dim=64, layers=2, head_dim=32)
-    task = NextToken(
-        NextTokenConfig(tied=False), RWKV7(config, Inputs({"token": 16})), Inputs({"token": 16})
-    )
-    optimizer = torch.optim.AdamW(task.param_groups(0.0), lr=4e-3, betas=(0.9, 0.99), eps=1e-18)
-
-    def batch(rows: int) -> Tensors:
-        ids, targets = problem(rows, generator)
-        place = torch.arange(ids.shape[1]).expand_as(ids)
-        zeros = torch.zeros_like(ids)
-        return Tensors({"token": ids}, zeros, place, True, targets={"token": targets})
-
-    for _ in range(130):
-        made = batch(64)
-        loss, _ = task(made)
-        (loss / (made.targets["token"] >= 0).sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    with torch.no_grad():
-        fresh = batch(256)
-        found = task.logits(task.model(fresh)).argmax(-1)
-    asked = fresh.targets["token"] >= 0
-    assert (found == fresh.targets["token"])[asked].float().mean() > 0.95

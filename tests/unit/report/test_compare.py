@@ -17,7 +17,7 @@ import pytest
 from small_runs import EVERY, STEPS, cut, edit_recipe, make_runs, rewrite, train
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.report.comparison import comparison_table as tables
-from tokmill.report.comparison.compare_runs import Comparison, common_name, compare
+from tokmill.report.comparison.compare_runs import Comparison, compare
 from tokmill.report.comparison.run_summaries import read_run
 from tokmill.report.pages import figures
 from tokmill.report.pages.page import page
@@ -212,15 +212,7 @@ def test_other_validation_stores_and_rows_are_said(root: Path, tmp_path: Path) -
     assert compare([base, text]).comparable
 
 
-def test_refusals(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="did you mean 'val_loss'"):
-        compare([root / "runs"], "val_los")
-    with pytest.raises(UsageError, match="--at '0' is not a step"):
-        compare([root / "runs"], at="0")
-    with pytest.raises(TokmillError, match="the folder holds no run"):
-        compare([root / "lm"])
-    with pytest.raises(TokmillError, match="no such folder"):
-        compare([tmp_path / "x"])
+def test_a_run_that_says_nothing_or_is_damaged_is_refused(root: Path, tmp_path: Path) -> None:
     run = cut(root / "runs/lr-0.01/seed-0", tmp_path / "begun", 0)
     with pytest.raises(UsageError, match="no run has logged anything"):
         compare([run])
@@ -228,14 +220,6 @@ def test_refusals(root: Path, tmp_path: Path) -> None:
         (run / name).write_text('{"vocabularies": {"token": 3}')
         with pytest.raises(TokmillError, match=name):
             compare([run])
-
-
-def test_names_of_groups() -> None:
-    names = ["a/b", "lr-1/s0", "lr-1/s1", "lr-2/s0", "lr-2/s1", "lr-2/s2"]
-    assert common_name([0], names) == "a/b"
-    assert common_name([1, 2], names) == "lr-1/s…"
-    assert common_name([3, 4], names) == "lr-2/s0, …"
-    assert common_name([0, 1], names) == "a/b, …"
 
 
 def test_a_mix_without_weights_is_shown_as_such(root: Path, tmp_path: Path) -> None:
@@ -281,16 +265,6 @@ def test_json_has_each_seed(root: Path) -> None:
         (i, i) for i in range(3)
     ]
     assert one["seeds"] == 3 and one["settings"] == {} and not one["best"]
-
-
-def test_digits() -> None:
-    assert [tables.rounded(x, x) for x in (2.34564, 12345.678, 0.00012, 0.0)] == [
-        "2.3456", "12,346", "0.000120", "0.0000"
-    ]  # fmt: skip
-    assert [tables.rounded(x, x) for x in (None, math.nan, math.inf, -9.87e99)] == [
-        "-", "nan", "inf", "-9.8700e+99"
-    ]  # fmt: skip
-    assert tables.rounded(0.01, 12.5) == "0.010"
 
 
 def test_curves_of_seeds_have_a_mean_and_a_band(root: Path, tmp_path: Path) -> None:

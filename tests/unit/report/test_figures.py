@@ -235,14 +235,3 @@ def test_options_that_a_figure_takes_no_notice_of_are_refused() -> None:
         figures.make("lengths", [], column="token")
     with pytest.raises(UsageError, match="no figure is called 'los'"):
         figures.make("los", [])
-
-
-@pytest.mark.parametrize("largest", [1.03, 1.8, 5.0, 300.0])
-def test_an_axis_of_speed_ups_has_several_labels(largest: float) -> None:
-    series = figures.Series("a", np.arange(3.0), np.array([1.0, 1.01, largest]), 0)
-    page = MatplotlibFigure()
-    axes = page.add_subplot()
-    draw(figures.Figure("Speed-up", "x", "times", "line", [series], log_y=2), axes)
-    low, high = axes.get_ylim()
-    places = [place for place in axes.get_yticks() if low <= place <= high]
-    assert len(set(axes.yaxis.get_major_formatter().format_ticks(places)) - {""}) >= 3

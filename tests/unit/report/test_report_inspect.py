@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from report_stores import write_store
 from tokmill.base.errors import TokmillError
@@ -119,35 +117,6 @@ def test_a_pickle_inside_an_array_is_not_opened(tmp_path: Path) -> None:
     assert "will not be opened" in describe(tmp_path / "a.npz")["arrays"][0]["problem"]
     assert "nothing of it was run" in describe(tmp_path / "a.pkl")["what"]
     assert not (tmp_path / "sprung").exists()
-
-
-@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.bin", "a.parquet"])
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_cut_files_never_raise(
-    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
-) -> None:
-    path = tmp_path_factory.mktemp("cut") / name
-    next(write for n, write, _ in FILES if n == name)(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
-    assert describe(path)["kind"]
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    raw=st.binary(max_size=400),
-    prefix=st.sampled_from([b"", b"\x93NUMPY", b"PK\x03\x04", b"\x1f\x8b", b"PAR1", b"MMIDIDX\0\0",
-                            b"\x80\x04\x95", b"{", b"\x28\xb5\x2f\xfd"]),
-    name=st.sampled_from(["a", "a.bin", "a.npz", "a.json", "a.jsonl", "a.safetensors",
-                          "a.toml", "a.model", "vocab.json"]),
-)  # fmt: skip
-def test_arbitrary_bytes_never_raise(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes, prefix: bytes, name: str
-) -> None:
-    path = tmp_path_factory.mktemp("noise") / name
-    path.write_bytes(prefix + raw)
-    assert describe(path)["kind"]
 
 
 def test_the_parts_of_a_store(tmp_path: Path) -> None:

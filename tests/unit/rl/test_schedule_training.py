@@ -15,13 +15,11 @@ import torch
 import made_times
 import tokmill
 from made_times import LINES, recipe
-from tokmill import plugins
 from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.cli import main
 from tokmill.mlir.loops.schedule import Interchange, Tile, Vectorize
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules import problem
-from tokmill.report.pages.page import page
 from tokmill.report.pages.schedules import in_words
 from tokmill.rl import ppo_loop as loops
 from tokmill.rl.evaluate_policy import evaluate, summary
@@ -31,7 +29,7 @@ from tokmill.training.recipe.check_recipe import from_dict, notes
 from tokmill.training.recipe.read_recipe import RECIPE, read_recipe
 from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs.run import load_task
-from toy import losses, stop_after, weights
+from toy import losses, stop_after
 
 torch.set_num_threads(1)
 
@@ -67,33 +65,6 @@ def test_it_improves_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(best) == set(LINES)
     found = np.exp(np.mean([np.log(one["speedup"]) for one in best.values()]))
     assert run.metrics["best_speedup"] == pytest.approx(found)
-
-
-@pytest.mark.parametrize("kind", plugins.EMBEDDINGS)
-def test_a_replay_is_equal_to_the_bit_stopped_or_not(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Measured times are noise here, so equal weights come from the cache alone."""
-    recorded = record(tmp_path, kind)
-    capsys.readouterr()
-    value = recipe(recorded / "cache", kind)
-    tokmill.train(value, tmp_path / "whole", quiet=True)
-    assert "measured now" not in capsys.readouterr().err
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        stop_after(3, patch)
-        tokmill.train(value, tmp_path / "parts", quiet=True)
-    tokmill.train(None, tmp_path / "parts", quiet=True)
-    kept = weights(recorded / "run")
-    for name in ("whole", "parts"):
-        found = weights(tmp_path / name)
-        assert found.keys() == kept.keys()
-        assert all(torch.equal(found[key], kept[key]) for key in kept)
-        assert losses(tmp_path / name, "reward") == losses(recorded / "run", "reward")
-    other = recipe(tmp_path / "other-cache", kind)
-    tokmill.train(other, tmp_path / "anew", quiet=True)
-    assert "were measured now" in capsys.readouterr().err
-    anew = weights(tmp_path / "anew")
-    assert not all(torch.equal(anew[key], kept[key]) for key in kept)
 
 
 def test_lost_measurements_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,21 +188,6 @@ def test_the_commands(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     code, text = command("train", "schedules-lstm", "--dry-run")
     assert code == 0 and "policy, schedules" in text
     assert "most of their time is that of measurements" in text and "time, about" not in text
-
-
-def test_a_page_of_a_policy(recorded: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(recorded / "run", run)
-    html = page([run], tmp_path / "page.html").read_text()
-    assert "Best schedules" in html and "Speed-up" in html and "Entropy of the policy" in html
-    for name in json.loads((run / "schedules.json").read_text()):
-        assert name in html
-    # What belongs to text is not there: units, columns, a store.
-    for other in ("nats", "Cross-entropy", "tokens per second", "fingerprint of the store"):
-        assert other not in html
-    (run / "schedules.json").write_text('{"x": {"speedup": "fast"}}')
-    html = page([run], tmp_path / "page.html").read_text()
-    assert "no schedules" in html and "Speed-up" in html
 
 
 def test_actions_in_words() -> None:

@@ -144,18 +144,6 @@ def test_one_pair_has_no_pool() -> None:
     assert row.queries == 1 and row.results == [] and row.too_large == [2, 10]
 
 
-@pytest.mark.parametrize(
-    ("choice", "what"),
-    [
-        ({"pools": (1,)}, "a pool of 1"),
-        ({"rows": ("O9-O3",)}, "nothing can be compared as 'O9-O3'"),
-    ],
-)
-def test_impossible_choices(choice: dict[str, Any], what: str) -> None:
-    with pytest.raises(UsageError, match=what):
-        run(many(), **choice)
-
-
 def test_functions_of_unknown_ways_may_be_negatives() -> None:
     """They make pools larger, ask for nothing, and count once a code."""
     ways = [

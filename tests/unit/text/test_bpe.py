@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from readable_bpe import train_bpe
-from reference_encoder import merge_ids
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.text.learning.train_tokenizer import train_tokenizer
 from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER
@@ -55,14 +52,6 @@ def test_counts_are_exact_above_32_bits() -> None:
     assert train_words(words, 259, [], "first")[1] == [(b"a", b"b"), (b"e", b"f"), (b"c", b"d")]
 
 
-def test_a_small_text_is_quick(corpus: object) -> None:
-    text = "".join(corpus.texts)[:133_000]  # type: ignore[attr-defined]
-    begun = time.perf_counter()
-    vocab, _ = train_bpe([text], 500, ["<|endoftext|>"])
-    assert len(vocab) == 500
-    assert time.perf_counter() - begun < 1.5
-
-
 @pytest.mark.parametrize(
     ("size", "specials", "message"),
     [
@@ -76,19 +65,6 @@ def test_a_small_text_is_quick(corpus: object) -> None:
 def test_impossible_requests_are_refused(size: int, specials: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         train_bpe(["text"], size, specials)
-
-
-def test_merging_takes_the_best_rank_then_the_leftmost() -> None:
-    ranks = {(1, 2): (1, 10), (2, 3): (0, 11), (1, 1): (2, 12)}
-    assert merge_ids([1, 2, 3], ranks) == [1, 11]
-    assert merge_ids([1, 1, 1, 2], ranks) == [12, 10]
-    assert merge_ids([1, 1, 1], ranks) == [12, 1]
-    assert merge_ids([], ranks) == []
-
-
-def test_a_word_of_a_million_letters_is_merged() -> None:
-    ranks = {(1, 1): (0, 2), (2, 2): (1, 3)}
-    assert merge_ids([1] * 100_001, ranks) == [3] * 25_000 + [1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from making import TOKENIZER
-from reference_encoder import reference_ids
+from tokenizers_peer import reference_ids
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.text.encoding import encoders
 from tokmill.text.encoding.encoders import make_encoder
@@ -160,7 +160,6 @@ def test_whole_word_specials_stay_text_in_plain_mode(tokenizer: Tokenizer) -> No
     data["added_tokens"].append({**data["added_tokens"][0], "id": 800, "content": "zebra"})
     raw = json.dumps(data).encode()
     expected = reference_ids(tokenizer, "zebra", "plain")
-    assert reference_ids(Tokenizer.from_json(raw), "zebra", "plain") == expected
     assert Tokenizer.from_json(raw).encode("zebra", "plain") == expected
     assert Tokenizer.from_json(raw).encode("zebra") == [800]
     for engine in ("gigatoken", "tokenizers"):
@@ -202,8 +201,6 @@ def test_no_model_makes_special_tokens_of_plain_text(
 ) -> None:
     raw = special_file(model, pre_tokenizers.WhitespaceSplit(), special, "[UNK]", "<unk>")
     assert make_encoder(raw)([text])[0].tolist() == right
-    if model in (WORDPIECE, WORDLEVEL):
-        assert reference_ids(Tokenizer.from_json(raw), text, "plain") == right
     meant = make_encoder(raw, specials_in_text="special")([text])[0].tolist()
     assert json.loads(raw)["model"]["vocab"][special] in meant
 
@@ -233,7 +230,6 @@ def test_a_merge_that_stands_twice_has_its_last_place(tokenizer: Tokenizer) -> N
     right = tokenizers.Tokenizer.from_str(raw.decode())
     for text in TEXTS:
         ids = right.encode(text, add_special_tokens=False).ids
-        assert reference_ids(Tokenizer.from_json(raw), text) == ids
         assert make_encoder(raw, specials_in_text="special")([text])[0].tolist() == ids
     with pytest.raises(TokmillError, match="a merge stands twice"):
         make_encoder(raw, engine="gigatoken")

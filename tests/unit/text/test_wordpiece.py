@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -118,20 +117,3 @@ def test_vocabularies_that_cannot_be() -> None:
             train_wordpiece(TEXTS, 90, specials)
     with pytest.raises(TokmillError, match="no text"):
         train_wordpiece(["", "  "], 90)
-
-
-def test_the_command(tmp_path: Path, tokmill: Any) -> None:
-    (tmp_path / "a.txt").write_text("\n".join(TEXTS))
-    base = ["tokenizer", "train", tmp_path / "a.txt", "-o", tmp_path / "out", "--vocab-size", 95]
-    done = tokmill(*base, "--model", "wordpiece", "--special", "[X]", "--json")
-    facts = json.loads(done.stdout)
-    assert facts["specials"] == {**{t: i for i, t in enumerate(SPECIALS)}, "[X]": 5}
-    found = tokmill("tokenizer", "encode", "-t", tmp_path / "out", "--text", "The cat").stdout
-    ids = [int(word) for word in found.split()]
-    assert Tokenizer.from_file(tmp_path / "out").encode("the cat") == ids
-    for more, said in (
-        (["--model", "wordpiece", "--pattern", "o200k"], "--pattern has no effect"),
-        (["--cased"], "--cased has no effect"),
-        (["--model", "unigram"], "no model is called 'unigram'"),
-    ):
-        assert said in tokmill(*base, *more, code=2).stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import nn
 import tokmill
 import toy
 from document_formulas import bert_rate
-from processes import together, values
 from tokmill.base.errors import Interrupted, UsageError
 from tokmill.training.engines.optimisers.bert_adam import BertAdam, BertAdamConfig
 from tokmill.training.engines.optimisers.optim import (
@@ -120,33 +118,6 @@ def test_it_steps_as_written_out(config: BertAdamConfig) -> None:
         assert np.allclose(weight.detach().numpy(), weights[name], rtol=1e-12, atol=1e-14), name
 
 
-def test_each_weight_is_clipped_by_itself() -> None:
-    small = Small()
-    optimizer = BertAdam(groups(small, 0.01), BertAdamConfig())
-    small.draw(0)
-    small.layers[0].weight.grad.fill_(1e-5)
-    for some in clipped_together(optimizer, list(small.parameters())):
-        clip_gradients(some, 1.0)
-    norms = [p.grad.norm().item() for p in small.parameters() if p.grad is not None]
-    assert norms[0] == pytest.approx(1e-5 * math.sqrt(30))
-    assert max(norms) == pytest.approx(1.0)
-    assert sum(norm > 0.99 for norm in norms) > 1
-
-
-def test_the_rate_of_the_original() -> None:
-    """It is 0 at first, and falls from 1 - share of the warm-up after it."""
-    original = BertAdamConfig(lr=1.0, exact_original=True)
-    found = [learning_rate(original, step, 100) for step in range(100)]
-    assert found[0] == 0 and found[5] == pytest.approx(0.5)
-    assert found[9] == pytest.approx(0.9) and found[10] == pytest.approx(0.9)
-    assert found[50] == pytest.approx(0.5) and found[99] == pytest.approx(0.01)
-    mended = [learning_rate(BertAdamConfig(lr=1.0), step, 100) for step in range(100)]
-    assert mended[0] == pytest.approx(0.1) and mended[9] == mended[10] == 1.0 and mended[99] == 0
-    # As the same keys say it for other kinds.
-    steps = [learning_rate(BertAdamConfig(lr=1.0, warmup=10), step, 100) for step in range(100)]
-    assert steps == mended
-
-
 def test_keys_and_what_is_refused() -> None:
     given = {"optimizer": "bert_adam", "warmup_share": 0.2}
     config = from_dict(in_tables(given, {"optim": {"kind": "bert_adam"}})).optim
@@ -177,17 +148,3 @@ def test_it_learns_and_goes_on_to_the_bit(store: Path, tmp_path: Path) -> None:
         assert files[0].read_bytes() == files[1].read_bytes()
     kept = read_tensors(tmp_path / "whole" / LAST / "optimizer.safetensors")
     assert {key.partition(".")[0] for key in kept} == {"exp_avg", "exp_avg_sq"}
-
-
-def with_deepspeed(store: Path, folder: Path) -> None:
-    """Train with stage 0 of DeepSpeed, in one of two processes."""
-    value = recipe(store, run={"engine": "deepspeed", "micro_tokens": 32})
-    value["engine"] = {"deepspeed": {"zero_optimization": {"stage": 0}}}
-    tokmill.train(value, folder / "deepspeed" / "whole", quiet=True)
-
-
-def test_deepspeed_trains_as_one_process_does(store: Path, tmp_path: Path) -> None:
-    values(together(2, with_deepspeed, store, tmp_path))
-    tokmill.train(recipe(store, run={"micro_tokens": 32}), tmp_path / "single", quiet=True)
-    found = losses(tmp_path / "deepspeed/whole")
-    assert found == pytest.approx(losses(tmp_path / "single"), abs=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ import tokmill
 import toy
 from compare_task import PLACE
 from processes import together, values
+from task_runs import end_group
 from tokmill import plugins
 from tokmill.base.errors import Interrupted
 from tokmill.models.model import Inputs, Tensors
@@ -29,7 +29,7 @@ from toy import cycles, losses, make_store, stop_after, weights
 torch.set_num_threads(1)
 ENGINES = ["ddp"]
 if find_spec("deepspeed"):
-    ENGINES += ["deepspeed-0", "deepspeed-2", "deepspeed-3"]
+    ENGINES += ["deepspeed-2", "deepspeed-3"]
 LAST = "checkpoints/step-00000006"
 
 
@@ -103,19 +103,6 @@ def in_two(store: Path, folder: Path) -> None:
                     tokmill.train(value, out, quiet=True)
 
 
-def end_group() -> None:
-    """End what a training leaves behind that does not expect its process to go on."""
-    if not torch.distributed.is_initialized():
-        return
-    if find_spec("deepspeed"):
-        from deepspeed import comm
-
-        if comm.comm.cdb:
-            comm.destroy_process_group()
-            return
-    torch.distributed.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
 def runs(store: Path, single: Path) -> Path:
     values(together(2, in_two, store, single))
@@ -128,14 +115,6 @@ def test_any_processes_are_the_same_step(engine: str, runs: Path) -> None:
     for name in ("model.safetensors", "optimizer.safetensors"):
         files = [runs / engine / run / LAST / name for run in ("whole", "parts")]
         assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_it_goes_on_in_one_process(runs: Path, store: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "ddp/parts", tmp_path / "run")
-    for name in (LAST, "model"):
-        shutil.rmtree(tmp_path / "run" / name)
-    tokmill.train(recipe(store, micro_tokens=48), tmp_path / "run", quiet=True)
-    same_training(tmp_path / "run", runs / "single")
 
 
 def prepared(dropout: float) -> tuple[Engine, Task]:

@@ -69,7 +69,7 @@ def test_it_is_the_training_of_one_process(store: Path, tmp_path: Path) -> None:
     assert files == sorted([*EXACT, "state.json"])
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [3])
 def test_a_resume_is_exact_to_the_last_bit(world: int, store: Path, tmp_path: Path) -> None:
     value = recipe(store, 10, data={"batch": 12}, run={"micro_tokens": 32, "seed": 7}, **DROPOUT)
     assert values(together(world, train, value, tmp_path / "whole")) == [10] * world

@@ -30,16 +30,6 @@ def run(store: Path, val: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return tokmill.train(plain, tmp_path_factory.mktemp("runs") / "run", quiet=True).path
 
 
-def test_it_is_what_the_loop_measured(run: Path, val: Path) -> None:
-    found = evaluate(run, val, device="cpu")
-    assert (found["step"], found["rows"]) == (24, -(-Store(val).tokens // 16))
-    for name in ("loss", "perplexity", "bits_per_byte"):
-        assert found[name] == pytest.approx(losses(run, f"val_{name}")[24], rel=1e-6)
-    assert found["fingerprint"] == Store(val).fingerprint
-    # Neither the size of a batch nor that of a micro-batch is part of the result.
-    assert evaluate(run, val, batch=3, device="cpu")["loss"] == pytest.approx(found["loss"])
-
-
 def test_progress_counts_all_rows(
     run: Path, val: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

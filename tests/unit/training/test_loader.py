@@ -58,20 +58,6 @@ def test_batches_come_in_order_as_tensors(feed: Feed, task: NextToken) -> None:
             assert count == task.count(batch)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_any_number_of_processes_draws_the_same_rows(
-    feed: Feed, task: NextToken, world: int
-) -> None:
-    for step in (0, 1, 7, 40):
-        whole = task.prepare(feed.batch(step))
-        parts = [task.prepare(feed.batch(step, rank, world)) for rank in range(world)]
-        for name in ("columns", "targets"):
-            joined = np.concatenate([getattr(part, name)["token"] for part in parts])
-            assert np.array_equal(joined, getattr(whole, name)["token"])
-        assert np.array_equal(np.concatenate([part.key for part in parts]), whole.key)
-        assert sum(map(task.count, parts)) == task.count(whole)
-
-
 def test_an_error_of_the_thread_comes_out(feed: Feed, task: NextToken) -> None:
     with (
         loaded(feed, task, range(3), 0, 3) as loader,
@@ -126,15 +112,6 @@ def test_micro_batches_take_whole_entries(tokens: int) -> None:
         longest.append(length)
     assert sorted(seen) == list(range(20))
     assert longest == sorted(longest, reverse=True)
-
-
-def test_a_batch_becomes_tensors_without_another_copy(feed: Feed, task: NextToken) -> None:
-    batch = task.prepare(feed.batch(0))
-    part = next(iter(micro_batches(batch, 24)))
-    made = to_tensors(part, CPU)
-    for name in ("columns", "targets"):
-        array = getattr(batch, name)["token"]
-        assert getattr(made, name)["token"].data_ptr() == array.ctypes.data
 
 
 @pytest.fixture(scope="module")

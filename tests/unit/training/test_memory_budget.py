@@ -24,7 +24,6 @@ from tokmill.training.budget.memory import (
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, recipe
-from toy_masked import toy_masked
 
 SIZES = {"token": SIZE, "other": 301}
 STYLES: list[dict[str, Any]] = [
@@ -36,7 +35,6 @@ STYLES: list[dict[str, Any]] = [
     {"kind": "bag", "buckets": 64},
     {"kind": "set_transformer"},
 ]
-pytestmark = pytest.mark.usefixtures(toy_masked.__name__)
 
 
 def task_for(style: dict[str, Any]) -> dict[str, Any]:
@@ -44,14 +42,15 @@ def task_for(style: dict[str, Any]) -> dict[str, Any]:
     if style["kind"] == "set_transformer":
         return {"kind": "signature", "length": 16}
     if style["kind"] in ("encoder", "bag"):
-        return {"kind": "toy_masked", "length": 16}
+        return {"kind": "masked", "length": 16}
     return {"kind": "next_token", "length": 16, "tied": False}
 
 
 def inputs_for(style: dict[str, Any]) -> Inputs:
     """Return what a model reads: ids, but sets of vectors with weights."""
     sets = style["kind"] == "set_transformer"
-    return Inputs(vectors={"vector": 8}) if sets else Inputs(SIZES)
+    roles = dict.fromkeys(SIZES, {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4})
+    return Inputs(vectors={"vector": 8}) if sets else Inputs(SIZES, roles)
 
 
 def test_every_kind_of_model_is_here() -> None:

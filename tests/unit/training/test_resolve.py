@@ -44,20 +44,6 @@ def test_a_resume_knows_where_the_stores_are(store: Path, tmp_path: Path) -> Non
         tokmill.train(None, tmp_path / "run", options=options, quiet=True)
 
 
-def test_what_is_no_recipe(tmp_path: Path) -> None:
-    (tmp_path / "some.jsonl").write_text("{}")
-    with pytest.raises(UsageError) as caught:
-        resolve(tmp_path / "some.jsonl", tmp_path / "run", {})
-    assert "tokmill build jsonl" in caught.value.hint
-    for name in ("nowhere.json", "nowhere"):
-        with pytest.raises(TokmillError, match="there is no such recipe or store"):
-            resolve(tmp_path / name, tmp_path / "run", {})
-    with pytest.raises(UsageError, match="neither a recipe nor a store"):
-        resolve(None, tmp_path / "run", {})
-    with pytest.raises(TokmillError, match="no such store"):
-        resolve({"train": ["nowhere"]}, tmp_path / "run", {})
-
-
 def test_stores_are_named_in_one_way(tmp_path: Path) -> None:
     first = make_store(tmp_path / "first", cycles(3))
     second = make_store(tmp_path / "second", cycles(3, seed=1))

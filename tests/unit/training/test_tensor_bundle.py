@@ -101,43 +101,6 @@ def test_the_checkpoint_that_is_meant(tmp_path: Path) -> None:
     assert not is_tensorflow(tmp_path)
 
 
-def test_flipped_bits_are_seen_by_the_checksums(tmp_path: Path) -> None:
-    for number in range(0, 48, 5):
-        write_bundle(tmp_path / "m", {"a": ONE, "b": ONE + 1})
-        data = tmp_path / "m.data-00000-of-00001"
-        changed = bytearray(data.read_bytes())
-        changed[number] ^= 16
-        data.write_bytes(changed)
-        refused("checksum of the tensor '[ab]' is wrong", tmp_path / "m", "ab"[number // 24])
-    index = (tmp_path / "m.index").read_bytes()
-    for number in range(0, len(index) - 48, 3):
-        changed = bytearray(index)
-        changed[number] ^= 1 << number % 8
-        (tmp_path / "m.index").write_bytes(changed)
-        try:
-            TensorBundle(tmp_path / "m")
-        except TokmillError as error:
-            assert "m.index" in error.where
-        else:
-            # Nobody reads the empty block of meta-information, behind the one of the entries.
-            behind = index.index(block([]) + b"\0") + 13
-            assert behind <= number < behind + 13
-
-
-def test_files_that_end_early(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "m", {"a": ONE})
-    index = (tmp_path / "m.index").read_bytes()
-    data = tmp_path / "m.data-00000-of-00001"
-    for length in range(len(index)):
-        (tmp_path / "m.index").write_bytes(index[:length])
-        refused("does not end as a table", tmp_path / "m")
-    (tmp_path / "m.index").write_bytes(index)
-    data.write_bytes(ONE.tobytes()[:-1])
-    refused("it has 23 bytes, and 'a' ends at byte 24", tmp_path / "m")
-    data.unlink()
-    refused("no m.data-00000-of-00001, and the index names 1 data shards", tmp_path / "m")
-
-
 @pytest.mark.parametrize(
     ("match", "extra"),
     [

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 import tokmill
 from compare_task import PLACE
-from grid_task import LOOP, TASK
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.store.manifest import read_json
@@ -20,7 +19,7 @@ from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.runs.run import FACTS, load_task
-from tokmill.training.runs.warm_start import check_ids, in_words, start_facts
+from tokmill.training.runs.warm_start import check_ids, start_facts
 from toy import cycles, make_store, recipe
 
 BARE = Facts(fingerprint="", columns={"token": 20}, schema={"token": Column("u1")}, vocabularies={})
@@ -107,8 +106,6 @@ def test_facts_keep_the_rows_of_the_start(run: Path) -> None:
 def neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another task of the same model: it has no head, and compares rows."""
     monkeypatch.setitem(plugins.TASKS, "neighbours", PLACE)
-    monkeypatch.setitem(plugins.TASKS, "grid", TASK)
-    monkeypatch.setitem(plugins.LOOPS, "grid", LOOP)
 
 
 def untied(folder: Path) -> Path:
@@ -141,29 +138,3 @@ def test_another_task_takes_what_has_equal_names(
     assert "begin anew" in said and all(name in said for name in heads)
     back = load_task(tmp_path / "back").state_dict()
     assert all(torch.equal(back[name], before[name]) == (name not in heads) for name in before)
-
-
-def test_a_task_without_a_store_takes_the_model(
-    neighbours: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = untied(tmp_path)
-    value = {"task": {"kind": "grid"}, "optim": {"lr": 0.0}}
-    value |= {"run": {"start": str(run), "steps": 1, "device": "cpu"}}
-    tokmill.train(value, tmp_path / "grid", quiet=True)
-    said = capsys.readouterr().err
-    assert "model.fields.embeddings.column_cell.weight" in said
-    before = load_file(run / "model/model.safetensors")
-    after = load_task(tmp_path / "grid").state_dict()
-    blocks = [name for name in after if ".blocks." in name]
-    assert blocks and all(torch.equal(after[name], before[name]) for name in blocks)
-
-
-def test_many_tensors_are_named_by_their_parts_and_a_single_one_by_its_name() -> None:
-    names = [f"model.blocks.{n}.weight" for n in range(40)]
-    said = in_words([*names, "model.fields.embeddings.token.weight", "output.a", "output.b"])
-    parts = (
-        "model.blocks (40 tensors)",
-        "model.fields.embeddings.token.weight",
-        "output (2 tensors)",
-    )
-    assert said == ", ".join(parts)

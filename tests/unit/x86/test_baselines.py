@@ -12,7 +12,7 @@ from making import quick_build
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.store.store import Store
-from tokmill.x86.features.baselines import baselines, facts, neighbours, parts_of, side_by_side
+from tokmill.x86.features.baselines import baselines, facts, neighbours, parts_of
 from tokmill.x86.features.ranker_weights import WEIGHTS
 from tokmill.x86.features.store_functions import layout_of, store_functions
 from tokmill.x86.graphs.lifting import lift_files
@@ -94,14 +94,6 @@ def test_the_ranker_weighs_the_parts_that_there_are(made: tuple[Path, Store]) ->
     # What `dispatch` calls is near it, though not its own.
     called = neighbours(store_functions(store, [graphs]))
     assert set(called) == {"deep", "around", "callers"}
-
-
-def test_products_side_by_side_are_weighed_sums() -> None:
-    rng = np.random.default_rng(0)
-    parts = {name: rng.random((5, 3)).astype("f4") for name in ("a", "b", "c")}
-    found = dense(side_by_side(parts, {"a": 2.0, "b": 0.5, "c": 0.0}))
-    wanted = 2 * parts["a"] @ parts["a"].T + 0.5 * parts["b"] @ parts["b"].T
-    assert np.allclose(found @ found.T, wanted, atol=1e-5)
 
 
 def test_records_that_were_selected_find_their_functions(

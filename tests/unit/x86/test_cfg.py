@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graph import Graph
 from tokmill.x86.image.program import open_program
-from tokmill.x86.lift import cfg
 from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,
@@ -187,23 +186,6 @@ def test_a_tail_that_functions_share_stands_under_each(built: Path) -> None:
     assert len(graph.function_address) == 3
 
 
-def test_code_within_an_instruction_is_a_block_of_its_own(built: Path) -> None:
-    source = r"""
-    .globl _start
-    _start: jmp inside
-            .byte 0xb8
-    inside: xor eax, eax
-            nop
-            ret
-            .byte 0xc3
-    """
-    path = assembled(built, "overlap", source)
-    at = symbols(path)
-    graph = lift(path)
-    check_graph(graph, path)
-    assert blocks_of(graph, at["_start"])[at["inside"]] == (4, [("RETURN", 0)])
-
-
 def test_two_streams_of_instructions_that_overlap_are_both_there() -> None:
     # jz +1 into: mov eax, 0xc3909090 → nop; nop; nop; ret. Both go on to ret.
     graph = lift(flat(bytes.fromhex("7401 b8909090c3 c3")))
@@ -236,14 +218,6 @@ def test_what_cannot_be_followed_is_told(built: Path) -> None:
     assert addresses == sorted(addresses) and addresses[2:] == [at["broken"] + 1, at["out"]]
 
 
-def test_the_same_program_gives_the_same_graph(built: Path) -> None:
-    path = compiles(built, "twice", C_SOURCE, "-O2")
-    one, two = lift(path), lift(open_program(str(path)))
-    for column in ("function_address", "block_address", "code", "lengths", "edge_target"):
-        assert np.array_equal(getattr(one, column), getattr(two, column))
-    assert one.unresolved == two.unresolved and cfg.VERSION >= 1
-
-
 def test_a_program_is_not_changed_by_lifting(built: Path) -> None:
     path = compiles(built, "kept", C_SOURCE, "-O2")
     program = open_program(path)
@@ -252,16 +226,6 @@ def test_a_program_is_not_changed_by_lifting(built: Path) -> None:
     b = lift(program)
     assert [section.linked.tobytes() for section in program.sections] == before
     assert np.array_equal(a.edge_target, b.edge_target)
-
-
-def test_edges_of_a_call_whose_callee_lies_elsewhere(built: Path) -> None:
-    path = compiles(built, "outside", C_SOURCE, "-O1")
-    graph = lift(path)
-    stubs = dict(zip(*(lambda p: (p.import_name, p.import_address.tolist()))(open_program(path)),
-                     strict=True))  # fmt: skip
-    calls = graph.edge_target[graph.edge_kind == Edge.CALL]
-    assert stubs["rand"] in calls.tolist() or stubs["puts"] in calls.tolist()
-    assert not any(reason == "leads out of the code" for _, reason in graph.unresolved)
 
 
 def test_the_label_of_an_end_is_no_function(built: Path) -> None:

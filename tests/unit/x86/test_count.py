@@ -130,12 +130,6 @@ def test_nothing_to_count(tmp_path: Path) -> None:
         count_programs([str(tmp_path / "a")], "tokmil")
 
 
-def test_one_refused_program_among_others(tmp_path: Path, program: Path) -> None:
-    (tmp_path / "text").write_text("no program")
-    found = count_programs([str(tmp_path / "text"), str(program)], "tokmill")
-    assert found.programs == 1 and list(found.refused) == ["text"]
-
-
 def test_distinct_instructions(graph: Graph) -> None:
     expected: Counter[bytes] = Counter()
     begin = 0
@@ -169,12 +163,3 @@ def test_instructions_of_programs_as_a_file(tmp_path: Path, program: Path, graph
     by_bytes = {row["bytes"]: row for row in rows}
     assert by_bytes["c3"]["text"] == "ret" and by_bytes["c3"]["bits"] == 64
     assert by_bytes["c3"]["code"] == "RETNQ"
-
-
-def test_files_that_no_instructions_go_to(tmp_path: Path, program: Path) -> None:
-    with pytest.raises(UsageError, match="written as CSV"):
-        collect([str(program)], tmp_path / "i.txt")
-    (tmp_path / "text").write_text("no program")
-    with pytest.raises(TokmillError, match="no program was read"):
-        collect([str(tmp_path / "text")], tmp_path / "i.csv")
-    assert not (tmp_path / "i.csv").exists()

@@ -100,14 +100,6 @@ def test_an_offset_counts_code_and_an_address_says_where_it_lies() -> None:
     assert (code.offset(outside) == -1).all()
 
 
-def test_a_row_is_found_by_its_offset_alone() -> None:
-    instructions = Instructions(Code(flat(bytes.fromhex("90 4889e5 e800000000 c3"))))
-    instructions.sweep()
-    offsets = np.arange(-2, 12)
-    rows = dict(zip(offsets.tolist(), instructions.row(offsets).tolist(), strict=True))
-    assert {offset: row for offset, row in rows.items() if row >= 0} == {0: 0, 1: 1, 4: 2, 9: 3}
-
-
 def test_code_in_the_middle_of_instructions_is_decoded_when_asked() -> None:
     # mov eax, 0x90c3eb90: within it nop; jmp back to the middle; behind it the known ret.
     instructions = Instructions(Code(flat(bytes.fromhex("b8 90eb0290 c3 e8f5ffffff 90"))))
@@ -122,6 +114,9 @@ def test_code_in_the_middle_of_instructions_is_decoded_when_asked() -> None:
     assert joined.tolist() == [6]
     assert instructions.start.tolist() == sorted([*before, 1, 2])
     assert instructions.flow[instructions.row(np.asarray([2]))].tolist() == [Flow.JUMP]
+    # Targets are in the order of their instructions.
+    targets = dict(zip(instructions.start[instructions.transfer], instructions.target, strict=True))
+    assert targets[2] - targets[6] == 6
 
 
 def test_sections_do_not_run_into_each_other() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from tokmill.x86.diff.output.diff_json import BlockMatch, DiffFile, diff_file, write_diff
-from tokmill.x86.diff.result import Diff, Reason, unmatched
+from tokmill.x86.diff.result import Diff, Reason
 from tokmill.x86.graph import Graph
 from x86_graphs import Block, graph_of
 
@@ -54,12 +54,3 @@ def test_a_diff_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert match.similarity == 0.9999
     assert [one.address for one in found.deleted] == [0x20]
     assert [(one.name, one.instructions) for one in found.inserted] == [("added", 1)]
-
-
-def test_what_is_the_same() -> None:
-    diff = small_diff()
-    assert not diff.same and diff.changed.tolist() == [True]
-    diff.deleted = diff.inserted = np.zeros(0, np.int64)
-    diff.similarity = np.ones(1, np.float32)
-    assert diff.same
-    assert unmatched(4, np.array([2, 0])).tolist() == [1, 3]

@@ -231,22 +231,6 @@ def test_assignments_are_the_best_there_are() -> None:
     assert len(assign(pairs_of(2, 2, (np.array([0]), np.array([1]))), np.array([-1.0]))) == 0
 
 
-def test_pairs_behind_pairs_are_those_that_are_looked_up(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where all blocks are compared with all, the place of a pair is worked out."""
-    _, a = graphs(built, "c-O0", C_SOURCE, "-O0")
-    _, b = graphs(built, "c-O2", C_SOURCE, "-O2")
-    worked_out = diff_graphs(a, b, names=False)
-    assert len(worked_out.block_a) > 20
-    monkeypatch.setattr(
-        of_blocks._Blocks, "_whole", lambda self, match, *_: np.zeros(len(match), bool)
-    )
-    looked_up = diff_graphs(a, b, names=False)
-    for name in ("block_a", "block_b", "block_similarity", "block_reason"):
-        assert np.array_equal(getattr(worked_out, name), getattr(looked_up, name))
-
-
 def test_the_best_pairs_of_blocks_are_taken_first() -> None:
     random = np.random.default_rng(1)
     one, other = np.divmod(np.arange(900), 30)

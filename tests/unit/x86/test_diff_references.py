@@ -14,7 +14,6 @@ from tokmill.x86.diff.output.summary import counts_of, references_of, shown_name
 from tokmill.x86.diff.program_diff import UNVERIFIED, diff_graphs
 from tokmill.x86.diff.result import Diff, Reason
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.graphs.graph_files import read_graph, write_graph
 from tokmill.x86.lift.cfg import lift
 from x86_graphs import Block, graph_of
 from x86_programs import compiles, stripped
@@ -404,16 +403,6 @@ def test_data_imports_and_exports_are_listed(built: Path) -> None:
     ]  # fmt: skip
     assert diff.other.imports_inserted == ["toupper"] and diff.other.exports_inserted == ["g"]
     assert diff.references_only.tolist().count(True) == 1
-
-
-def test_a_graph_file_knows_what_a_program_does(built: Path, tmp_path: Path) -> None:
-    programs = both(built, "global", *REFERENCES["global"])[1]
-    graphs = []
-    for number, path in enumerate(programs):
-        write_graph(lift(path, facts=True), tmp_path / f"{number}.parquet")
-        graphs.append(read_graph(tmp_path / f"{number}.parquet"))
-    a, b, diff = compared(*programs)
-    assert diff_file(*graphs, diff_graphs(*graphs)) == diff_file(a, b, diff)
 
 
 def test_variables_that_nothing_tells_apart_are_counted(built: Path) -> None:

@@ -13,12 +13,10 @@ import pyarrow.parquet
 import pytest
 
 from tokmill.base.errors import TokmillError
-from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import KEY, SUM, WHOLE, read_about, read_graph, write_graph
 from tokmill.x86.lift.cfg import lift
 from x86_programs import CPP_SOURCE, compiles, flat, stripped
-
-GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 @pytest.fixture(scope="module")
@@ -182,9 +180,3 @@ def test_damage_to_the_data_is_seen(graph: Graph, tmp_path: Path) -> None:
         else:
             # Where it hit what is not read, such as statistics.
             same(graph, found)
-
-
-def test_kinds_in_files_are_those_of_edges() -> None:
-    from tokmill.x86.graphs.graph_files import KINDS
-
-    assert [Edge[kind.upper()] for kind in KINDS] == list(Edge)

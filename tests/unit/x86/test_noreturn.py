@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tokmill.x86.lift.cfg import lift
-from tokmill.x86.lift.reach import BY_STATUS, NAMES, ORDINARY
 from x86_programs import C_SOURCE, assembled, blocks_of, compiles, stripped, symbols
 
 NAMED = r"""
@@ -165,10 +164,6 @@ def test_what_calls_only_such_functions_is_one_itself(built: Path) -> None:
             assert silent_calls(one, at["give_up"]) >= 1
 
 
-def test_names_that_may_be_a_programs_own_are_names() -> None:
-    assert ORDINARY < NAMES and not BY_STATUS & NAMES
-
-
 def test_a_name_that_a_program_gives_to_something_else(built: Path) -> None:
     source = r"""
     #include <stdio.h>
@@ -198,40 +193,20 @@ def test_what_lies_behind_such_a_call_is_not_followed(built: Path) -> None:
     }
 
 
-def test_a_function_that_only_calls_itself_never_returns(built: Path) -> None:
-    source = r"""
-    .globl _start, endless
-    _start:  call endless
-             ret
-    endless: nop
-             call endless
-             ret
-    """
-    path = assembled(built, "endless", source)
-    at = symbols(path)
-    assert silent_calls(path, at["_start"]) == 1
-
-
-def test_a_recursion_that_ends_comes_back(built: Path) -> None:
-    source = r"""
-    .globl _start, count
-    _start: call count
-            ret
-    count:  dec edi
-            jz done
-            call count
-            ret
-    done:   ret
-    """
-    path = assembled(built, "recursion", source)
-    at = symbols(path)
-    assert silent_calls(path, at["_start"]) == silent_calls(path, at["count"]) == 0
-
-
-def test_what_jumps_to_where_nobody_knows_may_come_back(built: Path) -> None:
-    source = ".globl _start, f\n_start: call f\nret\nf: jmp [rdi]\n"
-    path = assembled(built, "unknown", source)
-    assert silent_calls(path, symbols(path)["_start"]) == 0
+@pytest.mark.parametrize(
+    ("name", "code", "silent"),
+    [
+        ("endless", "f: nop; call f; ret", 1),
+        ("recursion", "f: dec edi; jz done; call f; ret\ndone: ret", 0),
+        # What jumps to where nobody knows may come back.
+        ("unknown", "f: jmp [rdi]", 0),
+    ],
+)
+def test_what_a_function_calls_says_whether_it_returns(
+    built: Path, name: str, code: str, silent: int
+) -> None:
+    path = assembled(built, name, f".globl _start, f\n_start: call f; ret\n{code}\n")
+    assert silent_calls(path, symbols(path)["_start"]) == silent
 
 
 def test_code_that_goes_on_with_another_stack_comes_back(built: Path) -> None:

@@ -49,17 +49,6 @@ def test_counts_are_added_and_ids_follow() -> None:
     }
 
 
-def test_the_command(tmp_path: Path, tokmill: Callable[..., object]) -> None:
-    lines = ["[PAD]", "dword [rax+1]", "mov", "dword [rcx+2]", "mov"]
-    (tmp_path / "assemble_tokens.txt").write_text("\n".join(lines) + "\n")
-    tokmill("vocab", "compress", "assemble_tokens.txt", "-o", "small", cwd=tmp_path)
-    tokens = read_list(tmp_path / "small/asm.json").tokens.tokens
-    assert tokens == [*SPECIALS, "MEM_dword[REG+IMM]", "mov"]
-    assert json.loads((tmp_path / "small/tokens.json").read_bytes())["asm"] == {
-        "dword [rax+1]": "MEM_dword[REG+IMM]", "dword [rcx+2]": "MEM_dword[REG+IMM]",
-    }  # fmt: skip
-
-
 def test_lines_that_stand_again(tmp_path: Path, tokmill: Callable[..., object]) -> None:
     lines = [*SPECIALS, "mov", "add", "mov", "sub"]
     (tmp_path / "asm_tokens.txt").write_text("\n".join(lines) + "\n")

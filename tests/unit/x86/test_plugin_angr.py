@@ -10,7 +10,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import tokmill_angr as angr
@@ -18,7 +17,6 @@ from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,
-    assembled,
     blocks_of,
     check_graph,
     compiles,
@@ -129,12 +127,6 @@ def test_an_answer_as_a_graph() -> None:
     assert graph.unresolved == [(0x401020, "indirect jump")]
 
 
-def test_an_answer_without_functions_is_an_empty_graph() -> None:
-    graph = angr.graph_of(angr.Answer(), flat(b"\xc3"))
-    check_graph(graph, None)
-    assert not len(graph.block_address) and graph.unresolved == []
-
-
 def interpreter(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a shell script stand where the interpreter with angr is looked for."""
     path = folder / "python"
@@ -151,22 +143,6 @@ def test_a_limit_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "native" in caught.value.hint
 
 
-def test_a_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hungry = "import time; kept = bytearray(b'1') * (64 << 20); time.sleep(60)"
-    interpreter(tmp_path, f'exec {sys.executable} -c "{hungry}"', monkeypatch)
-    with pytest.raises(TokmillError, match="took more than 48 MiB"):
-        angr.analyse("some/program", memory=48 << 20)
-
-
-def test_a_failure_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreter(tmp_path, "echo half an answer; echo first >&2; echo why >&2; exit 1", monkeypatch)
-    with pytest.raises(TokmillError, match="angr ended with exit code 1: why"):
-        angr.analyse("some/program")
-    interpreter(tmp_path, "exit 7", monkeypatch)
-    with pytest.raises(TokmillError, match="angr ended with exit code 7"):
-        angr.analyse("some/program")
-
-
 def test_an_interpreter_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(angr.PYTHON, str(tmp_path / "nothing"))
     with pytest.raises(MachineError, match="No such file") as caught:
@@ -181,20 +157,6 @@ def test_without_angr_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(MissingExtraError, match="No module named 'angr'") as caught:
         angr.analyse("some/program")
     assert angr.PYTHON in caught.value.hint
-
-
-def test_what_is_no_program_is_refused_before_angr_runs(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_text("#!/bin/sh\n")
-    with pytest.raises(TokmillError, match="not a program"):
-        angr.lift(path)
-
-
-def test_object_files_are_refused(built: Path) -> None:
-    path = compiles(built, "angr-object.s", "f: ret\n", "-c")
-    with pytest.raises(TokmillError, match="an object file") as caught:
-        angr.lift(path)
-    assert "link it" in caught.value.hint
 
 
 def has_angr() -> bool:
@@ -219,19 +181,3 @@ def test_angr_finds_what_the_native_lifter_finds(built: Path) -> None:
     assert len(shared) > 0.95 * len(mine)
     # They part where a call does not come back, and where angr ends a block for itself.
     assert sum(mine[at] == other[at] for at in shared) > 0.85 * len(shared)
-
-
-@pytest.mark.long
-def test_addresses_of_a_fixed_program_and_the_end_with_its_parent(built: Path) -> None:
-    if not has_angr():
-        pytest.skip(f"needs angr: an interpreter that has it in {angr.PYTHON}")
-    path = assembled(built, "angr-fixed", ".globl _start\n_start: xor eax, eax\nret\n")
-    graph = angr.lift(path)
-    assert blocks_of(graph, 0x401000) == {0x401000: (3, [("RETURN", 0)])}
-    # Without a parent there is nobody to answer.
-    python = os.environ.get(angr.PYTHON, sys.executable)
-    command = [python, "-I", str(angr.CHILD), "/bin/bash"]
-    orphan = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    assert orphan.returncode == 1
-    with pytest.raises(msgspec.DecodeError):
-        msgspec.json.decode(orphan.stdout, type=angr.Answer)

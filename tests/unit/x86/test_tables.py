@@ -123,26 +123,6 @@ def test_comparators_are_told_apart_by_their_places(built: Path, where: str) -> 
     assert Reason.TABLES in {reasons[name] for name in ours}
 
 
-def test_a_table_has_places_users_and_labels(built: Path) -> None:
-    a, _ = two_levels(built, "sorts-anywhere", COMPARATORS, *FLAGS["anywhere"])
-    tables = tables_of(a)
-    name = np.asarray([*a.function_name, ""])
-    of = {str(name[f]): row for row, f in enumerate(tables.function.tolist())}
-    first, last = of["up_size"], of["down_first_share"]
-    assert tables.table[first] == tables.table[last]
-    assert (tables.offset[first], tables.offset[last]) == (0, 15)
-    users = tables.users.tocoo()
-    assert {
-        str(name[user]) for user, table in zip(users.row, users.col, strict=True)
-        if table == tables.table[first]
-    } == {"sort_items"}  # fmt: skip
-    labels = tables.labels
-    described = {str(name[row]) for row in labels.row.tolist()}
-    assert {"one", "two", "three", "four"} <= described and "up_size" not in described
-    # Each by its own name, and by the names beside.
-    assert sum(name[row] == "two" for row in labels.row.tolist()) == 3
-
-
 def test_virtual_functions_are_told_by_the_names_of_types(built: Path) -> None:
     a, b = two_levels(built, "shapes", SHAPES, by="g++")
     virtual = {one for one in b.function_name if "areaEv" in one or "edgesEv" in one}
@@ -150,10 +130,3 @@ def test_virtual_functions_are_told_by_the_names_of_types(built: Path) -> None:
     assert not virtual & wrong(a, b)
     labels = tables_of(a).labels
     assert {a.function_name[row] for row in labels.row.tolist()} >= virtual
-
-
-def test_a_graph_without_pointers_has_no_tables(built: Path) -> None:
-    a, _ = two_levels(built, "sorts-anywhere", COMPARATORS, *FLAGS["anywhere"])
-    tables = tables_of(without_pointers(a))
-    assert not len(tables.function) and tables.users.shape[1] == 0
-    assert not len(tables.labels.key)

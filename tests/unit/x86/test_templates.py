@@ -44,17 +44,6 @@ def test_different_code_with_equal_tokens_has_one_number() -> None:
     assert numbers[0] != numbers[1]
 
 
-def test_small_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, lengths = some_code()
-    wanted = Templates("tokmill", 64, closed())
-    numbers = wanted.numbers(code, lengths)
-    monkeypatch.setattr(module, "_CHUNK", 100)
-    found = Templates("tokmill", 64, closed())
-    assert (found.numbers(code, lengths) == numbers).all()
-    for name, ids in found.table().columns.items():
-        assert (ids == wanted.table().columns[name]).all()
-
-
 def test_a_full_cache_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     code, lengths = some_code()
     templates = Templates("tokmill", 64)
@@ -111,12 +100,6 @@ def test_lengths_that_are_not_those_of_the_code(lengths: list[int], where: str) 
     with pytest.raises(DecodeError) as caught:
         Templates().numbers(code, np.array(lengths, np.uint8))
     assert caught.value.where == where
-
-
-def test_lengths_and_code_have_to_fit() -> None:
-    with pytest.raises(ValueError, match="4 bytes of code, but 3"):
-        Templates().numbers(np.zeros(4, np.uint8), np.array([3], np.uint8))
-    assert Templates().numbers(np.zeros(0, np.uint8), np.zeros(0, np.uint8)).tolist() == []
 
 
 def test_an_unknown_token_is_unk() -> None:
