@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vectors[np.arange(len(store)), [names.index(one) for one in sources]] = 1
     np.save(folder / "right.npy", vectors)
     np.save(folder / "flat.npy", np.full((len(store), 5), 0.3, np.float32))
+    with open(folder / "keys.csv", "w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["project", "function", "compiler", "level", "program", "size"])
+        for one in store:
+            lines.writerow([one[key] for key in ("project", "function", "compiler", "level")]
+                           + [one["program"] + one["function"] * one["function"].startswith("sub_"),
+                              len(one["asm"])])  # fmt: skip
     return folder
 
 
@@ -50,6 +58,19 @@ def test_vectors_of_a_store(here: Here, made: Path) -> None:
         assert recall["flat", 5] == recall["random", 5] == pytest.approx(0.2)
 
 
+def test_vectors_of_others(here: Here, made: Path) -> None:
+    command = ("similarity", "score", made / "right.npy", made / "keys.csv", "--pools", "2,9")
+    out, err = here(*command)
+    assert "without a column `code`" in err
+    found = json.loads(here(*command, "--json")[0])
+    assert [one["name"] for one in found["methods"]] == ["right", "random"]
+    means = {
+        (one["method"], one["pool"]): one["values"]["mrr"]["mean"]
+        for one in found["rows"][0]["results"]
+    }
+    assert means["right", 9] == 1 > means["random", 9] and "right" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "what"),
     [
@@ -66,18 +87,19 @@ def test_vectors_of_a_store(here: Here, made: Path) -> None:
             2,
             "there is: O0-O2, O0-O3, O2-O3",
         ),
-        (("eval", "short.npy", "s", "--baseline", "random"), 1, "there are 3 vectors and"),
-        (
-            ("eval", "nan.npy", "s", "--baseline", "random"),
-            1,
-            "row 4 is not finite (NaN or infinite), as are 2",
-        ),
-        (("eval", "text.npy", "s", "--baseline", "random"), 1, "dtype <U1"),
-        (("eval", "line.npy", "s", "--baseline", "random"), 1, "are no vectors"),
-        (("eval", "pickled.npy", "s", "--baseline", "random"), 1, "nothing is unpickled"),
-        (("eval", "huge.npy", "s", "--baseline", "random"), 1, "huge.npy"),
-        (("eval", "cut.npy", "s", "--baseline", "random"), 1, "cut.npy"),
         (("eval", "in", "s", "--baseline", "random"), 2, "no run and no .npy file"),
+        (("score", "right.npy", "no.csv"), 1, "no.csv: there is no such file"),
+        (("score", "right.npy", "s"), 1, "s: this is no file"),
+        (("score", "short.npy", "keys.csv"), 1, "there are 3 vectors and"),
+        (("score", "nan.npy", "keys.csv"), 1, "row 4 is not finite (NaN or infinite), as are 2"),
+        (("score", "text.npy", "keys.csv"), 1, "dtype <U1"),
+        (("score", "line.npy", "keys.csv"), 1, "are no vectors"),
+        (("score", "pickled.npy", "keys.csv"), 1, "nothing is unpickled"),
+        (("score", "huge.npy", "keys.csv"), 1, "huge.npy"),
+        (("score", "cut.npy", "keys.csv"), 1, "cut.npy"),
+        (("score", "keys.csv", "keys.csv"), 1, "neither .npy nor .npz"),
+        (("score", "/dev/null", "keys.csv"), 1, "this is no file"),
+        (("score", "right.npy", "/dev/null"), 1, "this is no file"),
     ],
 )
 def test_mistakes(here: Here, made: Path, arguments: tuple[str, ...], code: int, what: str) -> None:
@@ -114,7 +136,7 @@ def graphs(made: Path) -> Path:
 
 def test_baselines_of_a_store_of_graphs(here: Here, graphs: Path) -> None:
     command = ("similarity", "eval", graphs / "right.npy", graphs / "g", "--min-blocks", "3",
-               "--pools", "5", "--pairs", "O0-O3", "--json")  # fmt: skip
+               "--pools", "5", "--pairs", "O0-O3", "--resamples", "0", "--json")  # fmt: skip
     found = json.loads(here(*command)[0])
     names = [one["name"] for one in found["methods"]]
     sums = ["right", "right + code", "right + facts"]
@@ -224,16 +246,24 @@ def test_zeros_are_said_and_are_chance(here: Here, made: Path) -> None:
     right = np.load(made / "right.npy")
     right[::2] = 0
     np.save(made / "half.npy", right)
-    err = here(
-        "similarity",
-        "eval",
-        made / "half.npy",
-        made / "s",
-        "--pools",
-        "2",
-        "--baseline",
-        "random",
-        "--min-blocks",
-        "0",
-    )[1]
+    err = here("similarity", "score", made / "half.npy", made / "keys.csv", "--pools", "2")[1]
     assert "with a vector of zeros, which has the score 0" in err
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["p,f,gcc-12,O0", "p,f,gcc-12,O3", "p,g,gcc-12,O0", "p,g,gcc-12,O3", "p,h,clang-14,O0"],
+        ["p,f,gcc-12,O0", "p,f,gcc-12,O3", "p,g,gcc-13,O3"],
+    ],
+)
+@pytest.mark.parametrize("resamples", ["0", "20"])
+def test_a_kind_of_pairs_without_a_pair_has_no_value(
+    rows: list[str], resamples: str, tmp_path: Path, here: Here
+) -> None:
+    table = "\n".join(["project,function,compiler,level", *rows, ""])
+    (tmp_path / "keys.csv").write_text(table)
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(len(rows), 3)))
+    score = ("similarity", "score", tmp_path / "v.npy", tmp_path / "keys.csv")
+    assert "recall" in here(*score, "--resamples", resamples)[0]
+    json.loads(here(*score, "--resamples", resamples, "--json")[0])

@@ -46,7 +46,7 @@ from learned import (
     whole_run,
 )
 from reader import Make, Read, Reader
-from similar_functions import make_near, make_vectors, read_near, read_scored
+from similar_functions import make_keys, make_near, read_near, read_scored
 from small_files import (
     compressed,
     make_benchmarks,
@@ -466,7 +466,7 @@ READERS: dict[str, Reader] = {
     "extract": Reader(make_extract, read_extract),
     "compiler": Reader(make_compiled, read_compiler),
     # functions that are alike
-    "similarity vectors": Reader(make_vectors, read_scored, share=0.2),
+    "similarity keys": Reader(make_keys, read_scored, share=0.2),
     "similarity index": Reader(make_near, read_near, share=0.2),
     # looking
     "inspect": Reader(make_everything, read_everything),

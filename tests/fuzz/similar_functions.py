@@ -1,33 +1,40 @@
-"""Files of function similarity: vectors of functions, and indexes."""
+"""Files of function similarity: a table of functions beside its vectors, and indexes."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from made_functions import f, functions
 from making import token_store
 from tokmill.similarity.evaluation import Choice, evaluate
 from tokmill.similarity.index import Index, write_index
+from tokmill.similarity.keys_csv import read_keys
 from tokmill.similarity.pool_measures import Method
 from tokmill.similarity.vector_rows import Rows, read_vectors
 
 RECORDS = 40
 
 
-def make_vectors(folder: Path) -> Iterable[Path]:
+def make_keys(folder: Path) -> Iterable[Path]:
+    with open(folder / "keys.csv", "w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["project", "function", "compiler", "level", "blocks", "code"])
+        for level in ("O0", "O3"):
+            for i in range(12):
+                lines.writerow([f"p{i % 3}", f'f, "{i}"', "gcc-12", level, 9, f"{level}{i}"])
     np.save(folder / "v.npy", np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32))
-    return [folder / "v.npy"]
+    return [folder / "keys.csv", folder / "v.npy"]
 
 
 def read_scored(folder: Path) -> Any:
-    made = functions(*(f(f"f{i}", level) for level in ("O0", "O3") for i in range(12)))
-    matrix = read_vectors(folder / "v.npy", len(made))
+    functions, _ = read_keys(folder / "keys.csv")
+    matrix = read_vectors(folder / "v.npy", len(functions))
     choice = Choice(pools=(2, 10), resamples=0)
-    return evaluate(made, [Method("v", Rows(matrix), False)], choice)
+    return evaluate(functions, [Method("v", Rows(matrix), False)], choice)
 
 
 def make_near(folder: Path) -> Iterable[Path]:

@@ -45,8 +45,8 @@ class Functions:
     """A column for each of `NAMES`."""
     blocks: Array
     """(n,) i8, basic blocks; -1: unknown."""
-    code: Array
-    """(n,) u8, equal for functions with equal tokens."""
+    code: Array | None
+    """(n,) u8, equal for functions with equal tokens; None: unknown."""
     named: Array
     """(n,) bool, whether the name is one of the source, not made of the address."""
     record: Array | None

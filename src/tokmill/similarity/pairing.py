@@ -159,6 +159,8 @@ def _paired(
         left_out[NO_PARTNER] = alone
     name = numbers_of([functions.names[n].codes[query] for n in ("project", "function")])
     query, target = _first(name, query, target, ELSEWHERE, left_out)
+    if functions.code is None:
+        return Task(row, setting, query, target, left_out)
     for side in (0, 1):
         code = functions.code[(query, target)[side]]
         query, target = _first(code, query, target, DUPLICATE, left_out)
@@ -205,11 +207,15 @@ def with_negatives(functions: Functions, tasks: list[Task], min_blocks: int) -> 
     """
     complete = functions.where_known("compiler") & functions.where_known("level")
     more = np.flatnonzero(~complete & ((functions.blocks < 0) | (functions.blocks >= min_blocks)))
-    more = more[first_of_equals(functions.code[more]) == np.arange(len(more))]
+    if functions.code is not None:
+        code = functions.code[more]
+        more = more[first_of_equals(code) == np.arange(len(more))]
     result = []
     for task in tasks:
-        used = functions.code[np.concatenate([task.query, task.target])]
-        here = more[~np.isin(functions.code[more], used)]
+        here = more
+        if functions.code is not None:
+            used = functions.code[np.concatenate([task.query, task.target])]
+            here = more[~np.isin(functions.code[more], used)]
         asked = np.arange(len(task.query)) if task.asked is None else task.asked
         query, target = (np.concatenate([one, here]) for one in (task.query, task.target))
         result.append(replace(task, query=query, target=target, asked=asked))

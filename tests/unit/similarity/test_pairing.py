@@ -80,6 +80,13 @@ def test_functions_of_equal_code_count_once() -> None:
     assert task.left_out == {"code of another pair": 2} and task.same_code == 1
 
 
+def test_without_codes_nothing_is_a_duplicate() -> None:
+    made = functions(f("b", code=1), f("b", "O3", code=2), f("c", code=1), f("c", "O3", code=3))
+    made.code = None
+    (task,) = tasks(made).values()
+    assert len(task.query) == 2
+
+
 def test_compilers_of_two_families_in_both_directions() -> None:
     made = functions(*(
         f(name, level, compiler=compiler)

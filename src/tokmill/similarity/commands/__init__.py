@@ -1,1 +1,1 @@
-"""Commands for similar functions: eval, index, query."""
+"""Commands for similar functions: eval, score, index, query."""

@@ -1,4 +1,4 @@
-"""`tokmill similarity eval`, and the group; query and index are in `similarity_query`."""
+"""`tokmill similarity`: eval, score; query and index are in `similarity_query`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from tokmill.base.errors import UsageError
+from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, query
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
 from tokmill.similarity.pairing import MIN_BLOCKS
 from tokmill.store.schema import Array
 from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, Device, Quiet
-from tokmill.terminal.output import print_json
+from tokmill.terminal.output import print_json, say
 
 Pools = Annotated[
     str,
@@ -107,6 +108,47 @@ def evaluate(
         print_evaluation(evaluation)
 
 
+def score(
+    vectors: Annotated[Path, typer.Argument(metavar="VECTORS.npy", help="A vector a row.")],
+    keys: Annotated[
+        Path,
+        typer.Argument(
+            metavar="KEYS.csv",
+            help="A line a vector: project, function, compiler, level; where known also program, "
+            "version, blocks, code.",
+        ),
+    ],
+    pools: Pools = "",
+    pairs: Pairs = "",
+    resamples: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Resamples of the intervals; 0: no intervals.")
+    ] = RESAMPLES,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate vectors of any program, from a numpy file and a table of what they are of."""
+    from tokmill.similarity.commands.similarity_tables import print_evaluation
+    from tokmill.similarity.evaluation import Choice
+    from tokmill.similarity.evaluation import evaluate as run
+    from tokmill.similarity.keys_csv import read_keys
+    from tokmill.similarity.pool_measures import CHANCE, Method
+    from tokmill.similarity.vector_rows import Rows, read_vectors
+
+    choice = Choice(pools=_numbers(pools), rows=_words(pairs), resamples=resamples)
+    functions, unread = read_keys(keys)
+    matrix = read_vectors(vectors, len(functions))
+    if unread:
+        say(f"note: {keys}: columns that are not read: {', '.join(unread)}")
+    if functions.code is None:
+        say(f"note: {keys}: without a column `code`, functions of the same code stay in the pools")
+    methods = [Method(vectors.stem, Rows(matrix), False), Method(CHANCE, None, True)]
+    evaluation = run(functions, methods, choice, quiet=quiet)
+    if as_json:
+        print_json(evaluation)
+    else:
+        print_evaluation(evaluation)
+
+
 def _named(paths: list[Path], store: Any, **how: Any) -> dict[str, Array]:
     """Return name → a vector a record, of runs and files."""
     vectors: dict[str, Array] = {}
@@ -133,5 +175,5 @@ def _words(text: str) -> tuple[str, ...]:
 app = group_of(
     "similarity",
     "Find functions again, and measure how well vectors do so.",
-    {"eval": evaluate, "query": query, "index": index},
+    {"eval": evaluate, "score": score, "query": query, "index": index},
 )
