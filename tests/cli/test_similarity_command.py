@@ -136,7 +136,7 @@ def graphs(made: Path) -> Path:
 
 def test_baselines_of_a_store_of_graphs(here: Here, graphs: Path) -> None:
     command = ("similarity", "eval", graphs / "right.npy", graphs / "g", "--min-blocks", "3",
-               "--pools", "5", "--pairs", "O0-O3", "--resamples", "0", "--json")  # fmt: skip
+               "--pools", "5", "--pairs", "O0-O3", "--json")  # fmt: skip
     found = json.loads(here(*command)[0])
     names = [one["name"] for one in found["methods"]]
     sums = ["right", "right + code", "right + facts"]

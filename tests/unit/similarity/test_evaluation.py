@@ -10,6 +10,7 @@ import pytest
 
 from made_functions import f, functions
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.similarity.commands.similarity_tables import print_evaluation
 from tokmill.similarity.evaluation import Choice, Evaluation, evaluate
 from tokmill.similarity.functions import Functions
 from tokmill.similarity.pool_measures import METRICS, Method, Row
