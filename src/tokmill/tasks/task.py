@@ -147,6 +147,13 @@ class Task(nn.Module):
         """Names of the targets (B, T) of a prepared batch, for `example`."""
         return list(self.sizes)
 
+    def placed(self, batch: Batch) -> Batch:
+        """Return the batch with all its columns at the positions of `prepare`, for `tokmill trace`.
+
+        Positions without a token of the store are 0. A task that moves tokens overrides it.
+        """
+        return batch
+
     def prepare(self, batch: Batch) -> Batch:
         """Return the batch with its targets; random choices come from `batch.key`.
 

@@ -175,6 +175,12 @@ class Signature(Contrastive):
             inputs[WEIGHT] = share.astype(np.float32)[..., None]
         return inputs
 
+    def placed(self, batch: Batch) -> Batch:
+        own = {name: value for name, value in batch.columns.items() if name != WEIGHT}
+        inputs = self.as_inputs(batch.columns, batch.document)
+        columns, document = heaviest({**own, **inputs}, batch.document, self.length)
+        return dataclasses.replace(batch, columns=columns, document=document)
+
     def prepare(self, batch: Batch) -> Batch:
         """Take the heaviest blocks of each row, and add the CPI and what rows are to each other."""
         inputs = self.as_inputs(batch.columns, batch.document)

@@ -6,6 +6,7 @@ RUN/
   input_format.json      the store's source and options, so that `predict` reads inputs likewise
   run-id                 a random id, which its checkpoints have too
   metrics.jsonl  checkpoints/step-…/
+  sessions.jsonl         after how many steps a process began or continued it, and with how many
   model/ best/           weights at the end, and with the lowest validation loss
 """
 
@@ -16,7 +17,7 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -49,7 +50,11 @@ from tokmill.training.runs.input_format import INPUT_FORMAT, keep_input_format
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
+if TYPE_CHECKING:
+    from tokmill.training.trace import Seen
+
 FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
+SESSIONS = "sessions.jsonl"
 BEGUN = {LOCK, FACTS, VOCAB, RUN_ID, INPUT_FORMAT}
 """What a folder holds at most before it has a recipe."""
 
@@ -95,6 +100,15 @@ class Run:
         names = dict.fromkeys(["step", *(name for entry in entries for name in entry)])
         columns = {n: np.array([e.get(n) for e in entries], np.float64) for n in names}
         return columns | {"step": columns["step"].astype(np.int64)}
+
+    def trace(self, step: int, processes: int = 0) -> list[Seen]:
+        """Return what the model saw, or will see, in a step from 1, in its order.
+
+        `processes`: of a run without sessions.jsonl. Raises as `training.trace.Trace`.
+        """
+        from tokmill.training.trace import Trace
+
+        return Trace(self.path, processes).step(step)
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
