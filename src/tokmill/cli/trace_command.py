@@ -53,8 +53,8 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Show which documents a step of a run reads, or which steps read a document."""
+    from tokmill.report.comparison.run_summaries import read_run
     from tokmill.report.describe import traced_steps as traced
-    from tokmill.training.runs.run import Run, metrics_of
     from tokmill.training.trace import Trace
 
     asked = [step is not None, record is not None, bool(where), spike]
@@ -65,7 +65,7 @@ def trace(
             "with --record and --where",
         )
     steps = Trace(run, processes)
-    last = max([Run(run).step, *(int(one["step"]) for one in metrics_of(run))])
+    last = read_run(run).step
     if not steps.sessions and not processes:
         say("note: the run did not keep its number of processes, so places are those of one: "
             "--processes P")  # fmt: skip
@@ -84,7 +84,8 @@ def trace(
         }
         print_json(facts) if as_json else _print_step(facts, shows)
     elif spike:
-        found = list(traced.of_jumps(run, steps, DOCUMENTS if head is None else head))
+        jumps = read_run(run).jumps
+        found = list(traced.of_jumps(steps, jumps, DOCUMENTS if head is None else head))
         print_json({"run": str(run), "jumps": found}) if as_json else _print_jumps(found, steps)
     else:
         _holding(steps, traced.wanted(steps, record, where or [], store), last, head, as_json)
@@ -126,8 +127,9 @@ def _print_step(facts: Mapping[str, Any], shows: Any) -> None:
         f"step {facts['step']:,} of {facts['steps']:,}, {state}: "
         f"{human_count(facts['rows'], 'row')}, {human_count(facts['processes'], 'process')}\n"
     )
+    headers = "process micro-batch row position record tokens from columns text"
     print_table(
-        ["process", "micro-batch", "row", "position", "record", "tokens", "from", "columns", "text"],
+        headers.split(),
         [
             [one["process"], one["micro_batch"], one["row"], one["position"], one["record"],
              f"{one['start']:,} to {one['stop'] - 1:,} of {one['length']:,}", origin(one),

@@ -22,7 +22,8 @@ from making import write_store
 from task_cases import ROLES, triplets
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import write_file
-from tokmill.report.describe.traced_steps import jumps, wanted
+from tokmill.report.comparison.run_summaries import read_run
+from tokmill.report.describe.traced_steps import wanted
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
@@ -303,13 +304,19 @@ def test_conditions_and_records_of_several_stores(stores: Path, tmp_path: Path) 
         wanted(trace, None, ["colour = 1"], None)
 
 
-def test_jumps_are_far_above_what_was_usual() -> None:
+def test_jumps_are_far_above_what_was_usual(stores: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     losses = 2 + np.exp(-np.arange(200) / 30) + random.normal(0, 0.02, 200)
     entries = [{"step": 5 * i, "loss": v, "grad_norm": 1.0} for i, v in enumerate(losses.tolist())]
-    assert jumps(entries) == []
+    run = begin(stores, tmp_path / "run", {}, 1000)
+
+    def found() -> list[tuple[int, str, float]]:
+        lines = "".join(json.dumps(one) + "\n" for one in entries)
+        (run / "metrics.jsonl").write_text(lines)
+        return [(one.step, one.metric, one.value) for one in read_run(run).jumps]
+
+    assert found() == []
     entries[100]["loss"] = 4.0
     entries[150]["grad_norm"] = 9.0
     entries[3]["loss"] = 9.0
-    found = [(one["step"], one["metric"], one["value"]) for one in jumps(entries)]
-    assert found == [(500, "loss", 4.0), (750, "grad_norm", 9.0)]
+    assert found() == [(500, "loss", 4.0), (750, "grad_norm", 9.0)]

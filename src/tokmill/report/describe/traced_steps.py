@@ -1,8 +1,7 @@
-"""Steps of a run for people: the documents of a step, and the steps at which metrics jump."""
+"""Steps of a run for people: what they read, with the input of each document and its beginning."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,13 @@ from typing import Any
 import numpy as np
 
 from tokmill.base.errors import UsageError, nearest, one_line
+from tokmill.report.comparison.run_summaries import Jump
 from tokmill.report.describe.shown_records import Reader, matching
 from tokmill.store.schema import Array
-from tokmill.training.runs.run import metrics_of
 from tokmill.training.trace import Seen, Trace
 
 PREVIEW = 24
 """Tokens that are shown of a document."""
-WINDOW, LEAST = 32, 8
-"""Logged steps that say what is usual: at most, and at least."""
-FAR, CHANGE = 6.0, 0.1
-"""A jump is so many deviations above the median, and more than this part of it."""
-JUMPING = ("loss", "grad_norm")
 
 
 class Documents:
@@ -80,36 +74,13 @@ def wanted(
     return {number: np.asarray([record], np.int64) for number in chosen}
 
 
-def jumps(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the logged steps whose loss or gradient norm is far above what was usual before.
-
-    `usual` is the median of the last `WINDOW` logged values; a deviation is 1.4826 times their
-    median absolute deviation from it.
-    """
-    found = []
-    for metric in JUMPING:
-        before: list[float] = []
-        for entry in entries:
-            value = entry.get(metric)
-            if not isinstance(value, int | float):
-                continue
-            if len(before) >= LEAST:
-                usual = statistics.median(before)
-                off = 1.4826 * statistics.median(abs(one - usual) for one in before)
-                if value > usual + max(FAR * off, CHANGE * abs(usual)):
-                    step = int(entry["step"])
-                    found.append({"step": step, "metric": metric, "value": value, "usual": usual})
-            before = [*before[1 - WINDOW :], value]
-    return sorted(found, key=lambda one: one["step"])
-
-
-def of_jumps(run: Path, trace: Trace, most: int) -> Iterator[dict[str, Any]]:
-    """Yield the jumps of a run, each with the first `most` documents of its step."""
+def of_jumps(trace: Trace, jumps: Sequence[Jump], most: int) -> Iterator[dict[str, Any]]:
+    """Yield jumps of a run, each with the first `most` documents of its step."""
     shows = Documents(trace)
-    for jump in jumps(metrics_of(run)):
-        seen = trace.step(jump["step"])
+    for jump in jumps:
+        seen = trace.step(jump.step)
         documents = [shows.show(one) for one in seen[:most]]
-        yield {**jump, "documents_in_all": len(seen), "documents": documents}
+        yield {**jump._asdict(), "documents_in_all": len(seen), "documents": documents}
 
 
 def origin(document: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -49,9 +49,6 @@ from tokmill.training.runs.checkpoint import RUN_ID, checkpoints
 from tokmill.training.runs.input_format import INPUT_FORMAT, keep_input_format
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
-
-if TYPE_CHECKING:
-    from tokmill.training.trace import Seen
 
 FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
 SESSIONS = "sessions.jsonl"
@@ -101,14 +98,14 @@ class Run:
         columns = {n: np.array([e.get(n) for e in entries], np.float64) for n in names}
         return columns | {"step": columns["step"].astype(np.int64)}
 
-    def trace(self, step: int, processes: int = 0) -> list[Seen]:
-        """Return what the model saw, or will see, in a step from 1, in its order.
+    def trace(self, step: int, processes: int = 0) -> list[Any]:
+        """Return what the model saw, or will see, in a step from 1: a list of `trace.Seen`.
 
         `processes`: of a run without sessions.jsonl. Raises as `training.trace.Trace`.
         """
-        from tokmill.training.trace import Trace
-
-        return Trace(self.path, processes).step(step)
+        trace = plugins.require("tokmill.training.trace").Trace(self.path, processes)
+        seen: list[Any] = trace.step(step)
+        return seen
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
