@@ -6,8 +6,8 @@ is none, which the run keeps in `sessions.jsonl`: it decides where rows are, and
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,18 +16,20 @@ import torch
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.feed.feed import Batch
+from tokmill.feed.feed import Batch, rows_a_process
 from tokmill.feed.rows import Rows
-from tokmill.store.schema import Array
+from tokmill.store.schema import Array, ranges
 from tokmill.store.store import Spans, Store
 from tokmill.training.data import make_feed, micro_batches, open_stores
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.trackers import read_metrics
 
 PLACE, ROW = "(place)", "(row)"
-"""Columns beside those of the store: each token's place in its row from 1, each row's number."""
+"""Columns beside those of the store: each token's number in the step from 1, each row's number."""
 SLOTS = 1 << 16
 """Rows that are searched at a time."""
+LOOKED_AT = 8
+"""Entries by which it is checked that the task says where it puts tokens."""
 
 
 class Seen(NamedTuple):
@@ -91,6 +93,7 @@ class Trace:
         file = self.path / runs.SESSIONS
         self.sessions = read_metrics(file) if file.exists() else []
         self.steps = self.config.run.steps
+        self._check_places()
 
     def processes_of(self, step: int) -> int:
         """Return how many processes do a step; a session repeats what was done after its start."""
@@ -105,55 +108,38 @@ class Trace:
                 where=str(self.path),
                 hint=f"the run has the steps 1 to {self.steps:,}, counted as in its metrics",
             )
-        world = self.processes_of(step)
-        return [seen for rank in range(world) for seen in self._of_process(step - 1, rank, world)]
-
-    def _of_process(self, step: int, rank: int, world: int) -> Iterator[Seen]:
-        batch = self.feed.batch(step, rank, world)
-        place = np.arange(1, batch.document.shape[1] + 1) * (batch.document >= 0)
-        batch = dataclasses.replace(batch, columns={**batch.columns, PLACE: place})
-        placed, prepared = self.task.placed(batch), self.task.prepare(batch)
-        self._check_places(placed, prepared)
-        spans, epoch, source = self._spans(step, rank, world)
-        micro, row = np.zeros((2, len(batch)), np.int64)
-        values = {**prepared.values, ROW: np.arange(len(batch))}
-        prepared = dataclasses.replace(prepared, values=values)
-        parts = micro_batches(prepared, self.config.run.micro_tokens)
-        for number, part in enumerate(parts, 1):
-            micro[part.values[ROW]], row[part.values[ROW]] = number, np.arange(len(part))
-        # Tokens of the store by their number in the batch, and the spans that they are of.
+        epoch, entry, source = self.feed.rows_of(step - 1)
+        spans, sizes = self._spans(epoch, entry, source)
+        batch = self._batch(spans, sizes)
+        if self.task.places_by_value:
+            batch.columns.update(self.feed.batch(step - 1).columns)
+        placed = self.task.placed(batch)
+        process, micro, row = self._micro_batches(placed, sizes, self.processes_of(step))
+        # A piece is of one span, and its tokens are neighbours in the store and in the row.
         ends = np.cumsum(spans.stop - spans.start)
-        before = np.concatenate([[0], ends])[np.searchsorted(spans.row, np.arange(len(batch)))]
-        of, position = np.nonzero(placed.columns[PLACE])
-        token = before[of] + placed.columns[PLACE][of, position] - 1
-        span = np.searchsorted(ends, token, side="right")
-        new = np.ones(len(of), bool)
-        new[1:] = (np.diff(span) != 0) | (np.diff(token) != 1) | (np.diff(position) != 1)
-        new[1:] |= np.diff(of) != 0
+        begins = np.zeros(int(ends[-1]), bool)
+        begins[(ends - (spans.stop - spans.start))[spans.stop > spans.start]] = True
+        at = np.flatnonzero(placed.columns[PLACE])
+        token = placed.columns[PLACE].ravel()[at] - 1
+        new = begins[token]
+        new[:1] = True
+        new[1:] |= (np.diff(token) != 1) | (np.diff(at) != 1)
         first = np.flatnonzero(new)
-        count = np.diff(first, append=len(of))
-        of, position, token, span = (part[first] for part in (of, position, token, span))
+        count = np.diff(first, append=len(at))
+        token, (of, position) = token[first], np.divmod(at[first], placed.document.shape[1])
+        span = np.searchsorted(ends, token, side="right")
         start = spans.stop[span] - (ends[span] - token)
-        columns = (micro[of], row[of], position, epoch[of], source[of], spans.record[span], start)
-        order = np.lexsort((position, row[of], micro[of]))
-        listed = zip(*(part[order].tolist() for part in (*columns, start + count)), strict=True)
-        for one, line, at, era, store, record, begin, end in listed:
-            yield Seen(rank, one, line, at, era, self.stores[store], record, begin, end)
+        era, number = np.repeat(epoch, sizes)[of], np.repeat(source, sizes)[of]
+        columns = (process[of], micro[of], row[of], position, era, number, spans.record[span])
+        order = np.lexsort((position, row[of], micro[of], process[of]))
+        listed = (part[order].tolist() for part in (*columns, start, start + count))
+        return [
+            Seen(p, m, r, at, era, self.stores[number], *tokens)
+            for p, m, r, at, era, number, *tokens in zip(*listed, strict=True)
+        ]
 
-    def _check_places(self, placed: Batch, prepared: Batch) -> None:
-        """Refuse a task that moves tokens and does not say where to (`Task.placed`)."""
-        document, width = placed.document, prepared.document.shape[1]
-        if not np.array_equal(document[:, :width] >= 0, prepared.document >= 0):
-            raise TokmillError(
-                f"the task {self.config.task.kind} moves the tokens of a row, and does not say "
-                "where to: its steps cannot be traced",
-                where=str(self.path),
-                hint="a task of a plug-in says it in `placed`",
-            )
-
-    def _spans(self, step: int, rank: int, world: int) -> tuple[Spans, Array, Array]:
-        """Return the spans of the rows of a batch, and the epoch and source of each row."""
-        epoch, entry, source = self.feed.rows_of(step, rank, world)
+    def _spans(self, epoch: Array, entry: Array, source: Array) -> tuple[Spans, Array]:
+        """Return the spans of the rows of some entries, and the number of rows of each entry."""
         sizes = np.ones(len(entry), np.int64)
         groups = []
         for number, era in dict.fromkeys(zip(source.tolist(), epoch.tolist(), strict=True)):
@@ -161,23 +147,62 @@ class Trace:
             rows = self.feed.sources[number]
             sizes[here] = rows_of_entries(rows, entry[here])
             groups.append((here, rows.spans(entry[here], era)))
-        begins = np.cumsum(sizes) - sizes
-        parts = []
+        begins, parts = np.cumsum(sizes) - sizes, []
         for here, spans in groups:
-            own = np.concatenate([begins[one] + np.arange(sizes[one]) for one in here])
+            own = ranges(begins[here], sizes[here])
             parts.append([own[spans.row], spans.record, spans.document, spans.start, spans.stop])
         joined = np.concatenate(parts, axis=1)
-        joined = joined[:, np.argsort(joined[0], kind="stable")]
-        return Spans(*joined), np.repeat(epoch, sizes), np.repeat(source, sizes)
+        return Spans(*joined[:, np.argsort(joined[0], kind="stable")]), sizes
 
-    def holding(self, records: Mapping[int, Array]) -> Iterator[Held]:
+    def _batch(self, spans: Spans, sizes: Array) -> Batch:
+        """Return the rows of these spans with the column `PLACE` in place of tokens."""
+        count, lengths = int(sizes.sum()), spans.stop - spans.start
+        filled = np.bincount(spans.row, lengths, count).astype(np.int64)
+        inside = np.arange(self.feed.length) < filled[:, None]
+        place = np.zeros(inside.shape, np.int64)
+        place[inside] = np.arange(1, int(lengths.sum()) + 1)
+        document = np.full(inside.shape, -1, np.int32)
+        document[inside] = np.repeat(spans.document, lengths)
+        entry = np.repeat(np.arange(len(sizes)), sizes)
+        return Batch({PLACE: place}, document, np.zeros(count, np.uint64), entry=entry)
+
+    def _micro_batches(self, batch: Batch, sizes: Array, world: int) -> Array:
+        """Return the process of each row, its micro-batch and its number there, (3, rows)."""
+        ends = np.cumsum(np.append(0, sizes))[:: rows_a_process(len(sizes), world)].tolist()
+        numbers = np.zeros((3, len(batch)), np.int64)
+        document, values = batch.document[:, : self.task.length], {ROW: np.arange(len(batch))}
+        whole = Batch({}, document, batch.key, values, entry=batch.entry)
+        for process, (first, last) in enumerate(pairwise(ends)):
+            own = whole.rows(slice(first, last))
+            for micro, part in enumerate(micro_batches(own, self.config.run.micro_tokens), 1):
+                rows = part.values[ROW]
+                numbers[:, rows] = [[process] * len(rows), [micro] * len(rows), range(len(rows))]
+        return numbers
+
+    def _check_places(self) -> None:
+        """Refuse a task that moves tokens and does not say where to (`Task.placed`)."""
+        some = slice(0, LOOKED_AT)
+        batch = self.feed.make(*(part[some] for part in self.feed.rows_of(0)))
+        document, prepared = self.task.placed(batch).document, self.task.prepare(batch).document
+        if not np.array_equal(document[:, : self.task.length] >= 0, prepared >= 0):
+            raise TokmillError(
+                f"the task {self.config.task.kind} moves the tokens of a row, and does not say "
+                "where to: its steps cannot be traced",
+                where=str(self.path),
+                hint="a task of a plug-in says it in `placed`",
+            )
+
+    def holding(
+        self, records: Mapping[int, Array], advance: Callable[[int], object] = bool
+    ) -> Iterator[Held]:
         """Yield where records are read, in the order of the steps.
 
         `records`: number of the store → its records, int64 in rising order. All rows of the run
-        are looked at, without their tokens.
+        are looked at, without their tokens; `advance` gets their numbers.
         """
         feed, slots = self.feed, self.steps * self.feed.batch_size
         for first in range(0, slots, SLOTS):
+            advance(min(SLOTS, slots - first))
             found: list[tuple[int, Held]] = []
             for number, (slot, start) in enumerate(
                 feed.mix.split(first, min(first + SLOTS, slots))

@@ -85,6 +85,7 @@ class Signature(Contrastive):
     """Compares the signatures of intervals, and predicts their CPI."""
 
     Config: ClassVar[type[msgspec.Struct]] = SignatureConfig
+    places_by_value = True
 
     def __init__(self, config: SignatureConfig, model: Model, inputs: Inputs) -> None:
         super().__init__(config, model, inputs)
