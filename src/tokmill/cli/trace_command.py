@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tokmill.base.errors import UsageError, one_line
-from tokmill.base.progress import Progress, human_count, human_metric
+from tokmill.base.progress import human_count, human_metric
 from tokmill.terminal.options import AsJson, RunFolder
 from tokmill.terminal.output import print_json, print_table, say
 
@@ -92,11 +92,10 @@ def trace(
 
 
 def _holding(steps: Any, wanted: Mapping[int, Any], last: int, head: int | None, js: bool) -> None:
-    with Progress("rows", steps.steps * steps.feed.batch_size, unit="rows") as bar:
-        rows = [
-            {**one._asdict(), "store": str(one.store.path), "done": one.step <= last}
-            for one in steps.holding(wanted, bar.advance)
-        ]
+    rows = [
+        {**one._asdict(), "store": str(one.store.path), "done": one.step <= last}
+        for one in steps.holding(wanted)
+    ]
     records = sum(map(len, wanted.values()))
     if js:
         print_json({"run": str(steps.path), "records": records, "in_all": len(rows),

@@ -6,8 +6,8 @@ is none, which the run keeps in `sessions.jsonl`: it decides where rows are, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
+from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +26,6 @@ from tokmill.training.runs.trackers import read_metrics
 
 PLACE, ROW = "(place)", "(row)"
 """Columns beside those of the store: each token's number in the step from 1, each row's number."""
-SLOTS = 1 << 16
-"""Rows that are searched at a time."""
 LOOKED_AT = 8
 """Entries by which it is checked that the task says where it puts tokens."""
 
@@ -75,7 +73,7 @@ class Trace:
 
     def __init__(self, run: Path | str, processes: int = 0) -> None:
         self.path, self.processes = Path(run), processes
-        self.config, _ = runs.read_run(self.path)
+        self.config, facts = runs.read_run(self.path)
         kind = runs.task_type(self.config)
         loop = plugins.load(plugins.LOOPS, kind.loop)
         if not loop.reads_stores or not any(self.config.data.stores):
@@ -85,7 +83,7 @@ class Trace:
                 hint="only rows of stores can be traced",
             )
         stores = open_stores(self.config.data)
-        facts = runs.facts_of(self.path, self.config, stores)
+        runs.check_fingerprint(self.path, self.config, stores, facts)
         with torch.device("meta"):
             self.task = runs.make_task(self.config, runs.inputs_of(self.config, facts))
         self.feed = make_feed(self.config, self.task, stores)
@@ -125,14 +123,14 @@ class Trace:
         new[:1] = True
         new[1:] |= (np.diff(token) != 1) | (np.diff(at) != 1)
         first = np.flatnonzero(new)
-        count = np.diff(first, append=len(at))
+        lengths = np.diff(first, append=len(at))
         token, (of, position) = token[first], np.divmod(at[first], placed.document.shape[1])
         span = np.searchsorted(ends, token, side="right")
         start = spans.stop[span] - (ends[span] - token)
         era, number = np.repeat(epoch, sizes)[of], np.repeat(source, sizes)[of]
         columns = (process[of], micro[of], row[of], position, era, number, spans.record[span])
         order = np.lexsort((position, row[of], micro[of], process[of]))
-        listed = (part[order].tolist() for part in (*columns, start, start + count))
+        listed = (part[order].tolist() for part in (*columns, start, start + lengths))
         return [
             Seen(p, m, r, at, era, self.stores[number], *tokens)
             for p, m, r, at, era, number, *tokens in zip(*listed, strict=True)
@@ -192,41 +190,31 @@ class Trace:
                 hint="a task of a plug-in says it in `placed`",
             )
 
-    def holding(
-        self, records: Mapping[int, Array], advance: Callable[[int], object] = bool
-    ) -> Iterator[Held]:
-        """Yield where records are read, in the order of the steps.
+    def holding(self, records: Mapping[int, Array]) -> list[Held]:
+        """Return where records are read, in the order of the steps.
 
-        `records`: number of the store → its records, int64 in rising order. All rows of the run
-        are looked at, without their tokens; `advance` gets their numbers.
+        `records`: number of the store → its records, int64.
         """
-        feed, slots = self.feed, self.steps * self.feed.batch_size
-        for first in range(0, slots, SLOTS):
-            advance(min(SLOTS, slots - first))
-            found: list[tuple[int, Held]] = []
-            for number, (slot, start) in enumerate(
-                feed.mix.split(first, min(first + SLOTS, slots))
-            ):
-                if (wanted := records.get(number)) is None:
-                    continue
-                rows, order, done = feed.sources[number], feed.orders[number], 0
-                for epoch, block, a, b in order.parts(start, start + len(slot)):
-                    entry = order.block(epoch, block)[a:b]
-                    of_row = np.repeat(np.arange(b - a), rows_of_entries(rows, entry))
-                    spans = rows.spans(entry, epoch)
-                    here = np.flatnonzero(
-                        np.isin(spans.record, wanted) & (spans.stop > spans.start)
-                    )
-                    at = first + slot[done:][of_row[spans.row[here]]]
-                    columns = (at, spans.record[here], spans.start[here], spans.stop[here])
-                    for place, record, begin, end in zip(
-                        *(c.tolist() for c in columns), strict=True
-                    ):
-                        step = place // feed.batch_size + 1
-                        held = Held(step, epoch, self.stores[number], record, begin, end)
-                        found.append((place, held))
-                    done += b - a
-            yield from (held for _, held in sorted(found, key=lambda one: one[0]))
+        size = self.feed.batch_size
+        found: list[tuple[int, Held]] = []
+        for number, wanted in records.items():
+            rows, order, store = (
+                self.feed.sources[number], self.feed.orders[number], self.stores[number]
+            )  # fmt: skip
+            for epoch in count():
+                if self.feed.mix.slots(number, [epoch * order.count])[0] >= self.steps * size:
+                    break
+                entries = rows.holding(wanted, epoch)
+                numbers = order.numbers(epoch, entries).tolist()
+                slots = np.asarray(self.feed.mix.slots(number, numbers), np.int64)
+                entries, slots = (part[slots < self.steps * size] for part in (entries, slots))
+                spans = rows.spans(entries, epoch)
+                slots = np.repeat(slots, rows_of_entries(rows, entries))[spans.row]
+                here = np.isin(spans.record, wanted) & (spans.stop > spans.start)
+                parts = (slots, spans.record, spans.start, spans.stop)
+                for slot, *tokens in zip(*(part[here].tolist() for part in parts), strict=True):
+                    found.append((slot, Held(slot // size + 1, epoch, store, *tokens)))
+        return [held for _, held in sorted(found, key=lambda one: one[0])]
 
 
 def rows_of_entries(rows: Rows, entries: Array) -> Array:

@@ -81,6 +81,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ENCODER = {"kind": "encoder", "context": 32}
 CASES: dict[str, dict[str, Any]] = {
     "windows": {},
+    "windows of a few shards": {"data": {"shards": 2}},
     "packed": {"task": {"rows": "packed"}},
     "packed, a few shards": {"task": {"rows": "packed"}, "data": {"shards": 2}},
     "stream": {"task": {"rows": "stream"}},
@@ -228,7 +229,7 @@ def test_the_steps_of_records_are_those_of_a_log(name: str, stores: Path, tmp_pa
         ids = batch.columns["token"][batch.document >= 0]
         log |= {(step + 1, int(token)) for token in ids}
     several = {number: np.arange(len(one)) for number, one in enumerate(trace.stores)}
-    found = list(trace.holding(several))
+    found = trace.holding(several)
     assert [one.step for one in found] == sorted(one.step for one in found)
     claims = {
         (one.step, int(token))
@@ -237,7 +238,7 @@ def test_the_steps_of_records_are_those_of_a_log(name: str, stores: Path, tmp_pa
     }
     assert claims == log
     some = {0: np.asarray([3, 17, 31])} if len(trace.stores[0]) > 31 else {0: np.asarray([3])}
-    assert list(trace.holding(some)) == [
+    assert trace.holding(some) == [
         one for one in found if one.store is trace.stores[0] and one.record in some[0]
     ]
 
