@@ -115,7 +115,7 @@ def main(folder: Path, documents: int) -> None:
         )
         if rows == "windows":
             began = time.perf_counter()
-            found = trace.holding({0: np.asarray([one.record])})
+            found = list(trace.holding({0: np.asarray([one.record])}))
             spent_here = time.perf_counter() - began
             assert steps[-1] in [held.step for held in found]
             print(f"    record {one.record:,} in {STEPS:,} steps: {len(found)} rows, "

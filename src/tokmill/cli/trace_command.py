@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,8 @@ from tokmill.terminal.options import AsJson, RunFolder
 from tokmill.terminal.output import print_json, print_table, say
 
 HEAD = 40
+MOST = 100_000
+"""Lines about records at most: a run may have been given more steps than it will do."""
 DOCUMENTS = 3
 """Documents of a step that are shown, and of a jump."""
 
@@ -94,12 +97,14 @@ def trace(
 def _holding(steps: Any, wanted: Mapping[int, Any], last: int, head: int | None, js: bool) -> None:
     rows = [
         {**one._asdict(), "store": str(one.store.path), "done": one.step <= last}
-        for one in steps.holding(wanted)
+        for one in islice(steps.holding(wanted), MOST)
     ]
     records = sum(map(len, wanted.values()))
+    if len(rows) == MOST:
+        say(f"note: only the first {MOST:,} lines: run.steps are {steps.steps:,}")
     if js:
-        print_json({"run": str(steps.path), "records": records, "in_all": len(rows),
-                    "read": rows[:head]})  # fmt: skip
+        print_json({"run": str(steps.path), "records": records, "lines": len(rows),
+                    "all": len(rows) < MOST, "read": rows[:head]})  # fmt: skip
         return
     most = HEAD if head is None else head
     several = len(steps.stores) > 1

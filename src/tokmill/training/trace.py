@@ -6,10 +6,11 @@ is none, which the run keeps in `sessions.jsonl`: it decides where rows are, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Iterator, Mapping
 from itertools import count, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from tokmill.training.runs.trackers import read_metrics
 
 PLACE, ROW = "(place)", "(row)"
 """Columns beside those of the store: each token's number in the step from 1, each row's number."""
+MOST_PROCESSES = 1 << 20
 LOOKED_AT = 8
 """Entries by which it is checked that the task says where it puts tokens."""
 
@@ -88,14 +90,13 @@ class Trace:
             self.task = runs.make_task(self.config, runs.inputs_of(self.config, facts))
         self.feed = make_feed(self.config, self.task, stores)
         self.stores = [rows.store for rows in self.feed.sources]
-        file = self.path / runs.SESSIONS
-        self.sessions = read_metrics(file) if file.exists() else []
+        self.sessions = [] if processes else read_sessions(self.path / runs.SESSIONS)
         self.steps = self.config.run.steps
         self._check_places()
 
     def processes_of(self, step: int) -> int:
         """Return how many processes do a step; a session repeats what was done after its start."""
-        worlds = [int(one["processes"]) for one in self.sessions if one["step"] < step]
+        worlds = [world for before, world in self.sessions if before < step]
         return self.processes or (worlds[-1] if worlds else 1)
 
     def step(self, step: int) -> list[Seen]:
@@ -190,31 +191,46 @@ class Trace:
                 hint="a task of a plug-in says it in `placed`",
             )
 
-    def holding(self, records: Mapping[int, Array]) -> list[Held]:
-        """Return where records are read, in the order of the steps.
+    def holding(self, records: Mapping[int, Array]) -> Iterator[Held]:
+        """Yield where records are read, in the order of the steps.
 
         `records`: number of the store → its records, int64.
         """
-        size = self.feed.batch_size
-        found: list[tuple[int, Held]] = []
-        for number, wanted in records.items():
-            rows, order, store = (
-                self.feed.sources[number], self.feed.orders[number], self.stores[number]
-            )  # fmt: skip
-            for epoch in count():
-                if self.feed.mix.slots(number, [epoch * order.count])[0] >= self.steps * size:
-                    break
-                entries = rows.holding(wanted, epoch)
-                numbers = order.numbers(epoch, entries).tolist()
-                slots = np.asarray(self.feed.mix.slots(number, numbers), np.int64)
-                entries, slots = (part[slots < self.steps * size] for part in (entries, slots))
-                spans = rows.spans(entries, epoch)
-                slots = np.repeat(slots, rows_of_entries(rows, entries))[spans.row]
-                here = np.isin(spans.record, wanted) & (spans.stop > spans.start)
-                parts = (slots, spans.record, spans.start, spans.stop)
-                for slot, *tokens in zip(*(part[here].tolist() for part in parts), strict=True):
-                    found.append((slot, Held(slot // size + 1, epoch, store, *tokens)))
-        return [held for _, held in sorted(found, key=lambda one: one[0])]
+        parts = [self._holding(number, wanted) for number, wanted in records.items()]
+        return (held for _, held in heapq.merge(*parts, key=lambda one: one[0]))
+
+    def _holding(self, number: int, records: Array) -> Iterator[tuple[int, Held]]:
+        """Yield slot and place of the records of one store, epoch after epoch."""
+        mix, size = self.feed.mix, self.feed.batch_size
+        rows, order, store = (
+            self.feed.sources[number], self.feed.orders[number], self.stores[number]
+        )  # fmt: skip
+        for epoch in count() if len(records) else ():
+            if mix.slots(number, [epoch * order.count])[0] >= self.steps * size:
+                return
+            entries = rows.holding(records, epoch)
+            slots = np.asarray(mix.slots(number, order.numbers(epoch, entries).tolist()), np.int64)
+            entries, slots = (part[slots < self.steps * size] for part in (entries, slots))
+            spans = rows.spans(entries, epoch)
+            slots = np.repeat(slots, rows_of_entries(rows, entries))[spans.row]
+            here = np.flatnonzero(np.isin(spans.record, records) & (spans.stop > spans.start))
+            here = here[np.argsort(slots[here], kind="stable")]
+            parts = (part[here].tolist() for part in (slots, spans.record, spans.start, spans.stop))
+            for slot, *tokens in zip(*parts, strict=True):
+                yield slot, Held(slot // size + 1, epoch, store, *tokens)
+
+
+def read_sessions(file: Path) -> list[tuple[int, int]]:
+    """Return the steps that were done when each session of a run began, and its processes."""
+    lines: list[dict[str, Any]] = [*read_metrics(file)] if file.exists() else []
+    found: list[tuple[int, Any]] = [(line["step"], line.get("processes")) for line in lines]
+    if not all(type(world) is int and 0 < world <= MOST_PROCESSES for _, world in found):
+        raise TokmillError(
+            "a line says no number of processes",
+            where=str(file),
+            hint="remove the line, or give the number: --processes P",
+        )
+    return found
 
 
 def rows_of_entries(rows: Rows, entries: Array) -> Array:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def test_the_steps_of_records_are_those_of_a_log(name: str, stores: Path, tmp_pa
         ids = batch.columns["token"][batch.document >= 0]
         log |= {(step + 1, int(token)) for token in ids}
     several = {number: np.arange(len(one)) for number, one in enumerate(trace.stores)}
-    found = trace.holding(several)
+    found = list(trace.holding(several))
     assert [one.step for one in found] == sorted(one.step for one in found)
     claims = {
         (one.step, int(token))
@@ -238,7 +239,7 @@ def test_the_steps_of_records_are_those_of_a_log(name: str, stores: Path, tmp_pa
     }
     assert claims == log
     some = {0: np.asarray([3, 17, 31])} if len(trace.stores[0]) > 31 else {0: np.asarray([3])}
-    assert trace.holding(some) == [
+    assert list(trace.holding(some)) == [
         one for one in found if one.store is trace.stores[0] and one.record in some[0]
     ]
 
@@ -301,6 +302,21 @@ def test_conditions_and_records_of_several_stores(stores: Path, tmp_path: Path) 
         wanted(trace, 2, [], stores / "sets")
     with pytest.raises(UsageError, match="no column"):
         wanted(trace, None, ["colour = 1"], None)
+
+
+def test_sessions_without_numbers_and_steps_without_end(stores: Path, tmp_path: Path) -> None:
+    run = begin(stores, tmp_path / "run", CASES["a mix"], steps=10**12)
+    last = Trace(run).step(10**12)
+    assert {one.process for one in last} == {0, 1, 2} and len(last) > BATCH
+    found = Trace(run).holding({0: np.asarray([3]), 1: np.asarray([1, 2])})
+    steps = [one.step for one in islice(found, 200)]
+    assert steps == sorted(steps)
+    assert next(Trace(run).holding({0: np.zeros(0, np.int64)}), None) is None
+    for line in ('{"step": 0}', '{"step": 0, "processes": 0}', '{"step": 0, "processes": true}'):
+        (run / runs.SESSIONS).write_text(line + "\n")
+        with pytest.raises(TokmillError, match="no number of processes"):
+            Trace(run)
+        assert Trace(run, 2).processes_of(5) == 2
 
 
 def test_jumps_are_far_above_what_was_usual(stores: Path, tmp_path: Path) -> None:
