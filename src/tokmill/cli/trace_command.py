@@ -128,9 +128,10 @@ def _print_step(facts: Mapping[str, Any], shows: Any) -> None:
     for talk in {reader.talk for reader in shows.readers.values()} - {""}:
         say(talk)
     state = "done" if facts["done"] else "to come"
+    processes = human_count(facts["processes"], "process", "processes")
     print(
         f"step {facts['step']:,} of {facts['steps']:,}, {state}: "
-        f"{human_count(facts['rows'], 'row')}, {human_count(facts['processes'], 'process')}\n"
+        f"{human_count(facts['rows'], 'row')}, {processes}\n"
     )
     headers = "process micro-batch row position record tokens from columns text"
     print_table(
