@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import tokmill
+import toy
 from entry_stores import lay
 from making import write_store
 from task_cases import ROLES, triplets
@@ -73,6 +74,12 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     label = Store(root / "a").column("label")
     lay(root / "a", "entries", triplets(label, 1), root / "a")
     lay(root / "a", "number", {"number": label})
+    lay(root / "a", "loss", {"loss": np.arange(Store(root / "a").tokens) % 3 > 0})
+    random = np.random.default_rng(3)
+    sizes = random.integers(1, 5, 30)
+    toy.make_store(root / "groups", [np.ones(n, np.int64) for n in sizes.tolist()])
+    members = random.integers(0, len(label), int(sizes.sum())).astype(np.uint32)
+    lay(root / "groups", "members", {"member": members}, root / "a")
     tokmill.build("select", root / "b", root / "chosen", where=("label = 1",), min_length=3)
     blocks_store(root / "blocks")
     intervals_store(root / "sets", root / "blocks")
@@ -89,6 +96,10 @@ CASES: dict[str, dict[str, Any]] = {
     "whole": {"task": {"rows": "whole", "length": 24}, "run": {"micro_tokens": 50}},
     "in order": {"data": {"shuffle": False, "shards": 1}},
     "a step": {"task": {"step": 5}},
+    "longer than the store": {"task": {"length": 2000}, "steps": 9},
+    "longer than a record": {"task": {"length": 300, "rows": "whole"}, "run": {"micro_tokens": 1}},
+    "packed, longer": {"task": {"length": 700, "rows": "packed"}, "steps": 9},
+    "left out": {"data": {"overlays": ["loss"]}, "task": {"rows": "packed"}},
     "a mix": {"data": {"train": ["a", "b", "chosen"], "weights": [3, 1, 0.5]}},
     "a packed mix": {"data": {"train": ["b", "a"]}, "task": {"rows": "packed"}},
     "a selection": {"data": {"train": "chosen"}},
@@ -105,6 +116,11 @@ CASES: dict[str, dict[str, Any]] = {
         "data": {"overlays": ["entries"]},
         "model": ENCODER,
     },
+    "members": {
+        "task": {"kind": "contrastive"},
+        "data": {"train": "groups", "overlays": ["members"]},
+        "model": ENCODER,
+    },
     "equal keys": {"task": {"kind": "contrastive", "same": ["program"]}, "model": ENCODER},
     "sets": {
         "task": {"kind": "signature", "length": 12, "cpi_weight": 1, "consistency_weight": 1},
@@ -114,7 +130,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def begin(stores: Path, out: Path, case: dict[str, Any], steps: int = STEPS) -> Path:
+def begin(stores: Path, out: Path, case: dict[str, Any], steps: int = 0) -> Path:
     """Write the folder of a run as a training does, without steps."""
     data = {"train": "a", "batch": BATCH, "seed": 5, **case.get("data", {})}
     named = data["train"]
@@ -122,7 +138,7 @@ def begin(stores: Path, out: Path, case: dict[str, Any], steps: int = STEPS) -> 
         stores / named
     )  # fmt: skip
     value = recipe(
-        stores, steps, data=data, model=case.get("model", {}), task=case.get("task", {}),
+        stores, steps or case.get("steps", STEPS), data=data, model=case.get("model", {}), task=case.get("task", {}),
         run={"micro_tokens": 80, **case.get("run", {})},
     )  # fmt: skip
     config = resolve(value, out, {}, 1)
@@ -210,7 +226,7 @@ def test_a_trace_is_what_the_loader_hands_to_the_model(
     name: str, stores: Path, tmp_path: Path
 ) -> None:
     trace = Trace(begin(stores, tmp_path / "run", CASES[name]))
-    assert trace.feed.rows_in_all < STEPS * BATCH or name in ("equal keys",)
+    assert trace.feed.rows_in_all < trace.steps * BATCH or name in ("equal keys",)
     seen, last = log_of(trace)
     claims = claims_of(trace)
     width = trace.task.length
@@ -225,7 +241,7 @@ def test_a_trace_is_what_the_loader_hands_to_the_model(
 def test_the_steps_of_records_are_those_of_a_log(name: str, stores: Path, tmp_path: Path) -> None:
     trace = Trace(begin(stores, tmp_path / "run", CASES[name]))
     log = set()
-    for step in range(STEPS):
+    for step in range(trace.steps):
         batch = trace.feed.batch(step)
         ids = batch.columns["token"][batch.document >= 0]
         log |= {(step + 1, int(token)) for token in ids}
