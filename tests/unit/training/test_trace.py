@@ -137,8 +137,9 @@ def begin(stores: Path, out: Path, case: dict[str, Any], steps: int = 0) -> Path
     data["train"] = [str(stores / n) for n in named] if isinstance(named, list) else str(
         stores / named
     )  # fmt: skip
+    steps = steps or case.get("steps", STEPS)
     value = recipe(
-        stores, steps or case.get("steps", STEPS), data=data, model=case.get("model", {}), task=case.get("task", {}),
+        stores, steps, data=data, model=case.get("model", {}), task=case.get("task", {}),
         run={"micro_tokens": 80, **case.get("run", {})},
     )  # fmt: skip
     config = resolve(value, out, {}, 1)
@@ -289,6 +290,11 @@ def test_a_store_that_is_gone_or_another_one_is_refused(stores: Path, tmp_path: 
         Trace(run)
     shutil.copytree(stores / "a", tmp_path / "b")
     with pytest.raises(TokmillError, match="not the one that the run began with"):
+        Trace(run)
+    value = json.loads((run / "recipe.json").read_text())
+    value["data"]["train"] = ""
+    (run / "recipe.json").write_text(json.dumps(value))
+    with pytest.raises(UsageError, match="learned from no store"):
         Trace(run)
 
 
