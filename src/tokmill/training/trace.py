@@ -86,7 +86,7 @@ class Trace:
             )
         stores = open_stores(self.config.data)
         runs.check_fingerprint(self.path, self.config, stores, facts)
-        with torch.device("meta"):
+        with torch.random.fork_rng([]), torch.device("meta"):
             self.task = runs.make_task(self.config, runs.inputs_of(self.config, facts))
         self.feed = make_feed(self.config, self.task, stores)
         self.stores = [rows.store for rows in self.feed.sources]

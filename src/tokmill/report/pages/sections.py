@@ -286,12 +286,12 @@ def _schedules(run: RunSummary, section: Section) -> None:
 
 def _jumps(run: RunSummary, section: Section) -> None:
     """Add the logged steps at which the loss or the gradient jumps, with documents of them."""
-    if not run.jumps or find_spec("torch") is None:
+    jumps = sorted(run.jumps, key=lambda jump: jump.usual - jump.value)[:JUMPS]
+    if not jumps or find_spec("torch") is None:
         return
     traced: Any = plugins.require("tokmill.report.describe.traced_steps")
-    largest = sorted(run.jumps, key=lambda jump: jump.usual - jump.value)[:JUMPS]
     try:
-        found = list(traced.of_jumps(traced.Trace(run.path), sorted(largest), SAMPLES))
+        found = list(traced.of_jumps(traced.Trace(run.path), sorted(jumps), SAMPLES))
     except TokmillError as error:
         # The rest of the page is still useful.
         section.problem = f"the steps with jumps cannot be traced: {error.what}"
