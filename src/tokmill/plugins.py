@@ -319,6 +319,9 @@ COMMANDS: dict[str, Part] = {
     ),
     "train": Part("tokmill.cli.train_command:train", "", "Train a model on a store."),
     "eval": Part("tokmill.cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
+    "trace": Part(
+        "tokmill.cli.trace_command:trace", "", "Tell which documents a step of a run reads."
+    ),
     "predict": Part("tokmill.cli.predict_command:predict", "", "Tell the classes of records."),
     "embed": Part("tokmill.cli.embed_command:embed", "", "Make vectors of records with a run."),
     "sample": Part(

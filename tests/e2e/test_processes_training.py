@@ -109,6 +109,10 @@ def test_stopped_killed_and_continued(training: Training, store: Path) -> None:
     reached = training.steps()
     said = ended(training.start("--max-time", "0.5s"), 3)
     assert "stopped by the time limit" in said and training.steps() >= reached
+    lines = (training.out / "sessions.jsonl").read_text().splitlines()
+    sessions = [json.loads(line) for line in lines]
+    assert [one["processes"] for one in sessions] == [2, 2, 2] and sessions[0]["step"] == 0
+    assert {one.process for one in tokmill.Run(training.out).trace(reached)} == {0, 1}
 
 
 def test_no_process_outlives_its_starter(training: Training, store: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -61,6 +62,16 @@ def read_summary(folder: Path) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         print_facts(describe(folder / "run"))
     return found.step, repr(found.flat)
+
+
+def read_traced(folder: Path) -> Any:
+    """`trace`: a step, and the steps of a record."""
+    from tokmill.training.trace import Trace
+
+    trace = Trace(folder / "run")
+    found = [one._replace(store=0) for one in trace.step(2)]
+    held = itertools.islice(trace.holding({0: np.asarray([3])}), 10)
+    return found, [one._replace(store=0) for one in held]
 
 
 def read_page(folder: Path) -> Any:

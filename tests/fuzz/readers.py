@@ -41,6 +41,7 @@ from learned import (
     read_summary,
     read_tensor_file,
     read_tensorflow,
+    read_traced,
     read_unchecked,
     run_files,
     whole_run,
@@ -475,6 +476,9 @@ READERS: dict[str, Reader] = {
     "run": Reader(run_files(*RUN), read_summary, share=0.2),
     "run opened": Reader(
         make_text_run, read_opened, share=0.2
+    ),
+    "trace": Reader(
+        run_files("recipe.json", "schema.json", "sessions.jsonl"), read_traced, share=0.2
     ),
     "report": Reader(run_files(*RUN), read_page, share=0.05),
     "checkpoint": Reader(

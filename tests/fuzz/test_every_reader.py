@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def test_every_source_and_export_has_its_reader() -> None:
     """A new line in `plugins` needs one in `readers.READERS`."""
     assert set(plugins.SOURCES) - {reader.source for reader in READERS.values()} == set()
     assert set(plugins.EXPORTS) - {reader.export for reader in READERS.values()} == set()
+
+
+def test_every_reader_has_its_line_in_the_page_on_security(repository: Path) -> None:
+    table = re.search(r"^\| input .*?\n\n", (repository / "SECURITY.md").read_text(), re.M | re.S)
+    assert table
+    named = [name for line in table[0].strip().splitlines()[2:] for name in
+             re.findall(r"`([^`]+)`", line.rsplit("|", 2)[1])]  # fmt: skip
+    assert sorted(named) == sorted(READERS)
 
 
 def test_mutations_are_replayed_by_their_seed() -> None:

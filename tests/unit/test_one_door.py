@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,64 @@ def test_files_of_stores_and_runs_are_opened_at_one_door() -> None:
 def test_one_kind_of_error(raw: bytes, kind: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         loads_json(raw, kind)
+
+
+RUNS = {"eval", "exec", "compile", "__import__"}
+"""Functions of Python that run what a text says."""
+LOADS = {
+    ("torch", "load"), ("yaml", "load"), ("yaml", "unsafe_load"), ("yaml", "full_load"),
+    ("os", "system"), ("os", "popen"), ("subprocess", "getoutput"), ("np", "load"),
+}  # fmt: skip
+MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+LISTED = {
+    "base/unpickle/reader.py": ["import pickle"],  # its subclass, which can neither import nor call
+}
+
+
+def dangers(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name.partition(".")[0] for alias in node.names]
+            yield from (f"import {name}" for name in names if name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            if (node.module or "").partition(".")[0] in MODULES:
+                yield f"import {node.module}"
+        elif isinstance(node, ast.Call):
+            function, given = node.func, {word.arg: word.value for word in node.keywords}
+            for name in ("shell", "allow_pickle"):
+                if name in given and ast.unparse(given[name]) != "False":
+                    yield f"{name}="
+            if isinstance(function, ast.Name) and function.id in RUNS:
+                yield function.id
+            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+                called = (function.value.id, function.attr)
+                if called in LOADS and ast.unparse(given.get("weights_only", node)) != "True":
+                    yield ".".join(called)
+
+
+def test_nothing_runs_what_a_file_says() -> None:
+    found = {
+        path.relative_to(SOURCES).as_posix(): list(dangers(ast.parse(path.read_text())))
+        for path in SOURCES.rglob("*.py")
+    }
+    assert {name: what for name, what in found.items() if what} == LISTED
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("import pickle", "import pickle"),
+        ("from marshal import loads", "import marshal"),
+        ("torch.load(path)", "torch.load"),
+        ("torch.load(path, weights_only=False)", "torch.load"),
+        ("subprocess.run(line, shell=True)", "shell="),
+        ("np.load(path, allow_pickle=flag)", "allow_pickle="),
+        ("eval(text)", "eval"),
+        ("exec(text)", "exec"),
+        ("yaml.load(text)", "yaml.load"),
+    ],
+)
+def test_what_runs_a_file_is_found(line: str, what: str) -> None:
+    assert what in list(dangers(ast.parse(line)))
+    for good in ("torch.load(path, weights_only=True)", "model.eval()", "yaml.safe_load(text)"):
+        assert not list(dangers(ast.parse(good)))

@@ -37,7 +37,7 @@ SHORT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't star
 
 PANELS = {
     "any data": ("build", "train", "eval", "predict", "sample", "embed"),
-    "results": ("inspect", "compare", "plot", "report"),
+    "results": ("inspect", "trace", "compare", "plot", "report"),
     "files": ("store", "recipe", "model"),
     "text": ("tokenizer",),
     "programs": ("diff", "similarity", "cfg", "vocab", "spell"),

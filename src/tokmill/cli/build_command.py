@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,7 +66,7 @@ class Running(msgspec.Struct, frozen=True):
     address: str = ""
     """Address of the cluster of such a plug-in."""
     part: str = ""
-    """i/n: this machine's part of a shared build."""
+    """i/n: this machine's part of a shared build; auto: that of a task of a Slurm array."""
     max_time: str = ""
     """Stop after this time, such as 10m."""
     max_rejects: float = 0.01
@@ -232,10 +233,41 @@ def _recipe(
     return recipe.convert(BuildRecipe, merged, where)
 
 
+ARRAY = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT", "STEP"))
+NUMBER = re.compile(r"\d{1,9}", re.ASCII).fullmatch
+
+
+def array_part(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return the part of a task of a Slurm array, whose numbers need not begin with 1.
+
+    Raises `UsageError` outside of an array, and in one whose numbers are no regular row: their
+    places are not known to a task.
+    """
+    given = [environment.get(name, "") for name in ARRAY]
+    lacking = [name for name, value in zip(ARRAY, given, strict=True) if not NUMBER(value)]
+    if lacking:
+        value = environment.get(lacking[0], "not set")
+        raise UsageError(
+            f"--part auto: {lacking[0]} is {value!r}, so this is no task of a Slurm array",
+            hint="sbatch --array=1-4 makes one; --part 1/4 … 4/4 name the parts elsewhere",
+        )
+    task, first, last, count, step = map(int, given)
+    place, off = divmod(task - first, max(step, 1))
+    if off or not 0 <= place < count or last - first != (count - 1) * max(step, 1):
+        raise UsageError(
+            f"--part auto: the array's {count} tasks from {first} to {last} in steps of {step} "
+            f"are no regular row with the number {task}",
+            hint="--array=1-N, without gaps; tasks that are done end at once when submitted again",
+        )
+    return place + 1, count
+
+
 def _part(text: str) -> tuple[int, int]:
+    if text == "auto":
+        return array_part(os.environ)
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageError(f"--part {text!r} is not i/n", hint="such as 1/4 … 4/4")
+        raise UsageError(f"--part {text!r} is not i/n", hint="such as 1/4 … 4/4, or auto")
     return int(match[1]), int(match[2])
 
 

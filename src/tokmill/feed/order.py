@@ -45,8 +45,10 @@ def _extend(state: Array, value: Array) -> Array:
     return mix((state + _GOLDEN) ^ mix(value + _GOLDEN))
 
 
-def permute(positions: Array, n: int | Array, *keys: int | Array) -> Array:
+def permute(positions: Array, n: int | Array, *keys: int | Array, inverse: bool = False) -> Array:
     """Return the images of `positions` under keyed permutations of 0 … n - 1 (int64, any shape).
+
+    `inverse`: the positions of which they are the images.
 
     `n` and the keys are one number for all positions, or arrays with one value per position; then
     each position has its own permutation. Every n is at least 1, every position below its n.
@@ -58,12 +60,16 @@ def permute(positions: Array, n: int | Array, *keys: int | Array) -> Array:
     half = half.astype(np.uint64)
     mask = (np.uint64(1) << half) - np.uint64(1)
     rounds = list(key(*keys, n, np.arange(ROUNDS, dtype=np.uint64)[:, None]))
+    rounds = rounds[::-1] if inverse else rounds
     walking = np.arange(len(values))
     while len(walking):
         block = values[walking]
         left, right = block >> half, block & mask
         for round_key in rounds:
-            left, right = right, left ^ (mix(right + round_key) & mask)
+            if inverse:
+                left, right = right ^ (mix(left + round_key) & mask), left
+            else:
+                left, right = right, left ^ (mix(right + round_key) & mask)
         block = (left << half) | right
         values[walking] = block
         again = block >= sizes
@@ -94,6 +100,21 @@ class Order:
         """Return (epoch, row) of the numbers start … stop - 1; both int64."""
         parts = [self.block(epoch, block)[a:b] for epoch, block, a, b in self.parts(start, stop)]
         return np.arange(start, stop) // self.count, np.concatenate([*parts, np.zeros(0, np.int64)])
+
+    def numbers(self, epoch: int, rows: Array) -> Array:
+        """Return the numbers that some rows have in an epoch (int64): the inverse of `rows`."""
+        if not self.shuffle:
+            place = rows
+        elif len(self.groups) == 1:
+            place = permute(rows, self.count, *self.keys, epoch, inverse=True)
+        else:
+            group = np.searchsorted(self.first, rows, side="right") - 1
+            group_at, ends = self._epoch(epoch)
+            place = rows - self.first[group]
+            sizes = self.groups[group]
+            place = permute(place, sizes, *self.keys, epoch, group, inverse=True)
+            place += (ends - self.groups[group_at])[np.argsort(group_at)[group]]
+        return epoch * self.count + place
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (epoch, block, first place in it, last place + 1) through start … stop - 1."""

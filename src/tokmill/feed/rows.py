@@ -22,8 +22,11 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.feed.order import key, shard_groups
-from tokmill.store.schema import Array
+from tokmill.store.schema import Array, ranges
 from tokmill.store.store import Spans, Store
+
+AT_ONCE = 1 << 16
+"""Entries among which records are looked for at a time."""
 
 
 class Rows(Protocol):
@@ -60,6 +63,16 @@ class Rows(Protocol):
     def sizes(self, entries: Array) -> Array | None:
         """Return how many rows each of some entries has (int64); None: one each."""
         return None
+
+    def holding(self, records: Array, epoch: int) -> Array:
+        """Return the entries with tokens of some records (int64, each once); by a look at all."""
+        found = [np.zeros(0, np.int64)]
+        for start in range(0, len(self), AT_ONCE):
+            entries = np.arange(start, min(start + AT_ONCE, len(self)))
+            sizes, spans = self.sizes(entries), self.spans(entries, epoch)
+            rows = entries if sizes is None else np.repeat(entries, sizes)
+            found.append(np.unique(rows[spans.row[np.isin(spans.record, records)]]))
+        return np.concatenate(found)
 
     @property
     def value_stores(self) -> Sequence[Store]:
@@ -139,6 +152,17 @@ class Windows(Rows):
             start=starts,
             stop=np.minimum(starts + self.length, lengths),
         )
+
+    def holding(self, records: Array, epoch: int) -> Array:
+        """Return the windows with tokens of some records, without a look at the others."""
+        if not self.across:
+            first, last = self.firsts[records], self.firsts[records + 1]
+        else:
+            begin, end = self.offsets[records], self.offsets[records + 1]
+            first = np.maximum((begin - self.length) // self.step + 1, 0)
+            last = np.where(end > begin, np.minimum((end - 1) // self.step + 1, len(self)), first)
+        windows = np.unique(ranges(first, np.maximum(last - first, 0)))
+        return self._numbering.of_store_order(windows)
 
     @property
     def value_stores(self) -> Sequence[Store]:
@@ -221,6 +245,9 @@ class Numbering:
         counts = np.diff(borders)[order]
         self.ends = np.cumsum(counts)
         self.shift = borders[order] - (self.ends - counts)
+        filled = np.flatnonzero(counts)
+        self._sorted = filled[np.argsort(borders[order][filled])]
+        self._starts = borders[order][self._sorted]
         last = np.cumsum([len(shards) for shards in grouping])
         self.groups = np.diff(np.concatenate([[0], self.ends])[last], prepend=0)
 
@@ -229,6 +256,14 @@ class Numbering:
             return rows
         ordered: Array = rows + self.shift[np.searchsorted(self.ends, rows, side="right")]
         return ordered
+
+    def of_store_order(self, places: Array) -> Array:
+        """Return the numbers of rows by their places in the store: inverse of `in_store_order`."""
+        if len(self.groups) == 1:
+            return places
+        here = np.searchsorted(self._starts, places, side="right") - 1
+        rows: Array = places - self.shift[self._sorted[here]]
+        return rows
 
 
 def ribbon_spans(offsets: Array, starts: Array, length: int) -> Spans:
@@ -303,6 +338,21 @@ class Mix:
         Slots (int64) count from `start`. A source's rows have consecutive numbers.
         """
         return list(self._split(0, self.count, np.arange(stop - start), start, stop))
+
+    def slots(self, source: int, rows: Sequence[int]) -> list[int]:
+        """Return the slots that rows of a source have: the inverse of `split`."""
+        low, high, path, slots = 0, self.count, [], list(rows)
+        while high - low > 1:
+            middle, share = (low + high) // 2, self._left[low, high]
+            path.append((source < middle, share))
+            low, high = (low, middle) if source < middle else (middle, high)
+        for is_left, share in reversed(path):
+            # The first slot n with floor((n + 1) · share) > row, or with n + 1 minus it.
+            if is_left:
+                slots = [-(-((row + 1) << BITS) // share) - 1 for row in slots]
+            else:
+                slots = [(row << BITS) // ((1 << BITS) - share) for row in slots]
+        return slots
 
     def _split(
         self, low: int, high: int, slots: Array, start: int, stop: int

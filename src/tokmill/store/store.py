@@ -441,7 +441,8 @@ class Store:
                 f"the column {name!r} does not hold a number per record",
                 hint="`tokmill inspect STORE` lists the columns that hold one",
             )
-        parts = [self.shard(number)[name] for number in range(len(self.shards))]
+        # Copies: a view would keep its shard mapped, and a map its file descriptor.
+        parts = [np.array(self.shard(number)[name]) for number in range(len(self.shards))]
         return np.concatenate(parts) if parts else np.zeros(0, column.numpy())
 
     def bytes_per_token(self) -> float | None:

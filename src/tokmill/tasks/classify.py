@@ -138,6 +138,11 @@ class Classify(Task):
         """None: `example` adds the labels."""
         return []
 
+    def placed(self, batch: Batch) -> Batch:
+        if batch.document.shape[1] < self.length and self.frame:
+            return framed(batch, self.frame, self.length)
+        return batch
+
     def prepare(self, batch: Batch) -> Batch:
         """Put special tokens around records without them, and add the labels as targets."""
         values = dict(batch.values)
@@ -150,8 +155,7 @@ class Classify(Task):
                 where=f"column {self.config.column!r}",
                 hint="`tokmill store validate STORE` shows whether it is damaged",
             )
-        if batch.document.shape[1] < self.length and self.frame:
-            batch = framed(batch, self.frame, self.length)
+        batch = self.placed(batch)
         columns = {
             name: batch.columns.get(name, batch.document * 0).astype(np.int64)
             for name in self.reads.embedded

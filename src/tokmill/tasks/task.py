@@ -60,6 +60,8 @@ class Task(nn.Module):
     """The name of the predicted tokens in the tables of an evaluation."""
     runs_without_numbers: ClassVar[bool] = True
     """Whether shapes alone decide what is computed, so that memory is measured without data."""
+    places_by_value: ClassVar[bool] = False
+    """Whether the values of tokens decide their positions (`placed`)."""
     collects: ClassVar[bool] = False
     """Whether an evaluation keeps the results of `act` of all rows and gives them to `measure`."""
 
@@ -146,6 +148,14 @@ class Task(nn.Module):
     def target_names(self) -> list[str]:
         """Names of the targets (B, T) of a prepared batch, for `example`."""
         return list(self.sizes)
+
+    def placed(self, batch: Batch) -> Batch:
+        """Return the batch with all its columns at the positions of `prepare`, for `tokmill trace`.
+
+        Positions without a token of the store are 0. A task that moves tokens overrides it; other
+        columns are only there if it `places_by_value`.
+        """
+        return batch
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the batch with its targets; random choices come from `batch.key`.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import sys
 import time
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from tokmill import plugins
 from tokmill.base.errors import Interrupted, MachineError, TokmillError
+from tokmill.base.files import append_line
 from tokmill.base.progress import Progress, human_facts, human_metric, human_time
 from tokmill.base.stop import Stop
 from tokmill.tasks.task import Task
@@ -177,6 +179,9 @@ def train(
         if engine.rank == 0:
             runs.begin(out, config, stores, facts, engine.files)
         state = load_checkpoint(newest, engine, config.run.seed, task) if newest else State()
+        if engine.rank == 0 and state.step < config.run.steps:
+            session = {"step": state.step, "processes": engine.world}
+            append_line(out / runs.SESSIONS, json.dumps(session).encode())
         tracking = open_trackers(out, config, state.step, engine.rank)
         with say_how_to_go_on(out), tracking as trackers:
             Session(config, out, task, loop, engine, state, trackers, stop, quiet).run()

@@ -150,3 +150,14 @@ def test_shard_groups(count: int, k: int) -> None:
 def test_a_negative_number_of_shards() -> None:
     with pytest.raises(UsageError, match="-1 shards"):
         shard_groups(4, -1, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 99), st.booleans())
+def test_numbers_are_the_inverse_of_rows(groups: list[int], seed: int, shuffle: bool) -> None:
+    order = Order(np.asarray(groups), seed, shuffle=shuffle)
+    for epoch in range(3) if order.count else ():
+        start = epoch * order.count
+        numbers = np.arange(start, start + order.count)
+        rows = order.rows(start, start + order.count)[1]
+        assert order.numbers(epoch, rows).tolist() == numbers.tolist()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import change_sealed, rec, token_store, write_store
+from making import TOKENS, change_sealed, rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.store import manifest as layout
@@ -258,6 +258,7 @@ for again in range(2):
         assert store.ends()[-1] == store.tokens
         values = [int(store.record(i)["token"][0]) for i in range(len(store))]
         assert values == list(range(len(store))), values
+        assert store.column("label").tolist() == list(range(len(store)))
         store._ends = None
         assert len(store_digests(store)) == len(store)
 assert open(os.devnull).close() is None
@@ -267,7 +268,8 @@ print("done")
 
 def test_more_shards_than_file_descriptors(tmp_path: Path) -> None:
     """Three stores of 300 shards each, open at once, where a process may open 128 files."""
-    store = token_store(tmp_path, [[[i]] for i in range(300)])
+    schema = {**TOKENS, "label": Column("u2", per="record")}
+    store = write_store(tmp_path, schema, [[{"token": [i], "label": i}] for i in range(300)])
     assert len(store.shards) == 300
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard > 128

@@ -53,6 +53,7 @@ def test_it_learns_and_keeps_what_a_run_is(store: Path, val: Path, tmp_path: Pat
         "model/model.safetensors",
         "recipe.json",
         "schema.json",
+        "sessions.jsonl",
         "vocab/token.json",
     ]
     saved = json.loads((run.path / "recipe.json").read_text())

@@ -6,11 +6,12 @@ import contextlib
 import math
 import os
 import shlex
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -44,6 +45,21 @@ DEFAULTS = msgspec.to_builtins(
     {"data": DataConfig(), "optim": OptimConfig(), "run": RunConfig()}
     | {name: {"kind": kind} for name, kind in DEFAULT_KINDS.items() if name in LEARNED}
 )
+
+
+WINDOW, LEAST = 32, 8
+"""Logged steps that say what is usual: at most, and at least."""
+FAR, CHANGE = 6.0, 0.1
+"""A jump is so many deviations above the median, and more than this part of it."""
+
+
+class Jump(NamedTuple):
+    """A logged value far above what was usual before it: above the median of `WINDOW` values."""
+
+    step: int
+    metric: str
+    value: float
+    usual: float
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -159,6 +175,24 @@ class RunSummary:
         step, value = min(points, key=lambda point: point[1])
         kept = (self.path / "best/model.safetensors").exists()
         return {"val_loss": value, "step": step, "weights_kept": kept}
+
+    @property
+    def jumps(self) -> list[Jump]:
+        """The logged steps at which the loss or the norm of the gradient jumps.
+
+        A deviation is 1.4826 times the median absolute deviation from the median.
+        """
+        found = []
+        for metric in ("loss", "grad_norm"):
+            before: list[float] = []
+            for step, value in self.points(metric):
+                if len(before) >= LEAST:
+                    usual = statistics.median(before)
+                    off = 1.4826 * statistics.median(abs(one - usual) for one in before)
+                    if value > usual + max(FAR * off, CHANGE * abs(usual)):
+                        found.append(Jump(step, metric, value, usual))
+                before = [*before[1 - WINDOW :], value] if math.isfinite(value) else before
+        return sorted(found)
 
     @property
     def checkpoint(self) -> Facts:

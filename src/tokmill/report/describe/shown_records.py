@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -63,6 +64,7 @@ class Reader:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.talk = ""
+        self._receipt = lru_cache(maxsize=64)(store.receipt)
         self.column = next(
             (
                 name
@@ -107,12 +109,13 @@ class Reader:
             self.talk = f"ids instead of text: {error}"
         return None
 
-    def show(self, number: int, most: int | None = None) -> dict[str, Any]:
-        """Return a record as plain values; `most`: tokens of each column, None: all."""
+    def show(self, number: int, most: int | None = None, start: int = 0) -> dict[str, Any]:
+        """Return a record as plain values, with `most` tokens of each column from `start`."""
         record = self.store.record(number)
         lengths = [len(record[name]) for name in self.store.token_columns]
         shown: dict[str, Any] = {"record": number, "tokens": lengths[0] if lengths else 0}
         shown |= self.origin(number)
+        here = slice(start, None if most is None else start + most)
         for name, column in self.store.schema.items():
             value = record[name]
             if column.per == "record":
@@ -120,13 +123,13 @@ class Reader:
                 if name in self.names:
                     shown[f"{name}_name"], *_ = _named([shown[name]], self.names[name])
             elif name == self.column and self.tokenizer is not None:
-                shown["text"] = self.text(value[:most])
+                shown["text"] = self.text(value[here])
             elif name in self.lists:
-                shown[name] = _named(value[:most].tolist(), self.lists[name])
+                shown[name] = _named(value[here].tolist(), self.lists[name])
                 if name == "asm" and "border" in record:
-                    shown["text"] = _lines(shown.pop(name), record["border"].tolist())
+                    shown["text"] = _lines(shown.pop(name), record["border"][here].tolist())
             else:
-                shown[name] = value[:most].tolist()
+                shown[name] = value[here].tolist()
         return shown
 
     def text(self, ids: Array) -> str:
@@ -141,7 +144,7 @@ class Reader:
         shard_number, local = self.store.find(number)
         shard = self.store.shard(shard_number)
         try:
-            item = self.store.receipt(shard_number).items[int(shard["item"][local])]
+            item = self._receipt(shard_number).items[int(shard["item"][local])]
         except (TokmillError, IndexError):
             return {}
         place = place_in_words(int(shard["start"][local]), self.store.manifest.unit)

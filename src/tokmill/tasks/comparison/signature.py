@@ -85,6 +85,7 @@ class Signature(Contrastive):
     """Compares the signatures of intervals, and predicts their CPI."""
 
     Config: ClassVar[type[msgspec.Struct]] = SignatureConfig
+    places_by_value = True
 
     def __init__(self, config: SignatureConfig, model: Model, inputs: Inputs) -> None:
         super().__init__(config, model, inputs)
@@ -174,6 +175,12 @@ class Signature(Contrastive):
             share = weight / np.maximum(weight.sum(1, keepdims=True), 1e-300)
             inputs[WEIGHT] = share.astype(np.float32)[..., None]
         return inputs
+
+    def placed(self, batch: Batch) -> Batch:
+        own = {name: value for name, value in batch.columns.items() if name != WEIGHT}
+        inputs = self.as_inputs(batch.columns, batch.document)
+        columns, document = heaviest({**own, **inputs}, batch.document, self.length)
+        return dataclasses.replace(batch, columns=columns, document=document)
 
     def prepare(self, batch: Batch) -> Batch:
         """Take the heaviest blocks of each row, and add the CPI and what rows are to each other."""

@@ -141,7 +141,7 @@ class Masked(Task):
 
     def prepare(self, batch: Batch) -> Batch:
         """Hide tokens; targets are those of the hidden positions alone, (B, M)."""
-        batch = self.framed(batch)
+        batch = self.placed(batch)
         ids = {name: batch.columns[name].astype(np.int64) for name in self.sizes}
         maskable = self.maskable(batch, ids)
         count = wanted(maskable, self.config.share, self.config.most)
@@ -172,7 +172,7 @@ class Masked(Task):
             batch, columns=columns, targets={**batch.targets, PLACES: places, **targets}
         )
 
-    def framed(self, batch: Batch) -> Batch:
+    def placed(self, batch: Batch) -> Batch:
         """Return rows with their special tokens; those of a store that has them are as they are."""
         if batch.document.shape[1] == self.length or not self.frame:
             return batch

@@ -122,7 +122,7 @@ class SentencePair(Masked):
         """Return the same, drawn by seed 0."""
         return self.rows(store)
 
-    def framed(self, batch: Batch) -> Batch:
+    def placed(self, batch: Batch) -> Batch:
         if batch.document.shape[1] == self.length:
             return batch
         return framed(batch, self.frame, self.length, pair=True)
@@ -134,7 +134,7 @@ class SentencePair(Masked):
     def prepare(self, batch: Batch) -> Batch:
         relation = (batch.document == OTHER).any(1).astype(np.int64)
         return super().prepare(
-            dataclasses.replace(self.framed(batch), targets={RELATION: relation})
+            dataclasses.replace(self.placed(batch), targets={RELATION: relation})
         )
 
     def example(self, rows: int) -> Tensors:

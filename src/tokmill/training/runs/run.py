@@ -6,6 +6,7 @@ RUN/
   input_format.json      the store's source and options, so that `predict` reads inputs likewise
   run-id                 a random id, which its checkpoints have too
   metrics.jsonl  checkpoints/step-…/
+  sessions.jsonl         after how many steps a process began or continued it, and with how many
   model/ best/           weights at the end, and with the lowest validation loss
 """
 
@@ -50,6 +51,7 @@ from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
 FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
+SESSIONS = "sessions.jsonl"
 BEGUN = {LOCK, FACTS, VOCAB, RUN_ID, INPUT_FORMAT}
 """What a folder holds at most before it has a recipe."""
 
@@ -95,6 +97,15 @@ class Run:
         names = dict.fromkeys(["step", *(name for entry in entries for name in entry)])
         columns = {n: np.array([e.get(n) for e in entries], np.float64) for n in names}
         return columns | {"step": columns["step"].astype(np.int64)}
+
+    def trace(self, step: int, processes: int = 0) -> list[Any]:
+        """Return what the model saw, or will see, in a step from 1: a list of `trace.Seen`.
+
+        `processes`: of a run without sessions.jsonl. Raises as `training.trace.Trace`.
+        """
+        trace = plugins.require("tokmill.training.trace").Trace(self.path, processes)
+        seen: list[Any] = trace.step(step)
+        return seen
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
@@ -178,17 +189,41 @@ def facts_of(out: Path, config: TrainConfig, stores: Sequence[Store]) -> Facts:
     facts = facts_from(config, stores)
     if (out / RECIPE).exists():
         before: Facts = read_json(out / FACTS, Facts)
-        for store in stores[:1]:
-            check_store(before, task_type(config).token_store(config.task, store))
-        if before.fingerprint != facts.fingerprint:
-            raise TokmillError(
-                f"the store is not the one that the run began with: fingerprint "
-                f"{before.fingerprint[:12]} then, {facts.fingerprint[:12]} now",
-                where=str(stores[0].path if stores else out),
-                hint="name the old store, or begin another run",
-            )
+        check_fingerprint(out, config, stores, before)
         return before
     return facts
+
+
+def check_fingerprint(
+    out: Path, config: TrainConfig, stores: Sequence[Store], before: Facts
+) -> None:
+    """Refuse stores that are not those which a run began with."""
+    for store in stores[:1]:
+        check_store(before, task_type(config).token_store(config.task, store))
+    now = fingerprint_of(config, stores)
+    if before.fingerprint != now:
+        raise TokmillError(
+            f"the store is not the one that the run began with: fingerprint "
+            f"{before.fingerprint[:12]} then, {now[:12]} now",
+            where=str(stores[0].path if stores else out),
+            hint="name the old store, or begin another run",
+        )
+
+
+def fingerprint_of(config: TrainConfig, stores: Sequence[Store]) -> str:
+    """Return the digest of all that is read of the stores; of several, one of their digests."""
+    task = task_type(config)
+    digests = [
+        content_of(
+            store,
+            [
+                task.token_store(config.task, store),
+                *(vector.store for vector in task.vectors(config.task, store).values()),
+            ],
+        )
+        for store in stores
+    ]
+    return canonical_digest(digests) if len(digests) > 1 else "".join(digests)
 
 
 def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
@@ -204,12 +239,8 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
     vectors = [task.vectors(config.task, store) for store in stores]
     store = tokens[0]
     prefix, suffix = affixes_of(store)
-    digests = [
-        content_of(own, [other, *(vector.store for vector in read.values())])
-        for own, other, read in zip(stores, tokens, vectors, strict=True)
-    ]
     facts = Facts(
-        fingerprint=digests[0] if len(digests) == 1 else canonical_digest(digests),
+        fingerprint=fingerprint_of(config, stores),
         columns=column_sizes(store),
         schema=store.schema,
         vocabularies=store.vocabularies,
