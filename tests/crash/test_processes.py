@@ -218,6 +218,35 @@ def test_an_error_in_a_worker_is_told_as_in_one_process(builds: Builds, forked: 
     builds.finish_as(forked)
 
 
+SCRIPT = """
+import sys
+import tokmill
+from tokmill.builds.execution.resources import Amount
+from tokmill.builds.plan import How
+
+how = How(quiet=True, amount=Amount(workers=2))
+tokmill.build("jsonl", sys.argv[1], sys.argv[2], tokenizer=sys.argv[3], how=how)
+"""
+
+
+def test_a_script_that_its_workers_would_run_again_is_told_so(
+    builds: Builds, tmp_path: Path
+) -> None:
+    write_inputs(builds.inputs, 3)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, script, builds.inputs, builds.store, builds.tokenizer]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "runs this script again" in ended.stderr and '__name__ == "__main__"' in ended.stderr
+    # The one traceback is of the script itself.
+    assert ended.stderr.count("Traceback") == 1
+    script.write_text(SCRIPT.replace("how =", "if __name__ == '__main__':\n  how =").replace(
+        "tokmill.build(", "  tokmill.build("))  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+
+
 def test_parts_that_run_at_once_make_the_store_of_a_plain_build(
     builds: Builds, forked: Forked
 ) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +41,11 @@ from tokmill.store.store import Store
 
 NAMED = 5
 """Files that a line of the output names."""
+UNGUARDED = (
+    b"error: each worker process runs this script again, and so began the build again\n"
+    b'hint: put its calls below `if __name__ == "__main__":`, or take no workers: '
+    b"how=How(amount=Amount(workers=0))\n"
+)
 
 
 def build(
@@ -72,6 +79,10 @@ def build(
 
 def run(chosen: BuildRecipe, how: How) -> Store:
     """Carry out a build recipe; see `build`."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # A worker runs the caller's script again before it has work: a traceback would hide this.
+        os.write(2, UNGUARDED)
+        os._exit(UsageError.exit_code)
     check_executor(how.amount)
     if not 0 <= how.max_rejects <= 1:
         raise UsageError(f"--max-rejects {how.max_rejects:g} is no share", hint="between 0 and 1")

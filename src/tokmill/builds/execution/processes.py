@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from tokmill.base import bounds
 from tokmill.base.bounds import explain_crashes
-from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.base.stop import SIGNALS
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def _has_told(pool: ProcessPoolExecutor, started: Any) -> bool:
     # by SIGTERM, which one that just starts blocks.
     _kill(pool)
     pool.shutdown(wait=True)
-    told = {MachineError.exit_code, TokmillError.exit_code}
+    told = {MachineError.exit_code, TokmillError.exit_code, UsageError.exit_code}
     return bool(told & {process.exitcode for process in (started or {}).values()})
 
 
