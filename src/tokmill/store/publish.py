@@ -137,7 +137,7 @@ class _Sending(NamedTuple):
 
 def _push_files(store: Store, prefix: str, to: _Sending) -> None:
     """Send shards, then what describes them, then the manifest, which is read back."""
-    shards = [store.path / "shards" / f"{entry.name}.safetensors" for entry in store.shards]
+    shards = [store.shard_file(number) for number in range(len(store.shards))]
     named = zip(shards, store.shards, strict=True)
     to.send([(path, f"{prefix}shards/{path.name}", one.sha256) for path, one in named], AT_ONCE)
     rest = [path.with_suffix(".json") for path in shards]
