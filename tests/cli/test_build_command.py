@@ -38,6 +38,15 @@ def test_jsonl_with_options_and_json_report(tmp_path: Path, tokmill: Any, inputs
     assert Store(tmp_path / "s").record(7)["id"] == "7"
 
 
+def test_kept_fields_that_no_record_has_are_told(inputs: Path, here: Any, tmp_path: Path) -> None:
+    command = ("build", "jsonl", inputs / "a.jsonl", "--tokenizer", TOKENIZER)
+    err = here(*command, "--keep", "id,title", "--keep", "id", "-o", tmp_path / "slip")[1]
+    assert "warning: no record has a value of id_title\n" in err
+    assert (
+        "warning" not in here(*command, "--keep", "id", "--keep", "title", "-o", tmp_path / "s")[1]
+    )
+
+
 def test_recipe_files_with_flags_and_set(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
     (tmp_path / "base.toml").write_text(
         f'source = "jsonl"\ninputs = ["{inputs}/a.jsonl"]\ntokenizer = "{TOKENIZER}"\n'

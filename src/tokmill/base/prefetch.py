@@ -10,8 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 _END = object()
 PATIENCE = 5.0
-"""Seconds to wait for the thread to end. A thread that takes longer is
-left behind, so that Ctrl-C ends the program."""
+"""Seconds to wait for the thread to end. One that takes longer is left, so that Ctrl-C works."""
 
 
 def prefetch(source: Iterable[T], most: int = 1) -> Generator[T, None, None]:

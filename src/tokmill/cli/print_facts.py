@@ -38,6 +38,16 @@ def unknown_warning(notes: Mapping[str, int], tokens: int) -> str:
     return f"warning: unknown to the vocabulary: {', '.join(much)}" if much else ""
 
 
+def empty_columns(store: Store) -> list[str]:
+    """Return the kept fields of which no record has a value, as those of a name with a slip."""
+    kept = store.manifest.source in ("jsonl", "parquet") and store.records > 0
+    left = [name for name, column in store.schema.items() if kept and column.dtype == "utf8"]
+    for number, entry in enumerate(store.shards if left else ()):
+        shard = store.shard(number)
+        left = [name for name in left if not len(shard.text(name, 0, entry.records).data)]
+    return left
+
+
 def summary(store: Store) -> dict[str, Any]:
     """Return the facts of a store for the report."""
     manifest = store.manifest
@@ -62,6 +72,11 @@ def report(store: Store, *, json: bool) -> None:
     facts = summary(store)
     if warning := unknown_warning(store.manifest.notes, store.manifest.tokens):
         say(f"{warning}\nhint: is the vocabulary for the same rules, and for such code?")
+    if empty := empty_columns(store):
+        say(
+            f"warning: no record has a value of {', '.join(empty)}\n"
+            "hint: check the names; two fields are --keep A --keep B"
+        )
     if json:
         print_json(facts)
         return

@@ -30,7 +30,7 @@ from tokmill.base.locks import locked
 from tokmill.base.progress import human_bytes
 from tokmill.base.remote import AT_ONCE, MANY, Facts, at_once
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import MANIFEST, PLAN
+from tokmill.store.manifest import MANIFEST, PLAN, Manifest
 from tokmill.store.marks import LOCK
 from tokmill.store.overlay import FOLDER, facts_of, overlay_names
 from tokmill.store.remote_store import (
@@ -180,8 +180,9 @@ def pull(address: str, out: Path, advance: Advance = lambda size: None) -> Store
             match = FILES.fullmatch(name)
             if match and match["overlay"] and name.endswith(f"/{MANIFEST}"):
                 part = match["overlay"].rstrip("/")
-                _pull_files(f"{source}/{part}", out / part, advance)
-        _pull_files(source, out, advance)
+                laid = f"{source}/{part}"
+                _pull_files(laid, out / part, *read_manifest(laid), advance)
+        _pull_files(source, out, data, manifest, advance)
         remove(out / PULLED)
         remove(out / LOCK)
     return Store(out)
@@ -198,10 +199,8 @@ def _check_folder(out: Path, source: str, data: bytes) -> None:
         raise TokmillError(what, where=str(out), hint="choose another folder")
 
 
-def _pull_files(source: str, out: Path, advance: Advance) -> None:
-    data, manifest = read_manifest(source)
+def _pull_files(source: str, out: Path, data: bytes, manifest: Manifest, advance: Advance) -> None:
     fetch_index(source, out, manifest)
-
     for entry in manifest.shards:
         path = inside(out / "shards", f"{entry.name}.safetensors")
         whole = path.is_file() and path.stat().st_size == entry.bytes
