@@ -22,6 +22,7 @@ import tokmill
 from object_servers import Proxy, gateway, juicefs, moto
 from tokmill.base import remote
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError
+from tokmill.base.files import sha256_file
 from tokmill.builds.build import build
 from tokmill.store.checks.validate import validate
 from tokmill.store.publish import pull, push
@@ -188,6 +189,20 @@ def test_another_store_is_not_replaced(
         push(local, f"{address}2")
     with pytest.raises(TokmillError, match="no store at the address"):
         tokmill.Store(f"{address}2")
+
+
+def test_a_shard_that_the_server_holds_in_part_is_no_shard(
+    proxy: Proxy, address: str, local: Path
+) -> None:
+    """Its stored digest says what was sent."""
+    shard = sorted((local / "shards").glob("*.safetensors"))[0]
+    where = f"{address}/shards/{shard.name}"
+    _, client, key = remote._client(where)
+    client.put(key, shard.read_bytes()[:-8], attributes={"sha256": sha256_file(shard)})
+    with pytest.raises(TokmillError, match="another file") as caught:
+        push(local, address)
+    assert caught.value.where == where
+    assert f"{address}/manifest.json" not in {one.address for one in remote.listed(address)}
 
 
 @pytest.mark.parametrize("after", [5, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 19))])

@@ -83,8 +83,9 @@ def push(store: Path | str, address: str, advance: Advance = lambda size: None) 
     to = _Sending(where, files_at(where, opened.manifest), result, advance)
     # First, so that another store at the address is noticed before anything is sent.
     to.send([(opened.path / PLAN, PLAN, "")] if (opened.path / PLAN).exists() else [])
+    manifest = opened.path / MANIFEST
     if MANIFEST in to.there:
-        to.check(MANIFEST, sha256_file(opened.path / MANIFEST))
+        to.check(MANIFEST, sha256_file(manifest), manifest.stat().st_size)
     for name in overlay_names(opened.path):
         overlay = Store(opened.path / FOLDER / name)
         if overlay.partial or facts_of(overlay).base != opened.fingerprint:
@@ -92,8 +93,7 @@ def push(store: Path | str, address: str, advance: Advance = lambda size: None) 
         else:
             _push_files(overlay, f"{FOLDER}/{name}/", to)
     _push_files(opened, "", to)
-    again = opened.path / MANIFEST
-    result.conditional = not remote.put(f"{where}/{MANIFEST}", again, sha256_file(again))
+    result.conditional = not remote.put(f"{where}/{MANIFEST}", manifest, sha256_file(manifest))
     return result
 
 
@@ -119,15 +119,16 @@ class _Sending(NamedTuple):
         if known and sha256 != known:
             hint = "`tokmill store validate STORE` says what helps"
             raise TokmillError("the shard is damaged", where=str(path), hint=hint)
-        if name not in self.there and remote.put(f"{self.address}/{name}", path, sha256):
-            return True, size
-        self.check(name, sha256)
-        return False, size
+        sent = name not in self.there and remote.put(f"{self.address}/{name}", path, sha256)
+        if not sent or size > remote.WHOLE:
+            # Of what is sent in parts a server may have lost one.
+            self.check(name, sha256, size)
+        return sent, size
 
-    def check(self, name: str, sha256: str) -> None:
-        """Refuse an object with another content."""
+    def check(self, name: str, sha256: str, size: int) -> None:
+        """Refuse an object with another content; its stored digest may be that of what was sent."""
         facts = remote.head(f"{self.address}/{name}")
-        if remote.digest(facts) != sha256:
+        if facts.size != size or remote.digest(facts) != sha256:
             raise TokmillError(
                 "another file stands at this address, and is not replaced",
                 where=facts.address,
@@ -148,7 +149,8 @@ def _push_files(store: Store, prefix: str, to: _Sending) -> None:
     for paths in (rest, [store.path / MANIFEST]):
         to.send([(p, f"{prefix}{p.relative_to(store.path).as_posix()}", "") for p in paths])
     # A server that replaces what is there may have let another push win.
-    to.check(f"{prefix}{MANIFEST}", sha256_file(store.path / MANIFEST))
+    manifest = store.path / MANIFEST
+    to.check(f"{prefix}{MANIFEST}", sha256_file(manifest), manifest.stat().st_size)
 
 
 def pull(address: str, out: Path, advance: Advance = lambda size: None) -> Store:
