@@ -115,7 +115,7 @@ def test_training_before_building(here: Command, folder: Path, tmp_path: Path) -
     _, error = here("build", "token-dicts", "in/whole", "-o", "s", code=1)
     assert "this is no sound pickle: no operation of pickles" in error
     _, error = here("plot", "lengths", "in/whole", "-o", "f.svg", code=1)
-    assert "in/whole: this is no tokenizer.json" in error and "hint:" in error
+    assert "in/whole: is a file, not a store" in error and "hint:" in error
     with pytest.raises(UsageError, match="no rules are called 'x'"):
         tokenize_bytes(b"\xc3", 0, "x")
 
