@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from browser import DARK, browse, ground, needs_chromium
+from browser import DARK, browse, ground, needs_chromium, violations
 from diffed_programs import HOSTILE, two
 from tokmill.x86.diff.output.diff_page import diff_page
 
@@ -126,3 +126,11 @@ def test_both_themes_and_narrow_windows(made: Path, tmp_path: Path, width: int) 
         )  # fmt: skip
     assert ground(tmp_path / "light.png") > 230
     assert ground(tmp_path / "dark.png") < 60
+
+
+@pytest.mark.parametrize("fragment", ["#0", "#0-graph"])
+@pytest.mark.parametrize("flags", [[], [DARK, "--window-size=400,900"]], ids=["light", "dark"])
+def test_contrast_labels_and_keys(
+    made: Path, tmp_path: Path, fragment: str, flags: list[str]
+) -> None:
+    assert violations(made, tmp_path / "axe", *flags, fragment=fragment) == []

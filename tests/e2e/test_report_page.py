@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import DARK, browse, ground, needs_chromium
+from browser import DARK, browse, ground, needs_chromium, violations
 from report_stores import write_store
 
 pytestmark = needs_chromium
@@ -21,6 +21,9 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
     dom = browse(made, tmp_path / "dom", "--dump-dom")
     assert dom.count("<svg") == 2
     assert store.fingerprint in dom
+    # Contrast in both themes, and tables that are scrolled by keys in a narrow window.
+    assert violations(made, tmp_path / "axe-light") == []
+    assert violations(made, tmp_path / "axe-dark", DARK, "--window-size=400,900") == []
     for name, flags in (("light", []), ("dark", [DARK])):
         picture = f"--screenshot={tmp_path / name}.png"
         browse(made, tmp_path / name, picture, "--window-size=900,1400", *flags)

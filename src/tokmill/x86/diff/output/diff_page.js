@@ -213,7 +213,7 @@
     const same = row[KIND] === SAME;
     const numbers = new Map([...a.entries(), ...b.entries()].map(([i, block]) => [block, i]));
     const body = make("tbody");
-    const head = make("tr", {}, make("th", { class: "mark" }),
+    const head = make("tr", {}, make("td", { class: "mark" }),
       make("th", {}, a.length ? `A: ${row[NAME_A]}` : ""),
       make("th", {}, b.length ? `B: ${row[NAME_B]}` : ""));
     body.append(head);
@@ -225,7 +225,7 @@
       const more = Math.max(one ? one[TEXT].length : 0, other ? other[TEXT].length : 0);
       if (!allLines && lines + more > MOST_LINES && lines) { left += more; continue; }
       lines += more;
-      body.append(make("tr", { class: "head" }, make("th", { class: "mark" }),
+      body.append(make("tr", { class: "head" }, make("td", { class: "mark" }),
         title("A", one, numbers), title("B", other, numbers)));
       addLines(body, one, other, same || row[KIND] > SAME, row[KIND]);
     }
@@ -239,7 +239,7 @@
   }
 
   function title(side, block, numbers) {
-    if (!block) return make("th");
+    if (!block) return make("td");
     const cell = make("th", {}, `${side} block ${numbers.get(block)} · 0x${block[ADDRESS]}`);
     for (const text of block[STRINGS]) {
       // Its control characters are escaped already.
