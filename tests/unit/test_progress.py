@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from tokmill.base.progress import (
     Progress,
     elapsed,
     human_share,
+    live,
 )
 
 
@@ -18,8 +20,8 @@ def test_what_is_reached_is_shown_before_it_is_counted(capsys: pytest.CaptureFix
     progress.started -= 10
     progress.reach(600)
     assert (progress.done, progress.reached) == (100, 600)
-    progress._show(end="")
-    assert capsys.readouterr().err == "build: 600 B of 1.0 KB (60%), 50 B/s, 8.0s left"
+    progress._show()
+    assert capsys.readouterr().err == "build: 600 B of 1.0 KB (60%), 50 B/s, 8.0s left\n"
     progress.advance(200)
     progress.reach(500)
     assert (progress.done, progress.reached) == (300, 600)
@@ -33,9 +35,23 @@ def test_a_line_does_not_wrap(
     monkeypatch.setenv("COLUMNS", "40")
     progress = Progress("build", 1000, extra=lambda: "a long word about memory and other things")
     progress.terminal = True
-    progress._show(end="")
-    shown = capsys.readouterr().err.removeprefix("\r\x1b[2K")
+    progress._show()
+    shown = capsys.readouterr().err.removeprefix("\r")
     assert len(shown) == 39 and shown.endswith("…")
+
+
+def test_a_notebook_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Jupyter's stderr is no terminal, but its pages obey a return.
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr("sys.stderr", stream)
+    with Progress("build", 100) as progress:
+        for _ in range(2):
+            progress.shown = 0
+            progress.advance(50)
+    lines = stream.getvalue().split("\r")
+    assert [line[:13] for line in lines] == ["", "build: 50 B o", "build: 100 B ", "build: 100 B "]
+    assert len({len(line.rstrip("\n")) for line in lines[1:]}) == 1
+    assert live()
 
 
 def test_what_is_running_may_change(

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line every 30 seconds elsewhere."""
+"""Progress of long work: a line that is written over where that can be, else one every 30 seconds."""
 
 from __future__ import annotations
 
@@ -80,15 +80,31 @@ def human_facts(facts: Mapping[str, Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
+def live() -> bool:
+    """Return whether a line on stderr can be written over: in a terminal and in a notebook."""
+    return sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel.")
+
+
+def _write_over(text: str) -> None:
+    """Write a line over the last one, which is as long as the window or shorter."""
+    width = shutil.get_terminal_size().columns - 1
+    # A line that wraps cannot be written over.
+    text = text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+    # Directly to the stream: the wrapper of stderr would escape the return.
+    stream = getattr(sys.stderr, "inner", sys.stderr)
+    stream.write(f"\r{text:<{width}}" if text else f"\r{'':{width}}\r")
+    stream.flush()
+
+
 @contextlib.contextmanager
 def elapsed(what: str | Callable[[], str]) -> Iterator[None]:
     """Print what is running (now, if it is a function) and for how long.
 
     For work whose end cannot be estimated.
 
-    On a terminal once a second, elsewhere a line every 30 seconds.
+    Where a line can be written over once a second, elsewhere every 30 seconds.
     """
-    terminal = sys.stderr.isatty()
+    terminal = live()
     ended = threading.Event()
     begun = time.monotonic()
 
@@ -96,8 +112,10 @@ def elapsed(what: str | Callable[[], str]) -> Iterator[None]:
         while not ended.wait(1 if terminal else EVERY):
             label = what if isinstance(what, str) else what()
             text = f"{label}: {human_time(time.monotonic() - begun)}"
-            print(*(["\r\x1b[2K", text, " "] if terminal else [text, "\n"]), sep="", end="",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            if terminal:
+                _write_over(text)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
@@ -107,7 +125,7 @@ def elapsed(what: str | Callable[[], str]) -> Iterator[None]:
         ended.set()
         thread.join()
         if terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _write_over("")
 
 
 class Progress:
@@ -132,7 +150,7 @@ class Progress:
         self.started = time.monotonic()
         self.shown = self.started
         self.quiet = quiet
-        self.terminal = sys.stderr.isatty()
+        self.terminal = live()
 
     def __enter__(self) -> Progress:
         return self
@@ -144,7 +162,8 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         if self.terminal and not self.quiet:
-            self._show(end="\n")
+            self._show()
+            print(file=sys.stderr, flush=True)
 
     def advance(self, amount: float) -> None:
         """Count work that is done."""
@@ -161,7 +180,7 @@ class Progress:
         now = time.monotonic()
         if not self.quiet and now - self.shown >= (0.1 if self.terminal else EVERY):
             self.shown = now
-            self._show(end="" if self.terminal else "\n")
+            self._show()
 
     @property
     def reached(self) -> float:
@@ -183,7 +202,7 @@ class Progress:
         """Seconds for the rest at this rate; infinite before the first unit."""
         return (self.total - self.reached) / self.rate if self.rate > 0 else float("inf")
 
-    def _show(self, end: str) -> None:
+    def _show(self) -> None:
         def amount(value: float) -> str:
             return human_bytes(value) if self.unit == "B" else f"{value:,.0f}"
 
@@ -202,9 +221,6 @@ class Progress:
         if self.extra and (more := self.extra()):
             text += f", {more}"
         if self.terminal:
-            # A line that wraps cannot be overwritten.
-            width = shutil.get_terminal_size().columns - 1
-            text = text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
-            # Directly to the stream: the wrapper of stderr would escape these control characters.
-            getattr(sys.stderr, "inner", sys.stderr).write("\r\x1b[2K")
-        print(text, file=sys.stderr, end=end, flush=True)
+            _write_over(text)
+        else:
+            print(text, file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ from tokmill import plugins
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError, plain
 from tokmill.base.files import machine_errors, new_folder, remove
 from tokmill.base.locks import locked
-from tokmill.base.progress import Progress, human_bytes, human_count, human_time
+from tokmill.base.progress import Progress, human_bytes, human_count, human_time, live
 from tokmill.base.stop import Stop
 from tokmill.builds import make_shard as make
 from tokmill.builds.execution.executors import Terms, Watch, check_executor, executor_of
@@ -74,7 +74,7 @@ def build(
         roles=dict(roles or {}),
         options=options,
     )
-    return run(chosen, how or How(quiet=True))
+    return run(chosen, how or How(quiet=not live()))
 
 
 def run(chosen: BuildRecipe, how: How) -> Store:
