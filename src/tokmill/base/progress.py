@@ -1,4 +1,4 @@
-"""Progress of long work: a line that is written over where that can be, else one every 30 seconds."""
+"""Progress of long work: one line that is written over, or a line every 30 seconds in a log."""
 
 from __future__ import annotations
 
