@@ -1,10 +1,11 @@
-"""Write the reference pages of the site from the program itself: commands, recipes, Python.
+"""Write the reference pages of the site from the program itself: commands, recipes, Python, errors.
 
 python scripts/reference.py FOLDER
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import tokmill
 from tokmill import plugins
+from tokmill.base import errors as known
 from tokmill.base.recipe import shipped
 from tokmill.builds.plan import BuildRecipe
 from tokmill.cli import PANELS, application, load_command
@@ -114,10 +116,57 @@ def documented(name: str, value: Any, level: str) -> Iterator[str]:
                 yield from documented(f"{name}.{key}", function, level + "#")
 
 
+def errors() -> Iterator[str]:
+    """Yield the lines of the page of error messages: what is printed, the hint, and the source."""
+    yield "# Errors\n"
+    yield "What commands print behind `error:`, and their hints; `…` is what differs each time."
+    yield "Codes: 1 for an input that is refused, 2 for a wrong command or recipe, 4 for a package"
+    yield "that is missing, 5 for a machine that refuses.\n"
+    package = Path(tokmill.__file__).parent
+    rows = sorted({row for path in package.rglob("*.py") for row in raised(path)})
+    for area in sorted({row[0] for row in rows}):
+        yield f"## {area}\n"
+        yield from table(
+            ["message", "hint", "code", "raised in"],
+            [[what, hint, code, Code(place)] for of, what, hint, code, place in rows if of == area],
+        )
+
+
+EXIT_CODES = {
+    name: kind.exit_code for name, kind in vars(known).items() if hasattr(kind, "exit_code")
+}
+
+
+def raised(path: Path) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield area, message, hint, exit code and file of the errors that a file makes."""
+    place = path.relative_to(Path(tokmill.__file__).parent)
+    area = place.parts[0] if len(place.parts) > 1 else "tokmill"
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
+            continue
+        what = words(node.args[0])
+        if node.func.id in EXIT_CODES and what.strip("… "):
+            hint = next((words(key.value) for key in node.keywords if key.arg == "hint"), "")
+            yield area, what, hint, str(EXIT_CODES[node.func.id]), str(place)
+
+
+def words(node: ast.expr) -> str:
+    """Return the text of an expression, with … for what it fills in."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(words, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return words(node.left) + words(node.right)
+    if isinstance(node, ast.IfExp):
+        return f"{words(node.body)} / {words(node.orelse)}"
+    return "…"
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for page in (commands, recipes, python):
+    for page in (commands, recipes, python, errors):
         (folder / f"{page.__name__}.md").write_text("\n".join(page()) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The site is built without a warning, and its reference names every command and key."""
+"""The site is built without a warning, and its reference names every command, key and error."""
 
 from __future__ import annotations
 
@@ -64,3 +64,5 @@ def test_the_reference_has_every_command_and_key(site: Path) -> None:
     recipes = (site / "build-cache/reference/recipes.html").read_text()
     assert all(key in recipes for key in ("optim.lr", "task.length", "specials_in_text"))
     assert "train_tokenizer" in (site / "build-cache/reference/python.html").read_text()
+    errors = (site / "build-cache/reference/errors.html").read_text()
+    assert "extends is not the path of a recipe" in errors and "a path beside this file" in errors
