@@ -370,7 +370,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "iree": "mlir",
     "ml_dtypes": "mlir",
     "matplotlib": "plot",
-    "jinja2": "text",
+    "jinja2": "plot",
     "wandb": "track",
 }
 """Package → the extra that installs it."""
