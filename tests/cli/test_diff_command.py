@@ -37,6 +37,8 @@ def test_what_changed_is_told_and_is_the_exit_code(here: Here, built: Path, tmp_
     written = json.loads((tmp_path / "diff.json").read_text())
     from_python = tokmill.diff(built / "old", str(built / "new"))
     assert msgspec.to_builtins(from_python) == written
+    assert "changed=2" in repr(from_python) and "deleted=1" in repr(from_python)
+    assert "twice" in from_python._repr_html_() and "main" not in from_python._repr_html_()
     assert (written["format"], written["version"]) == ("tokmill.diff", 2)
     assert {one["name_a"]: one["similarity"] == 1 for one in written["matched"]}["main"]
     assert [one["name"] for one in written["deleted"]] == ["gone"]

@@ -103,7 +103,7 @@ def general_options() -> list[Any]:
     """Return --version, and typer's options that install completion in a shell."""
     app = typer.Typer(add_completion=True)
     app.callback(invoke_without_command=True)(_general)
-    return list(typer.main.get_command(app).params)
+    return list(flowing(typer.main.get_command(app)).params)
 
 
 def _show_version(wanted: bool) -> None:

@@ -30,6 +30,7 @@ def tokenizer(corpus: Any) -> Tokenizer:
 def test_attributes(tokenizer: Tokenizer) -> None:
     assert tokenizer.size == 800
     assert tokenizer.specials == {token: number for number, token in enumerate(SPECIALS)}
+    assert repr(tokenizer) == f"Tokenizer(size={tokenizer.size}, specials={SPECIALS!r})"
     assert tokenizer.vocab[0] == b"<|endoftext|>"
     assert len(tokenizer.merges) == 800 - 256 - 3
     left, right = tokenizer.merges[0]

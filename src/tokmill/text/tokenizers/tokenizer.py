@@ -124,6 +124,9 @@ class Tokenizer:
             for left, right in self.data["model"].get("merges") or []
         ]
 
+    def __repr__(self) -> str:
+        return f"Tokenizer(size={self.size}, specials={[*self.specials]})"
+
     @cached_property
     def specials(self) -> dict[str, int]:
         """Special token → id, by id."""

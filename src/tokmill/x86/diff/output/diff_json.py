@@ -5,12 +5,14 @@ Functions and blocks are named by their addresses, so that the file can be read 
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from tokmill.base.files import write_file
+from tokmill.terminal.output import html_table
 from tokmill.x86.diff.result import Diff, ProgramChanges, Reason
 from tokmill.x86.graph import Graph
 
@@ -18,6 +20,8 @@ FORMAT = "tokmill.diff"
 VERSION = 2
 """1: without `level`, `references` and `other`."""
 LEVELS = "same", "references", "changed"
+SHOWN = 20
+"""Functions that a notebook shows."""
 REASONS = [reason.name.lower() for reason in Reason]
 
 
@@ -101,6 +105,23 @@ class DiffFile(msgspec.Struct, frozen=True, kw_only=True):
     """In B, without a partner: new or no longer inlined."""
     other: ProgramChanges = ProgramChanges()
     left_out: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        levels = Counter(match.level for match in self.matched)
+        counts = {level: levels[level] for level in reversed(LEVELS)}
+        counts |= {"deleted": len(self.deleted), "inserted": len(self.inserted)}
+        shown = ", ".join(f"{name}={count}" for name, count in counts.items())
+        return f"DiffFile({self.a.program!r}, {self.b.program!r}, {shown})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: the functions that changed most."""
+        changed = [match for match in self.matched if match.level != LEVELS[0]]
+        shown = sorted(changed, key=lambda match: match.similarity)[:SHOWN]
+        rows = {
+            f"{m.name_a} {m.a:#x} → {m.name_b} {m.b:#x}": f"{m.level} {m.similarity:.0%}"
+            for m in shown
+        }
+        return html_table(repr(self), rows)
 
 
 def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", "")) -> DiffFile:
