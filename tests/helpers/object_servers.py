@@ -16,6 +16,10 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
+from tokmill.base import remote
+
 Fault = str | int | float | None
 """A status to answer, seconds to wait, "cut" (half of a body), "drop" (no answer at all)."""
 
@@ -146,3 +150,15 @@ class Proxy:
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+
+def set_up(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proxy:
+    proxy = Proxy(port)
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": "password",
+        "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
+        "TOKMILL_CACHE": str(tmp_path / "cache"), "TOKMILL_PATIENCE": "10",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    remote._new_client.cache_clear()
+    return proxy

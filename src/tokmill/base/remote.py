@@ -7,6 +7,7 @@ variables, which obstore reads.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -315,17 +316,26 @@ def at_once(function: Callable[[T], U], arguments: Iterable[T], many: int = MANY
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def put(address: str, data: bytes | Path, sha256: str) -> bool:
+def target_of(address: str) -> str:
+    """Return an address as one below which objects can be written; else raise `UsageError`."""
+    where = address_of(address)
+    if not where or where.startswith("http") or "/" not in where.partition("://")[2]:
+        hint = "s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME"
+        raise UsageError("it is pushed to a name in a bucket", where=address, hint=hint)
+    return where
+
+
+def put(address: str, data: bytes | Path, sha256: str, *, replace: bool = False) -> bool:
     """Write an object where there is none, with its digest; say whether it was written.
 
     Only objects up to 8 MiB are refused by the server if there is one already (`If-None-Match`);
-    of larger ones the caller knows that there is none.
+    of larger ones the caller knows that there is none. `replace`: one that is there is replaced.
     """
     obstore, client, key = _client(address)
     size = data.stat().st_size if isinstance(data, Path) else len(data)
     whole = size <= WHOLE
     content = data.read_bytes() if whole and isinstance(data, Path) else data
-    how: dict[str, Any] = {"mode": "create", "use_multipart": False}
+    how: dict[str, Any] = {"mode": "overwrite" if replace else "create", "use_multipart": False}
     if not whole:
         how = {"use_multipart": True, "chunk_size": WHOLE, "max_concurrency": AT_ONCE}
 
@@ -339,6 +349,22 @@ def put(address: str, data: bytes | Path, sha256: str) -> bool:
         return True
 
     return _tried("write", address, call, 0 if whole else size)
+
+
+def delete(address: str) -> None:
+    """Remove an object; one that is not there is fine."""
+    obstore, client, key = _client(address)
+
+    def call() -> None:
+        try:
+            obstore.delete(client, key)
+        except Exception as error:
+            # JuiceFS's gateway removes it, and names no key in its answer.
+            if "invalid DeleteObjects response" not in str(error):
+                raise
+
+    with contextlib.suppress(Absent):
+        _tried("remove", address, call)
 
 
 def digest(facts: Facts) -> str:

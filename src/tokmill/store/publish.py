@@ -70,10 +70,7 @@ def push(store: Path | str, address: str, advance: Advance = lambda size: None) 
         TokmillError: another store, or another file, stands there; or the store is not finished.
         MachineError: the server does not answer, or refuses.
     """
-    where = address_of(address)
-    if not where or where.startswith("http") or "/" not in where.partition("://")[2]:
-        hint = "s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME"
-        raise UsageError("a store is pushed to a name in a bucket", where=str(address), hint=hint)
+    where = remote.target_of(address)
     opened = Store(store)
     if opened.remote is not None or opened.partial:
         what = "lies at an address already" if opened.remote else "is not complete"

@@ -51,6 +51,7 @@ from tokmill.training.runs.checkpoint import (
     newest_whole,
     save_checkpoint,
 )
+from tokmill.training.runs.pushed_run import Pusher, open_run
 from tokmill.training.runs.run import Run
 from tokmill.training.runs.trackers import METRICS, Tracker, open_trackers
 from tokmill.training.runs.warm_start import start_facts, start_from
@@ -153,7 +154,7 @@ def train(
     with (
         make_engine(config.run, config.engine) as engine,
         Stop(until, ends_at_second=place().world == 1) as stop,
-        engine.lead(runs.open_run(out, config)),
+        engine.lead(open_run(out, config)),
     ):
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
         stores = open_stores(config.data) if kind.reads_stores else []
@@ -183,8 +184,9 @@ def train(
             session = {"step": state.step, "processes": engine.world}
             append_line(out / runs.SESSIONS, json.dumps(session).encode())
         tracking = open_trackers(out, config, state.step, engine.rank)
-        with say_how_to_go_on(out), tracking as trackers:
-            Session(config, out, task, loop, engine, state, trackers, stop, quiet).run()
+        pushing = Pusher(out, config, engine.rank)
+        with say_how_to_go_on(out), pushing as pusher, tracking as trackers:
+            Session(config, out, task, loop, engine, state, trackers, stop, quiet, pusher).run()
         return Run(out, state.step, runs.last_metrics(out))
 
 
@@ -205,6 +207,7 @@ class Session:
     trackers: list[Tracker]
     stop: Stop
     quiet: bool
+    pusher: Pusher
 
     def run(self) -> None:
         """Do the steps that are left; then write a checkpoint and the final weights."""
@@ -334,7 +337,10 @@ class Session:
         if self.saved != self.state.step:
             self.state.seconds = self.meter.seconds
             with self.meter.aside():
-                save_checkpoint(self.out, self.engine, self.state, self.config.run.keep, self.task)
+                keep, held = self.config.run.keep, self.pusher.held()
+                self.pusher.push(
+                    save_checkpoint(self.out, self.engine, self.state, keep, self.task, held)
+                )
             self.saved = self.state.step
 
     def interrupt(self) -> None:

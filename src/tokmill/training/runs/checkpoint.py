@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,17 @@ def run_id(run: Path) -> str:
 
 
 def save_checkpoint(
-    run: Path, engine: Engine, state: State, keep: int, task: Task | None = None
+    run: Path,
+    engine: Engine,
+    state: State,
+    keep: int,
+    task: Task | None = None,
+    spared: Collection[Path] = (),
 ) -> Path:
     """Write the checkpoint of a state, drop all but the newest `keep`, and return its folder.
 
-    `task`: its `extra_state` is written too. Every process calls this, and they wait for each
-    other twice.
+    `task`: its `extra_state` is written too. `spared`: checkpoints that are not dropped. Every
+    process calls this, and they wait for each other twice.
     """
     folder = make_folder(run / FOLDER)
     target = folder / f"step-{state.step:08d}"
@@ -140,9 +146,15 @@ def save_checkpoint(
         raise
     if engine.rank == 0:
         replace(private, target)
-        for old in checkpoints(run)[:-keep]:
-            discard(old)
+        drop_old(run, keep, spared)
     return target
+
+
+def drop_old(run: Path, keep: int, spared: Collection[Path] = ()) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    for old in checkpoints(run)[:-keep]:
+        if old not in spared:
+            discard(old)
 
 
 def replace(private: Path, target: Path) -> None:
