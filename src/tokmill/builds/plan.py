@@ -247,6 +247,8 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
     amount: Amount = Amount()
     part: tuple[int, int] | None = None
+    push: str = ""
+    """Address at which the parts of several machines meet; "": in their folder."""
     limit_seconds: float | None = None
     max_rejects: float = 0.01
     fresh: bool = False

@@ -82,14 +82,19 @@ def files_at(address: str, manifest: Manifest) -> dict[str, Facts]:
     https:// lists nothing: there they are those that the manifest names, without overlays.
     """
     if not address.startswith("http"):
-        below = {one.address.removeprefix(f"{address}/"): one for one in listed(address)}
-        return {name: one for name, one in below.items() if FILES.fullmatch(name)}
+        return below(address)
     names = [layout.PLAN, "inputs.jsonl", layout.MANIFEST]
     names += [f"vocab/{one.file}" for one in manifest.vocabularies.values()]
     names += ["vocab/probe.json"] * isinstance(manifest.probe, str)
     for end in ("json", "safetensors"):
         names += [f"shards/{one.name}.{end}" for one in manifest.shards]
     return {name: Facts(f"{address}/{name}", 0) for name in names if FILES.fullmatch(name)}
+
+
+def below(address: str) -> dict[str, Facts]:
+    """Return name → object of the files of stores below an address, by a list."""
+    found = {one.address.removeprefix(f"{address}/"): one for one in listed(address)}
+    return {name: one for name, one in found.items() if FILES.fullmatch(name)}
 
 
 def read_manifest(address: str) -> tuple[bytes, Manifest]:
