@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import tokmill
-from object_servers import Proxy, set_up
+from object_servers import Credentials, Proxy, set_up
 from tokmill.base import remote
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError
 from tokmill.base.files import sha256_file
@@ -448,6 +448,56 @@ def test_an_object_that_changes_while_it_is_read(
     with pytest.raises(TokmillError, match="changed") as error:
         build("jsonl", where, tmp_path / "out", tokenizer=GOLDEN / "tokenizer.json")
     assert seen[0] > 9 and where in f"{error.value}{error.value.where}"
+
+
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("status", [403, 400])
+def test_credentials_that_end_are_renewed(
+    proxy: Proxy,
+    address: str,
+    local: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    status: int,
+) -> None:
+    """A push, and reads for three times as long as credentials last."""
+    large = tmp_path / "large"
+    large.write_bytes(random.Random(1).randbytes(40 << 20))
+    credentials = Credentials(tmp_path, monkeypatch, seconds)
+    proxy.refuses, proxy.status = credentials.refuses, status
+    push(local, address)
+    remote.put(f"{address}-large", large, "")
+    begun = credentials.number
+    proxy.fault = lambda method, path: 0.8 * seconds if "large" in path else None
+    facts = remote.head(f"{address}-large")
+    assert b"".join(remote.chunks(facts)) == large.read_bytes()
+    proxy.fault = lambda method, path: None
+    while credentials.number < begun + 4:
+        assert validate(tokmill.Store(address)).ok
+    assert credentials.handed > 3
+    print(credentials.late, "requests were refused")
+
+
+@pytest.mark.parametrize("status", [403, 400])
+def test_credentials_of_the_environment_that_end(
+    proxy: Proxy, address: str, local: Path, status: int
+) -> None:
+    """One clear error, at once, wherever they end: also at HEAD, whose answer has no body."""
+    push(local, address)
+    store = tokmill.Store(address)
+    proxy.refuses, proxy.status = lambda authorization: "ExpiredToken", status
+    begun = time.monotonic()
+    for action in (
+        lambda: store[0],
+        lambda: tokmill.Store(address),
+        lambda: push(local, address),
+        lambda: remote.put(f"{address}/x", b"x", ""),
+    ):
+        with pytest.raises(MachineError, match="the credentials have ended") as error:
+            action()
+        assert error.value.where.startswith(address) and "set new ones" in error.value.hint
+    assert time.monotonic() - begun < 5
 
 
 KINDS: list[Callable[[random.Random], str | int | float]] = [
