@@ -226,6 +226,18 @@ def check_host(host: str, where: str) -> None:
         ) from error
 
 
+def interface_to(host: str) -> str:
+    """Return the network interface of this machine that leads to another one; "": none is found."""
+    kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with contextlib.suppress(OSError), socket.socket(kind, socket.SOCK_DGRAM) as one:
+        one.connect(address)  # Sends nothing.
+        mine = one.getsockname()[0]
+        for name, found in plugins.require("psutil").net_if_addrs().items():
+            if any(each.address == mine for each in found):
+                return str(name)
+    return ""
+
+
 @contextlib.contextmanager
 def told_when_waiting(what: str, seconds: float = 5.0) -> Iterator[None]:
     """Print what the process waits for, if it takes longer than some seconds."""

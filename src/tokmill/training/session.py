@@ -46,6 +46,7 @@ from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.checkpoint import (
     State,
+    check_shared,
     load_checkpoint,
     moves,
     newest_whole,
@@ -156,6 +157,7 @@ def train(
         Stop(until, ends_at_second=place().world == 1) as stop,
         engine.lead(open_run(out, config)),
     ):
+        check_shared(out, engine)
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
         stores = open_stores(config.data) if kind.reads_stores else []
         facts = runs.facts_of(out, config, stores)

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from tokmill.base.files import (
     machine_errors,
     make_folder,
     read_file,
+    remove,
     sha256_file,
     sync_folder,
     write_file,
@@ -335,6 +338,34 @@ def discard_unfinished(folder: Path) -> None:
 TENSORS = (MODEL, OPTIMIZER)
 SEALED = ".safetensors"
 """Suffix of files of tensors, whose digest is their seal."""
+
+
+def check_shared(run: Path, engine: Engine, wait: float = 5.0) -> None:
+    """Raise `TokmillError` unless all processes see the folder of a run; all of them call this."""
+    token = secrets.randbits(48) if engine.rank == 0 else 0
+    try:
+        if engine.rank == 0 and engine.world > 1:
+            write_file(run / f"{TEMPORARY}{token}", b"")
+        path = run / f"{TEMPORARY}{int(engine.total([token])[0])}"
+        until, blind = time.monotonic() + wait, [0.0] * engine.world
+        while engine.rank and not path.exists():
+            # A file system on a network may be late.
+            if time.monotonic() > until:
+                blind[engine.rank] = 1
+                break
+            time.sleep(0.1)
+        blind = engine.total(blind)
+    finally:
+        if engine.rank == 0:
+            remove(run / f"{TEMPORARY}{token}")
+    if any(blind):
+        those = [str(rank) for rank, one in enumerate(blind) if one]
+        raise TokmillError(
+            f"the folder of the run is not shared: {len(those)} of {engine.world} processes do not "
+            f"see that of process 0 (of rank {', '.join(those[:4])}{' …' * (len(those) > 4)})",
+            where=str(run),
+            hint="name a folder on a file system that all machines see under the same path",
+        )
 
 
 def newest_whole(run: Path, engine: Engine) -> Path | None:
