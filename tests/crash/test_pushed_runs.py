@@ -21,7 +21,7 @@ from object_servers import Fault, Proxy, set_up
 from tokmill.base import remote
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.training.runs import pushed_run
-from tokmill.training.runs.checkpoint import check_checkpoint
+from tokmill.training.runs.checkpoint import check_checkpoint, checkpoints
 from tokmill.training.session import Session
 from toy import cycles, losses, make_store
 
@@ -72,6 +72,18 @@ def same(run: Path, whole: Path) -> None:
     assert check_checkpoint(run / "checkpoints/step-00000012").step == 12
 
 
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each checkpoint sent before the next step."""
+    seen = Session.save
+
+    def save(session: Session) -> None:
+        seen(session)
+        while session.pusher.held():
+            time.sleep(0.02)
+
+    monkeypatch.setattr(Session, "save", save)
+
+
 @pytest.mark.parametrize("kind", ["plain", "ignoring"])
 def test_a_lost_machine_goes_on_from_the_address(
     kind: str,
@@ -83,6 +95,7 @@ def test_a_lost_machine_goes_on_from_the_address(
 ) -> None:
     server = request.getfixturevalue(kind)
     proxy = set_up(server[0], tmp_path, monkeypatch)
+    slowly(monkeypatch)
     address = f"s3://{server[1]}/runs/ü #1+%20"
     lost = tmp_path / "lost"
     with monkeypatch.context() as patched:
@@ -243,7 +256,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     whole: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    slowly(monkeypatch)
     tokmill.train(recipe(store, address), tmp_path / "a", quiet=True)
     where = f"{address}/checkpoints/step-00000012"
     data = bytearray(remote.read_whole(f"{where}/optimizer.safetensors"))
@@ -253,10 +268,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     told = capsys.readouterr().err
     assert f"{where} is not used: the file is damaged" in told
     same(tmp_path / "b", whole)
-    remote.delete(f"{address}/checkpoints/step-00000010/rng-00000.json")
+    # It was sent anew, with what describes it.
+    proxy.requests.clear()
+    tokmill.train(recipe(store, address), tmp_path / "again", quiet=True)
+    same(tmp_path / "again", whole)
+    assert capsys.readouterr().err.count("not used") == 0
+    for step in (10, 12):
+        remote.delete(f"{address}/checkpoints/step-{step:08d}/rng-00000.json")
     with pytest.raises(TokmillError, match="no checkpoint there can be used"):
         tokmill.train(recipe(store, address), tmp_path / "c", quiet=True)
-    assert not list((tmp_path / "c").glob("checkpoints/*"))
+    assert not checkpoints(tmp_path / "c")
 
 
 CHILD = """

@@ -194,7 +194,7 @@ def test_a_folder_that_is_not_shared_is_told_before_the_first_step(
     both = [process.communicate(timeout=90)[1] for process in nodes(tmp_path / "a", tmp_path / "b")]
     told = "".join(both)
     assert [process.returncode for process in training.started] == [1, 1], told
-    assert "not shared: 1 of 2 processes do not see that of process 0 (of rank 1)" in told
+    assert "not shared: 1 of 2 processes do not see what process 0 writes" in told
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
     for process in nodes(tmp_path / "a", tmp_path / "a"):
         process.communicate(timeout=90)

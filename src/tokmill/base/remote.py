@@ -41,7 +41,6 @@ VARIABLES = {
 """Scheme → the environment variables of its credentials."""
 ENDED = "ExpiredToken"
 """The code of S3 for credentials that were valid once."""
-RENEWED = "those of a role, a container (AWS_CONTAINER_CREDENTIALS_FULL_URI) or a web identity"
 REQUEST, CONNECT = 20, 5
 """Seconds of one request, and of the connection to its server."""
 PATIENCE = "TOKMILL_PATIENCE"
@@ -146,7 +145,7 @@ def _error(doing: str, address: str, error: Exception) -> TokmillError:
         return Absent(what, where=address, hint=hint)
     if ENDED in text:
         what = f"{doing} was refused: the credentials have ended ({ENDED})"
-        hint = f"set new ones, and run the same command again; what is renewed by itself: {RENEWED}"
+        hint = "set new ones, and run the same command again; those of a role renew themselves"
         return MachineError(what, where=address, hint=hint)
     if status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError"):
         hint = f"are the credentials of this bucket, and not expired? {variables}"

@@ -223,11 +223,7 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
 
 
 def finish(
-    out: Path,
-    prepared: Prepared,
-    receipts: Sequence[Receipt],
-    how: How,
-    parts: Parts | None = None,
+    out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How, parts: Parts | None
 ) -> Store:
     """Write the manifest and remove shards that are not in the plan, if no shard is missing.
 

@@ -72,14 +72,11 @@ def place() -> Place:
     return Place(rank, world, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", world))
 
 
-def resume_flags() -> str:
-    """Return " --processes N" if all processes of this run are on this machine, else ""."""
-    here = place()
-    return f" --processes {here.world}" if here.world == here.local_world > 1 else ""
-
-
 def resume_command(run: Path) -> str:
-    return f"tokmill train -o {shlex.quote(str(run))}{resume_flags()}"
+    """Return the command that continues a run; all its processes may be on this machine."""
+    here = place()
+    flags = f" --processes {here.world}" if here.world == here.local_world > 1 else ""
+    return f"tokmill train -o {shlex.quote(str(run))}{flags}"
 
 
 class Launch(msgspec.Struct, frozen=True):

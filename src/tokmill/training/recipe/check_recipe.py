@@ -11,7 +11,6 @@ import msgspec
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import UsageError, nearest
-from tokmill.base.remote import target_of
 from tokmill.builds.execution.resources import parse_seconds
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
@@ -188,8 +187,6 @@ def check(config: TrainConfig, where: str = "") -> None:
                 hint=nearest(tracker, plugins.TRACKERS),
             )
     seconds(run.max_time)
-    if run.push:
-        target_of(run.push)
     if config.engine.deepspeed:
         check_table(config.engine.deepspeed, where)
 

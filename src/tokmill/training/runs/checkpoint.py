@@ -179,12 +179,6 @@ def load_checkpoint(folder: Path, engine: Engine, seed: int, task: Task | None =
     run's seed, the step and the rank, and the task's state is not loaded.
     """
     state = read_state(folder)
-    if engine.total([state.step])[0] != state.step * engine.world:
-        raise TokmillError(
-            "the processes found different checkpoints",
-            where=str(folder.parent),
-            hint="all machines must share the folder of the run",
-        )
     engine.load(folder)
     if state.world == engine.world:
         path = folder / f"rng-{engine.rank:05d}.json"
@@ -287,13 +281,15 @@ def is_checkpoint(path: Path) -> bool:
     return bool(named) and (path / STATE).is_file() and not path.is_symlink()
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """Return the checkpoints of a run folder, oldest first; other files are ignored."""
+def _entries(run: Path) -> list[Path]:
     folder = run / FOLDER
     with machine_errors("read", folder):
-        there = list(folder.iterdir()) if folder.is_dir() else []
-        folders = [path for path in there if is_checkpoint(path)]
-    return sorted(folders, key=step_of_name)
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the checkpoints of a run folder, oldest first; other files are ignored."""
+    return sorted(filter(is_checkpoint, _entries(run)), key=step_of_name)
 
 
 def step_of_name(checkpoint: Path) -> int:
@@ -302,10 +298,7 @@ def step_of_name(checkpoint: Path) -> int:
 
 def strangers(run: Path) -> list[Path]:
     """Return paths that have the name of a checkpoint and are none; they are never removed."""
-    folder = run / FOLDER
-    with machine_errors("read", folder):
-        entries = list(folder.iterdir()) if folder.is_dir() else []
-        return sorted(p for p in entries if NAME.fullmatch(p.name) and not is_checkpoint(p))
+    return [p for p in _entries(run) if NAME.fullmatch(p.name) and not is_checkpoint(p)]
 
 
 def discard(folder: Path) -> None:
@@ -342,29 +335,25 @@ SEALED = ".safetensors"
 
 def check_shared(run: Path, engine: Engine, wait: float = 5.0) -> None:
     """Raise `TokmillError` unless all processes see the folder of a run; all of them call this."""
-    token = secrets.randbits(48) if engine.rank == 0 else 0
+    token = secrets.randbits(48) * (engine.rank == 0)
+    path = run / f"{TEMPORARY}{token}"
     try:
-        if engine.rank == 0 and engine.world > 1:
-            write_file(run / f"{TEMPORARY}{token}", b"")
+        if engine.rank == 0:
+            write_file(path, b"")
         path = run / f"{TEMPORARY}{int(engine.total([token])[0])}"
-        until, blind = time.monotonic() + wait, [0.0] * engine.world
-        while engine.rank and not path.exists():
-            # A file system on a network may be late.
-            if time.monotonic() > until:
-                blind[engine.rank] = 1
-                break
+        until = time.monotonic() + wait
+        # A file system on a network may be late.
+        while not path.exists() and time.monotonic() < until:
             time.sleep(0.1)
-        blind = engine.total(blind)
+        blind = int(engine.total([not path.exists()])[0])
     finally:
         if engine.rank == 0:
-            remove(run / f"{TEMPORARY}{token}")
-    if any(blind):
-        those = [str(rank) for rank, one in enumerate(blind) if one]
+            remove(path)
+    if blind:
+        what = f"{blind} of {engine.world} processes do not see what process 0 writes there"
+        hint = "name a folder on a file system that all machines see under the same path"
         raise TokmillError(
-            f"the folder of the run is not shared: {len(those)} of {engine.world} processes do not "
-            f"see that of process 0 (of rank {', '.join(those[:4])}{' …' * (len(those) > 4)})",
-            where=str(run),
-            hint="name a folder on a file system that all machines see under the same path",
+            f"the folder of the run is not shared: {what}", where=str(run), hint=hint
         )
 
 
