@@ -358,7 +358,8 @@ def test_the_shards_of_a_step(proxy: Proxy, address: str, local: Path) -> None:
     for shards in (0, 1):
         store = tokmill.Store(address)
         feed = tokmill.Feed(tokmill.Windows(store, 8, shards=shards), 3, seed=shards)
-        assert not store.touched()
+        assert store.bytes_per_token() == tokmill.Store(local).bytes_per_token()
+        assert not store.touched() and (shards or not list(store.path.rglob("*.safetensors")))
         for step in range(40):
             store._touched.clear()
             store._mapped.clear()

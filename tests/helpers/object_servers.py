@@ -96,6 +96,9 @@ class Proxy:
         """Headers that are added to each request."""
         self.refuses: Callable[[str], str] = lambda authorization: ""
         """The code of S3 with which a request is refused; "": it is passed on."""
+        self.rate = 0.0
+        """Bytes a second of all answers together; 0: no limit."""
+        self._free, self._lock = 0.0, threading.Lock()
         self.status = 403
         """Of a refusal; S3 has 400 for credentials that have ended."""
         proxy = self
@@ -147,6 +150,11 @@ class Proxy:
             answer = upstream.getresponse()
             data = answer.read()
         self.requests.append((to.command, to.path, len(data)))
+        if self.rate:
+            with self._lock:
+                self._free = max(self._free, time.monotonic()) + len(data) / self.rate
+                until = self._free
+            time.sleep(max(0.0, until - time.monotonic()))
         to.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("transfer-encoding", "content-length", "connection"):

@@ -24,10 +24,7 @@ from tokmill.store.shards.shard import SUFFIX
 
 
 class Parts:
-    """What an address has of a build.
-
-    Raises `TokmillError` if another store, or a part of one, lies there.
-    """
+    """What an address has of a build; `TokmillError` if it has another store, or its parts."""
 
     def __init__(self, address: str, out: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
         self.address, self.out = address, out

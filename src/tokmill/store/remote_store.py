@@ -259,24 +259,27 @@ class Remote:
         fetch_index(self.address, self.folder, manifest)
         self.fresh = True
 
-    def offsets(self, entries: Sequence[ShardEntry]) -> Iterator[Array]:
-        """Yield the record offsets of shards, read alone: no shard need be fetched for them."""
+    def arrays(self, entries: Sequence[ShardEntry], name: str, dtype: str) -> Iterator[Array]:
+        """Yield offsets or a column of records, read alone: no shard need be fetched for them."""
 
         def read(entry: ShardEntry) -> Array:
             path = self._path(entry)
             place = path if path.exists() else f"{self.address}/shards/{path.name}"
             hint = "`tokmill store validate` finds all damage"
             with (
-                remote.open_input(place) as file,
+                remote.open_input(place, ahead=False) as file,
                 refused("the shard is damaged", place, hint=hint),
             ):
                 header = tensor_header(file, entry.bytes)
-                start, stop = header.tensors["offsets"].data_offsets
+                start, stop = header.tensors[name].data_offsets
                 file.seek(8 + header.length + start)
-                result: Array = np.frombuffer(file.read(stop - start), "<u8")
-                good = len(result) == entry.records + 1 and (result[1:] >= result[:-1]).all()
-                if not good or (result[0], result[-1]) != (0, entry.tokens):
-                    raise ValueError("its offsets do not fit the manifest")
+                result: Array = np.frombuffer(file.read(stop - start), dtype)
+                good = len(result) == entry.records + (name == "offsets")
+                if good and name == "offsets":
+                    ends = (result[0], result[-1]) == (0, entry.tokens)
+                    good = ends and bool((result[1:] >= result[:-1]).all())
+                if not good:
+                    raise ValueError(f"its {name} do not fit the manifest")
             return result
 
         return at_once(read, entries)

@@ -73,7 +73,6 @@ def place() -> Place:
 
 
 def resume_command(run: Path) -> str:
-    """Return the command that continues a run; all its processes may be on this machine."""
     here = place()
     flags = f" --processes {here.world}" if here.world == here.local_world > 1 else ""
     return f"tokmill train -o {shlex.quote(str(run))}{flags}"

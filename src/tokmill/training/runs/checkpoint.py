@@ -342,8 +342,7 @@ def check_shared(run: Path, engine: Engine, wait: float = 5.0) -> None:
             write_file(path, b"")
         path = run / f"{TEMPORARY}{int(engine.total([token])[0])}"
         until = time.monotonic() + wait
-        # A file system on a network may be late.
-        while not path.exists() and time.monotonic() < until:
+        while not path.exists() and time.monotonic() < until:  # NFS may be late.
             time.sleep(0.1)
         blind = int(engine.total([not path.exists()])[0])
     finally:

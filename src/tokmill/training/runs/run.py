@@ -165,9 +165,7 @@ def start_command(out: Path) -> str:
     return f"tokmill train STORE --from {shlex.quote(str(out))} -o NEW"
 
 
-def check_resume(
-    recipe: Mapping[str, Any], config: TrainConfig, done: int, out: Path | str
-) -> None:
+def check_resume(recipe: Mapping[str, Any], config: TrainConfig, done: int, out: object) -> None:
     """Refuse to resume with a recipe that would change the steps that are already done."""
     before = from_dict(recipe, f"{out}/{RECIPE}")
     changed = differences(msgspec.json.decode(msgspec.json.encode(before)), config)
