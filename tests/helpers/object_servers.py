@@ -96,6 +96,8 @@ class Proxy:
         """Headers that are added to each request."""
         self.refuses: Callable[[str], str] = lambda authorization: ""
         """The code of S3 with which a request is refused; "": it is passed on."""
+        self.answer: Callable[[str, str], bytes | None] = lambda method, path: None
+        """A body to answer with status 200 in place of passing a request on."""
         self.rate = 0.0
         """Bytes a second of all answers together; 0: no limit."""
         self._free, self._lock = 0.0, threading.Lock()
@@ -143,6 +145,12 @@ class Proxy:
                 to.send_header("Content-Length", "0")
                 to.end_headers()
             to.close_connection = True
+            return
+        if (instead := self.answer(to.command, to.path)) is not None:
+            to.send_response(200)
+            to.send_header("Content-Length", str(len(instead)))
+            to.end_headers()
+            to.wfile.write(instead)
             return
         upstream = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
         with contextlib.closing(upstream):

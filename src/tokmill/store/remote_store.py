@@ -295,16 +295,17 @@ class Remote:
 def make_room(size: int) -> None:
     """Remove the shards of the cache that were opened longest ago, until there is room.
 
-    What a process has mapped stays readable for it. Raises `MachineError` if there is no room.
+    What a process has mapped stays readable for it. What other processes are fetching may exceed
+    the limit. Raises `MachineError` if a shard is above the limit, or the disk has no room.
     """
     limit, cache = cache_limit(), cache_folder()
     used = sorted(_shards_of(cache))
-    over = size + SPARE - shutil.disk_usage(cache).free
+    short = over = size + SPARE - shutil.disk_usage(cache).free
     if limit:
         over = max(over, size + sum(each for _, each, _ in used) - limit)
     here = [(path, each) for _, each, path in used if layout.SHARD_FILE.fullmatch(path.name)]
-    if over > sum(each for _, each in here):
-        why = f"{LIMIT} is {human_bytes(limit)}" if limit else "its disk is full"
+    if short > sum(each for _, each in here) or 0 < limit < size:
+        why = f"{LIMIT} is {human_bytes(limit)}" if 0 < limit < size else "its disk is full"
         raise MachineError(
             f"the cache has no room for {human_bytes(size)}: {why}",
             where=str(cache),

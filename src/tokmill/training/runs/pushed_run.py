@@ -201,8 +201,7 @@ class Pusher:
             try:
                 self._send(folder)
                 self.sent, self._error = self.sent + 1, None
-            except Exception as error:
-                # A thread that ended would end in silence.
+            except Exception as error:  # A thread that ended would end in silence.
                 self._error = error
                 say(f"{folder.name} was not pushed: {_in_a_line(error)}")
             with self._lock:
