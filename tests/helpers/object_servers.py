@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import shutil
 import socket
@@ -13,8 +14,13 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import pytest
+
+from tokmill.base import remote
 
 Fault = str | int | float | None
 """A status to answer, seconds to wait, "cut" (half of a body), "drop" (no answer at all)."""
@@ -88,6 +94,15 @@ class Proxy:
         """Method, path and bytes of the body of each answer."""
         self.headers: dict[str, str] = {}
         """Headers that are added to each request."""
+        self.refuses: Callable[[str], str] = lambda authorization: ""
+        """The code of S3 with which a request is refused; "": it is passed on."""
+        self.answer: Callable[[str, str], bytes | None] = lambda method, path: None
+        """A body to answer with status 200 in place of passing a request on."""
+        self.rate = 0.0
+        """Bytes a second of all answers together; 0: no limit."""
+        self._free, self._lock = 0.0, threading.Lock()
+        self.status = 403
+        """Of a refusal; S3 has 400 for credentials that have ended."""
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -114,6 +129,13 @@ class Proxy:
 
     def pass_on(self, to: BaseHTTPRequestHandler) -> None:
         body = to.rfile.read(int(to.headers.get("Content-Length") or 0))
+        if code := self.refuses(to.headers.get("Authorization") or ""):
+            data = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+            to.send_response(self.status)
+            to.send_header("Content-Length", str(len(data)))
+            to.end_headers()
+            to.wfile.write(data if to.command != "HEAD" else b"")
+            return
         fault = self.fault(to.command, to.path)
         if isinstance(fault, float):
             time.sleep(fault)
@@ -124,12 +146,23 @@ class Proxy:
                 to.end_headers()
             to.close_connection = True
             return
+        if (instead := self.answer(to.command, to.path)) is not None:
+            to.send_response(200)
+            to.send_header("Content-Length", str(len(instead)))
+            to.end_headers()
+            to.wfile.write(instead)
+            return
         upstream = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
         with contextlib.closing(upstream):
             upstream.request(to.command, to.path, body, {**to.headers, **self.headers})
             answer = upstream.getresponse()
             data = answer.read()
         self.requests.append((to.command, to.path, len(data)))
+        if self.rate:
+            with self._lock:
+                self._free = max(self._free, time.monotonic()) + len(data) / self.rate
+                until = self._free
+            time.sleep(max(0.0, until - time.monotonic()))
         to.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("transfer-encoding", "content-length", "connection"):
@@ -146,3 +179,66 @@ class Proxy:
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+
+class Credentials:
+    """Hands out credentials that end after some seconds, to who has the token of a container.
+
+    They are handed out until their very end, so some requests come too late. `refuses` is for a
+    proxy.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.seconds, self.begun, self.handed = seconds, time.time(), 0
+        self.late = 0
+        token = folder / "container-token"
+        token.write_text("a container")
+        credentials = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+                pass
+
+            def do_GET(self) -> None:
+                assert self.headers["Authorization"] == "a container"
+                credentials.handed += 1
+                number = credentials.number
+                end = datetime.fromtimestamp(credentials.begun + (number + 1) * seconds, UTC)
+                data = {"AccessKeyId": f"key{number}", "SecretAccessKey": "s", "Token": "t"}
+                body = json.dumps(data | {"Expiration": end.isoformat()}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        where = f"http://127.0.0.1:{self.server.server_address[1]}/credentials"
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", where)
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(token))
+        remote._new_client.cache_clear()
+
+    @property
+    def number(self) -> int:
+        """The number of the credentials that are valid now."""
+        return int((time.time() - self.begun) / self.seconds)
+
+    def refuses(self, authorization: str) -> str:
+        late = f"Credential=key{self.number}/" not in authorization
+        self.late += late
+        return "ExpiredToken" if late else ""
+
+
+def set_up(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proxy:
+    proxy = Proxy(port)
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": "password",
+        "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
+        "TOKMILL_CACHE": str(tmp_path / "cache"), "TOKMILL_PATIENCE": "10",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    remote._new_client.cache_clear()
+    return proxy

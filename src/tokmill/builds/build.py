@@ -31,6 +31,7 @@ from tokmill.builds.execution.resources import choose
 from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
 from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
 from tokmill.builds.make_shard import ShardJob, planned_work
+from tokmill.builds.parts import Parts
 from tokmill.builds.plan import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.builds.scan import PACKED, in_words
 from tokmill.store import manifest as layout
@@ -87,6 +88,9 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     if not 0 <= how.max_rejects <= 1:
         raise UsageError(f"--max-rejects {how.max_rejects:g} is no share", hint="between 0 and 1")
     out = folder_of(chosen)
+    if how.push and (how.part is None or not chosen.out):
+        what = "--push is for parts of a store, --part i/n"
+        raise UsageError(what, hint="`tokmill store push STORE ADDRESS` publishes a whole store")
     with machine_errors("read", out):
         check_folder(out)
     prepared = prepare(chosen)
@@ -140,11 +144,12 @@ def say_remark(prepared: Prepared) -> None:
 def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     """Make the missing shards and finish the store."""
     plan, planned = prepared.plan, prepared.planned
-    receipts, tasks = missing(out, planned, how)
+    parts = Parts(how.push, out, plan, planned) if how.push else None
+    receipts, tasks = missing(out, planned, how, parts)
     if not tasks:
         if not how.quiet:
             print("no shard was missing: nothing was left to do", file=sys.stderr)
-        return finish(out, prepared, receipts, how)
+        return finish(out, prepared, receipts, how, parts)
     if how.part is None and not is_complete(out):
         # It names the shards that were cut, which are now replaced.
         remove(out / layout.MANIFEST)
@@ -176,6 +181,8 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
                 again = {receipt.name for receipt in new}
                 receipts = [receipt for receipt in receipts if receipt.name not in again]
             receipts += new
+            if parts is not None:
+                parts.send(new)
             bar.advance(read_of(task, new) - task.size + task.left)
             watch.event("shard", shard=task.shard, bytes=task.size, rate=round(bar.rate))
             rejects.add(new)
@@ -185,7 +192,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         return stop_early(out, how, bar, watch, name)
     if limit is not None and not how.quiet:
         say_rate(bar, receipts)
-    store = finish(out, prepared, receipts, how)
+    store = finish(out, prepared, receipts, how, parts)
     watch.event("done", complete=not store.partial, rate=round(bar.rate))
     if stop.signal:
         raise Interrupted(
@@ -197,7 +204,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
 
 
 def missing(
-    out: Path, planned: Sequence[PlannedItem], how: How
+    out: Path, planned: Sequence[PlannedItem], how: How, parts: Parts | None
 ) -> tuple[list[Receipt], list[ShardJob]]:
     """Return the receipts of whole shards, and the shards that this process is to make."""
     if how.part is None:
@@ -211,6 +218,11 @@ def missing(
     if how.part is not None:
         mine, of = how.part
         tasks = [task for task in tasks if int(task.shard, 16) % of == mine - 1]
+    if parts is not None:
+        parts.send(receipts)
+        receipts += parts.receipts({task.shard for task in tasks})
+        left = {task.shard for task in missing_tasks(planned, receipts)}
+        tasks = [task for task in tasks if task.shard in left]
     if how.limit_seconds is not None:
         # Names are digests, so the first ones are a random sample of the input.
         tasks.sort(key=lambda task: task.shard)

@@ -24,6 +24,7 @@ from tokmill.base.progress import Progress, human_bytes, human_count, human_shar
 from tokmill.builds.execution.executors import Watch
 from tokmill.builds.folder import TAKEN, remove_shards, sweep, write_if_different
 from tokmill.builds.make_shard import ShardJob, planned_work
+from tokmill.builds.parts import Parts
 from tokmill.builds.plan import How, Prepared
 from tokmill.builds.source import Item, Source, restore_probe
 from tokmill.store import manifest as layout
@@ -221,15 +222,19 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
     return tasks
 
 
-def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How) -> Store:
+def finish(
+    out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How, parts: Parts | None
+) -> Store:
     """Write the manifest and remove shards that are not in the plan, if no shard is missing.
 
-    With `how.part`, the part that ends last does this.
+    With `how.part`, the part that ends last does this; with `parts`, at their address.
     """
     plan = prepared.plan
     if how.part is not None:
         # Other parts have made shards meanwhile.
         receipts = planned_receipts(out, prepared.planned)
+    if parts is not None:
+        receipts = parts.all([receipt for receipt in receipts if receipt.cut is UNSET])
     if missing_tasks(prepared.planned, receipts):
         return Store(out)
     ordered = in_order(prepared.planned, receipts)
@@ -253,6 +258,9 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
             )
         if remark and not how.quiet:
             print(f"note: {plain(remark)}", file=sys.stderr)
+        if parts is not None:
+            parts.finish(manifest)
+            return Store(parts.address)
         write_if_different(out / "manifest.json", sealed(manifest))
         remove(out / "projection.json")
         kept = {entry.name for entry in manifest.shards}

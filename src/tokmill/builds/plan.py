@@ -165,13 +165,8 @@ def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
 
 def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
     """Write `inputs.jsonl`, then `plan.json`."""
-    write_inputs(store, planned)
-    write_file(store / layout.PLAN, sealed(plan))
-
-
-def write_inputs(store: Path, planned: Sequence[PlannedItem]) -> None:
-    """Write `inputs.jsonl`."""
     write_file(store / "inputs.jsonl", _lines(planned), sync=False)
+    write_file(store / layout.PLAN, sealed(plan))
 
 
 def digest_of(chunks: Iterable[bytes]) -> str:
@@ -247,6 +242,8 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
     amount: Amount = Amount()
     part: tuple[int, int] | None = None
+    push: str = ""
+    """Address at which the parts of several machines meet; "": in their folder."""
     limit_seconds: float | None = None
     max_rejects: float = 0.01
     fresh: bool = False

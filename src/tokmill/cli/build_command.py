@@ -15,6 +15,7 @@ from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import UsageError
 from tokmill.base.progress import human_bytes, parse_bytes
+from tokmill.base.remote import target_of
 from tokmill.builds.build import run
 from tokmill.builds.execution.resources import Amount, parse_seconds
 from tokmill.builds.plan import BuildRecipe, How, prepare
@@ -67,6 +68,8 @@ class Running(msgspec.Struct, frozen=True):
     """Address of the cluster of such a plug-in."""
     part: str = ""
     """i/n: this machine's part of a shared build; auto: that of a task of a Slurm array."""
+    push: str = ""
+    """Address, such as s3://BUCKET/NAME, where the parts of machines without a shared disk meet."""
     max_time: str = ""
     """Stop after this time, such as 10m."""
     max_rejects: float = 0.01
@@ -84,6 +87,7 @@ class Running(msgspec.Struct, frozen=True):
         return How(
             amount=recipe.convert(Amount, amount, "command line"),
             part=_part(self.part) if self.part else None,
+            push=target_of(self.push) if self.push else "",
             limit_seconds=parse_seconds(self.max_time) if self.max_time else None,
             max_rejects=self.max_rejects,
             fresh=self.fresh,

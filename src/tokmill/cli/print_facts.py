@@ -52,7 +52,7 @@ def summary(store: Store) -> dict[str, Any]:
     """Return the facts of a store for the report."""
     manifest = store.manifest
     return {
-        "store": str(store.path),
+        "store": store.place,
         "complete": manifest.complete,
         "records": manifest.records,
         "tokens": manifest.tokens,
@@ -84,7 +84,7 @@ def report(store: Store, *, json: bool) -> None:
     state = "" if manifest.complete else " (partial)"
     made_of_a_store = manifest.source in ("select", "embed", "mine")
     print(
-        f"{store.path}{state}: {human_count(manifest.records, 'record')}, "
+        f"{store.place}{state}: {human_count(manifest.records, 'record')}, "
         f"{human_count(manifest.tokens, 'token')}, {human_bytes(manifest.bytes)} in "
         f"{human_count(len(manifest.shards), 'shard')}"
         + ("" if made_of_a_store else f" from {human_bytes(manifest.input_bytes)}")
@@ -100,7 +100,7 @@ def report(store: Store, *, json: bool) -> None:
         verb = "was" if rejected == 1 else "were"
         say(
             f"{rejected:,} of {seen:,} {verb} rejected ({human_share(rejected / seen)}): "
-            f"`tokmill store rejects {shlex.quote(str(store.path))}` lists them"
+            f"`tokmill store rejects {shlex.quote(store.place)}` lists them"
         )
     if manifest.notes:
         print(f"notes: {notes_in_words(manifest.notes, manifest.tokens)}")

@@ -70,17 +70,14 @@ def push(store: Path | str, address: str, advance: Advance = lambda size: None) 
         TokmillError: another store, or another file, stands there; or the store is not finished.
         MachineError: the server does not answer, or refuses.
     """
-    where = address_of(address)
-    if not where or where.startswith("http") or "/" not in where.partition("://")[2]:
-        hint = "s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME"
-        raise UsageError("a store is pushed to a name in a bucket", where=str(address), hint=hint)
+    where = remote.target_of(address)
     opened = Store(store)
     if opened.remote is not None or opened.partial:
         what = "lies at an address already" if opened.remote else "is not complete"
         hint = "finish it with the same `tokmill build`, or pull it first"
         raise TokmillError(f"the store {what}", where=str(store), hint=hint)
     result = Pushed(address=where)
-    to = _Sending(where, files_at(where, opened.manifest), result, advance)
+    to = Sending(where, files_at(where, opened.manifest), result, advance)
     # First, so that another store at the address is noticed before anything is sent.
     to.send([(opened.path / PLAN, PLAN, "")] if (opened.path / PLAN).exists() else [])
     manifest = opened.path / MANIFEST
@@ -97,7 +94,7 @@ def push(store: Path | str, address: str, advance: Advance = lambda size: None) 
     return result
 
 
-class _Sending(NamedTuple):
+class Sending(NamedTuple):
     """What is sent to an address: `there` is what it has already."""
 
     address: str
@@ -136,16 +133,20 @@ class _Sending(NamedTuple):
             )
 
 
-def _push_files(store: Store, prefix: str, to: _Sending) -> None:
+def small_files(store: Path) -> list[Path]:
+    """Return the files of a store besides its shards, their receipts and the manifest."""
+    paths = [*sorted(store.glob("*.json*")), *sorted(store.glob("vocab/*"))]
+    matches = ((path, FILES.fullmatch(path.relative_to(store).as_posix())) for path in paths)
+    return [path for path, match in matches if match and match["index"]]
+
+
+def _push_files(store: Store, prefix: str, to: Sending) -> None:
     """Send shards, then what describes them, then the manifest, which is read back."""
     shards = [store.shard_file(number) for number in range(len(store.shards))]
     named = zip(shards, store.shards, strict=True)
     to.send([(path, f"{prefix}shards/{path.name}", one.sha256) for path, one in named], AT_ONCE)
     rest = [path.with_suffix(".json") for path in shards]
-    for path in [*sorted(store.path.glob("*.json*")), *sorted(store.path.glob("vocab/*"))]:
-        match = FILES.fullmatch(path.relative_to(store.path).as_posix())
-        if match and match["index"] and f"{prefix}{path.name}" != PLAN:
-            rest.append(path)
+    rest += [path for path in small_files(store.path) if f"{prefix}{path.name}" != PLAN]
     for paths in (rest, [store.path / MANIFEST]):
         to.send([(p, f"{prefix}{p.relative_to(store.path).as_posix()}", "") for p in paths])
     # A server that replaces what is there may have let another push win.

@@ -82,14 +82,19 @@ def files_at(address: str, manifest: Manifest) -> dict[str, Facts]:
     https:// lists nothing: there they are those that the manifest names, without overlays.
     """
     if not address.startswith("http"):
-        below = {one.address.removeprefix(f"{address}/"): one for one in listed(address)}
-        return {name: one for name, one in below.items() if FILES.fullmatch(name)}
+        return below(address)
     names = [layout.PLAN, "inputs.jsonl", layout.MANIFEST]
     names += [f"vocab/{one.file}" for one in manifest.vocabularies.values()]
     names += ["vocab/probe.json"] * isinstance(manifest.probe, str)
     for end in ("json", "safetensors"):
         names += [f"shards/{one.name}.{end}" for one in manifest.shards]
     return {name: Facts(f"{address}/{name}", 0) for name in names if FILES.fullmatch(name)}
+
+
+def below(address: str) -> dict[str, Facts]:
+    """Return name → object of the files of stores below an address, by a list."""
+    found = {one.address.removeprefix(f"{address}/"): one for one in listed(address)}
+    return {name: one for name, one in found.items() if FILES.fullmatch(name)}
 
 
 def read_manifest(address: str) -> tuple[bytes, Manifest]:
@@ -254,24 +259,27 @@ class Remote:
         fetch_index(self.address, self.folder, manifest)
         self.fresh = True
 
-    def offsets(self, entries: Sequence[ShardEntry]) -> Iterator[Array]:
-        """Yield the record offsets of shards, read alone: no shard need be fetched for them."""
+    def arrays(self, entries: Sequence[ShardEntry], name: str, dtype: str) -> Iterator[Array]:
+        """Yield offsets or a column of records, read alone: no shard need be fetched for them."""
 
         def read(entry: ShardEntry) -> Array:
             path = self._path(entry)
             place = path if path.exists() else f"{self.address}/shards/{path.name}"
             hint = "`tokmill store validate` finds all damage"
             with (
-                remote.open_input(place) as file,
+                remote.open_input(place, ahead=False) as file,
                 refused("the shard is damaged", place, hint=hint),
             ):
                 header = tensor_header(file, entry.bytes)
-                start, stop = header.tensors["offsets"].data_offsets
+                start, stop = header.tensors[name].data_offsets
                 file.seek(8 + header.length + start)
-                result: Array = np.frombuffer(file.read(stop - start), "<u8")
-                good = len(result) == entry.records + 1 and (result[1:] >= result[:-1]).all()
-                if not good or (result[0], result[-1]) != (0, entry.tokens):
-                    raise ValueError("its offsets do not fit the manifest")
+                result: Array = np.frombuffer(file.read(stop - start), dtype)
+                good = len(result) == entry.records + (name == "offsets")
+                if good and name == "offsets":
+                    ends = (result[0], result[-1]) == (0, entry.tokens)
+                    good = ends and bool((result[1:] >= result[:-1]).all())
+                if not good:
+                    raise ValueError(f"its {name} do not fit the manifest")
             return result
 
         return at_once(read, entries)
@@ -287,16 +295,17 @@ class Remote:
 def make_room(size: int) -> None:
     """Remove the shards of the cache that were opened longest ago, until there is room.
 
-    What a process has mapped stays readable for it. Raises `MachineError` if there is no room.
+    What a process has mapped stays readable for it. What other processes are fetching may exceed
+    the limit. Raises `MachineError` if a shard is above the limit, or the disk has no room.
     """
     limit, cache = cache_limit(), cache_folder()
     used = sorted(_shards_of(cache))
-    over = size + SPARE - shutil.disk_usage(cache).free
+    short = over = size + SPARE - shutil.disk_usage(cache).free
     if limit:
         over = max(over, size + sum(each for _, each, _ in used) - limit)
     here = [(path, each) for _, each, path in used if layout.SHARD_FILE.fullmatch(path.name)]
-    if over > sum(each for _, each in here):
-        why = f"{LIMIT} is {human_bytes(limit)}" if limit else "its disk is full"
+    if short > sum(each for _, each in here) or 0 < limit < size:
+        why = f"{LIMIT} is {human_bytes(limit)}" if 0 < limit < size else "its disk is full"
         raise MachineError(
             f"the cache has no room for {human_bytes(size)}: {why}",
             where=str(cache),

@@ -351,7 +351,7 @@ class Store:
         if self._offsets is None:
             parts, base = [np.zeros(1, np.int64)], 0
             if self.remote is not None:
-                read = self.remote.offsets(self.shards)
+                read = self.remote.arrays(self.shards, "offsets", "<u8")
             else:
                 read = (self.shard(number)["offsets"] for number in range(len(self.shards)))
             for offsets in (each.astype(np.int64) for each in read):
@@ -449,7 +449,10 @@ class Store:
         """Return UTF-8 bytes of the documents / tokens; None for stores that are not text."""
         if "bytes" not in self.schema or not self.tokens:
             return None
-        return float(self.column("bytes").sum(dtype=np.int64)) / self.tokens
+        if self.remote is None:
+            return float(self.column("bytes").sum(dtype=np.int64)) / self.tokens
+        read = self.remote.arrays(self.shards, "bytes", self.schema["bytes"].numpy().str)
+        return float(sum(int(each.sum(dtype=np.int64)) for each in read)) / self.tokens
 
     def fill(
         self,

@@ -72,14 +72,10 @@ def place() -> Place:
     return Place(rank, world, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", world))
 
 
-def resume_flags() -> str:
-    """Return " --processes N" if all processes of this run are on this machine, else ""."""
-    here = place()
-    return f" --processes {here.world}" if here.world == here.local_world > 1 else ""
-
-
 def resume_command(run: Path) -> str:
-    return f"tokmill train -o {shlex.quote(str(run))}{resume_flags()}"
+    here = place()
+    flags = f" --processes {here.world}" if here.world == here.local_world > 1 else ""
+    return f"tokmill train -o {shlex.quote(str(run))}{flags}"
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -224,6 +220,18 @@ def check_host(host: str, where: str) -> None:
             hint=f"give its address in numbers, such as {HERE} for this machine, or add the name "
             "to the hosts file of each machine",
         ) from error
+
+
+def interface_to(host: str) -> str:
+    """Return the network interface of this machine that leads to another one; "": none is found."""
+    kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with contextlib.suppress(OSError), socket.socket(kind, socket.SOCK_DGRAM) as one:
+        one.connect(address)  # Sends nothing.
+        mine = one.getsockname()[0]
+        for name, found in plugins.require("psutil").net_if_addrs().items():
+            if any(each.address == mine for each in found):
+                return str(name)
+    return ""
 
 
 @contextlib.contextmanager

@@ -26,7 +26,6 @@ from tokmill.training.runs.run import task_type
 from tokmill.training.session import Session
 from tokmill.training.validation import check_targets, validation_of
 
-"""File of a run: the shards of its stores whose digests were right when they were read."""
 LOOKED_AT = 64
 """Steps of which one must have something to predict before a run begins."""
 

@@ -7,13 +7,11 @@ the conditions to stop. The data of each step come from a loop (`plugins.LOOPS`)
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from tokmill import plugins
-from tokmill.base.errors import Interrupted, MachineError, TokmillError
+from tokmill.base.errors import Interrupted, TokmillError
 from tokmill.base.files import append_line
 from tokmill.base.progress import Progress, human_facts, human_metric, human_time
 from tokmill.base.stop import Stop
@@ -46,11 +44,13 @@ from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.checkpoint import (
     State,
+    check_shared,
     load_checkpoint,
     moves,
     newest_whole,
     save_checkpoint,
 )
+from tokmill.training.runs.pushed_run import Pusher, take
 from tokmill.training.runs.run import Run
 from tokmill.training.runs.trackers import METRICS, Tracker, open_trackers
 from tokmill.training.runs.warm_start import start_facts, start_from
@@ -155,6 +155,10 @@ def train(
         Stop(until, ends_at_second=place().world == 1) as stop,
         engine.lead(runs.open_run(out, config)),
     ):
+        if engine.rank == 0:
+            take(out, config)
+        if engine.world > 1:
+            check_shared(out, engine)
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
         stores = open_stores(config.data) if kind.reads_stores else []
         facts = runs.facts_of(out, config, stores)
@@ -183,8 +187,8 @@ def train(
             session = {"step": state.step, "processes": engine.world}
             append_line(out / runs.SESSIONS, json.dumps(session).encode())
         tracking = open_trackers(out, config, state.step, engine.rank)
-        with say_how_to_go_on(out), tracking as trackers:
-            Session(config, out, task, loop, engine, state, trackers, stop, quiet).run()
+        with Pusher(out, config, engine.rank) as pusher, tracking as trackers:
+            Session(config, out, task, loop, engine, state, trackers, stop, quiet, pusher).run()
         return Run(out, state.step, runs.last_metrics(out))
 
 
@@ -205,6 +209,7 @@ class Session:
     trackers: list[Tracker]
     stop: Stop
     quiet: bool
+    pusher: Pusher
 
     def run(self) -> None:
         """Do the steps that are left; then write a checkpoint and the final weights."""
@@ -334,7 +339,9 @@ class Session:
         if self.saved != self.state.step:
             self.state.seconds = self.meter.seconds
             with self.meter.aside():
-                save_checkpoint(self.out, self.engine, self.state, self.config.run.keep, self.task)
+                keep, held = self.config.run.keep, self.pusher.held()
+                new = save_checkpoint(self.out, self.engine, self.state, keep, self.task, held)
+                self.pusher.push(new)
             self.saved = self.state.step
 
     def interrupt(self) -> None:
@@ -352,19 +359,6 @@ class Session:
         if not self.quiet and self.engine.rank == 0:
             spent = human_time(self.meter.seconds)
             print(f"step {self.state.step}: {text} ({spent})", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def say_how_to_go_on(out: Path) -> Iterator[None]:
-    """Add to the error of a full disk the command that continues the run."""
-    try:
-        yield
-    except MachineError as error:
-        number = error.__cause__.errno if isinstance(error.__cause__, OSError) else 0
-        if number not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        hint = f"free some space, then `{resume_command(out)}` continues from the newest checkpoint"
-        raise MachineError(error.what, where=error.where, hint=hint) from error
 
 
 def say_once(engine: Engine, note: str) -> None:

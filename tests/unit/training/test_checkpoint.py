@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tokmill.base.errors import TokmillError
 from tokmill.models.model import Inputs
 from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.manifest import encode
@@ -98,14 +97,3 @@ def test_what_moved_is_named(engine: Engine) -> None:
     assert moves(State(machine=here, engine="ddp"), engine) == (
         " (engine: ddp then, single now: equal up to rounding)"
     )
-
-
-def test_machines_that_share_no_folder_are_refused(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save_checkpoint(tmp_path, engine, State(step=4), keep=1)
-    # As if another process had found the checkpoint of step 3.
-    monkeypatch.setattr(engine, "world", 2)
-    monkeypatch.setattr(engine, "total", lambda values: [values[0] + 3])
-    with pytest.raises(TokmillError, match="different checkpoints"):
-        load_checkpoint(folder, engine, 0)

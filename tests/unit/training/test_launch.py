@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from tokmill.training.launch import (
     check_host,
     one_a_machine,
     place,
-    resume_flags,
+    resume_command,
     told_when_waiting,
 )
 
@@ -47,7 +48,7 @@ def started_as(environment: pytest.MonkeyPatch, place: Place) -> None:
 def test_one_process_stands_alone(environment: pytest.MonkeyPatch) -> None:
     assert place() == Place(0, 1, 0, 1)
     environment.setenv("RANK", "3")  # Some clusters set it for everything.
-    assert place() == Place() and resume_flags() == ""
+    assert place() == Place() and resume_command(Path("r")) == "tokmill train -o r"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_one_process_stands_alone(environment: pytest.MonkeyPatch) -> None:
 )
 def test_one_of_several(here: Place, flags: str, environment: pytest.MonkeyPatch) -> None:
     started_as(environment, here)
-    assert place() == here and resume_flags() == flags
+    assert place() == here and resume_command(Path("r")) == f"tokmill train -o r{flags}"
 
 
 @pytest.mark.parametrize(

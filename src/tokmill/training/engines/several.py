@@ -27,7 +27,14 @@ from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageEr
 from tokmill.tasks.task import Task
 from tokmill.training.engines.devices.device import seed_for
 from tokmill.training.engines.engine import Engine
-from tokmill.training.launch import LAUNCHED, LOST, check_host, place, told_when_waiting
+from tokmill.training.launch import (
+    LAUNCHED,
+    LOST,
+    check_host,
+    interface_to,
+    place,
+    told_when_waiting,
+)
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 
 ENDED = "ended"
@@ -130,6 +137,9 @@ class Several(Engine):
             host, port = (os.environ.get(name, "") for name in (MASTER, "MASTER_PORT"))
             if host:
                 check_host(host, MASTER)
+                if place().local_world < self.world and (device := interface_to(host)):
+                    # gloo takes the address of the machine's own name, which may be 127.0.0.1.
+                    os.environ.setdefault("GLOO_SOCKET_IFNAME", device)
             try:
                 with peers(), told_when_waiting(f"the first process, at {host}:{port}"):
                     store, _, _ = next(rendezvous("env://", self.rank, self.world))

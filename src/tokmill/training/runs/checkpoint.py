@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import sys
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from tokmill.base.files import (
     machine_errors,
     make_folder,
     read_file,
+    remove,
     sha256_file,
     sync_folder,
     write_file,
@@ -104,12 +108,17 @@ def run_id(run: Path) -> str:
 
 
 def save_checkpoint(
-    run: Path, engine: Engine, state: State, keep: int, task: Task | None = None
+    run: Path,
+    engine: Engine,
+    state: State,
+    keep: int,
+    task: Task | None = None,
+    spared: Collection[Path] = (),
 ) -> Path:
     """Write the checkpoint of a state, drop all but the newest `keep`, and return its folder.
 
-    `task`: its `extra_state` is written too. Every process calls this, and they wait for each
-    other twice.
+    `task`: its `extra_state` is written too. `spared`: checkpoints that are not dropped. Every
+    process calls this, and they wait for each other twice.
     """
     folder = make_folder(run / FOLDER)
     target = folder / f"step-{state.step:08d}"
@@ -140,9 +149,15 @@ def save_checkpoint(
         raise
     if engine.rank == 0:
         replace(private, target)
-        for old in checkpoints(run)[:-keep]:
-            discard(old)
+        drop_old(run, keep, spared)
     return target
+
+
+def drop_old(run: Path, keep: int, spared: Collection[Path] = ()) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    for old in checkpoints(run)[:-keep]:
+        if old not in spared:
+            discard(old)
 
 
 def replace(private: Path, target: Path) -> None:
@@ -164,12 +179,6 @@ def load_checkpoint(folder: Path, engine: Engine, seed: int, task: Task | None =
     run's seed, the step and the rank, and the task's state is not loaded.
     """
     state = read_state(folder)
-    if engine.total([state.step])[0] != state.step * engine.world:
-        raise TokmillError(
-            "the processes found different checkpoints",
-            where=str(folder.parent),
-            hint="all machines must share the folder of the run",
-        )
     engine.load(folder)
     if state.world == engine.world:
         path = folder / f"rng-{engine.rank:05d}.json"
@@ -272,13 +281,15 @@ def is_checkpoint(path: Path) -> bool:
     return bool(named) and (path / STATE).is_file() and not path.is_symlink()
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """Return the checkpoints of a run folder, oldest first; other files are ignored."""
+def _entries(run: Path) -> list[Path]:
     folder = run / FOLDER
     with machine_errors("read", folder):
-        there = list(folder.iterdir()) if folder.is_dir() else []
-        folders = [path for path in there if is_checkpoint(path)]
-    return sorted(folders, key=step_of_name)
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the checkpoints of a run folder, oldest first; other files are ignored."""
+    return sorted(filter(is_checkpoint, _entries(run)), key=step_of_name)
 
 
 def step_of_name(checkpoint: Path) -> int:
@@ -287,10 +298,7 @@ def step_of_name(checkpoint: Path) -> int:
 
 def strangers(run: Path) -> list[Path]:
     """Return paths that have the name of a checkpoint and are none; they are never removed."""
-    folder = run / FOLDER
-    with machine_errors("read", folder):
-        entries = list(folder.iterdir()) if folder.is_dir() else []
-        return sorted(p for p in entries if NAME.fullmatch(p.name) and not is_checkpoint(p))
+    return [p for p in _entries(run) if NAME.fullmatch(p.name) and not is_checkpoint(p)]
 
 
 def discard(folder: Path) -> None:
@@ -323,6 +331,29 @@ def discard_unfinished(folder: Path) -> None:
 TENSORS = (MODEL, OPTIMIZER)
 SEALED = ".safetensors"
 """Suffix of files of tensors, whose digest is their seal."""
+
+
+def check_shared(run: Path, engine: Engine, wait: float = 5.0) -> None:
+    """Raise `TokmillError` unless all processes see the folder of a run; all of them call this."""
+    token = secrets.randbits(48) * (engine.rank == 0)
+    path = run / f"{TEMPORARY}{token}"
+    try:
+        if engine.rank == 0:
+            write_file(path, b"")
+        path = run / f"{TEMPORARY}{int(engine.total([token])[0])}"
+        until = time.monotonic() + wait
+        while not path.exists() and time.monotonic() < until:  # NFS may be late.
+            time.sleep(0.1)
+        blind = int(engine.total([not path.exists()])[0])
+    finally:
+        if engine.rank == 0:
+            remove(path)
+    if blind:
+        what = f"{blind} of {engine.world} processes do not see what process 0 writes there"
+        hint = "name a folder on a file system that all machines see under the same path"
+        raise TokmillError(
+            f"the folder of the run is not shared: {what}", where=str(run), hint=hint
+        )
 
 
 def newest_whole(run: Path, engine: Engine) -> Path | None:

@@ -45,7 +45,7 @@ from tokmill.training.launch import resume_command
 from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import RATE, RECIPE, differences, read_recipe
-from tokmill.training.runs.checkpoint import RUN_ID, checkpoints
+from tokmill.training.runs.checkpoint import RUN_ID, checkpoints, run_id
 from tokmill.training.runs.input_format import INPUT_FORMAT, keep_input_format
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
@@ -128,7 +128,14 @@ def open_run(out: Path, config: TrainConfig, new: bool = False) -> Iterator[None
                 where=str(out),
                 hint=f"{hint}; a new run needs another folder",
             )
-        check_resume(out, config)
+        done = max(map(step_of, checkpoints(out)), default=0)
+        if is_weights_alone(out):
+            raise TokmillError(
+                "the run holds weights and no checkpoint, so it cannot be continued",
+                where=str(out),
+                hint=f"`{start_command(out)}` begins with them",
+            )
+        check_resume(read_recipe(out), config, done, out)
     elif out.is_dir() and {path.name for path in out.iterdir()} - BEGUN:
         raise TokmillError(
             "the folder holds other files and no run", where=str(out), hint="name a new folder"
@@ -158,17 +165,10 @@ def start_command(out: Path) -> str:
     return f"tokmill train STORE --from {shlex.quote(str(out))} -o NEW"
 
 
-def check_resume(out: Path, config: TrainConfig) -> None:
+def check_resume(recipe: Mapping[str, Any], config: TrainConfig, done: int, out: object) -> None:
     """Refuse to resume with a recipe that would change the steps that are already done."""
-    before = from_dict(read_recipe(out), str(out / RECIPE))
+    before = from_dict(recipe, f"{out}/{RECIPE}")
     changed = differences(msgspec.json.decode(msgspec.json.encode(before)), config)
-    done = max(map(step_of, checkpoints(out)), default=0)
-    if is_weights_alone(out):
-        raise TokmillError(
-            "the run holds weights and no checkpoint, so it cannot be continued",
-            where=str(out),
-            hint=f"`{start_command(out)}` begins with them",
-        )
     if changed.keys() <= RATE and same_rates(
         before.optim, before.run.steps, config.optim, config.run.steps, done
     ):
@@ -291,7 +291,8 @@ def begin(
     """
     if not (out / RECIPE).exists():
         make_folder(out / VOCAB)
-        write_file(out / RUN_ID, secrets.token_hex(16))
+        if not run_id(out):
+            write_file(out / RUN_ID, secrets.token_hex(16))
         for store in stores[:1]:
             tokens = task_type(config).token_store(config.task, store)
             copy_vocabularies(tokens, out)

@@ -1,0 +1,283 @@
+"""Faults that users of other programs reported, built here (docs/log has the list).
+
+Each is compared with an independent reference: hashlib on the bytes of the server, the local store,
+or a run that nothing interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_pushed_runs import CHILD, losses, names, recipe, same, slowly, steps
+
+import tokmill
+from crash_stores import write_inputs
+from object_servers import Fault, Proxy
+from tokmill.base import remote
+from tokmill.base.errors import Interrupted, MachineError, TokmillError
+from tokmill.builds.build import build
+from tokmill.builds.plan import How
+from tokmill.store.publish import push
+from tokmill.training.runs.checkpoint import check_checkpoint
+from tokmill.training.session import Session
+from toy import cycles, make_store
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / "store-v2", tmp_path / "local"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("stores") / "train", cycles(100))
+
+
+@pytest.fixture(scope="module")
+def whole(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    tokmill.train(recipe(store), out, quiet=True)
+    return out
+
+
+def tokens(place: Path | str) -> str:
+    digest = hashlib.sha256()
+    for record in tokmill.Store(place):
+        digest.update(record["token"].tobytes())
+    return digest.hexdigest()
+
+
+def test_no_index_without_its_shards(proxy: Proxy, address: str, local: Path) -> None:
+    """mosaicml/streaming #451: the index was there, a shard that it names was not."""
+    shard = sorted((local / "shards").glob("*.safetensors"))[1].name
+    for fault in (403, 503):
+        proxy.fault = lambda method, path, fault=fault: (  # type: ignore[misc]
+            fault if method == "PUT" and shard in path else None
+        )
+        with pytest.raises(MachineError):
+            push(local, address)
+        proxy.fault = lambda method, path: None
+        assert "manifest.json" not in names(address)
+
+
+READ = """
+import hashlib, sys, tokmill
+digest = hashlib.sha256()
+for _ in range(3):
+    store = tokmill.Store(sys.argv[1])
+    for number in list(range(len(store)))[:: int(sys.argv[2])]:
+        digest.update(store[number]["token"].tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_a_shard_that_another_process_still_reads(
+    proxy: Proxy, address: str, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """litData #846, #452: whoever was fast removed a chunk that a slow worker needed."""
+    push(local, address)
+    sizes = sorted(one.bytes for one in tokmill.Store(local).shards)
+    monkeypatch.setenv("TOKMILL_CACHE_LIMIT", str(sizes[-1]))
+    proxy.fault = lambda method, path: 0.02
+    for direction in ("1", "-1"):
+        places = (address, address, address, str(local))
+        children = [
+            subprocess.Popen([sys.executable, "-c", READ, one, direction], stdout=subprocess.PIPE)
+            for one in places
+        ]
+        assert len({child.communicate(timeout=90)[0] for child in children}) == 1
+        assert not any(child.returncode for child in children)
+
+
+def test_the_cache_keeps_its_limit_at_the_end(
+    proxy: Proxy, address: str, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """litData #533: the last chunk of each worker was never removed."""
+    push(local, address)
+    sizes = sorted(one.bytes for one in tokmill.Store(local).shards)
+    monkeypatch.setenv("TOKMILL_CACHE_LIMIT", str(sizes[-1]))
+    for _ in range(3):
+        assert tokens(address) == tokens(local)
+        there = (tmp_path / "cache").rglob("*.safetensors*")
+        assert sum(path.stat().st_size for path in there) <= sizes[-1]
+
+
+def test_what_a_killed_run_left_in_the_cache(proxy: Proxy, address: str, local: Path) -> None:
+    """litData #398: files and locks of a run before let the next one wait for ever."""
+    push(local, address)
+    proxy.fault = lambda method, path: 0.3 if path.endswith(".safetensors") else None
+    for seconds in (1.2, 1.6, 2.0):
+        child = subprocess.Popen([sys.executable, "-c", READ, address, "1"])
+        time.sleep(seconds)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    proxy.fault = lambda method, path: None
+    begun = time.monotonic()
+    assert tokens(address) == tokens(local)
+    assert time.monotonic() - begun < 20
+
+
+def test_a_file_that_shrinks_while_it_is_sent(
+    proxy: Proxy, address: str, tmp_path: Path, local: Path
+) -> None:
+    """PyFilesystem/s3fs #95: what was written until an error became a valid, short object."""
+    shard = sorted((local / "shards").glob("*.safetensors"))[0]
+    data = shard.read_bytes()
+
+    def fault(method: str, path: str) -> Fault:
+        if method == "PUT" and path.endswith(".safetensors") and shard.exists():
+            os.truncate(shard, len(data) // 2)
+        return None
+
+    proxy.fault = fault
+    # A short object may be there; no manifest calls it a shard.
+    try:
+        push(local, address)
+    except TokmillError:
+        assert "manifest.json" not in names(address)
+    else:
+        assert remote.read_whole(f"{address}/shards/{shard.name}") == data
+    proxy.fault = lambda method, path: None
+
+
+def test_names_that_only_begin_alike(proxy: Proxy, address: str, tmp_path: Path) -> None:
+    """ray-project/ray #64247: `data/*.jsonl` read `dataextra/…` too. apache/datafusion #7393: names
+    with % were encoded twice."""
+    here = tmp_path / "here"
+    for folder, word in (("data", "fox"), ("dataextra", "dog")):
+        for name in ("a b+c%2Ad.jsonl", "ü#1.jsonl", "plain.jsonl"):
+            path = here / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"text": f"the quick {word} {name}"}) + "\n")
+            remote.put(f"{address}/{folder}/{name}", path, "")
+    tokenizer = GOLDEN / "tokenizer.json"
+    wanted = build("jsonl", here / "data", tmp_path / "local", tokenizer=tokenizer)
+    for number, given in enumerate((f"{address}/data", f"{address}/data/*.jsonl")):
+        found = build("jsonl", given, tmp_path / f"{number}", tokenizer=tokenizer)
+        assert found.records == 3 and found.fingerprint == wanted.fingerprint
+    one = build("jsonl", f"{address}/data/a b+c%2Ad.jsonl", tmp_path / "one", tokenizer=tokenizer)
+    assert one.records == 1 and "%2Ad" in one.text(0)
+
+
+def test_there_is_always_a_whole_checkpoint(
+    proxy: Proxy, address: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KempnerForge #102, OLMo-core #97: the pointer went ahead, or the old checkpoint was removed,
+    before the new one was there. Looked at before each request that changes something."""
+    slowly(monkeypatch)
+    seen: list[int] = []
+    lock = threading.Lock()
+
+    def fault(method: str, path: str) -> Fault:
+        if method in ("PUT", "POST", "DELETE"):
+            with lock:
+                proxy.fault = lambda method, path: None
+                found = steps(address)
+                seen.append(len(found))
+                for step in found:
+                    where = f"{address}/checkpoints/step-{step:08d}"
+                    state = json.loads(remote.read_whole(f"{where}/state.json"))
+                    there = {name.rpartition("/")[2] for name in names(where)}
+                    assert {*state["files"]} <= there, "a whole checkpoint lacks a file"
+                proxy.fault = fault
+        return None
+
+    proxy.fault = fault
+    tokmill.train(recipe(store, address), tmp_path / "run", quiet=True)
+    proxy.fault = lambda method, path: None
+    first = next(place for place, number in enumerate(seen) if number)
+    assert all(number >= 1 for number in seen[first:]) and len(seen) > 20
+    # pytorch/torchtitan #930: while it was sent, training went on and changed the weights.
+    for step in steps(address):
+        folder = tmp_path / f"run/checkpoints/step-{step:08d}"
+        if folder.exists():
+            assert check_checkpoint(folder).step == step
+            for path in folder.iterdir():
+                name = f"{address}/checkpoints/{folder.name}/{path.name}"
+                assert remote.read_whole(name) == path.read_bytes()
+
+
+def test_lost_again_before_its_own_first_checkpoint(
+    proxy: Proxy,
+    address: str,
+    store: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """UKGovernmentBEIS/inspect_ai #4509: a run that was resumed and lost began from nothing."""
+    stop_at = [6]
+    seen = Session.step
+
+    def step(session: Session, total: int) -> None:
+        seen(session, total)
+        if session.state.step == stop_at[0]:
+            session.stop.signal = "a test"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "step", step)
+        with pytest.raises(Interrupted):
+            tokmill.train(recipe(store, address), tmp_path / "first", quiet=True)
+    assert steps(address)[-1] == 6
+    for number in range(2):
+        # Killed as soon as it has taken the checkpoint.
+        out = tmp_path / f"lost{number}"
+        argument = json.dumps(recipe(store, address, checkpoint_every=0))
+        child = subprocess.Popen([sys.executable, "-c", CHILD, argument, str(out)])
+        until = time.monotonic() + 60
+        while not (out / "checkpoints/step-00000006").exists() and child.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert steps(address)
+    last = tmp_path / "last"
+    tokmill.train(recipe(store, address), last, quiet=True)
+    same(last, whole)
+    assert losses(last, "loss")
+
+
+def test_an_upload_in_parts_whose_end_says_no(proxy: Proxy, address: str, tmp_path: Path) -> None:
+    """piskvorky/smart_open #381: the end of an upload in parts is answered by 200, with an error in
+    its body, and the object is not there."""
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(20 << 20))
+    proxy.answer = lambda method, path: (
+        b"<Error><Code>InternalError</Code><Message>no</Message></Error>"
+        if method == "POST" and "uploadId" in path
+        else None
+    )
+    with pytest.raises(MachineError):
+        remote.put(address, large, "")
+    proxy.answer = lambda method, path: None
+    remote.put(address, large, "")
+    assert remote.read_whole(address) == large.read_bytes()
+
+
+def test_parts_are_not_counted_twice(proxy: Proxy, address: str, tmp_path: Path) -> None:
+    """Lightning-AI/litData #865: what was there stood in the index once for each node."""
+    write_inputs(tmp_path / "in", 5)
+    given: Any = ("jsonl", tmp_path / "in")
+    tokenizer = GOLDEN / "tokenizer.json"
+    wanted = build(*given, tmp_path / "one", tokenizer=tokenizer)
+    for machine in range(2):
+        for part in (1, 2):
+            how = How(quiet=True, part=(part, 2), push=address)
+            build(*given, tmp_path / f"{machine}-{part}", tokenizer=tokenizer, how=how)
+    found = tokmill.Store(address)
+    names = [one.name for one in found.shards]
+    assert len(names) == len({*names}) and found.records == wanted.records
+    assert tokens(address) == tokens(wanted.path)
