@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from tokmill.bbv.traces.block_vectors import BlockVectors, row_sums
 from tokmill.bbv.traces.cpi import RATES, Measures, check_measures, read_measures
 from tokmill.bbv.traces.read import SIDECARS, Sidecars, pieces, stem_of, without_sidecars
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
+from tokmill.builds.source import Item, WholeFiles
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column, Records, Schema, Strings, id_dtype, ranges
@@ -73,13 +73,8 @@ class BbvSource(WholeFiles):
     places = "row"
     config: BbvConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
+    def prepare(self) -> None:
+        config = self.config
         if not 0 <= config.min_joined <= 1:
             raise UsageError(f"min_joined = {config.min_joined}", hint="a share: 0 to 1")
         for name in ("blocks", *SIDECARS):
@@ -106,16 +101,7 @@ class BbvSource(WholeFiles):
             for name in ("blocks", *SIDECARS)
         }
         self.config = msgspec.structs.replace(config, **places)
-        self.inputs = list(inputs)
         self._sidecars = Sidecars(places, SIDECARS if config.blocks else ("cpi",))
-        self._reference: Reference | None = None
-
-    @classmethod
-    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return no vocabulary: the tokens are records of another store."""
-        if request.tokenizer is not None or request.roles:
-            raise UsageError("execution profiles have no tokenizer", hint="leave it out")
-        return {}
 
     @cached_property
     def schema(self) -> Schema:
@@ -144,11 +130,11 @@ class BbvSource(WholeFiles):
 
     def references(self) -> dict[str, Reference]:
         """Return the store of blocks, if there is one."""
-        if not self.config.blocks:
-            return {}
-        if self._reference is None:
-            self._reference = reference_to(self.config.blocks[0])
-        return {REFERENCE: self._reference}
+        return {REFERENCE: self._reference} if self.config.blocks else {}
+
+    @cached_property
+    def _reference(self) -> Reference:
+        return reference_to(self.config.blocks[0])
 
     def items(self) -> Iterator[Item]:
         listing = find_files(self.inputs, SUFFIXES, choice=self.config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
@@ -14,7 +14,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.scan import FolderOptions, InputFile, find_files
-from tokmill.builds.source import Frozen, Request, Resources, Source
+from tokmill.builds.source import Frozen, Request, Source
 from tokmill.store.schema import Array, Column, Schema, id_dtype
 
 IdType = Literal["u1", "u2", "u4"]
@@ -40,15 +40,10 @@ class TokenSource(Source):
     suffixes: ClassVar[tuple[str, ...]] = ()
     """Suffixes of the files that are read in folders."""
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        self.config, self.inputs, self.resources = config, list(inputs), resources
-        self.frozen = vocabularies.get("token")
+    @property
+    def frozen(self) -> Frozen | None:
+        """The tokenizer, where one was named."""
+        return self.vocabularies.get("token")
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:

@@ -6,7 +6,7 @@ It is what `gendata.py` and `dataprocess.py` of a BERT on walks write, beside a 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -60,16 +60,9 @@ class CorpusSource(DocumentSource):
     hints: ClassVar[dict[str, str]] = {"blank line": "the file holds no walk: it has no words"}
     config: CorpusConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        words = str(Path(config.words).absolute()) if config.words else ""
-        config = msgspec.structs.replace(config, words=words)
-        super().__init__(config, inputs, vocabularies, resources)
+    def prepare(self) -> None:
+        words = str(Path(self.config.words).absolute()) if self.config.words else ""
+        self.config = msgspec.structs.replace(self.config, words=words)
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:

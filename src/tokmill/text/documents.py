@@ -8,6 +8,7 @@ import threading
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -81,16 +82,10 @@ class DocumentSource(Source):
     lines: bool = True
     """Whether records are lines; only then are compressed files with several members cut."""
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        self.config, self.inputs, self.resources = config, inputs, resources
-        self.frozen = vocabularies.get("token")
-        self._encode: Encoder | None = None
+    @property
+    def frozen(self) -> Frozen | None:
+        """The tokenizer; None where documents are read alone."""
+        return self.vocabularies.get("token")
 
     @classmethod
     def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
@@ -130,10 +125,6 @@ class DocumentSource(Source):
                 )
             schema[column] = Column("utf8", per="record")
         return schema
-
-    def identity(self) -> dict[str, Any]:
-        """Return nothing: no option names a file."""
-        return {}
 
     def fits(self) -> Fits | None:
         """Return the function that checks files in folders; None: only the suffix is checked."""
@@ -177,16 +168,15 @@ class DocumentSource(Source):
 
     def probe(self, texts: Sequence[str]) -> Probe:
         """Return the ids that the engine gives known texts; see `make_probe`."""
-        return self._encoder().probe(texts)
+        return self._encoder.probe(texts)
 
+    @cached_property
     def _encoder(self) -> Encoder:
-        if self._encode is None:
-            self._encode = self.encoder(self.resources)
-        return self._encode
+        return self.encoder(self.resources)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield an item's documents as token records."""
-        encode = self._encoder()
+        encode = self._encoder
         if not self.resources.threads:
             yield from map(encode, self.documents(item, digest))
             return

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -22,7 +22,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.base.headers import loads_json
 from tokmill.base.inflate import CAT, MAGIC, inflate
 from tokmill.base.remote import open_input
-from tokmill.builds.source import Frozen, Hash, Item, Resources
+from tokmill.builds.source import Hash, Item
 from tokmill.store.schema import Array, Drop, Drops, drops_of
 from tokmill.text.documents import DocumentSource
 from tokmill.text.make_document import (
@@ -223,15 +223,8 @@ class JsonlSource(DocumentSource):
     }
     config: JsonlConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        super().__init__(config, inputs, vocabularies, resources)
-        self.paths = Paths(config.fields, config.keep)
+    def prepare(self) -> None:
+        self.paths = Paths(self.config.fields, self.config.keep)
         self.decoder = self.paths.decoder
 
     @classmethod

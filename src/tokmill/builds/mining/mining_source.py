@@ -15,7 +15,7 @@ from tokmill.builds.mining.groups import Groups
 from tokmill.builds.mining.intervals import NO_NEGATIVE, NO_POSITIVE, NO_SEMI_HARD, Intervals
 from tokmill.builds.mining.mine_triplets import ALONE, Triplets
 from tokmill.builds.mining.name_columns import AMBIGUOUS, NAMELESS, WHY
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Hash, Item, Source
 from tokmill.store.manifest import Reference
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Column, Records, Schema, id_dtype
@@ -132,27 +132,15 @@ class MineSource(Source):
         WHY[AMBIGUOUS]: "name the columns that tell these records apart: --same",
     }
     schema: Schema = {}
+    config: MineConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        check(config)
-        self.config: MineConfig = config
-        self.store = open_store(inputs)
+    def prepare(self) -> None:
+        check(self.config)
+        self.store = open_store(self.inputs)
         ref = Column(id_dtype(max(1, len(self.store))), per="record", ref=REF)
-        self.miner = MINERS[config.what](self.store, self.config, resources.scratch, ref)
+        scratch = self.resources.scratch
+        self.miner = MINERS[self.config.what](self.store, self.config, scratch, ref)
         self.schema = dict(self.miner.columns)
-
-    @classmethod
-    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return no vocabulary: entries hold record numbers."""
-        if request.tokenizer is not None or request.roles:
-            raise UsageError("entries have no vocabulary", hint="leave --tokenizer and --role out")
-        return {}
 
     @classmethod
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:

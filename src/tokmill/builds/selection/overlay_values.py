@@ -6,7 +6,7 @@ import hashlib
 import os
 import shlex
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,7 +18,7 @@ from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import machine_errors, open_file, read_file
 from tokmill.base.headers import ZIP_ERRORS, array_header
 from tokmill.builds.selection.overlay_source import OverlaySource
-from tokmill.builds.source import Frozen, Hash, Item, Resources
+from tokmill.builds.source import Hash, Item
 from tokmill.store.manifest import Overlay, Reference
 from tokmill.store.mask import LOSS, check_mask
 from tokmill.store.references import reference_to
@@ -56,18 +56,14 @@ class ValuesSource(OverlaySource):
 
     Config: ClassVar[type[msgspec.Struct]] = ValuesConfig
     version: ClassVar[int] = 2
+    config: ValuesConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        super().__init__(inputs)
+    def prepare(self) -> None:
+        super().prepare()
+        config = self.config
         path = file_of(config).absolute()
         self.referred = split_references(config.refer)
-        self.config: ValuesConfig = msgspec.structs.replace(
+        self.config = msgspec.structs.replace(
             config,
             values=str(path),
             refer=tuple(f"{column}={store}" for column, store in self.referred.items()),

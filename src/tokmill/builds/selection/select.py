@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from tokmill.builds.plan import difference
 from tokmill.builds.selection.conditions import each_value, parse_condition, take
 from tokmill.builds.selection.minhash import REPEATS, batches, find_repeats, rows_of_a_band
 from tokmill.builds.shared import shared
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Frozen, Hash, Item, Request, Source
 from tokmill.store.checks.background_check import same_engine
 from tokmill.store.checks.hashes import mix, row_digests, store_digests, token_names
 from tokmill.store.checks.probe import Probe, read_probe
@@ -82,15 +82,11 @@ class SelectSource(Source):
     """3: `where` compares the numbers that strings hold as numbers."""
 
     schema: Schema = {}
+    config: SelectConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        self.config: SelectConfig = msgspec.structs.replace(
+    def prepare(self) -> None:
+        config, vocabularies = self.config, self.vocabularies
+        self.config = msgspec.structs.replace(
             config, not_in=tuple(str(Path(path).absolute()) for path in config.not_in)
         )
         if not 0 <= config.ratio <= 1:
@@ -99,7 +95,7 @@ class SelectSource(Source):
             rows_of_a_band(config.near_unique)
         if config.shingle < 1:
             raise UsageError(f"shingle = {config.shingle} is no length", hint="1 or more")
-        self.stores = open_stores(inputs, config.partial)
+        self.stores = open_stores(self.inputs, config.partial)
         self.schema = dict(self.stores[0].schema)
         if "token" in vocabularies and "token" in self.schema:
             # A tokenizer that is given now becomes the vocabulary of an imported store.
@@ -113,7 +109,6 @@ class SelectSource(Source):
                 where=str(self.stores[0].path),
                 hint="give the one that the ids are meant for: --tokenizer",
             )
-        self.vocabularies = vocabularies
         if config.map_oov:
             # An unknown role or id is reported before anything is read.
             for column in self.schema.values():
@@ -138,7 +133,6 @@ class SelectSource(Source):
                 f"by: the stores have no column {config.by!r} with one value per record",
                 hint=nearest(config.by, [*keys, BY_CONTENT]),
             )
-        self.scratch = resources.scratch
         self.looks_back = config.unique or config.near_unique > 0
         self._repeats: list[Array] | None = None
         self._excluded: Array | None = None
@@ -314,10 +308,10 @@ class SelectSource(Source):
                     config.shingle,
                 )
 
-            if self.scratch:
+            if scratch := self.resources.scratch:
                 options = msgspec.to_builtins(config) | self.identity()
                 key = canonical_digest([options, [store.fingerprint for store in self.stores]])[:24]
-                repeats = shared(Path(self.scratch), "repeats", key, np.uint8, (sum(counts),), find)
+                repeats = shared(Path(scratch), "repeats", key, np.uint8, (sum(counts),), find)
             else:
                 repeats = find()
             self._repeats = np.split(repeats, np.cumsum(counts)[:-1])

@@ -8,7 +8,7 @@ after it) and the number of its class in the column `label`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -77,17 +77,10 @@ class TsvSource(DocumentSource):
     }
     config: TsvConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        super().__init__(config, inputs, vocabularies, resources)
-        check(config)
-        self.labels = vocabularies.get("label")
-        self.classes = class_names(self.labels.data) if self.labels else list(config.labels)
+    def prepare(self) -> None:
+        check(self.config)
+        labels = self.vocabularies.get("label")
+        self.classes = class_names(labels.data) if labels else list(self.config.labels)
         self._known = frozenset(self.classes)
         self._layouts: dict[str, Layout] = {}
 
