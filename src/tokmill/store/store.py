@@ -445,6 +445,19 @@ class Store:
         parts = [np.array(self.shard(number)[name]) for number in range(len(self.shards))]
         return np.concatenate(parts) if parts else np.zeros(0, column.numpy())
 
+    def values(self, name: str, records: Array) -> Array:
+        """Return a column with numbers per record at some records, (n,) or (n, width).
+
+        records: int64 (n,), in any order. Only the shards that hold them are read.
+        """
+        column = self.schema[name]
+        values = np.zeros((len(records), *([column.width] if column.width else [])), column.numpy())
+        shards, places, _ = self.places(records)
+        for number in np.unique(shards).tolist():
+            here = np.flatnonzero(shards == number)
+            values[here] = self.shard(number)[name][places[here]]
+        return values
+
     def bytes_per_token(self) -> float | None:
         """Return UTF-8 bytes of the documents / tokens; None for stores that are not text."""
         if "bytes" not in self.schema or not self.tokens:
