@@ -79,10 +79,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path | str) -> Self:
-        """Read a tokenizer.json or its folder, or another format (`tokenizer_files.read`).
-
-        They are vocab.json and merges.txt, and vocab.txt.
-        """
+        """Read a tokenizer.json or its folder, or a vocab.txt (`tokenizer_files.read`)."""
         data, named = tokenizer_files.read(path)
         tokenizer = cls.from_data(data, str(path))
         tokenizer.named = named

@@ -38,7 +38,7 @@ SPACE = "\u2581"
 
 _HELD = f"\ufdd0{secrets.token_hex(8)} "
 """Begins names that no text has."""
-FORMATS = "a tokenizer.json or its folder, vocab.json beside merges.txt, or a vocab.txt"
+FORMATS = "a tokenizer.json or its folder, or a vocab.txt"
 """All files that are read as tokenizers, for hints."""
 
 
