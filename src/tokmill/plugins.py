@@ -350,7 +350,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "tokenizers": "text",
     "google": "x86",
     "zstandard": "text",
-    "psutil": "text",
+    "psutil": "train",
     "pyarrow": "parquet",
     "iced_x86": "x86",
     "lief": "x86",

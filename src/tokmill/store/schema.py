@@ -126,7 +126,7 @@ DType = Literal["u1", "u2", "u4", "u8", "i8", "f4", "f8", "utf8"]
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One column: a value for each token, phrase or record.
+    """One column: a value for each token or record.
 
     `utf8` columns are per record and hold strings. A column with `phrase=True` is per token; its
     values lie in the shard's phrase table. `ref`: the values are record numbers of another store,
@@ -135,7 +135,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     dtype: DType
-    per: Literal["token", "phrase", "record"] = "token"
+    per: Literal["token", "record"] = "token"
     phrase: bool = False
     vocab: str | None = None
     ref: str | None = None
@@ -331,11 +331,6 @@ def check_schema(schema: Schema) -> None:
             raise TokmillError(
                 f"the column {name!r} holds strings, so it must have one value per record",
                 hint='strings need per = "record" and no width',
-            )
-        if column.per == "phrase":
-            raise TokmillError(
-                f"the column {name!r}: columns with a value a phrase are not supported",
-                hint="make it a column with a value per token, or a value per record",
             )
         if column.phrase and (column.per != "token" or column.width):
             raise TokmillError(

@@ -229,7 +229,7 @@ def test_stores_that_cannot_be_mined(
         quick_build("mine", [path, path], tmp_path / "m")
     with pytest.raises(UsageError, match="none of the columns project, program, function, part"):
         quick_build("mine", quick_build("mine", path, tmp_path / "m").path, tmp_path / "n")
-    with pytest.raises(UsageError, match="no vocabulary"):
+    with pytest.raises(UsageError, match="have no tokenizer"):
         quick_build("mine", path, tmp_path / "o", tokenizer="x.json")
 
 

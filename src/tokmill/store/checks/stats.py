@@ -169,7 +169,9 @@ def count(
     names = [n for n in id_columns(store) if store.manifest.ranges.get(n, (0, 0))[1] < LARGEST]
     ids = {name: np.zeros(_vocabulary_size(store, name) or 0, np.int64) for name in names}
     lengths, records = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    ending = next(((n, eot) for n in names if (eot := _role(store, n, "eot")) is not None), None)
+    # No column of phrases has such a role.
+    flat = [name for name in names if not store.schema[name].phrase]
+    ending = next(((n, eot) for n in flat if (eot := _role(store, n, "eot")) is not None), None)
     empty = 0
     for number, entry in enumerate(store.shards):
         shard = store.shard(number)
@@ -179,7 +181,7 @@ def count(
             _check_ids(shard, name, store)
             for part in _id_counts(shard, name, store.schema[name], name in once):
                 ids[name] = _add(ids[name], part)
-        empty += _empty(shard, offsets, ending, store)
+        empty += _empty(shard, offsets, ending)
         if advance is not None:
             advance(entry.bytes)
     return Counts(len(store.shards), lengths, records, ids, empty)
@@ -302,35 +304,16 @@ def _id_counts(shard: Shard, name: str, column: Column, once: bool) -> Iterator[
         yield np.bincount(values, weights=weights).astype(np.int64)
 
 
-def _empty(shard: Shard, offsets: Array, ending: tuple[str, int] | None, store: Store) -> int:
+def _empty(shard: Shard, offsets: Array, ending: tuple[str, int] | None) -> int:
     """Return the number of records without any token other than `eot`."""
     if ending is None:
         return int(np.count_nonzero(np.diff(offsets) == 0))
     name, eot = ending
-    if store.schema[name].phrase:
-        # A phrase is filled if one of its tokens is not eot.
-        table = np.append(0, np.cumsum(shard[f"table.{name}"] != eot))
-        table_offsets = shard["table_offsets"].astype(np.int64)
-        is_filled = table[table_offsets[1:]] > table[table_offsets[:-1]]
-        units, phrases = shard["phrase_offsets"].astype(np.int64), shard["phrase"]
-
-        def filled(part: slice) -> Array:
-            return np.asarray(is_filled[phrases[part] & ~PHRASE_BIT])
-    else:
-        units, flat = offsets, shard[name]
-
-        def filled(part: slice) -> Array:
-            return np.asarray(flat[part] != eot)
-
-    empty = 0
-    for first, after in _record_blocks(units):
-        start = int(units[first])
-        flags = filled(slice(start, int(units[after])))
-        if after == first + 1:
-            empty += not flags.any()
-            continue
-        sums = np.append(0, np.cumsum(flags))
-        reached = sums[units[first : after + 1] - start]
+    ids, empty = shard[name], 0
+    for first, after in _record_blocks(offsets):
+        start = int(offsets[first])
+        sums = np.append(0, np.cumsum(ids[start : int(offsets[after])] != eot))
+        reached = sums[offsets[first : after + 1] - start]
         empty += int(np.count_nonzero(reached[1:] == reached[:-1]))
     return empty
 
