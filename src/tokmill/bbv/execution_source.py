@@ -42,8 +42,8 @@ class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     shared_ids: bool = False
     """Without blocks: the ids of all traces mean the same blocks."""
     pc: tuple[str, ...] = ()
-    """File with the address of each block (a pc file, or CSV: id,address), for all traces; without
-    it the one beside each trace (TRACE.pc)."""
+    """File with the address of each block (a pc file), for all traces; without it the one beside
+    each trace (TRACE.pc)."""
     map: tuple[str, ...] = ()
     """Where programs were mapped: a copy of /proc/PID/maps. Without it the one beside each trace
     (TRACE.map); without one it is found from the addresses."""

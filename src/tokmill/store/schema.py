@@ -78,10 +78,6 @@ class Strings:
         texts: list[str] = self.each(str).tolist()
         return texts
 
-    def end_to_end(self) -> list[Array]:
-        """Return the table's bytes and the length of each row (of `flat`: of each record)."""
-        return [self.data, np.diff(self.offsets)]
-
     def written_out(self) -> tuple[Array, Array]:
         """Return the strings of all records end to end: (u1, offsets int64)."""
         if self._is_flat():

@@ -78,8 +78,6 @@ class BlockVectors:
     """Blocks, as the file numbers them: int64."""
     counts: Array
     """Instructions executed: uint64."""
-    id_base: int = 1
-    """The smallest id that can be: 1 in most producers, 0 in QEMU's plugin."""
     declared: Declared = Declared()
     ignored: dict[str, int] = field(default_factory=dict)
     """First character of lines that are no vectors (`#`, `blank`) → number of such lines."""
@@ -97,16 +95,6 @@ class BlockVectors:
     @property
     def entries(self) -> int:
         return len(self.ids)
-
-    @property
-    def columns(self) -> Array:
-        """Blocks numbered from 0 (int64): `ids - id_base`."""
-        return self.ids - self.id_base
-
-    @property
-    def blocks(self) -> int:
-        """Number of columns: the largest block number + 1."""
-        return int(self.ids.max(initial=self.id_base - 1)) - self.id_base + 1
 
     @property
     def instructions(self) -> Array:

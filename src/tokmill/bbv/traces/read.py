@@ -54,51 +54,39 @@ EIGHT = np.uint64(8)
 MOST = (1 << 64) - 1
 
 
-def read(path: Path | str, *, id_base: int | None = None, quiet: bool = True) -> BlockVectors:
+def read(path: Path | str, *, quiet: bool = True) -> BlockVectors:
     """Return all intervals of a file; memory is 16 bytes an entry, twice while they are joined.
 
     Args:
         path: a file, which may be compressed (.gz, .xz, .zst, known by its first bytes).
-        id_base: the smallest id, 0 or 1; None: 0 if a block has it, else 1.
         quiet: show no progress.
 
     Raises:
         TokmillError: no line is an interval, one is not as the format says, or the file has fewer
             intervals than it declares.
     """
-    return joined(list(pieces(path, id_base=id_base, quiet=quiet)))
+    return joined(list(pieces(path, quiet=quiet)))
 
 
 def pieces(
     path: Path | str,
     *,
-    id_base: int | None = None,
     quiet: bool = True,
     tell: Callable[[float], Any] = lambda share: None,
 ) -> Iterator[BlockVectors]:
     """Yield the intervals of a file in pieces of whole rows, of about `PIECE` entries.
 
-    Memory is bounded by a piece and the longest row. The facts (`declared`, `ignored`, `torn`, and
-    `id_base` where none is given) are those of all that was read, so the last piece has the
-    file's. `tell` is called before each piece with the share of the file that was read. Raises as
-    `read`.
+    Memory is bounded by a piece and the longest row. The last piece has the facts of the file
+    (`declared`, `ignored`, `torn`). `tell` is called before each piece with the share of the file
+    that was read. Raises as `read`.
     """
     parser = _Parser(Path(path))
     size = Path(path).stat().st_size if Path(path).exists() else 0
     held: list[BlockVectors] = []
     rows = count = 0
     instructions = 0.0
-    base = id_base
     with Progress(f"reading {Path(path).name}", size, quiet=quiet) as progress:
         for found in parser.run(progress):
-            if base is None and not found.ids.all():
-                base = 0
-            if id_base == 1 and not found.ids.all():
-                raise TokmillError(
-                    "a block has the id 0, and ids are to begin with 1",
-                    where=str(path),
-                    hint="--id-base 0, or leave it out",
-                )
             instructions += found.counts.sum(dtype=np.float64)
             if instructions >= 2.0**63:
                 raise _too_many(path, found, rows, instructions)
@@ -106,7 +94,7 @@ def pieces(
             rows, count = rows + len(found), count + found.entries
             if count >= PIECE:
                 tell(min(1.0, progress.reached / max(size, 1)))
-                yield replace(joined(held), id_base=1 if base is None else base)
+                yield joined(held)
                 held, count = [], 0
     _check_whole(path, parser.declared(), rows)
     if not rows:
@@ -119,7 +107,6 @@ def pieces(
     tell(1.0)
     yield replace(
         end,
-        id_base=1 if base is None else base,
         declared=parser.declared(),
         ignored=dict(parser.ignored),
         torn=parser.torn,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -90,26 +90,9 @@ OPTIONS_OF: dict[str, tuple[str, ...]] = {
 """What is mined → the options that it reads besides `seed`."""
 
 
-class Miner(Protocol):
-    """One kind of entries: a line of `MINERS`."""
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        """The columns of the store of entries."""
-        ...
-
-    def __init__(self, store: Store, config: Any, scratch: str, ref: Column) -> None: ...
-
-    def identity(self) -> dict[str, Any]:
-        """Return options for the plan whose values differ from the given ones."""
-        ...
-
-    def read(self, place: int) -> Iterator[Records]:
-        """Yield the entries whose first record lies in one shard."""
-        ...
-
-
-MINERS: dict[str, type[Miner]] = {"triplets": Triplets, "groups": Groups, "bbv": Intervals}
+MINERS: dict[str, type[Triplets | Groups | Intervals]] = {
+    "triplets": Triplets, "groups": Groups, "bbv": Intervals,
+}  # fmt: skip
 
 
 class MineSource(Source):

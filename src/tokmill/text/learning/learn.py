@@ -13,10 +13,8 @@ import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import (
-    inside,
     make_folder,
     read_file,
-    remove,
     sha256_file,
     write_file,
 )
@@ -84,7 +82,6 @@ def learned_tokenizer(
         write_beside(folder, before)
         return path, False
     make_folder(folder)
-    remove_remains(folder)
     texts = chain.from_iterable(iter_documents(inputs, kind, options))
     tokenizer = train_tokenizer(
         texts,
@@ -97,22 +94,6 @@ def learned_tokenizer(
     write_file(note, sealed(noted(learn, tokenizer)))
     tokenizer.save(path)
     return path, True
-
-
-def remove_remains(folder: Path) -> None:
-    """Remove the files beside a missing tokenizer.json that a killed training has left: those with
-    the digest in the note.
-    """
-    if (folder / "tokenizer.json").exists() or not (folder / LEARNED).exists():
-        return
-    try:
-        files = read_note(folder).files
-    except TokmillError:
-        return
-    for name, digest in files.items():
-        path = inside(folder, name)
-        if path.is_file() and sha256_file(path) == digest:
-            remove(path)
 
 
 def check_learned(folder: Path) -> None:

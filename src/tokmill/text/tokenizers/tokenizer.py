@@ -282,7 +282,8 @@ class Tokenizer:
         check_beside(path)
         make_folder(path.parent)
         *beside, (_, data) = self.files(roles, segments=segments).items()
-        for name, content in beside:
+        # `check_beside` knows by the first one what a killed writer has left.
+        for name, content in reversed(beside):
             write_file(path.with_name(name), content)
         return write_file(path, data)
 
