@@ -23,7 +23,7 @@ from tokmill.builds.source import Frozen, Hash, Item, Request, Source
 from tokmill.store.checks.background_check import same_engine
 from tokmill.store.checks.hashes import mix, row_digests, store_digests, token_names
 from tokmill.store.checks.probe import Probe, read_probe
-from tokmill.store.manifest import Manifest, Reference, canonical_digest
+from tokmill.store.manifest import Manifest, Reference
 from tokmill.store.references import references_of
 from tokmill.store.schema import ROLE, Array, Records, Schema, as_entries, id_dtype
 from tokmill.store.store import Store
@@ -308,12 +308,10 @@ class SelectSource(Source):
                     config.shingle,
                 )
 
-            if scratch := self.resources.scratch:
-                options = msgspec.to_builtins(config) | self.identity()
-                key = canonical_digest([options, [store.fingerprint for store in self.stores]])[:24]
-                repeats = shared(Path(scratch), "repeats", key, np.uint8, (sum(counts),), find)
-            else:
-                repeats = find()
+            options = msgspec.to_builtins(config) | self.identity()
+            parts = [options, [store.fingerprint for store in self.stores]]
+            shape = (sum(counts),)
+            repeats = shared(self.resources.scratch, "repeats", parts, np.uint8, shape, find)
             self._repeats = np.split(repeats, np.cumsum(counts)[:-1])
         return self._repeats
 
