@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.inflate import MAGIC
@@ -52,7 +53,7 @@ class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     trace (TRACE.intervals.csv)."""
     program: str = ""
     """What the program is called; without it the name of the trace."""
-    min_joined: float = 0.5
+    min_joined: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Smallest share of a trace's instructions that must be found in the store of blocks."""
 
 
@@ -75,8 +76,6 @@ class BbvSource(WholeFiles):
 
     def prepare(self) -> None:
         config = self.config
-        if not 0 <= config.min_joined <= 1:
-            raise UsageError(f"min_joined = {config.min_joined}", hint="a share: 0 to 1")
         for name in ("blocks", *SIDECARS):
             if len(getattr(config, name)) > 1:
                 raise UsageError(

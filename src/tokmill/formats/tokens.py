@@ -6,10 +6,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
@@ -23,7 +24,7 @@ IdType = Literal["u1", "u2", "u4"]
 class TokenOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of all token files."""
 
-    vocab_size: int | None = None
+    vocab_size: Annotated[int, Meta(ge=1)] | None = None
     """Number of ids, if no tokenizer is given; ids are checked against it."""
 
 
@@ -51,11 +52,6 @@ class TokenSource(Source):
 
         Raises `UsageError` when `vocab_size` contradicts it, or roles stand without a tokenizer.
         """
-        if config.vocab_size is not None and config.vocab_size < 1:
-            raise UsageError(
-                f"vocab_size = {config.vocab_size} is no number of ids",
-                hint="--vocab-size is the number of ids, at least 1",
-            )
         if request.tokenizer is None:
             if request.roles:
                 raise UsageError(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill.base.errors import UsageError
 from tokmill.base.files import place_of
@@ -38,7 +39,7 @@ class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     words: str = ""
     """File with a word per line (vocab.txt), whose lines are the ids; without it and without a
     tokenizer the words of the corpus are the vocabulary."""
-    min_count: int = 1
+    min_count: Annotated[int, Meta(ge=1)] = 1
     """Words of the corpus that stand less often than this are [UNK]."""
     specials_in_text: Literal["plain", "special", "reject"] = "plain"
     """What `[SEP]` as a word of a walk means: a word that is not known, the special token, a
@@ -67,10 +68,6 @@ class CorpusSource(DocumentSource):
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the vocabulary: a tokenizer, a list of words, or the words of the corpus."""
-        if config.min_count < 1:
-            raise UsageError(
-                f"min_count = {config.min_count}", hint="1 or more: how often a word must stand"
-            )
         if request.tokenizer is not None:
             if config.words or config.min_count > 1:
                 raise UsageError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import machine_errors, sampled
@@ -22,7 +22,6 @@ from tokmill.store.schema import Column, Records, Schema, id_dtype
 from tokmill.store.store import Store
 
 What = Literal["triplets", "groups", "bbv"]
-MOST_DIMENSIONS = 4096
 REF = "records"
 """Name of the reference to the store that is mined."""
 
@@ -45,24 +44,24 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Records that are equal in these columns are never negatives; by default function."""
     nameless: str = "sub_[0-9a-f]+|"
     """Regular expression of names that say nothing; such records are left out."""
-    count: int = 1
+    count: Annotated[int, Meta(ge=1)] = 1
     """Triplets of each anchor."""
     negatives: Literal["random", "semi-hard"] = "random"
     """random; semi-hard: less like the anchor than the positive is, but by less than the margin
     (intervals)."""
-    margin: float = 0.2
+    margin: Annotated[float, Meta(gt=0, le=2)] = 0.2
     """Margin of semi-hard negatives, as a cosine."""
-    members: int = 8
+    members: Annotated[int, Meta(ge=2)] = 8
     """Most records of a group; a function with more makes several groups."""
-    dimensions: int = 100
+    dimensions: Annotated[int, Meta(ge=1, le=4096)] = 100
     """Dimensions of a projected vector (intervals)."""
-    above: float = 0.5
+    above: Annotated[float, Meta(ge=-1000, le=1000)] = 0.5
     """Cosines of positive intervals are above the mean of all pairs of the program by so many
     standard deviations; where none is, above the quantile of a normal distribution there."""
-    below: float = 1.0
+    below: Annotated[float, Meta(ge=-1000, le=1000)] = 1.0
     """Cosines of negative intervals are below the mean by so many standard deviations, or
     below that quantile."""
-    neighbours: int = 0
+    neighbours: Annotated[int, Meta(ge=0)] = 0
     """Positive intervals are among so many nearest ones, and above the threshold; 0: any above
     the threshold."""
     cpi: bool = False
@@ -173,7 +172,7 @@ def open_store(inputs: Sequence[str]) -> Store:
 
 
 def check(config: MineConfig) -> None:
-    """Refuse numbers that make no entries, and options that what is mined does not read."""
+    """Refuse options that what is mined does not read."""
     read = OPTIONS_OF[config.what]
     for key in MineConfig.__struct_fields__:
         if key in ("what", "seed", *read) or getattr(config, key) == getattr(MineConfig(), key):
@@ -183,14 +182,3 @@ def check(config: MineConfig) -> None:
             f"{key.replace('_', '-')} does nothing where {config.what} are mined",
             hint=f"it is for --what {' and '.join(others)}",
         )
-    if not 0 < config.margin <= 2:
-        raise UsageError(f"margin = {config.margin}", hint="a difference of cosines: 0 to 2")
-    for key in ("above", "below"):
-        if not math.isfinite(getattr(config, key)):
-            raise UsageError(f"{key} = {getattr(config, key)}", hint="a number, such as 0.5")
-    least = {"count": 1, "members": 2, "dimensions": 1, "neighbours": 0}
-    for key, smallest in least.items():
-        if getattr(config, key) < smallest:
-            raise UsageError(f"{key} = {getattr(config, key)}", hint=f"at least {smallest}")
-    if config.dimensions > MOST_DIMENSIONS:
-        raise UsageError(f"dimensions = {config.dimensions}", hint=f"at most {MOST_DIMENSIONS}")

@@ -7,10 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
@@ -46,7 +47,7 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     where: tuple[str, ...] = ()
     """COLUMN OP VALUE with == != < <= > >= or ~ (a regular expression found in a string). A number
     is compared as a number, in quotes as text."""
-    ratio: float = 1.0
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
     """Share to keep, drawn by hash: equal on every machine, stable when records are added. About N
     of M records: N / M."""
     rest: bool = False
@@ -61,7 +62,7 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     near_unique: float = 0.0
     """Keep only the first of nearly equal records: leave out a record whose similarity (Jaccard
     of the shingles, estimated) to a kept one is at least this, such as 0.9; 0 is off."""
-    shingle: int = SHINGLE
+    shingle: Annotated[int, Meta(ge=1)] = SHINGLE
     """For `near_unique`: tokens of a shingle; phrases for records that are stored as phrases
     (instructions)."""
     not_in: tuple[str, ...] = ()
@@ -89,12 +90,8 @@ class SelectSource(Source):
         self.config = msgspec.structs.replace(
             config, not_in=tuple(str(Path(path).absolute()) for path in config.not_in)
         )
-        if not 0 <= config.ratio <= 1:
-            raise UsageError(f"ratio = {config.ratio} is no share", hint="between 0 and 1")
         if config.near_unique:
             rows_of_a_band(config.near_unique)
-        if config.shingle < 1:
-            raise UsageError(f"shingle = {config.shingle} is no length", hint="1 or more")
         self.stores = open_stores(self.inputs, config.partial)
         self.schema = dict(self.stores[0].schema)
         if "token" in vocabularies and "token" in self.schema:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.unpickle import Pickle, array_of
@@ -36,7 +37,7 @@ SIZES = {2 * MEMBERS: False, 3 * MEMBERS: True}
 class TripletsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of pickles of triplets."""
 
-    width: int | None = None
+    width: Annotated[int, Meta(ge=0)] | None = None
     """Numbers of a block's vector, 0 if blocks are numbers; by default as in the first entry."""
     cpi: bool | None = None
     """Whether entries have CPI; by default as in the first entry."""
@@ -83,10 +84,7 @@ class TripletsSource(GatheredFiles):
                 kinds = first.kinds
                 break
         open_ = {key: value for key, value in kinds.items() if getattr(config, key) is None}
-        config = msgspec.structs.replace(config, **open_)
-        if config.width < 0:
-            raise UsageError(f"width = {config.width}", hint="0 for numbers of blocks")
-        return config
+        return msgspec.structs.replace(config, **open_)
 
     @cached_property
     def schema(self) -> Schema:
