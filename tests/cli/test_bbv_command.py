@@ -74,13 +74,11 @@ def test_a_trace_without_code(here: Here, tmp_path: Path) -> None:
     assert "trace: " in here("inspect", "s", "--head", 1)[0]
     said = here("simpoint", "s", "-o", "p", code=2)[1]
     assert "are chosen in its file of block vectors" in said and "tokmill simpoint TRACE" in said
-    # All intervals are equal, or all pairs: what is compared is told.
     write(tmp_path / "same.bb", "T:1:5 :2:6\n" * 5)
     here("build", "bbv", "same.bb", "-o", "same", "-q")
     said = here("build", "mine", "same", "--what", "bbv", "-o", "m", "-q", code=1)[1]
     assert "not one record was found (5 no positive above the threshold)" in said
-    assert "cosines of same have the mean 1.0" in said and "(--above 0.5)" in said
-    assert "Intervals with equal counts are no pair" in said
+    assert "--above" in said and "intervals with equal counts are no pair" in said
 
 
 def test_files_beside_a_trace_are_not_told_as_left_out(here: Here, tmp_path: Path) -> None:

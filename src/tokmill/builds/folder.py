@@ -35,9 +35,7 @@ from tokmill.store.receipts import read_planned, read_receipts
 from tokmill.store.shards.shard import SUFFIX
 from tokmill.store.vocab import LEARNED
 
-KNOWN_FILES = (
-    "manifest.json", layout.PLAN, "inputs.jsonl", "events.jsonl", "projection.json"
-)  # fmt: skip
+KNOWN_FILES = ("manifest.json", layout.PLAN, "inputs.jsonl", "events.jsonl")
 KNOWN_FOLDERS = ("shards", "vocab", "overlays", "cache")
 SHARD_DIGITS = 24
 """Digits of a shard's name before the number of its part."""

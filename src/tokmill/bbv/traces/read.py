@@ -48,10 +48,8 @@ DECLARED = {
     "repetitions": re.compile(rb"Total reps: (\d{1,18})\b"),
     "thread": re.compile(rb"# Thread (\d{1,18})\b"),
 }
-PAD = 24
-"""Bytes that must lie before the first number."""
-EIGHT = np.uint64(8)
 MOST = (1 << 64) - 1
+"""What `numpy.fromstring` makes of larger numbers."""
 
 
 def read(path: Path | str, *, quiet: bool = True) -> BlockVectors:
@@ -189,7 +187,7 @@ class _Parser:
 
     def _parse(self, data: bytes, last: bool = False) -> BlockVectors:
         """Return the rows that end in a chunk; keep the entries of the one that goes on."""
-        text = np.frombuffer(bytearray(b" " * PAD + data), np.uint8)
+        text = np.frombuffer(bytearray(b"  " + data), np.uint8)
         went_on = self.inside is True
         begins = self._mark_lines(text, data)
         ids, counts, places = self._entries(text, data)
@@ -218,7 +216,7 @@ class _Parser:
     def _mark_lines(self, text: Array, data: bytes) -> Array:
         """Blank out what is no entry; return where the intervals begin that begin here."""
         ends = np.flatnonzero(text == NEWLINE)
-        starts = np.concatenate([[PAD], ends + 1])
+        starts = np.concatenate([[2], ends + 1])
         starts = starts[starts < len(text)]
         stops = np.append(ends + 1, len(text))[: len(starts)]
         firsts = starts.copy()
@@ -241,7 +239,7 @@ class _Parser:
                 if count:
                     self.ignored[chr(letter)] += int(count)
             for i in np.flatnonzero(others)[-KEPT:]:
-                self.comments.append(data[starts[i] - PAD : min(stops[i], starts[i] + 200) - PAD])
+                self.comments.append(data[starts[i] - 2 : min(stops[i], starts[i] + 200) - 2])
         ended = text[stops - 1] == NEWLINE
         empty = blank & ended
         if self.inside is not None:
@@ -253,7 +251,7 @@ class _Parser:
         if others.any():
             # Nothing of these lines is an entry, but their ends still count as lines.
             masked = np.repeat(others, stops - starts)
-            body = text[PAD:]
+            body = text[2:]
             body[masked & (body != NEWLINE)] = BLANK
         text[begins] = BLANK
         if len(starts) and not ended[-1]:
@@ -281,19 +279,20 @@ class _Parser:
             or not WHITE[text[id_begins - 2]].all()
         ):
             raise self._malformed(text, data)
-        try:
-            numbers = parse_numbers(text, begins, ends)
-        except OverflowError as error:
-            raise self._error(data, error.args[0] - PAD, "a number has more than 64 bits") from None
+        digits = np.where(digit, text, BLANK).astype(np.uint8).tobytes()
+        numbers = np.fromstring(digits if len(begins) else b"", np.uint64, sep=" ")
+        if len(numbers) and int(numbers.max()) == MOST:
+            place = int(begins[numbers.argmax()]) - 2
+            raise self._error(data, place, "a number has more than 64 bits")
         ids, counts = numbers[0::2], numbers[1::2]
         if len(ids) and int(ids.max()) >= ID_LIMIT:
-            place = int(id_begins[ids.argmax()]) - PAD
+            place = int(id_begins[ids.argmax()]) - 2
             raise self._error(data, place, "the id of a block has more than 63 bits")
         return ids.astype(np.int64), counts.copy(), id_begins
 
     def _malformed(self, text: Array, data: bytes) -> TokmillError:
-        match = VALID.match(text.tobytes(), PAD)
-        place = (match.end() if match else PAD) - PAD
+        match = VALID.match(text.tobytes(), 2)
+        place = (match.end() if match else 2) - 2
         entry = plain(data[place : place + 20].split(b"\n")[0].decode("latin-1"))
         return self._error(data, place, f"{entry!r} is no entry of a basic block vector")
 
@@ -304,50 +303,6 @@ class _Parser:
             where=f"{self.path}, line {line}",
             hint="a line that begins with T holds entries :ID:COUNT with white space between",
         )
-
-
-def parse_numbers(text: Array, begins: Array, ends: Array) -> Array:
-    """Return the numbers at `text[begin:end]` (uint8 digits) as uint64.
-
-    A number lies at least `PAD` bytes behind the beginning of `text`. Eight digits are read as one
-    64-bit word and added up in three multiplications (the well-known method of Johnny Lee).
-
-    Raises `OverflowError` with the place of a number that has more than 64 bits.
-    """
-    # A word that begins at each byte; numpy reads it unaligned.
-    words: Array = np.ndarray((len(text) - 7,), "<u8", text, strides=(1,))
-    lengths = ends - begins
-    numbers = _eight(words, ends, np.minimum(lengths, 8))
-    long = np.flatnonzero(lengths > 8)
-    if len(long):
-        upper, rest = ends[long] - 8, lengths[long] - 8
-        numbers[long] += _eight(words, upper, np.minimum(rest, 8)) * np.uint64(10**8)
-        longer = np.flatnonzero(rest > 8)
-        if len(longer):
-            long, upper, rest = long[longer], upper[longer] - 8, rest[longer] - 8
-            top = _eight(words, upper, np.minimum(rest, 8))
-            numbers[long] += top * np.uint64(10**16)
-            for i in long[(rest > 3) | (top > 999)]:
-                numbers[i] = _by_python(text, int(begins[i]), int(ends[i]))
-    return numbers
-
-
-def _eight(words: Array, ends: Array, lengths: Array) -> Array:
-    """Return the value of the last `lengths` (1 to 8) digits before `ends`."""
-    shift = ((8 - lengths) << 3).astype(np.uint64)
-    word = words[ends - 8] & np.uint64(0x0F0F0F0F0F0F0F0F)
-    word = (word >> shift) << shift
-    word = (word * np.uint64(10 * 2**8 + 1)) >> EIGHT & np.uint64(0x00FF00FF00FF00FF)
-    word = (word * np.uint64(100 * 2**16 + 1)) >> np.uint64(16) & np.uint64(0x0000FFFF0000FFFF)
-    result: Array = (word * np.uint64(10_000 * 2**32 + 1)) >> np.uint64(32)
-    return result
-
-
-def _by_python(text: Array, begin: int, end: int) -> int:
-    digits = text[begin:end].tobytes().lstrip(b"0") or b"0"
-    if len(digits) > 20 or (number := int(digits)) > MOST:
-        raise OverflowError(begin)
-    return number
 
 
 SIDECARS = {"pc": ".pc", "map": ".map", "cpi": ".intervals.csv"}

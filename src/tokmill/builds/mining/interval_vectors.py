@@ -166,8 +166,6 @@ def spread_of(units: Callable[[Array], Array], records: Array) -> Spread:
 class Edges(NamedTuple):
     """The cosines of a program, and what is alike and unlike."""
 
-    mean: float
-    deviation: float
     above: float
     """Positives are above it."""
     below: float

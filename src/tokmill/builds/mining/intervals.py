@@ -257,20 +257,7 @@ class Intervals:
         if len(like):
             high = threshold(like, self.config.above) if moved[0] else high
             low = -threshold(-like, self.config.below) if moved[1] else low
-        return Edges(mean, deviation, high, low, any(moved) and len(like) > 0)
-
-    def explained(self) -> str:
-        """Return in words what the thresholds of the first programs are."""
-        parts = []
-        for number, one in [*self.edges.items()][:3]:
-            name = self.store.record(number).get("program", "all")
-            parts.append(
-                f"cosines of {name} have the mean {one.mean:.4f} and the standard deviation "
-                f"{one.deviation:.4f}; positives are above {one.above:.4f} (--above "
-                f"{self.config.above:g}), negatives below {one.below:.4f} (--below "
-                f"{self.config.below:g})"
-            )
-        return ". ".join([*parts, "Intervals with equal counts are no pair"])
+        return Edges(high, low, any(moved) and len(like) > 0)
 
 
 def check_intervals(store: Store) -> None:

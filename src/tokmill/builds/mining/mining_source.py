@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -94,6 +94,12 @@ MINERS: dict[str, type[Triplets | Groups | Intervals]] = {
 }  # fmt: skip
 
 
+THRESHOLDS = (
+    "--above, --below and --margin say how like and unlike they are to be; intervals with equal "
+    "counts are no pair"
+)
+
+
 class MineSource(Source):
     """Entries of a store's records, as columns of references to that store.
 
@@ -106,10 +112,10 @@ class MineSource(Source):
     version: ClassVar[int] = 5
     has_tokenizer: ClassVar[bool] = False
     is_bounded = False
-    explained: ClassVar[Collection[str]] = (NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD)
     hints: ClassVar[Mapping[str, str]] = {
         ALONE: "if paths say what was built how, `tokmill build x86 --layout` reads it; `tokmill "
         "inspect STORE --head 3` shows the columns, --same and --differ name others",
+        **dict.fromkeys((NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD), THRESHOLDS),
         WHY[NAMELESS]: "programs without symbols have no names to pair functions by",
         WHY[AMBIGUOUS]: "name the columns that tell these records apart: --same",
     }
@@ -123,11 +129,6 @@ class MineSource(Source):
         scratch = self.resources.scratch
         self.miner = MINERS[self.config.what](self.store, self.config, scratch, ref)
         self.schema = dict(self.miner.columns)
-
-    @classmethod
-    def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
-        store = open_store([str(Path(paths[0]).parents[1])])
-        return Intervals(store, config, "", Column("u8")).explained()
 
     def identity(self) -> dict[str, Any]:
         """Return null for options that are not read, and the columns that are compared."""

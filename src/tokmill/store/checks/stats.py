@@ -6,7 +6,7 @@ size of the vocabulary for each column, and the distinct lengths (at most √(2 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -159,13 +159,8 @@ def summary(store: Store, counts: Counts, width: int = 1024) -> Statistics:
 def count(
     store: Store,
     advance: Callable[[int], None] | None = None,
-    once: Collection[str] = (),
 ) -> Counts:
-    """Count lengths and ids; see `statistics` for the arguments.
-
-    `once`: columns with one value for all tokens of a phrase, which is counted once for each phrase
-    (as a separator after it is).
-    """
+    """Count lengths and ids; see `statistics` for the arguments."""
     names = [n for n in id_columns(store) if store.manifest.ranges.get(n, (0, 0))[1] < LARGEST]
     ids = {name: np.zeros(_vocabulary_size(store, name) or 0, np.int64) for name in names}
     lengths, records = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -179,7 +174,7 @@ def count(
         lengths, records = _merge(lengths, records, np.diff(offsets))
         for name in names:
             _check_ids(shard, name, store)
-            for part in _id_counts(shard, name, store.schema[name], name in once):
+            for part in _id_counts(shard, name, store.schema[name]):
                 ids[name] = _add(ids[name], part)
         empty += _empty(shard, offsets, ending)
         if advance is not None:
@@ -280,7 +275,7 @@ def _check_ids(shard: Shard, name: str, store: Store) -> None:
         raise shard.damaged("it uses phrases that are not in its table")
 
 
-def _id_counts(shard: Shard, name: str, column: Column, once: bool) -> Iterator[Array]:
+def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:
     """Yield the number of tokens of each id, a block of tokens at a time."""
     if not column.phrase:
         flat = shard[name]
@@ -297,10 +292,6 @@ def _id_counts(shard: Shard, name: str, column: Column, once: bool) -> Iterator[
     if len(values):
         # bincount sums floats; sums of integers below 2^53 are exact.
         weights = np.repeat(times, np.diff(table_offsets))
-        if once:
-            first = np.append(True, values[1:] != values[:-1])
-            first[table_offsets[:-1]] = True
-            values, weights = values[first], weights[first]
         yield np.bincount(values, weights=weights).astype(np.int64)
 
 
