@@ -97,13 +97,8 @@ EXPORTS: dict[str, Part] = {
     ),
 }
 
-EXECUTORS: dict[str, Part] = {
-    # where the shards of a build are made
-    "here": Part(
-        "tokmill.builds.execution.executors:Here", "", "in this process, one after the other"
-    ),
-    "pool": Part("tokmill.builds.execution.executors:Pool", "", "in processes of this machine"),
-}
+EXECUTORS: dict[str, Part] = {}
+"""Where the shards of a build are made besides this machine; examples/plugin-ray adds a cluster."""
 
 MODELS: dict[str, Part] = {
     "decoder": Part(
@@ -401,7 +396,8 @@ class Table(dict[str, Part]):
 TABLES = {
     name: Table(value)
     for name, value in list(globals().items())
-    if name.isupper() and isinstance(value, dict) and isinstance(next(iter(value.values())), Part)
+    if name.isupper() and isinstance(value, dict)
+    if all(isinstance(part, Part) for part in value.values())
 }
 globals().update(TABLES)
 

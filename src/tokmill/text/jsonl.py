@@ -198,7 +198,6 @@ def _ends(value: Any, path: str, deep: int) -> Iterator[tuple[str, bool]]:
 
 
 NEWLINE, OPEN, CLOSE = 10, 123, 125
-SHORT = 64
 BOM = b"\xef\xbb\xbf"
 
 
@@ -309,25 +308,17 @@ class JsonlSource(DocumentSource):
         lines = data.split(b"\n")
         if not lines[-1]:
             lines.pop()
-        reasons: dict[bytes, str] = {}
         for line in lines:
-            # Short bad lines often repeat, and exceptions are slow.
-            reason = reasons.get(line)
-            if reason is None:
-                try:
-                    records.append(self.decoder.decode(line.strip()))
-                    kept.append(True)
-                    continue
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    if (record := self._with_nan(line)) is not None:
-                        records.append(record)
-                        kept.append(True)
-                        continue
-                    reason = refusal(line.strip(), error)
-                if len(line) < SHORT:
-                    reasons[line] = reason
-            refused.append(reason)
-            kept.append(False)
+            try:
+                records.append(self.decoder.decode(line.strip()))
+                kept.append(True)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                record = self._with_nan(line)
+                kept.append(record is not None)
+                if record is None:
+                    refused.append(refusal(line.strip(), error))
+                else:
+                    records.append(record)
         return records, np.array(kept, bool), refused
 
     def _with_nan(self, line: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Where shards are made (`plugins.EXECUTORS`): in this process, or in a pool of spawned ones."""
+"""Where shards are made: in this process, or in a pool of spawned ones (`plugins`: elsewhere)."""
 
 from __future__ import annotations
 
@@ -102,26 +102,23 @@ def check_executor(amount: Amount) -> None:
 
     Raises `UsageError`, `MissingExtraError`.
     """
-    name = amount.executor
-    if name != "auto":
-        plugins.load(plugins.EXECUTORS, name)
-    if amount.address and name in ("auto", "here", "pool"):
+    if amount.executor != "auto":
+        plugins.load(plugins.EXECUTORS, amount.executor)
+        if amount.workers == 0:
+            raise UsageError(
+                f"--workers 0 means this process, not {amount.executor}",
+                hint="leave --executor out",
+            )
+    elif amount.address:
         raise UsageError(
             "--address is for the cluster of an executor of a plug-in", hint="add --executor NAME"
         )
-    if name == "here" and amount.workers:
-        raise UsageError(
-            f"--executor here makes one shard at a time, not {amount.workers}",
-            hint="--executor pool, or leave --workers out",
-        )
-    if name not in ("auto", "here") and amount.workers == 0:
-        raise UsageError(f"--workers 0 means this process, not {name}", hint="--executor here")
 
 
 def executor_of(name: str, work: Work, terms: Terms) -> Executor:
-    """Make an executor; `auto` is `here` for 0 workers, else `pool`."""
+    """Make an executor, by default one of this machine."""
     if name == "auto":
-        name = "pool" if terms.workers else "here"
+        return Pool(work, terms) if terms.workers else Here(work, terms)
     executor: Executor = plugins.load(plugins.EXECUTORS, name)(work, terms)
     return executor
 

@@ -31,11 +31,6 @@ def read_note(folder: Path) -> Learned:
     return read_sealed(folder / LEARNED, Learned)
 
 
-def options_of(note: Learned) -> Learned:
-    """Return a note with the options of the training alone, without digests."""
-    return msgspec.structs.replace(note, sha256="", files={})
-
-
 def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
     files = {n: hashlib.sha256(d).hexdigest() for n, d in tokenizer.files().items()}
     return msgspec.structs.replace(options, sha256=files.pop("tokenizer.json"), files=files)
@@ -72,7 +67,7 @@ def learned_tokenizer(
         check_learned(folder)
     if path.exists() and not again:
         before = read_note(folder)
-        if options_of(before) != learn:
+        if msgspec.structs.replace(before, sha256="", files={}) != learn:
             raise TokmillError(
                 f"a tokenizer was trained here with {before.vocab_size} ids and "
                 f"{list(before.specials)}, not {learn.vocab_size} and {list(learn.specials)}",
