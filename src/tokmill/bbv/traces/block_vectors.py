@@ -39,9 +39,6 @@ class IntervalFacts(NamedTuple):
     """The size that was declared; None: none was, and nothing is compared."""
     smallest: int
     largest: int
-    mean: float
-    drift: int
-    """Instructions by which all intervals but a short last one differ from intervals · size."""
     off: int
     """Intervals, without a short last one, that are more than 1 % away from the size."""
     short_last: bool
@@ -117,15 +114,14 @@ class BlockVectors:
         """Compare instructions of intervals (int64), such as of all pieces, with such a size."""
         size = self.declared.interval if size is None else size
         if not len(sums):
-            return IntervalFacts(size, 0, 0, 0.0, 0, 0, False)
-        facts = int(sums.min()), int(sums.max()), float(sums.mean())
+            return IntervalFacts(size, 0, 0, 0, False)
+        facts = int(sums.min()), int(sums.max())
         if size is None:
-            return IntervalFacts(None, *facts, 0, 0, False)
+            return IntervalFacts(None, *facts, 0, False)
         short = bool(sums[-1] < SHORT * size)
         full = sums[: len(sums) - short]
-        drift = int(full.sum()) - len(full) * size
         off = int(np.count_nonzero(np.abs(full - size) > size // 100))
-        return IntervalFacts(size, *facts, drift, off, short)
+        return IntervalFacts(size, *facts, off, short)
 
 
 def row_sums(counts: Array, indptr: Array) -> Array:

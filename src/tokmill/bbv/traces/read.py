@@ -94,7 +94,13 @@ def pieces(
                 tell(min(1.0, progress.reached / max(size, 1)))
                 yield joined(held)
                 held, count = [], 0
-    _check_whole(path, parser.declared(), rows)
+    stated = parser.declared().intervals
+    if stated is not None and stated != rows:
+        raise TokmillError(
+            f"the file declares {human_count(stated, 'interval')} and has {rows:,}",
+            where=str(path),
+            hint="a part of it is missing or stands twice: copy it again, or make it again",
+        )
     if not rows:
         raise TokmillError(
             "no line is an interval of a basic block vector",
@@ -122,15 +128,6 @@ def _too_many(
         where=str(path),
         hint="no program executes so many instructions: the file is damaged",
     )
-
-
-def _check_whole(path: Path | str, declared: Declared, rows: int) -> None:
-    if declared.intervals is not None and declared.intervals != rows:
-        raise TokmillError(
-            f"the file declares {human_count(declared.intervals, 'interval')} and has {rows:,}",
-            where=str(path),
-            hint="a part of it is missing or stands twice: copy it again, or make it again",
-        )
 
 
 class _Parser:
