@@ -290,7 +290,7 @@ def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
         return task.size
     ended = last.items[-1]
     place = [(item.name, item.start) for item in task.items].index((ended.name, ended.start))
-    share = 0.0 if last.done is UNSET else last.done
+    share = 1.0 if last.done is UNSET else last.done
     return sum(item.size for item in task.items[:place]) + round(task.items[place].size * share)
 
 

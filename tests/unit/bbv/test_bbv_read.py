@@ -74,12 +74,12 @@ def test_a_byte_order_mark_costs_no_interval(tmp_path: Path) -> None:
 
 
 def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
-    found = read(file_of(tmp_path, PRODUCERS["valgrind"][0]))
+    found = read(file_of(tmp_path, PRODUCERS["valgrind"]))
     assert found.declared == (6, 2, 13, 3, 1)
     assert found.ignored == {"#": 4, "blank": 2}
     assert not found.torn
     assert found.instructions.tolist() == [6, 7]
-    assert read(file_of(tmp_path, PRODUCERS["odd"][0])).torn
+    assert read(file_of(tmp_path, PRODUCERS["odd"])).torn
 
 
 CELL = st.sampled_from(
@@ -168,7 +168,7 @@ def test_a_line_has_no_limit_and_an_entry_has(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_cut_off_is_told(tmp_path: Path) -> None:
-    whole = PRODUCERS["valgrind"][0]
+    whole = PRODUCERS["valgrind"]
     with pytest.raises(TokmillError, match="declares 2 intervals and has 1"):
         read(file_of(tmp_path, whole.replace("T:1:7   \n", "")))
     packed = gzip.compress(whole.encode() * 100)
