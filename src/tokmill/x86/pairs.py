@@ -13,7 +13,7 @@ import msgspec
 
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, find_files, in_order
-from tokmill.builds.source import Frozen, Item, Request, WholeFiles
+from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.store.manifest import OtherFile
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
@@ -87,15 +87,20 @@ class PairsSource(WholeFiles):
     hints: ClassVar[Mapping[str, str]] = {
         NO_FACTS: "it is from a pickle or angr; tokmill cfg makes it of the program",
     }
-    config: PairsConfig
 
-    def prepare(self) -> None:
-        config = self.config
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
         check(config)
         vocab = str(Path(config.vocab).absolute()) if config.vocab else ""
-        self.config = msgspec.structs.replace(config, vocab=vocab)
+        self.config: PairsConfig = msgspec.structs.replace(config, vocab=vocab)
+        self.inputs, self.frozen = list(inputs), vocabularies
         self.layout = KeyTemplate(config.layout)
-        self._caches = Caches(config.rules, self.vocabularies)
+        self._caches = Caches(config.rules, vocabularies)
         self._graphs: dict[tuple[str, str], Graph] = {}
 
     @classmethod
@@ -110,9 +115,7 @@ class PairsSource(WholeFiles):
     @cached_property
     def schema(self) -> Schema:
         coded = {
-            column: Column(
-                id_dtype(self.vocabularies[column].vocabulary.size), phrase=True, vocab=column
-            )
+            column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
             for column in streams_of(self.config)
         }
         return {

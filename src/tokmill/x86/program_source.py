@@ -13,7 +13,7 @@ import msgspec
 from tokmill import plugins
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
-from tokmill.builds.source import Frozen, Item, Request, WholeFiles
+from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_about
@@ -101,15 +101,20 @@ class X86Source(WholeFiles):
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
     part_bytes: ClassVar[int] = 128 << 20
-    config: X86Config
 
-    def prepare(self) -> None:
-        config = self.config
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
         check(config)
         vocab = str(Path(config.vocab).absolute()) if config.vocab else ""
-        self.config = msgspec.structs.replace(config, vocab=vocab)
+        self.config: X86Config = msgspec.structs.replace(config, vocab=vocab)
+        self.inputs, self.frozen = list(inputs), vocabularies
         self.layout = KeyTemplate(config.layout)
-        self._caches = Caches(config.rules, self.vocabularies, config.separator)
+        self._caches = Caches(config.rules, vocabularies, config.separator)
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
@@ -130,9 +135,7 @@ class X86Source(WholeFiles):
         if self.config.unit == "walk":
             per_record["walk"] = "u4"
         coded = {
-            column: Column(
-                id_dtype(self.vocabularies[column].vocabulary.size), phrase=True, vocab=column
-            )
+            column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
             for column in COLUMNS
         }
         return {
