@@ -160,7 +160,7 @@ class Bench:
         exports = [self._export(one, key) for one, key in zip((pair.a, pair.b), both, strict=True)]
         words = (PEER, os.getpid(), *exports, SEED, *without)
         command = [self.peers_python, *map(str, words)]
-        limits = child.Limits(self.limit * WAIT, cpu_seconds=self.limit, memory=MEMORY)
+        limits = child.Limits(self.limit * WAIT, memory=MEMORY)
         ended = child.run(command, limits)
         if ended.code and not ended.passed:
             # No answer to keep: something is not installed, or broke.

@@ -97,13 +97,8 @@ EXPORTS: dict[str, Part] = {
     ),
 }
 
-EXECUTORS: dict[str, Part] = {
-    # where the shards of a build are made
-    "here": Part(
-        "tokmill.builds.execution.executors:Here", "", "in this process, one after the other"
-    ),
-    "pool": Part("tokmill.builds.execution.executors:Pool", "", "in processes of this machine"),
-}
+EXECUTORS: dict[str, Part] = {}
+"""Where the shards of a build are made besides this machine; examples/plugin-ray adds a cluster."""
 
 MODELS: dict[str, Part] = {
     "decoder": Part(
@@ -350,7 +345,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "tokenizers": "text",
     "google": "x86",
     "zstandard": "text",
-    "psutil": "text",
+    "psutil": "train",
     "pyarrow": "parquet",
     "iced_x86": "x86",
     "lief": "x86",
@@ -401,7 +396,8 @@ class Table(dict[str, Part]):
 TABLES = {
     name: Table(value)
     for name, value in list(globals().items())
-    if name.isupper() and isinstance(value, dict) and isinstance(next(iter(value.values())), Part)
+    if name.isupper() and isinstance(value, dict)
+    if all(isinstance(part, Part) for part in value.values())
 }
 globals().update(TABLES)
 

@@ -21,7 +21,7 @@ def test_check_says_what_a_file_holds(here: Here, tmp_path: Path) -> None:
     path = tmp_path / "a.bb"
     path.write_text(VALGRIND)
     out, _ = here("bbv", "check", "a.bb")
-    assert "a.bb: 3 intervals, 4 entries, 21 instructions, ids 1 to 2 (from 1)" in out
+    assert "a.bb: 3 intervals, 4 entries, 21 instructions, ids 1 to 2" in out
     assert "1 interval more than 1 % away from the declared 10 instructions (2 to 10)" in out
     assert "the last interval is short" in out
     assert "4 instructions after the last interval were not written" in out
@@ -33,7 +33,6 @@ def test_check_says_what_a_file_holds(here: Here, tmp_path: Path) -> None:
     assert "may be cut off" in here("bbv", "check", "a.bb", code=1)[0]
     path.write_text(VALGRIND.replace("T:2:2   \n", ""))
     assert "declares 3 intervals and has 2" in here("bbv", "check", "a.bb", code=1)[1]
-    assert "the id 0" in here("bbv", "check", write(path, "T:0:1\n"), "--id-base", 1, code=1)[1]
 
 
 def write(path: Path, text: str) -> Path:
@@ -75,13 +74,11 @@ def test_a_trace_without_code(here: Here, tmp_path: Path) -> None:
     assert "trace: " in here("inspect", "s", "--head", 1)[0]
     said = here("simpoint", "s", "-o", "p", code=2)[1]
     assert "are chosen in its file of block vectors" in said and "tokmill simpoint TRACE" in said
-    # All intervals are equal, or all pairs: what is compared is told.
     write(tmp_path / "same.bb", "T:1:5 :2:6\n" * 5)
     here("build", "bbv", "same.bb", "-o", "same", "-q")
     said = here("build", "mine", "same", "--what", "bbv", "-o", "m", "-q", code=1)[1]
     assert "not one record was found (5 no positive above the threshold)" in said
-    assert "cosines of same have the mean 1.0" in said and "(--above 0.5)" in said
-    assert "Intervals with equal counts are no pair" in said
+    assert "--above" in said and "intervals with equal counts are no pair" in said
 
 
 def test_files_beside_a_trace_are_not_told_as_left_out(here: Here, tmp_path: Path) -> None:

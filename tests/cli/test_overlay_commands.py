@@ -54,7 +54,7 @@ def test_mistakes(here: Here, store: Path) -> None:
         (("s", "--values", "mask.npy", "--column", "a b"), 1, "cannot be called 'a b'"),
         (("s", "--values", "mask.npy", "-o", "x"), 2, "lies in its store"),
         (("s", "--values", "mask.npy", "--per", "record"), 2, "11 rows; the store has 5 records"),
-        (("s", "--values", "mask.npy", "--tokenizer", "t"), 2, "an overlay has no vocabulary"),
+        (("s", "--values", "mask.npy", "--tokenizer", "t"), 2, "these records have no tokenizer"),
         (("x", "--values", "mask.npy"), 1, "x: there is no such store"),
     ):
         err = here("build", "overlay", *arguments, code=code)[1]

@@ -256,7 +256,6 @@ def test_a_fault_in_a_worker(
     command = ("build", "jsonl", inputs, "--tokenizer", tokenizer, "--quiet")
     assert strace(*command, "--workers", 0, "-o", fast_path / "wanted").code == 0
     assert strace(*command, "--workers", 0, "-o", store, "--max-time", "0s").code == 0
-    (store / "projection.json").unlink()
     inject = f"inject={call}:{FAULTS[fault]}:when={number}"
     done = subprocess.run(
         ["strace", "-f", "-y", "-s", "0", "-o", fast_path / "log", "-e", f"trace={call}",

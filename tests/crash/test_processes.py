@@ -18,7 +18,7 @@ from forked import Forked
 from tokmill.store.receipts import read_receipts
 from tokmill.store.store import Store
 
-psutil = pytest.importorskip("psutil", reason="needs the extra text")
+psutil = pytest.importorskip("psutil", reason="needs the extra train")
 
 SLOW_BYTES = 8 << 20
 """Input of a build that lasts a second or more with the slower engine."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from reader import Make, Read
-from small_recipes import tokenizer_file
+from small_recipes import make_tokenizer
 from whole_stores import Refused
 
 Tensors = dict[str, Any]
@@ -256,7 +256,7 @@ def make_public(kind: str, files: int = 1) -> Make:
             index = {"metadata": {"total_size": 1}, "weight_map": names}
             made = [folder / "model.safetensors.index.json", folder / "part-0.safetensors"]
             made[0].write_text(json.dumps(index))
-        tokenizer_file("tokenizer.json")(folder)
+        make_tokenizer(folder)
         return made
 
     return make

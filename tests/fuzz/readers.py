@@ -93,11 +93,11 @@ from small_recipes import (
     TEXTS,
     TRAINING,
     make_recipe,
+    make_tokenizer,
     read_recipe,
     read_settings,
     read_tokenizer,
     read_training_recipe,
-    tokenizer_file,
 )
 from small_schedules import (
     make_measurements,
@@ -343,8 +343,7 @@ def make_everything(folder: Path) -> Iterable[Path]:
     (folder / "a.bin").write_bytes(np.arange(900, dtype="<u2").tobytes())
     made += [*compressed("gz")(folder), *compressed("zst")(folder)]
     made += make_graph(".cfg.parquet")(folder)
-    made += [*tokenizer_file("tokenizer.json")(folder)]
-    made += [*make_recipe(folder), *tokenizer_file("vocab.json")(folder)]
+    made += [*make_tokenizer(folder), *make_recipe(folder)]
     store = ids_store(folder / "s").path
     for path in (*store.glob("shards/*"), store / "plan.json", store / "manifest.json"):
         shutil.copy(path, folder / path.name)
@@ -452,8 +451,7 @@ READERS: dict[str, Reader] = {
     ),
     "store overlay": Reader(make_overlaid, read_overlaid, digests=True),
     # tokenizers, vocabularies, recipes
-    "tokenizer.json": Reader(tokenizer_file("tokenizer.json"), read_tokenizer("tokenizer.json")),
-    "vocab.json": Reader(tokenizer_file("vocab.json"), read_tokenizer("vocab.json")),
+    "tokenizer.json": Reader(make_tokenizer, read_tokenizer),
     "vocab.txt": Reader(make_vocab_txt, read_tokenizer("vocab.txt")),
     "vocabularies": Reader(make_vocabularies, read_vocabularies),
     "vocabulary counts": Reader(make_count_pickle, read_lists),

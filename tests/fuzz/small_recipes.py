@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from reader import Make, Read
 
 from making import TOKENIZER
 from tokmill import plugins
@@ -21,37 +18,21 @@ TEXTS = [
 ] * 4
 
 
-def tokenizer_file(name: str) -> Make:
-    def make(folder: Path) -> Iterable[Path]:
-        from tokmill.text.tokenizers.tokenizer import Tokenizer
-
-        if name == "tokenizer.json":
-            (folder / name).write_bytes(TOKENIZER.read_bytes())
-            return [folder / name]
-        tokenizer = Tokenizer.from_file(TOKENIZER)
-        from tokmill.text.tokenizers.tokenizer_json import alias
-
-        vocab = {alias(token): number for number, token in tokenizer.vocab.items()}
-        (folder / "vocab.json").write_text(json.dumps(vocab))
-        lines2 = [f"{alias(a)} {alias(b)}" for a, b in tokenizer.merges]
-        (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(lines2) + "\n")
-        return [folder / "vocab.json", folder / "merges.txt"]
-
-    return make
+def make_tokenizer(folder: Path) -> Iterable[Path]:
+    path = folder / "tokenizer.json"
+    path.write_bytes(TOKENIZER.read_bytes())
+    return [path]
 
 
-def read_tokenizer(name: str) -> Read:
-    def read(folder: Path) -> Any:
-        from tokmill.text.encoding.encoders import make_encoder
-        from tokmill.text.tokenizers.tokenizer import Tokenizer
+def read_tokenizer(folder: Path) -> Any:
+    from tokmill.text.encoding.encoders import make_encoder
+    from tokmill.text.tokenizers.tokenizer import Tokenizer
 
-        found = Tokenizer.from_file(folder / name)
-        vocabulary, data = found.vocabulary()
-        ids, lengths = make_encoder(data, threads=False)(TEXTS[:3])
-        texts = found.decode(ids[: int(lengths[0])].tolist())
-        return vocabulary, data, ids.tolist(), texts, found.merges, found.specials
-
-    return read
+    found = Tokenizer.from_file(folder / "tokenizer.json")
+    vocabulary, data = found.vocabulary()
+    ids, lengths = make_encoder(data, threads=False)(TEXTS[:3])
+    texts = found.decode(ids[: int(lengths[0])].tolist())
+    return vocabulary, data, ids.tolist(), texts, found.merges, found.specials
 
 
 RECIPE = b"""extends = "base.toml"

@@ -44,7 +44,6 @@ def test_a_command_and_what_it_printed() -> None:
         ("exit", LIMITS, "ended with exit code 7"),
         ("panic", LIMITS, "ended with exit code 1: BaseException: a panic of another language"),
         ("loop", LIMITS._replace(seconds=0.3), "took more than 0.3 seconds"),
-        ("loop", LIMITS._replace(cpu_seconds=0.3), "took more than 0.3 CPU seconds"),
         ("hold", LIMITS._replace(seconds=0.3), "took more than 0.3 seconds"),
         ("allocate", LIMITS, "took more than 400 MiB"),
         ("reserve", LIMITS, "took more than 400 MiB"),

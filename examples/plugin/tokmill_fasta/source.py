@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Frozen, Hash, Item, Request, Source
 from tokmill.store.schema import Column, Drop, Records, Schema, Strings, drops_of
 from tokmill.store.vocab import Vocabulary
 
@@ -32,15 +32,6 @@ class FastaSource(Source):
     version = 1
     has_tokenizer = False
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        self.config, self.inputs = config, list(inputs)
-
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         tokens = {"column": "token", "rules": "bases", "tokens": [chr(base) for base in BASES]}
@@ -51,9 +42,6 @@ class FastaSource(Source):
     @property
     def schema(self) -> Schema:
         return {"token": Column("u1", vocab="token"), "name": Column("utf8", per="record")}
-
-    def identity(self) -> dict[str, Any]:
-        return {}
 
     def items(self) -> Iterator[Item]:
         files = find_files(self.inputs, (".fasta", ".fa"), choice=self.config)

@@ -113,6 +113,15 @@ def _data() -> int:
         return int(file.read().split()[5]) * resource.getpagesize()
 
 
+def resident_bytes(process: int | str = "self") -> int:
+    """Return the resident memory of a process; 0 if it has ended."""
+    try:
+        with open(f"/proc/{process}/statm", "rb", 0) as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
+
+
 SA_SIGINFO = 4
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL)
 """Signals of a library that has crashed."""

@@ -40,31 +40,23 @@ def packing(head: bytes) -> str:
 
 
 def inflate(
-    path: str,
-    start: int = 0,
-    stop: int | None = None,
-    tell: Callable[[int], None] | None = None,
-    kind: str = "",
+    path: str, tell: Callable[[int], None] | None = None, kind: str = ""
 ) -> Iterator[bytes]:
-    """Yield the content of the members or frames between two bytes of a compressed file.
+    """Yield the content of all members or frames of a compressed file.
 
     `tell` is called with the byte of the file up to which the yielded content was compressed.
     `kind` is a key of `MAGIC`; without it the file's suffix decides.
 
-    Raises `TokmillError` if a member is damaged, or does not end at `stop` or at the file's end.
+    Raises `TokmillError` if a member is damaged, or does not end with the file.
     """
     kind = kind or next(ending for ending in MAGIC if path.lower().endswith(ending))
     with machine_errors("read", path), open_input(path) as file:
-        file.seek(start)
-        left = (stop if stop is not None else file.seek(0, 2)) - start
-        file.seek(start)
         current: Any = None
         data = b""
         while True:
             # A decoder of .xz or .bz2 may hold content back after it has taken all data.
             if not data and getattr(current, "needs_input", True):
-                data = file.read(min(PIECE[kind], left))
-                left -= len(data)
+                data = file.read(PIECE[kind])
                 if not data:
                     break
             if current is None:
@@ -80,7 +72,9 @@ def inflate(
                     out = current.decompress(data, *most)
                     data = current.unused_data if current.eof else b""
             except Exception as error:
-                if not is_damage(error):
+                # `bz2` has no error of its own.
+                kinds = zlib.error | lzma.LZMAError | OSError
+                if not isinstance(error, kinds) and type(error).__name__ != "ZstdError":
                     raise
                 raise _broken(path, str(error)) from None
             if current.eof:
@@ -103,15 +97,6 @@ def decompressor(kind: str) -> Any:
         return bz2.BZ2Decompressor()
     zstandard = plugins.require("zstandard")
     return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-
-
-def is_damage(error: Exception) -> bool:
-    """Say whether an error of a decoder means that what it was given is damaged."""
-    # `bz2` has no error of its own.
-    return (
-        isinstance(error, zlib.error | lzma.LZMAError | OSError)
-        or type(error).__name__ == "ZstdError"
-    )
 
 
 def _broken(path: str, what: str) -> TokmillError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.inflate import MAGIC
@@ -22,7 +23,7 @@ from tokmill.bbv.traces.block_vectors import BlockVectors, row_sums
 from tokmill.bbv.traces.cpi import RATES, Measures, check_measures, read_measures
 from tokmill.bbv.traces.read import SIDECARS, Sidecars, pieces, stem_of, without_sidecars
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
+from tokmill.builds.source import Item, WholeFiles
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column, Records, Schema, Strings, id_dtype, ranges
@@ -42,8 +43,8 @@ class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     shared_ids: bool = False
     """Without blocks: the ids of all traces mean the same blocks."""
     pc: tuple[str, ...] = ()
-    """File with the address of each block (a pc file, or CSV: id,address), for all traces; without
-    it the one beside each trace (TRACE.pc)."""
+    """File with the address of each block (a pc file), for all traces; without it the one beside
+    each trace (TRACE.pc)."""
     map: tuple[str, ...] = ()
     """Where programs were mapped: a copy of /proc/PID/maps. Without it the one beside each trace
     (TRACE.map); without one it is found from the addresses."""
@@ -52,7 +53,7 @@ class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     trace (TRACE.intervals.csv)."""
     program: str = ""
     """What the program is called; without it the name of the trace."""
-    min_joined: float = 0.5
+    min_joined: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Smallest share of a trace's instructions that must be found in the store of blocks."""
 
 
@@ -73,15 +74,8 @@ class BbvSource(WholeFiles):
     places = "row"
     config: BbvConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        if not 0 <= config.min_joined <= 1:
-            raise UsageError(f"min_joined = {config.min_joined}", hint="a share: 0 to 1")
+    def prepare(self) -> None:
+        config = self.config
         for name in ("blocks", *SIDECARS):
             if len(getattr(config, name)) > 1:
                 raise UsageError(
@@ -106,16 +100,7 @@ class BbvSource(WholeFiles):
             for name in ("blocks", *SIDECARS)
         }
         self.config = msgspec.structs.replace(config, **places)
-        self.inputs = list(inputs)
         self._sidecars = Sidecars(places, SIDECARS if config.blocks else ("cpi",))
-        self._reference: Reference | None = None
-
-    @classmethod
-    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return no vocabulary: the tokens are records of another store."""
-        if request.tokenizer is not None or request.roles:
-            raise UsageError("execution profiles have no tokenizer", hint="leave it out")
-        return {}
 
     @cached_property
     def schema(self) -> Schema:
@@ -144,11 +129,11 @@ class BbvSource(WholeFiles):
 
     def references(self) -> dict[str, Reference]:
         """Return the store of blocks, if there is one."""
-        if not self.config.blocks:
-            return {}
-        if self._reference is None:
-            self._reference = reference_to(self.config.blocks[0])
-        return {REFERENCE: self._reference}
+        return {REFERENCE: self._reference} if self.config.blocks else {}
+
+    @cached_property
+    def _reference(self) -> Reference:
+        return reference_to(self.config.blocks[0])
 
     def items(self) -> Iterator[Item]:
         listing = find_files(self.inputs, SUFFIXES, choice=self.config)

@@ -10,7 +10,6 @@ import math
 import multiprocessing
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import c_double
 from pathlib import Path
@@ -33,7 +32,7 @@ from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_pl
 from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.parts import Parts
 from tokmill.builds.plan import BuildRecipe, How, Prepared, folder_of, prepare
-from tokmill.builds.scan import PACKED, in_words
+from tokmill.builds.scan import in_words
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Plan, PlannedItem, Receipt
 from tokmill.store.marks import LOCK
@@ -296,32 +295,15 @@ def grace_of(limit: float | None) -> float:
     return GRACE_OF_SIGNAL if limit is None else max(LEAST_GRACE, GRACE * limit)
 
 
-EXPANDED = 5
-"""Factor by which compressed text usually grows."""
-
-
 def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
     """Return about how many input bytes of a task its receipts cover."""
     last = made[-1]
     if last.cut is UNSET:
         return task.size
-    if last.done is not UNSET:
-        ended = last.items[-1]
-        place = [(item.name, item.start) for item in task.items].index((ended.name, ended.start))
-        return sum(item.size for item in task.items[:place]) + round(
-            task.items[place].size * last.done
-        )
-    read: Counter[tuple[str, int]] = Counter()
-    for receipt in made:
-        for item in receipt.items:
-            read[item.name, item.start] += item.bytes
-    result = 0
-    for planned in task.items:
-        if (planned.name, planned.start) in read:
-            packed = planned.path.lower().endswith(PACKED)
-            content = read[planned.name, planned.start] // (EXPANDED if packed else 1)
-            result += min(planned.size, content)
-    return result
+    ended = last.items[-1]
+    place = [(item.name, item.start) for item in task.items].index((ended.name, ended.start))
+    share = 1.0 if last.done is UNSET else last.done
+    return sum(item.size for item in task.items[:place]) + round(task.items[place].size * share)
 
 
 def until(tasks: Iterable[ShardJob], deadline: c_double) -> Iterator[ShardJob]:

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from tokmill import plugins
 from tokmill.base.errors import Interrupted, TokmillError, plain
-from tokmill.base.files import reading, remove, write_file
+from tokmill.base.files import reading, write_file
 from tokmill.base.inflate import CAT, inflate, packing
 from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share, human_time
@@ -27,7 +27,6 @@ from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.parts import Parts
 from tokmill.builds.plan import How, Prepared
 from tokmill.builds.source import Item, Source, restore_probe
-from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import probe_digest
 from tokmill.store.manifest import Plan, PlannedItem, Receipt, sealed
 from tokmill.store.marks import LOCK
@@ -262,7 +261,6 @@ def finish(
             parts.finish(manifest)
             return Store(parts.address)
         write_if_different(out / "manifest.json", sealed(manifest))
-        remove(out / "projection.json")
         kept = {entry.name for entry in manifest.shards}
         remove_shards(out / "shards", kept)
     return Store(out)
@@ -293,7 +291,6 @@ def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> S
             hint="run the same command again: it continues",
         )
     if not manifest.records:
-        remove(out / "projection.json")
         if not how.quiet:
             faster = "" if how.amount.workers == 0 else ", or --workers 0, which begins at once"
             print(
@@ -302,15 +299,6 @@ def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> S
                 file=sys.stderr,
             )
         return Store(out)
-    projection = {
-        "share": round(share, 4),
-        "rate_bytes_per_second": round(rate),
-        "projected_seconds": round(bar.total / rate, 1) if rate else None,
-        "projected_tokens": round(manifest.tokens / share),
-        "projected_disk_bytes": round(manifest.bytes / share),
-        "peak_memory_bytes": watch.peak_memory,
-    }
-    write_file(out / "projection.json", layout.encode(projection))
     if not how.quiet:
         memory = human_bytes(watch.peak_memory)
         print(

@@ -19,7 +19,6 @@ from tokmill.builds.make_shard import (
     planned_work,
 )
 from tokmill.builds.source import Item, settle_probe
-from tokmill.builds.stamps import doubt
 from tokmill.store import manifest as layout
 from tokmill.store.checks.left_out import LeftOut, input_paths, line_of
 from tokmill.store.checks.validate import Problem
@@ -66,10 +65,7 @@ def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
 
 
 def deep_check(store: Store, count: int) -> list[Problem]:
-    """Make `count` shards again and compare their bytes; names are digests, so this is a sample.
-
-    The next build reads the inputs of shards that differ again.
-    """
+    """Make `count` shards again and compare their bytes; names are digests, so this is a sample."""
     # A shard that was cut is not yet what the plan makes.
     by_name = {
         entry.name: entry
@@ -78,18 +74,16 @@ def deep_check(store: Store, count: int) -> list[Problem]:
     }
     planned = sorted({name.partition("-")[0] for name in by_name})[:count]
     folder = store.path / AGAIN
-    problems, differ = [], set()
+    problems = []
     try:
         for receipt in remake(store.path, planned, folder):
             entry = by_name.get(receipt.name)
             if entry is None or entry.sha256 != receipt.sha256:
                 what = "making it again from its input gives other bytes"
-                problems.append(Problem(str(shard_path(store.path, receipt.name)), what))
-                differ.add(receipt.shard)
+                path = str(shard_path(store.path, receipt.name))
+                problems.append(Problem(path, what, remove=path))
     finally:
         remove_shards(folder)
-    if differ:
-        doubt(store.path, [item for item in read_planned(store.path) if item.shard in differ])
     return problems
 
 

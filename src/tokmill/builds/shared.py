@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -14,27 +15,28 @@ from numpy.typing import DTypeLike
 from tokmill.base.errors import MachineError
 from tokmill.base.files import make_folder, remove, write_file
 from tokmill.base.locks import locked
+from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array
-
-BLOCK = 1 << 24
-"""Bytes that are hashed at a time."""
 
 
 def shared(
-    folder: Path,
+    scratch: str,
     kind: str,
-    key: str,
+    parts: Any,
     dtype: DTypeLike,
     shape: tuple[int, ...],
     find: Callable[[], Array],
 ) -> Array:
     """Return the result of `find`, computed by one of the processes of a build.
 
-    The others map it from a file in `folder`, named by `kind` and `key`. The file begins with a
-    digest, as it may be removed or damaged at any time. Files of the same kind with another key are
-    removed.
+    The others map it from a file in the folder `scratch` ("": none), named by `kind` and the digest
+    of `parts`. The file begins with a digest, as it may be removed or damaged at any time. Files of
+    the same kind of other parts are removed.
     """
-    path = folder / f"{kind}-{key}"
+    if not scratch:
+        return find()
+    folder = Path(scratch)
+    path = folder / f"{kind}-{canonical_digest(parts)[:24]}"
     try:
         make_folder(folder)
         with locked(folder / f".{kind}.lock", "", "", wait=math.inf):
@@ -44,24 +46,11 @@ def shared(
                 assert result.dtype == dtype and result.shape == shape
                 for other in folder.glob(f"{kind}-*"):
                     remove(other)
-                write_file(path, _written(result))
+                data = np.ascontiguousarray(result).reshape(-1).view(np.uint8).data
+                write_file(path, [hashlib.sha256(data).digest(), data])
             return result
     except MachineError:
         return find()
-
-
-def _written(found: Array) -> Iterator[bytes | memoryview]:
-    data = np.ascontiguousarray(found).reshape(-1).view(np.uint8)
-    yield _digest(data)
-    for start in range(0, len(data), BLOCK):
-        yield data[start : start + BLOCK].data
-
-
-def _digest(data: Array) -> bytes:
-    digest = hashlib.sha256()
-    for start in range(0, len(data), BLOCK):
-        digest.update(data[start : start + BLOCK].data)
-    return digest.digest()
 
 
 def _read(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array | None:
@@ -70,7 +59,7 @@ def _read(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Ar
         if path.stat().st_size != 32 + size or not size:
             return None
         data = np.memmap(path, np.uint8, "r")
-        if _digest(data[32:]) == data[:32].tobytes():
+        if hashlib.sha256(data[32:].data).digest() == data[:32].tobytes():
             result: Array = data[32:].view(dtype).reshape(shape)
             return result
     return None

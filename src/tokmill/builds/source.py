@@ -11,6 +11,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol, Self
 
@@ -23,7 +24,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import make_folder, place_of, reading, remove, write_file
 from tokmill.base.locks import locked
 from tokmill.builds.execution.resources import Resources as Resources
-from tokmill.builds.scan import InputFile
+from tokmill.builds.scan import InputFile, find_files
 from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import Probe, compare, probe_digest, probe_path, read_probe
 from tokmill.store.manifest import (
@@ -148,9 +149,13 @@ class Source(ABC):
         return config
 
     @classmethod
-    @abstractmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return the vocabularies of the store."""
+        """Return the vocabularies of the store; by default none."""
+        if request.tokenizer is not None or request.roles:
+            raise UsageError(
+                "these records have no tokenizer", hint="leave --tokenizer and --role out"
+            )
+        return {}
 
     @classmethod
     def to_predict(cls, made: Made, path: str, lines: int) -> Made:
@@ -197,16 +202,21 @@ class Source(ABC):
         vocabularies: Mapping[str, Frozen],
         resources: Resources,
     ) -> None:
-        raise NotImplementedError
+        self.config, self.inputs, self.resources = config, list(inputs), resources
+        self.vocabularies = vocabularies
+        self.prepare()
+
+    def prepare(self) -> None:  # noqa: B027
+        """Check the options, open what is read; called at the end of the constructor."""
 
     @property
     @abstractmethod
     def schema(self) -> Schema:
         """The columns of the store."""
 
-    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """Return the options whose values in the recipe differ: digests in place of file names."""
+        return {}
 
     def references(self) -> dict[str, Reference]:
         """Return `ref` of columns → the store to which they refer."""
@@ -287,8 +297,58 @@ class WholeFiles(Source):
         return sum(np.asarray(batch.columns[name]).nbytes for name in tokens)
 
 
-def hash_until(stop: int, file: BinaryIO, digest: Hash) -> None:
-    """Update `digest` with the bytes of a file from its position up to `stop`."""
+class Gathered(Protocol):
+    """Records that are gathered from the front of a file."""
+
+    def positions(self) -> Iterator[int]:
+        """Gather entry after entry; yield the byte up to which the file is read after each."""
+        ...
+
+    def is_full(self, size: int) -> bool:
+        """Say whether a batch of so many bytes of the file is to end."""
+        ...
+
+    def records(self) -> Records:
+        """Return what was gathered, and begin anew."""
+        ...
+
+
+class GatheredFiles(Source):
+    """A source of files that can only be read from the front, as pickles, in parts of 64 MiB."""
+
+    suffixes: ClassVar[tuple[str, ...]]
+    """Suffixes of the files that are read in folders."""
+
+    @abstractmethod
+    def gather(self, path: Path) -> Gathered:
+        """Begin to read a file."""
+
+    def items(self) -> Iterator[Item]:
+        listing = find_files(self.inputs, self.suffixes, choice=self.config)
+        self.left_out = listing.left_out
+        for file in listing.files:
+            yield Item(file.name, str(file.path.absolute()), 0, file.size, file.digest)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the records of a file, without those of parts that are done."""
+        gathered, part = self.gather(Path(item.path)), 0
+        with reading(item.path) as raw:
+            for position in chain(gathered.positions(), [item.stop]):
+                ended = position == item.stop
+                ends_part = not ended and position >= (part + 1) * MAX_ITEM
+                if not (ended or ends_part or gathered.is_full(position - raw.tell())):
+                    continue
+                records = gathered.records()
+                records.ends_part, records.done = ends_part, position / max(1, item.stop)
+                if part >= item.parts_done:
+                    _hash_until(position, raw, digest)
+                    yield records
+                else:
+                    raw.seek(position)
+                part += ends_part
+
+
+def _hash_until(stop: int, file: BinaryIO, digest: Hash) -> None:
     while data := file.read(min(1 << 20, stop - file.tell())):
         digest.update(data)
 

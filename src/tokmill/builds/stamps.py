@@ -34,8 +34,6 @@ from tokmill.store.receipts import read_receipts
 from tokmill.store.shards.shard import SUFFIX
 
 FILE = "cache/stamps.jsonl"
-DOUBTED = (-1,)
-"""The stamp of a file that is known to have changed."""
 
 Stamp = tuple[int, ...]
 """A result of `stamp`."""
@@ -89,14 +87,6 @@ def write_stamps(store: Path, stamps: Mapping[str, Stamp]) -> None:
         with contextlib.suppress(MachineError):
             make_folder((store / FILE).parent)
             write_file(store / FILE, msgspec.json.Encoder().encode_lines(lines))
-
-
-def doubt(store: Path, planned: Iterable[PlannedItem]) -> None:
-    """Mark files as changed, so that the next build reads them again."""
-    stamps = read_stamps(store)
-    for item in planned:
-        stamps |= dict.fromkeys(map(str, files_of(item)), DOUBTED)
-    write_stamps(store, stamps)
 
 
 def changed_shards(

@@ -16,7 +16,6 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.halves import codes
 from tokmill.feed.order import key, shard_groups
 from tokmill.feed.rows import Numbering, Rows
-from tokmill.feed.values import values_of
 from tokmill.store.checks.hashes import first_of_equals, linked, store_digests
 from tokmill.store.schema import Array, has_entries
 from tokmill.store.store import Spans, Store
@@ -153,7 +152,7 @@ class Entries(Rows):
                 stored = self.listed.shard(int(shard))[name]
                 records[begin:end] = stored[token : token + end - begin]
         else:
-            parts = [values_of(self.listed, name, entry) for name in self.columns]
+            parts = [self.listed.values(name, entry) for name in self.columns]
             records = np.column_stack(parts).astype(np.int64).ravel()
         wrong = (records < 0) | (records >= self.store.records)
         if wrong.any():

@@ -22,7 +22,7 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.feed.order import key, shard_groups
-from tokmill.store.schema import Array, ranges
+from tokmill.store.schema import Array
 from tokmill.store.store import Spans, Store
 
 AT_ONCE = 1 << 16
@@ -153,17 +153,6 @@ class Windows(Rows):
             stop=np.minimum(starts + self.length, lengths),
         )
 
-    def holding(self, records: Array, epoch: int) -> Array:
-        """Return the windows with tokens of some records, without a look at the others."""
-        if not self.across:
-            first, last = self.firsts[records], self.firsts[records + 1]
-        else:
-            begin, end = self.offsets[records], self.offsets[records + 1]
-            first = np.maximum((begin - self.length) // self.step + 1, 0)
-            last = np.where(end > begin, np.minimum((end - 1) // self.step + 1, len(self)), first)
-        windows = np.unique(ranges(first, np.maximum(last - first, 0)))
-        return self._numbering.of_store_order(windows)
-
     @property
     def value_stores(self) -> Sequence[Store]:
         """The store, if a window is of one record."""
@@ -245,9 +234,6 @@ class Numbering:
         counts = np.diff(borders)[order]
         self.ends = np.cumsum(counts)
         self.shift = borders[order] - (self.ends - counts)
-        filled = np.flatnonzero(counts)
-        self._sorted = filled[np.argsort(borders[order][filled])]
-        self._starts = borders[order][self._sorted]
         last = np.cumsum([len(shards) for shards in grouping])
         self.groups = np.diff(np.concatenate([[0], self.ends])[last], prepend=0)
 
@@ -256,14 +242,6 @@ class Numbering:
             return rows
         ordered: Array = rows + self.shift[np.searchsorted(self.ends, rows, side="right")]
         return ordered
-
-    def of_store_order(self, places: Array) -> Array:
-        """Return the numbers of rows by their places in the store: inverse of `in_store_order`."""
-        if len(self.groups) == 1:
-            return places
-        here = np.searchsorted(self._starts, places, side="right") - 1
-        rows: Array = places - self.shift[self._sorted[here]]
-        return rows
 
 
 def ribbon_spans(offsets: Array, starts: Array, length: int) -> Spans:

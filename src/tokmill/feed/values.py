@@ -16,20 +16,6 @@ from tokmill.store.store import Store
 FAMILY = "(family)"
 
 
-def values_of(store: Store, name: str, records: Array) -> Array:
-    """Return a column with numbers per record at some records, (n,) or (n, width), in its dtype.
-
-    records: int64 (n,), in any order. Only the shards that hold them are read.
-    """
-    column = store.schema[name]
-    values = np.zeros((len(records), *([column.width] if column.width else [])), column.numpy())
-    shards, places, _ = store.places(records)
-    for number in np.unique(shards).tolist():
-        here = np.flatnonzero(shards == number)
-        values[here] = store.shard(number)[name][places[here]]
-    return values
-
-
 def value_columns(store: Store) -> list[str]:
     """Return the columns of a store that have numbers per record."""
     return [n for n, c in store.schema.items() if c.per == "record" and c.dtype != "utf8"]
@@ -74,7 +60,7 @@ class Values:
     def read(self, source: int, rows: Rows, records: Sequence[Array]) -> dict[str, Array]:
         """Return name → values of rows of a source, from `records` of each of its value stores."""
         values = {
-            name: values_of(rows.value_stores[number], name, records[number])
+            name: rows.value_stores[number].values(name, records[number])
             for name, number in self._from[source].items()
         }
         if self._families:
@@ -143,5 +129,5 @@ class Vectors:
             columns[self.column][filled].astype(np.int64), return_inverse=True
         )
         vectors = np.zeros((*document.shape, self.width), np.float32)
-        vectors[filled] = values_of(self.store, self.name, records)[which]
+        vectors[filled] = self.store.values(self.name, records)[which]
         return vectors

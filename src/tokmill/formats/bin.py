@@ -10,10 +10,11 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import reading
@@ -48,7 +49,7 @@ class BinOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """Width of the ids; auto: 4 bytes above 65,536 ids, else 2."""
     separator_id: int | None = None
     """Id that ends each document; by default the tokenizer's eot."""
-    record_tokens: int | None = None
+    record_tokens: Annotated[int, Meta(ge=1, le=MAX_RECORD // 4)] | None = None
     """Cut records of this number of tokens instead; 1,048,576 if no separator is known."""
 
 
@@ -72,11 +73,6 @@ class BinSource(TokenSource):
         if config.separator_id is not None and config.record_tokens is not None:
             raise UsageError(
                 "separator_id and record_tokens are two ways to cut records", hint="choose one"
-            )
-        if config.record_tokens is not None and not 0 < config.record_tokens <= MAX_RECORD // 4:
-            raise UsageError(
-                f"record_tokens = {config.record_tokens} is not 1 to {MAX_RECORD // 4}",
-                hint="--record-tokens takes a number in this range",
             )
         frozen = super().freeze(config, request)
         size = frozen["token"].vocabulary.size if frozen else config.vocab_size or 1 << 32

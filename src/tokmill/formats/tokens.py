@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.scan import FolderOptions, InputFile, find_files
-from tokmill.builds.source import Frozen, Request, Resources, Source
+from tokmill.builds.source import Frozen, Request, Source
 from tokmill.store.schema import Array, Column, Schema, id_dtype
 
 IdType = Literal["u1", "u2", "u4"]
@@ -23,7 +24,7 @@ IdType = Literal["u1", "u2", "u4"]
 class TokenOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of all token files."""
 
-    vocab_size: int | None = None
+    vocab_size: Annotated[int, Meta(ge=1)] | None = None
     """Number of ids, if no tokenizer is given; ids are checked against it."""
 
 
@@ -40,15 +41,10 @@ class TokenSource(Source):
     suffixes: ClassVar[tuple[str, ...]] = ()
     """Suffixes of the files that are read in folders."""
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        self.config, self.inputs, self.resources = config, list(inputs), resources
-        self.frozen = vocabularies.get("token")
+    @property
+    def frozen(self) -> Frozen | None:
+        """The tokenizer, where one was named."""
+        return self.vocabularies.get("token")
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
@@ -56,11 +52,6 @@ class TokenSource(Source):
 
         Raises `UsageError` when `vocab_size` contradicts it, or roles stand without a tokenizer.
         """
-        if config.vocab_size is not None and config.vocab_size < 1:
-            raise UsageError(
-                f"vocab_size = {config.vocab_size} is no number of ids",
-                hint="--vocab-size is the number of ids, at least 1",
-            )
         if request.tokenizer is None:
             if request.roles:
                 raise UsageError(

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from tokmill.builds.build import run as build
 from tokmill.builds.execution.resources import Amount
 from tokmill.builds.plan import BuildRecipe, How
 from tokmill.builds.selection.overlay_source import OverlaySource, shard_identity
-from tokmill.builds.source import Frozen, Hash, Item, Resources
+from tokmill.builds.source import Hash, Item, Resources
 from tokmill.feed.values import Vectors as ReadVectors
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, refuse_vectors
 from tokmill.models.heads import Pool, check_pool
@@ -174,17 +174,14 @@ class EmbedSource(OverlaySource):
 
     Config: ClassVar[type[msgspec.Struct]] = EmbedConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        super().__init__(inputs)
+    config: EmbedConfig
+
+    def prepare(self) -> None:
+        super().prepare()
+        config = self.config
         self.device = pick_device(config.device)
         self.model = known_model(config)
-        self.config: EmbedConfig = msgspec.structs.replace(config, run=str(self.model.run))
+        self.config = msgspec.structs.replace(config, run=str(self.model.run))
         if config.batch_tokens < 1:
             raise UsageError(
                 f"batch_tokens: {config.batch_tokens} is below 1", hint="it must be at least 1"

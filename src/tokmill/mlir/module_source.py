@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from tokmill.base.children.child_calls import ChildDied, shared
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError
 from tokmill.base.files import path_to_text
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
+from tokmill.builds.source import Frozen, Item, Request, WholeFiles
 from tokmill.mlir.modules import importing
 from tokmill.mlir.tokens import field_tokens
 from tokmill.store.schema import Column, Drop, Records, Schema, Strings, drops_of, id_dtype
@@ -63,19 +63,12 @@ class MlirSource(WholeFiles):
     is_bounded = False
     config: MlirConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
+    def prepare(self) -> None:
         # Else it is the child that lacks them, and every module would be rejected.
         for package in ("torch_mlir.ir", "gymnasium"):
             plugins.require(package)
-        if not 0 <= config.schedules <= MOST:
-            raise UsageError(f"schedules = {config.schedules}", hint=f"0 to {MOST:,}")
-        self.config, self.inputs, self.frozen = config, list(inputs), vocabularies
+        if not 0 <= self.config.schedules <= MOST:
+            raise UsageError(f"schedules = {self.config.schedules}", hint=f"0 to {MOST:,}")
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:

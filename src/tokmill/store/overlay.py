@@ -72,6 +72,18 @@ def facts_of(overlay: Store) -> Overlay:
     return facts
 
 
+def vector_column(overlay: Store) -> str:
+    """Return the column of vectors of an overlay; raises `UsageError` if it is not one."""
+    columns = [name for name, c in overlay.schema.items() if c.width and c.per == "record"]
+    if len(columns) != 1:
+        raise UsageError(
+            f"the overlay has {len(columns) or 'no'} columns of vectors",
+            where=str(overlay.path),
+            hint="`tokmill embed RUN STORE` makes an overlay with one",
+        )
+    return columns[0]
+
+
 def open_overlay(base: Store, name: str) -> Store:
     """Open an overlay of a store.
 

@@ -78,10 +78,6 @@ class Strings:
         texts: list[str] = self.each(str).tolist()
         return texts
 
-    def end_to_end(self) -> list[Array]:
-        """Return the table's bytes and the length of each row (of `flat`: of each record)."""
-        return [self.data, np.diff(self.offsets)]
-
     def written_out(self) -> tuple[Array, Array]:
         """Return the strings of all records end to end: (u1, offsets int64)."""
         if self._is_flat():
@@ -126,7 +122,7 @@ DType = Literal["u1", "u2", "u4", "u8", "i8", "f4", "f8", "utf8"]
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One column: a value for each token, phrase or record.
+    """One column: a value for each token or record.
 
     `utf8` columns are per record and hold strings. A column with `phrase=True` is per token; its
     values lie in the shard's phrase table. `ref`: the values are record numbers of another store,
@@ -135,7 +131,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     dtype: DType
-    per: Literal["token", "phrase", "record"] = "token"
+    per: Literal["token", "record"] = "token"
     phrase: bool = False
     vocab: str | None = None
     ref: str | None = None
@@ -331,11 +327,6 @@ def check_schema(schema: Schema) -> None:
             raise TokmillError(
                 f"the column {name!r} holds strings, so it must have one value per record",
                 hint='strings need per = "record" and no width',
-            )
-        if column.per == "phrase":
-            raise TokmillError(
-                f"the column {name!r}: columns with a value a phrase are not supported",
-                hint="make it a column with a value per token, or a value per record",
             )
         if column.phrase and (column.per != "token" or column.width):
             raise TokmillError(

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Receipt
 from tokmill.store.receipts import gather_manifest
 from tokmill.store.remote_store import remote_at
-from tokmill.store.schema import Array, Records, Schema, has_phrases, phrase_columns
+from tokmill.store.schema import Array, Records, has_phrases, phrase_columns
 from tokmill.store.shards.shard import SUFFIX, Shard
 from tokmill.terminal.output import html_table
 
@@ -45,20 +45,6 @@ Run = tuple[int, int, int, int, int]
 tokens, target."""
 
 
-class Placed(Protocol):
-    """The parts of a store that `Gather` uses: columns, and places of records."""
-
-    schema: Schema
-
-    def places(self, records: Array) -> tuple[Array, Array, Array]:
-        """Return (shard, number within it, first token within it) of records."""
-        ...
-
-    def shard(self, number: int) -> Shard:
-        """Return a shard, mapped."""
-        ...
-
-
 class Gather:
     """Fills `size` rows of `length` tokens from the left with spans of a store.
 
@@ -66,7 +52,7 @@ class Gather:
     fills a run of spans. Any row can be filled, by any thread, at any time.
     """
 
-    def __init__(self, store: Placed, spans: Spans, size: int, length: int) -> None:
+    def __init__(self, store: Store, spans: Spans, size: int, length: int) -> None:
         self.store, self.length = store, length
         self.phrases = has_phrases(store.schema)
         parts = [spans.row, spans.record, spans.document, spans.start, spans.stop]
@@ -444,6 +430,19 @@ class Store:
         # Copies: a view would keep its shard mapped, and a map its file descriptor.
         parts = [np.array(self.shard(number)[name]) for number in range(len(self.shards))]
         return np.concatenate(parts) if parts else np.zeros(0, column.numpy())
+
+    def values(self, name: str, records: Array) -> Array:
+        """Return a column with numbers per record at some records, (n,) or (n, width).
+
+        records: int64 (n,), in any order. Only the shards that hold them are read.
+        """
+        column = self.schema[name]
+        values = np.zeros((len(records), *([column.width] if column.width else [])), column.numpy())
+        shards, places, _ = self.places(records)
+        for number in np.unique(shards).tolist():
+            here = np.flatnonzero(shards == number)
+            values[here] = self.shard(number)[name][places[here]]
+        return values
 
     def bytes_per_token(self) -> float | None:
         """Return UTF-8 bytes of the documents / tokens; None for stores that are not text."""

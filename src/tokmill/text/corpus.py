@@ -6,12 +6,13 @@ It is what `gendata.py` and `dataprocess.py` of a BERT on walks write, beside a 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill.base.errors import UsageError
 from tokmill.base.files import place_of
@@ -38,7 +39,7 @@ class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     words: str = ""
     """File with a word per line (vocab.txt), whose lines are the ids; without it and without a
     tokenizer the words of the corpus are the vocabulary."""
-    min_count: int = 1
+    min_count: Annotated[int, Meta(ge=1)] = 1
     """Words of the corpus that stand less often than this are [UNK]."""
     specials_in_text: Literal["plain", "special", "reject"] = "plain"
     """What `[SEP]` as a word of a walk means: a word that is not known, the special token, a
@@ -60,24 +61,13 @@ class CorpusSource(DocumentSource):
     hints: ClassVar[dict[str, str]] = {"blank line": "the file holds no walk: it has no words"}
     config: CorpusConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        words = str(Path(config.words).absolute()) if config.words else ""
-        config = msgspec.structs.replace(config, words=words)
-        super().__init__(config, inputs, vocabularies, resources)
+    def prepare(self) -> None:
+        words = str(Path(self.config.words).absolute()) if self.config.words else ""
+        self.config = msgspec.structs.replace(self.config, words=words)
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the vocabulary: a tokenizer, a list of words, or the words of the corpus."""
-        if config.min_count < 1:
-            raise UsageError(
-                f"min_count = {config.min_count}", hint="1 or more: how often a word must stand"
-            )
         if request.tokenizer is not None:
             if config.words or config.min_count > 1:
                 raise UsageError(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from functools import cached_property
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -42,26 +43,43 @@ from tokmill.store.schema import (
 )
 from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
 from tokmill.text.make_document import Documents, TextOptions, select
-from tokmill.text.record_blocks import EXPANDS, is_stream, members
+from tokmill.text.record_blocks import EXPANDS, is_stream
 from tokmill.text.tokenizers.tokenizer_json import added_tokens, template_tokens
 
 M_ARENA_MAX = -8
 """Constants of glibc's malloc.h."""
 
 
-class Encoder(Protocol):
-    """Turns a batch of documents into records."""
+class Encoder(ABC):
+    """Turns a batch of documents into records, with a tokenizer's engine."""
 
-    engine: str
-    """`gigatoken` or `tokenizers`."""
+    def __init__(self, frozen: Frozen, specials_in_text: str, resources: Resources) -> None:
+        mode = "special" if specials_in_text == "special" else "plain"
+        self.encoder = make_encoder(
+            frozen.data, engine=resources.engine, specials_in_text=mode, threads=resources.threads
+        )
+        self.engine = self.encoder.name
+        """`gigatoken` or `tokenizers`."""
+        reject = specials_in_text == "reject"
+        data = msgspec.json.decode(frozen.data) if reject else {}
+        self.specials = tuple(added_tokens(data, special_only=True))
+        self.dtype = np.dtype(id_dtype(frozen.vocabulary.size)).newbyteorder("<")
 
+    def without_specials(self, documents: Documents) -> Documents:
+        """Reject the documents with a name of a special token, where these are to be rejected."""
+        if not self.specials:
+            return documents
+        has = [any(name in text for name in self.specials) for text in documents.texts]
+        reasons = ["special token" if one else "" for one in has]
+        return select(documents, reasons, rejected=True)
+
+    @abstractmethod
     def __call__(self, documents: Documents) -> Records:
         """Return the records of a batch of documents."""
-        ...
 
+    @abstractmethod
     def probe(self, texts: Sequence[str]) -> Probe:
         """Return the ids of known texts; see `make_probe`."""
-        ...
 
 
 class DocumentSource(Source):
@@ -78,19 +96,11 @@ class DocumentSource(Source):
     """Suffixes of the files that are read in folders; none: all that `fits` accepts."""
     is_bounded = False
     reads_addresses = True
-    lines: bool = True
-    """Whether records are lines; only then are compressed files with several members cut."""
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        self.config, self.inputs, self.resources = config, inputs, resources
-        self.frozen = vocabularies.get("token")
-        self._encode: Encoder | None = None
+    @property
+    def frozen(self) -> Frozen | None:
+        """The tokenizer; None where documents are read alone."""
+        return self.vocabularies.get("token")
 
     @classmethod
     def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
@@ -131,10 +141,6 @@ class DocumentSource(Source):
             schema[column] = Column("utf8", per="record")
         return schema
 
-    def identity(self) -> dict[str, Any]:
-        """Return nothing: no option names a file."""
-        return {}
-
     def fits(self) -> Fits | None:
         """Return the function that checks files in folders; None: only the suffix is checked."""
         return None
@@ -151,14 +157,12 @@ class DocumentSource(Source):
             yield from self.cut(file)
 
     def cut(self, file: InputFile) -> Iterator[Item]:
-        """Yield the items of one file; a compressed one is cut where a member or frame begins."""
+        """Yield the items of one file; a compressed one is one item."""
         path = place_of(file.path)
-        if not is_stream(path):
+        if is_stream(path):
+            yield Item(file.name, path, 0, file.size, file.digest, expands=EXPANDS)
+        else:
             yield from cut(file)
-            return
-        edges = [*(members(path, file.size) if self.lines else [0]), file.size]
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
-            yield Item(file.name, path, start, stop, file.digest, expands=EXPANDS)
 
     @abstractmethod
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
@@ -177,16 +181,15 @@ class DocumentSource(Source):
 
     def probe(self, texts: Sequence[str]) -> Probe:
         """Return the ids that the engine gives known texts; see `make_probe`."""
-        return self._encoder().probe(texts)
+        return self._encoder.probe(texts)
 
+    @cached_property
     def _encoder(self) -> Encoder:
-        if self._encode is None:
-            self._encode = self.encoder(self.resources)
-        return self._encode
+        return self.encoder(self.resources)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield an item's documents as token records."""
-        encode = self._encoder()
+        encode = self._encoder
         if not self.resources.threads:
             yield from map(encode, self.documents(item, digest))
             return
@@ -219,21 +222,14 @@ def column_name(field: str) -> str:
     return name if name.isidentifier() and not taken else f"field_{name}"
 
 
-class Encode:
+class Encode(Encoder):
     """Encodes documents as records, with the eot token and the handling of special tokens."""
 
     def __init__(self, frozen: Frozen, config: TextOptions, resources: Resources) -> None:
-        mode = "special" if config.specials_in_text == "special" else "plain"
-        self.encoder = make_encoder(
-            frozen.data, engine=resources.engine, specials_in_text=mode, threads=resources.threads
-        )
-        self.engine = self.encoder.name
-        if resources.own_process and self.encoder.name == "gigatoken":
+        super().__init__(frozen, config.specials_in_text, resources)
+        if resources.own_process and self.engine == "gigatoken":
             share_one_heap()
-        data = msgspec.json.decode(frozen.data)
-        reject = config.specials_in_text == "reject"
-        self.specials = tuple(added_tokens(data, special_only=True)) if reject else ()
-        prefix, suffix = template_tokens(data)
+        prefix, suffix = template_tokens(msgspec.json.decode(frozen.data))
         no_end = config.end_of_record == "eot" and "eot" not in frozen.vocabulary.roles
         if (prefix or suffix) and config.template == "refuse":
             raise TokmillError(
@@ -255,16 +251,9 @@ class Encode:
             eot = frozen.vocabulary.roles["eot"]
             if self.suffix[-1:] != [eot]:
                 self.suffix.append(eot)
-        self.dtype = np.dtype(id_dtype(frozen.vocabulary.size)).newbyteorder("<")
 
     def __call__(self, documents: Documents) -> Records:
-        """Return the records of a batch of documents."""
-        if self.specials:
-            reasons = [
-                "special token" if any(special in text for special in self.specials) else ""
-                for text in documents.texts
-            ]
-            documents = select(documents, reasons, rejected=True)
+        documents = self.without_specials(documents)
         data, places = utf8_buffer(documents.texts)
         ids, offsets = self._ids(data, places)
         columns: dict[str, Array | Strings] = {"token": ids, "bytes": np.diff(places)}

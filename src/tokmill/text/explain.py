@@ -13,7 +13,7 @@ from tokmill.base import recipe
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.inflate import inflate
 from tokmill.builds.plan import BuildRecipe
-from tokmill.builds.source import Frozen, Item, Request, Resources
+from tokmill.builds.source import Frozen, Request, Resources
 from tokmill.store.schema import each_drop
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.make_document import Documents
@@ -52,11 +52,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     begins = -1
     documents: Documents | None = None
     index, outcome = -1, ""
-    items = source.items()
-    if is_stream(name):
-        # As one item, even if it has several members: offsets are then those of the content.
-        items = iter([Item(Path(name).name, name, 0, Path(name).stat().st_size, "")])
-    for item in items:
+    for item in source.items():
         for batch in source.documents(item, NoHash()):
             starts = batch.starts
             before = int(np.searchsorted(starts, offset, side="right")) - 1

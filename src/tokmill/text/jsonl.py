@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -22,7 +22,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.base.headers import loads_json
 from tokmill.base.inflate import CAT, MAGIC, inflate
 from tokmill.base.remote import open_input
-from tokmill.builds.source import Frozen, Hash, Item, Resources
+from tokmill.builds.source import Hash, Item
 from tokmill.store.schema import Array, Drop, Drops, drops_of
 from tokmill.text.documents import DocumentSource
 from tokmill.text.make_document import (
@@ -198,7 +198,6 @@ def _ends(value: Any, path: str, deep: int) -> Iterator[tuple[str, bool]]:
 
 
 NEWLINE, OPEN, CLOSE = 10, 123, 125
-SHORT = 64
 BOM = b"\xef\xbb\xbf"
 
 
@@ -223,15 +222,8 @@ class JsonlSource(DocumentSource):
     }
     config: JsonlConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        super().__init__(config, inputs, vocabularies, resources)
-        self.paths = Paths(config.fields, config.keep)
+    def prepare(self) -> None:
+        self.paths = Paths(self.config.fields, self.config.keep)
         self.decoder = self.paths.decoder
 
     @classmethod
@@ -316,25 +308,17 @@ class JsonlSource(DocumentSource):
         lines = data.split(b"\n")
         if not lines[-1]:
             lines.pop()
-        reasons: dict[bytes, str] = {}
         for line in lines:
-            # Short bad lines often repeat, and exceptions are slow.
-            reason = reasons.get(line)
-            if reason is None:
-                try:
-                    records.append(self.decoder.decode(line.strip()))
-                    kept.append(True)
-                    continue
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    if (record := self._with_nan(line)) is not None:
-                        records.append(record)
-                        kept.append(True)
-                        continue
-                    reason = refusal(line.strip(), error)
-                if len(line) < SHORT:
-                    reasons[line] = reason
-            refused.append(reason)
-            kept.append(False)
+            try:
+                records.append(self.decoder.decode(line.strip()))
+                kept.append(True)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                record = self._with_nan(line)
+                kept.append(record is not None)
+                if record is None:
+                    refused.append(refusal(line.strip(), error))
+                else:
+                    records.append(record)
         return records, np.array(kept, bool), refused
 
     def _with_nan(self, line: bytes) -> Any:

@@ -234,24 +234,15 @@ def join_fields(
     `columns` has a sequence of values for each field, None for a missing field.
     """
     placeholders = frozenset(options.placeholders)
-    if len(columns) == 1:
-        raw = columns[0]
-        if options.strip:
-            texts = [value.strip() if value else "" for value in raw]
-        else:
-            texts = [value or "" for value in raw]
-        if placeholders:
-            texts = ["" if text in placeholders else text for text in texts]
-    else:
-        texts = []
-        for values in zip(*columns, strict=True):
-            parts = []
-            for value in values:
-                if value:
-                    part = value.strip() if options.strip else value
-                    if part and part not in placeholders:
-                        parts.append(part)
-            texts.append(options.join.join(parts))
+    texts = []
+    for values in zip(*columns, strict=True):
+        parts = []
+        for value in values:
+            if value:
+                part = value.strip() if options.strip else value
+                if part and part not in placeholders:
+                    parts.append(part)
+        texts.append(options.join.join(parts))
     reasons = [""] * len(texts)
     # A comprehension for speed: it tests every document, and few are empty.
     for i in [i for i, text in enumerate(texts) if not text or text.isspace()]:

@@ -72,13 +72,9 @@ class TextSource(DocumentSource):
             "hint: `tokmill build jsonl` makes a document of each line's field"
         )
 
-    @property
-    def lines(self) -> bool:  # type: ignore[override]
-        return self.config.record == "line"
-
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield documents; blank ones are skipped as empty."""
-        lines = self.lines
+        lines = self.config.record == "line"
         delimiter = b"\n" if lines else self.config.separator.encode()
         if not delimiter:
             raise UsageError("the separator is empty", hint="--record line, or some text")

@@ -2,7 +2,7 @@
 
 A record begins after a delimiter. An item has the records that begin in (start, stop]; the first
 item also has the record at 0. So each record is in exactly one item of a file, and two searches
-find the records of an item. For members of compressed files the rule applies to the inflated bytes.
+find the records of an item. A compressed file is one item.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import machine_errors
-from tokmill.base.inflate import MAGIC, OUTPUT, decompressor, inflate, is_damage
-from tokmill.base.remote import open_input, size_of
+from tokmill.base.inflate import MAGIC, inflate
+from tokmill.base.remote import open_input
 from tokmill.builds.finish import HEAD, conversion, encoding_of
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.store.schema import Array
 
 SUFFIXES = tuple(MAGIC)
-STEP = 16 << 20
-"""Compressed bytes of an item, about."""
-SEARCH = 64 << 20
-"""A file whose second member begins later than this is not cut."""
 EXPANDS = 5
 """Usual ratio of content to compressed size; it only decides how many files share a shard."""
 
@@ -37,53 +33,6 @@ def is_stream(path: str) -> bool:
 
 def suffix(path: str) -> str:
     return next(ending for ending in SUFFIXES if path.lower().endswith(ending))
-
-
-def members(path: str, size: int) -> list[int]:
-    """Return the bytes at which a compressed file is cut: 0, and the beginnings of some members."""
-    edges = [0]
-    if size <= STEP or suffix(path) not in (".gz", ".zst"):
-        return edges
-    with machine_errors("read", path), open_input(path) as file:
-        first = _next_member(file, 1, min(size, SEARCH), suffix(path))
-        if first is None:
-            return edges
-        place = STEP
-        while place < size:
-            member = _next_member(file, place, size, suffix(path))
-            if member is None:
-                break
-            edges.append(member)
-            place = member + STEP
-    return edges
-
-
-def _next_member(file: BinaryIO, start: int, stop: int, kind: str) -> int | None:
-    magic = MAGIC[kind]
-    for place in range(start, stop, READ):
-        file.seek(place)
-        window = file.read(min(READ + len(magic) - 1, stop - place))
-        at = window.find(magic)
-        while at >= 0:
-            file.seek(place + at)
-            if _begins_member(file.read(PEEK), kind):
-                return place + at
-            at = window.find(magic, at + 1)
-    return None
-
-
-def _begins_member(data: bytes, kind: str) -> bool:
-    """Say whether bytes that begin with the magic number can be decompressed."""
-    if kind == ".gz" and data[3] & 0xE0:
-        return False
-    trial = decompressor(kind)
-    try:
-        out = trial.decompress(data, OUTPUT) if kind == ".gz" else trial.decompress(data)
-    except Exception as error:
-        if not is_damage(error):
-            raise
-        return False
-    return bool(out) or bool(trial.eof)
 
 
 MAX_RECORD = 64 << 20
@@ -178,9 +127,8 @@ def _large_blocks(
 ) -> Iterator[Block]:
     with machine_errors("read", item.path):
         if is_stream(item.path):
-            chunks = _members(item, delimiter, read)
-            inside = item.start > 0
-            yield from _cut(chunks, 0, delimiter, digest, block_bytes, inside, item, True)
+            chunks = inflate(item.path, tell=read.inflated)
+            yield from _cut(chunks, 0, delimiter, digest, block_bytes, False, item, True)
             return
         with open_input(item.path) as file:
             size = file.seek(0, 2)
@@ -268,19 +216,6 @@ def _read(file: BinaryIO, left: int) -> Iterator[bytes]:
             return
         left -= len(chunk)
         yield chunk
-
-
-def _members(item: Item, delimiter: bytes, read: _Read) -> Iterator[bytes]:
-    """Yield the content of an item's members, then of the next ones up to the first delimiter."""
-    size = size_of(item.path)
-    yield from inflate(item.path, item.start, item.stop, read.inflated)
-    if item.stop < size:
-        for chunk in inflate(item.path, item.stop):
-            at_delimiter = chunk.find(delimiter)
-            if at_delimiter >= 0:
-                yield chunk[: at_delimiter + len(delimiter)]
-                return
-            yield chunk
 
 
 def _cut(

@@ -120,25 +120,6 @@ def test_pc_files(tmp_path: Path) -> None:
             read_addresses(path)
 
 
-def test_tables_of_addresses(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"\xef\xbb\xbfID, Address\r\n3,0x1000\r\n\r\n1, 8192\r\n7,0X7fffFFFFff\r\n")
-    found = read_addresses(path)
-    assert found.ids.tolist() == [1, 3, 7]
-    assert found.at.tolist() == [8192, 0x1000, 0x7FFFFFFFFF]
-    assert found.overlap and not found.functions
-    for text, what in [
-        ("id,address\n1,2000\n1,2001\n", "line 3: the block 1 has two addresses"),
-        ("id,address\n1,40ac\n", "line 2: '1,40ac' is no block"),
-        ("id,address\n1,2,3\n", "line 2: '1,2,3' is no block"),
-        ("id,address\n\n", "names no block"),
-        ("id,bytes\n1,90c3\n", "line 1: the columns are id,bytes, not id,address"),
-    ]:
-        path.write_text(text)
-        with pytest.raises(TokmillError, match=what):
-            read_addresses(path)
-
-
 def test_maps(tmp_path: Path) -> None:
     path = tmp_path / "a.map"
     path.write_text(

@@ -15,23 +15,17 @@ from tokmill.version import __version__
 
 def test_what_does_not_go_together_is_refused_before_anything_is_read() -> None:
     refused = [
-        ({"executor": "pol"}, "did you mean 'pool'"),
-        ({"executor": "pool", "address": "a:1"}, "--executor NAME"),
-        ({"executor": "here", "workers": 2}, "leave --workers out"),
-        ({"executor": "pool", "workers": 0}, "--executor here"),
+        ({"address": "a:1"}, "--executor NAME"),
+        ({"executor": "pool"}, ""),
     ]
     for keys, hint in refused:
         with pytest.raises(UsageError) as caught:
             check_executor(Amount(**keys))  # type: ignore[arg-type]
         assert hint in caught.value.hint
-    for name in ("auto", "here", "pool"):
-        check_executor(Amount(executor=name))
+    check_executor(Amount())
 
 
 def test_how_many_workers_an_executor_has() -> None:
-    assert choose(Amount(executor="here"), 9)[0] == 0
-    assert choose(Amount(executor="pool", preset="memory"), 9)[0] == 1
-    assert choose(Amount(executor="pool", workers=3, memory=400 << 20), 9)[0] == 1
     workers, resources = choose(Amount(executor="ray"), 9)
     assert workers == 9 and resources.own_process and not resources.threads
     assert choose(Amount(executor="ray", workers=4), 9)[0] == 4

@@ -170,7 +170,7 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
         ({"where": ["level > x"]}, "'x' is no number"),
         ({"where": ["name ~ ("]}, "no regular expression"),
         ({"where": ["vector > 1"]}, "one value per record"),
-        ({"ratio": 1.5}, "is no share"),
+        ({"ratio": 1.5}, "ratio: expected"),
         ({"rest": True}, "--rest does nothing without --ratio"),
         ({"by": "name"}, "--by does nothing without --ratio"),
         ({"shingle": 9}, "--shingle does nothing without --near-unique"),
@@ -178,7 +178,7 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
         ({"ratio": 0.5, "by": "token"}, "no column 'token' with one value per record"),
         ({"ratio": 0.5, "by": "vector"}, "no column 'vector' with one value per record"),
         ({"near_unique": 0.2}, "no threshold"),
-        ({"near_unique": 0.9, "shingle": 0}, "no length"),
+        ({"near_unique": 0.9, "shingle": 0}, "shingle: expected"),
     ],
 )
 def test_wrong_options(tmp_path: Path, parent: Path, options: Any, what: str) -> None:

@@ -75,7 +75,6 @@ def test_a_signal_keeps_the_whole_files_of_a_shard(
     assert caught.value.what.startswith(f"stopped by {name} at ")
     assert f"kept: {len(partial):,} records" in caught.value.what
     assert partial.partial and 30 * place < len(partial) <= 8 * 30 and validate(partial).ok
-    assert not (partial.path / "projection.json").exists()
     with monkeypatch.context() as patch:
         begun = signalled(patch, "", number)
         again = quick_build("jsonl", inputs, tmp_path / "s", keep=["id"])

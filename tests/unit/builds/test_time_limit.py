@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import re
 import shutil
@@ -293,19 +292,12 @@ def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
     assert validate(partial).ok
     for mine, theirs in zip(partial, whole, strict=False):
         assert all(np.array_equal(mine[column], theirs[column]) for column in whole.schema)
-    projection = partial.path / "projection.json"
+    said = capsys.readouterr().err
     if name == "embed":
         # Records are read by length, so none is whole yet.
-        assert not len(partial) and not projection.exists()
-        assert "before one record was whole" in capsys.readouterr().err
+        assert not len(partial) and "before one record was whole" in said
     else:
-        assert len(partial) and projection.exists()
-        found = json.loads(projection.read_bytes())
-        rate = re.search(r" ([\d,]+) records/s\.", capsys.readouterr().err)[1].replace(",", "")
-        done = found["share"] * json.loads((partial.path / "plan.json").read_bytes())["input_bytes"]
-        seconds = done / found["rate_bytes_per_second"]
-        assert float(rate) == pytest.approx(len(partial) / seconds, rel=0.02, abs=1)
-        share = found["share"]
+        share = float(re.search(r": ([\d.]+)% of the input at .* records/s\.\n", said)[1]) / 100
         # Equal sequences of operations are one record, so later schedules bring fewer.
         if name not in ("x86", "mlir"):
             assert share == pytest.approx(len(partial) / len(whole), abs=0.05)

@@ -344,7 +344,7 @@ def test_neither_blocks_nor_parts_change_the_records(
         store = quick_build("token-dicts", path, tmp_path / f"b{block}")
         assert files_of(store.path) == files_of(whole.path)
     size = path.stat().st_size
-    monkeypatch.setattr("tokmill.formats.pickles.token_dicts.MAX_ITEM", size // 3)
+    monkeypatch.setattr("tokmill.builds.source.MAX_ITEM", size // 3)
     parts = quick_build("token-dicts", path, tmp_path / "parts")
     assert len(parts.shards) == 3 and shown(parts) == shown(whole)
     assert sum(item.bytes for i in range(3) for item in parts.receipt(i).items) == size

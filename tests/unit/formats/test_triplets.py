@@ -184,7 +184,7 @@ def test_parts_hold_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyP
     entries = [([i, 1], [2, 3], [i], [1], [5], [i + 1]) for i in range(200)]
     path = put(tmp_path / "a.pkl", entries)
     whole = quick_build("triplets", path, tmp_path / "whole")
-    monkeypatch.setattr("tokmill.formats.pickles.triplets.MAX_ITEM", 500)
+    monkeypatch.setattr("tokmill.builds.source.MAX_ITEM", 500)
     cut = quick_build("triplets", path, tmp_path / "cut")
     assert len(cut.shards) > 5 and len(whole.shards) == 1
     for one, other in zip(whole, cut, strict=True):
@@ -320,7 +320,7 @@ def test_batches_and_shards_do_not_cut_entries(
     wanted = unpickled(export(quick_build("select", whole.path, tmp_path / "a", ratio=0.3),
                               tmp_path / "a.pkl", cpi=True))  # fmt: skip
     monkeypatch.setattr("tokmill.builds.selection.minhash.BATCH_RECORDS", 7)
-    monkeypatch.setattr("tokmill.formats.pickles.triplets.MAX_ITEM", 900)
+    monkeypatch.setattr("tokmill.builds.source.MAX_ITEM", 900)
     cut = quick_build("triplets", path, tmp_path / "t")
     found = quick_build("select", cut.path, tmp_path / "b", ratio=0.3)
     assert len(cut.shards) > 5

@@ -18,7 +18,6 @@ from tokmill.base import inflate
 from tokmill.base.errors import TokmillError
 from tokmill.builds.source import Item
 from tokmill.text import record_blocks as blocks
-from tokmill.text import record_blocks as streams
 from tokmill.text.record_blocks import Block, record_blocks
 
 # Few letters, so that delimiters and what looks like one come often; the last ones are usual.
@@ -188,45 +187,12 @@ def test_parts_of_a_stream(
     ],
 )
 def test_several_members_are_one_text(tmp_path: Path, suffix: str, contents: list[bytes]) -> None:
-    """As one item, and with an item for each member."""
-    packed = [PACK[suffix](content) for content in contents]
+    data = b"".join(PACK[suffix](content) for content in contents)
     path = tmp_path / f"x{suffix}"
-    path.write_bytes(b"".join(packed))
-    whole = b"".join(contents)
-    wanted = [record for _, record in plain_split(whole, b"\n", 100)[0]]
-    edges = [0]
-    for member in packed:
-        edges.append(edges[-1] + len(member))
-    for cuts in ([0, edges[-1]], edges):
-        found: list[Block] = []
-        for start, stop in zip(cuts, cuts[1:], strict=False):
-            found += record_blocks(Item("x", str(path), start, stop, ""), b"\n", Parts(), 100)
-        assert [record for _, record in records_of(found, b"\n")] == wanted
-
-
-def test_streams_are_cut_only_where_a_member_begins(tmp_path: Path) -> None:
-    """Members of noise, which holds magic numbers by chance and by intent."""
-    import random
-
-    noise = random.Random(0)
-    contents = [noise.randbytes(3000) + b"\x1f\x8b\x08\0\x28\xb5\x2f\xfd" for _ in range(30)]
-    for suffix, pack in ((".gz", gzip.compress), (".zst", zstandard.compress)):
-        packed = [pack(content) for content in contents]
-        path = tmp_path / f"x{suffix}"
-        path.write_bytes(b"".join(packed))
-        begins = {sum(map(len, packed[:i])) for i in range(30)}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(streams, "STEP", 10_000)
-            edges = streams.members(str(path), path.stat().st_size)
-        assert 5 < len(edges) < 10
-        assert set(edges) <= begins
-        edges.append(path.stat().st_size)
-        data = b"".join(
-            chunk
-            for start, stop in zip(edges, edges[1:], strict=False)
-            for chunk in inflate.inflate(str(path), start, stop)
-        )
-        assert data == b"".join(contents)
+    path.write_bytes(data)
+    wanted = [record for _, record in plain_split(b"".join(contents), b"\n", 100)[0]]
+    found = list(record_blocks(Item("x", str(path), 0, len(data), ""), b"\n", Parts(), 100))
+    assert [record for _, record in records_of(found, b"\n")] == wanted
 
 
 @pytest.mark.parametrize("suffix", PACK)

@@ -156,8 +156,8 @@ def _parts(source: CorpusSource, item: Item) -> list[tuple[str, list[str]]]:
     ("options", "what"),
     [
         ({"words": "vocab.txt", "min_count": 2}, "min_count is of words"),
-        ({"min_count": 0}, "min_count = 0"),
-        ({"min_count": -1}, "min_count = -1"),
+        ({"min_count": 0}, "min_count: expected"),
+        ({"min_count": -1}, "min_count: expected"),
         ({"words": "vocab.txt", "tokenizer": "vocab.txt"}, "a tokenizer was named"),
     ],
 )

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def test_the_memory_of_this_process_is_known() -> None:
-    assert guards.resident_bytes() > MIB
+    assert encoders.resident_bytes() > MIB
     guards.give_back_memory()
 
 
@@ -36,11 +36,11 @@ def test_ids_are_the_same_whenever_the_engine_is_made_anew(
         return begin()
 
     monkeypatch.setattr(encoder, "_engine", engine)
-    monkeypatch.setattr(guards, "resident_bytes", lambda: 900 * MIB)
+    monkeypatch.setattr(encoders, "resident_bytes", lambda: 900 * MIB)
     wanted = encoder(texts)
     assert len(wanted[1]) == len(texts) and not made
     sizes = iter(i for _ in range(1 << 20) for i in (500 * MIB, 500 * MIB + encoders._GROWTH + 1))
-    monkeypatch.setattr(guards, "resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr(encoders, "resident_bytes", lambda: next(sizes))
     again = encoder(texts)
     assert len(made) > 3, "it was looked at after each few texts"
     for mine, theirs in zip(again, wanted, strict=True):

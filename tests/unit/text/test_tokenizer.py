@@ -111,62 +111,13 @@ def test_a_special_spelled_like_a_token_is_refused() -> None:
         Tokenizer(vocab, [(b" ", b"a")], {"\u0120a": 257})
 
 
-def test_gpt2_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    model = tokenizer.data["model"]
-    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
-    lines = ["#version: 0.2", *(" ".join(merge) for merge in model["merges"])]
-    (tmp_path / "merges.txt").write_text("\n".join(lines) + "\n")
-    text = "def f(x):\n    return x <|endoftext|>"
+def test_files_of_gpt2_in_their_older_layout_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     for path in (tmp_path, tmp_path / "vocab.json", tmp_path / "merges.txt"):
-        assert Tokenizer.from_file(path).encode(text) == tokenizer.encode(text)
-    (tmp_path / "merges.txt").unlink()
-    with pytest.raises(TokmillError, match="belong together"):
-        Tokenizer.from_file(tmp_path / "vocab.json")
-
-
-def older_layout(folder: Path, files: dict[str, Any]) -> Any:
-    """Write vocab.json, merges.txt and JSON files beside them; return the tokenizer."""
-    library = pytest.importorskip("tokenizers", reason="needs the extra text")
-    steps = library.pre_tokenizers
-    made = library.Tokenizer(library.models.BPE())
-    made.pre_tokenizer = steps.ByteLevel(add_prefix_space=False)
-    trainer = library.trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=steps.ByteLevel.alphabet(), show_progress=False
-    )
-    made.train_from_iterator(["def f(x):\n\n  2024 2023 it''s\n", "the year 2024"] * 9, trainer)
-    folder.mkdir(exist_ok=True)
-    made.model.save(str(folder))
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content))
-    return made
-
-
-LAYOUT = "def f(x):\n\n\n  2024 it''S <|im_end|><think> caf\u00e9 cafe\u0301 20"
-
-
-def test_files_of_qwen_in_their_older_layout_are_refused(tmp_path: Path) -> None:
-    older_layout(tmp_path, {"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer"}})
-    with pytest.raises(TokmillError, match="Qwen2Tokenizer.*not known here") as caught:
-        Tokenizer.from_file(tmp_path)
-    assert "save_pretrained" in caught.value.hint
-
-
-def test_special_tokens_of_gpt2_in_its_older_layout(tmp_path: Path) -> None:
-    made = older_layout(tmp_path, {})
-    ids = made.get_vocab()
-    token = {"content": "2", "special": True, "normalized": True}
-    files = {
-        "added_tokens.json": {"y": ids["y"]},
-        "special_tokens_map.json": {"pad_token": "x", "eos_token": {"content": "2"}},
-        "tokenizer_config.json": {"added_tokens_decoder": {str(ids["2"]): token}},
-        "config.json": {"model_type": "gpt2"},
-    }
-    made = older_layout(tmp_path, files)
-    made.add_special_tokens(["x", "2"])
-    made.add_tokens(["y"])
-    tokenizer = Tokenizer.from_file(tmp_path / "vocab.json")
-    assert tokenizer.encode(LAYOUT) == made.encode(LAYOUT).ids
-    assert tokenizer.vocabulary()[0].roles == {"eot": ids["2"], "pad": ids["x"]}
+        with pytest.raises(TokmillError, match="no tokenizer") as caught:
+            Tokenizer.from_file(path)
+        assert "save_pretrained" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -174,9 +125,6 @@ def test_special_tokens_of_gpt2_in_its_older_layout(tmp_path: Path) -> None:
     [
         ({"tokenizer_config.json": {"tokenizer_class": "CLIPTokenizer"}}, "CLIPTokenizer"),
         ({"tokenizer_config.json": {"tokenizer_class": "RobertaTokenizerFast"}}, "RobertaTok"),
-        ({"config.json": {"model_type": "roberta"}}, "of roberta"),
-        ({"tokenizer_config.json": {"add_prefix_space": True}}, "add_prefix_space: true"),
-        ({"tokenizer_config.json": {"add_bos_token": True}}, "add_bos_token: true"),
         ({"tokenizer_config.json": {"pad_token": "<pad>"}}, "pad_token '<pad>', which has no id"),
         ({"added_tokens.json": {"<pad>": 400}}, "its vocabulary lacks"),
         ({"added_tokens.json": {"a": 7}}, "its vocabulary lacks"),
@@ -188,17 +136,12 @@ def test_special_tokens_of_gpt2_in_its_older_layout(tmp_path: Path) -> None:
 def test_layouts_that_are_not_known_are_refused(
     tmp_path: Path, files: dict[str, Any], what: str
 ) -> None:
-    older_layout(tmp_path, files)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\na\n")
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(TokmillError, match=re.escape(what)) as caught:
         Tokenizer.from_file(tmp_path)
     assert "save_pretrained" in caught.value.hint or "fetch it again" in caught.value.hint
-
-
-def test_merges_with_marks_of_words_are_not_those_of_gpt2(tmp_path: Path) -> None:
-    older_layout(tmp_path, {})
-    (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e</w>\n")
-    with pytest.raises(TokmillError, match="a mark of words"):
-        Tokenizer.from_file(tmp_path)
 
 
 def test_the_end_token_of_a_tokenizer_config(tokenizer: Tokenizer, tmp_path: Path) -> None:

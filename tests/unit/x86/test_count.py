@@ -68,8 +68,11 @@ def test_a_store_and_pickles_of_it_count_as_programs_do(
 ) -> None:
     wanted = count_programs([str(program)], "tokmill").counts
     store = quick_build("x86", program, tmp_path / "s", separator=separator)
-    ids = count(store, once=("mne", "eflag")).ids
+    ids = count(store).ids
     for column, tokens in read_vocabularies(store.path).items():
+        if column in ("mne", "eflag"):
+            # Programs count them once an instruction.
+            continue
         pairs = zip(tokens.tokens, ids[column].tolist(), strict=False)
         counts = {token: number for token, number in pairs if number}
         assert counts.pop("[SEP]", 0) == separator * sum(wanted["mne"].values())

@@ -25,7 +25,6 @@ KEPT = 64 << 10
 """Bytes of the end of stderr that are kept."""
 HEADROOM = 1 << 30
 """Least bytes by which the kernel's limit on memory is above the polled one."""
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Limits(NamedTuple):
@@ -33,8 +32,6 @@ class Limits(NamedTuple):
 
     seconds: float = math.inf
     """Seconds on the clock."""
-    cpu_seconds: float = math.inf
-    """CPU seconds of all its threads."""
     memory: int | None = None
     """Anonymous resident bytes, checked 20 times a second. The kernel refuses allocations beyond
     twice that, or 1 GiB more if that is larger, so growth between two checks is bounded too. The
@@ -117,7 +114,7 @@ class Running:
 
     def begin(self) -> None:
         """Measure the limits from now on."""
-        self.since, self.cpu_before = time.monotonic(), self._cpu()
+        self.since = time.monotonic()
         self.printed = self.lines = 0
         self.out.clear()
 
@@ -165,25 +162,11 @@ class Running:
         limits = self.limits
         if time.monotonic() - self.since > limits.seconds:
             return f"{limits.seconds:,g} seconds"
-        if limits.cpu_seconds < math.inf and self._cpu() - self.cpu_before > limits.cpu_seconds:
-            return f"{limits.cpu_seconds:,g} CPU seconds"
         if limits.memory is not None and _resident(self.process.pid) > limits.memory:
             return mebibytes(limits.memory)
         if self.printed > limits.output:
             return f"{mebibytes(limits.output)} of output"
         return ""
-
-    def _cpu(self) -> float:
-        if self.limits.cpu_seconds == math.inf:
-            return 0.0
-        try:
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        except OSError:
-            return 0.0
-        # The second field is the name in brackets, which may hold spaces; user and system time
-        # are fields 14 and 15.
-        user, system = stat.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / TICKS
 
     def end(self, passed: str = "") -> Ended:
         """Kill the child if it still runs, and return how it ended."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import selectors
 import shutil
@@ -155,7 +154,7 @@ class Child:
             self._scratch = Scratch()
             running = Running(
                 [sys.executable, "-P", "-c", code],
-                self.limits._replace(seconds=START, cpu_seconds=math.inf),
+                self.limits._replace(seconds=START),
                 line=self.line,
                 environment=os.environ | {"TMPDIR": self._scratch.path},
                 files=(theirs, other),

@@ -24,9 +24,6 @@ from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import print_json, print_table, say
 
 Trace = Annotated[Path, typer.Argument(metavar="BBV", help="File of basic block vectors.")]
-IdBase = Annotated[
-    int | None, typer.Option(min=0, max=1, help="Smallest id of a block; else it is detected.")
-]
 
 UNTRAINED = "untrained"
 PUBLISHED = (
@@ -81,7 +78,7 @@ def _facts(profiled: Any) -> dict[str, Any]:
     return {
         "trace": str(profiled.trace),
         "intervals": len(profiled.vectors),
-        "blocks": profiled.vectors.blocks,
+        "blocks": int(profiled.vectors.ids.max(initial=0)),
         "instructions": int(profiled.vectors.instructions.sum()),
         "cpi": profiled.program_cpi(),
         **profiled.about,
@@ -92,7 +89,7 @@ def _print_profile(profiled: Any) -> None:
     cpi = profiled.program_cpi()
     print(
         f"{profiled.trace}: {human_count(len(profiled.vectors), 'interval')}, "
-        f"{human_count(profiled.vectors.blocks, 'block')}, "
+        f"{human_count(int(profiled.vectors.ids.max(initial=0)), 'block')}, "
         f"{profiled.vectors.instructions.sum():,} instructions"
     )
     if forked := profiled.about["forked"]:
@@ -114,7 +111,6 @@ def check(
     interval: Annotated[
         int | None, typer.Option(metavar="N", help="Instructions of an interval, if not declared.")
     ] = None,
-    id_base: IdBase = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -124,7 +120,7 @@ def check(
     rows = entries = 0
     low, high = np.iinfo(np.int64).max, 0
     sums = []
-    for piece in pieces(trace, id_base=id_base, quiet=quiet):
+    for piece in pieces(trace, quiet=quiet):
         rows, entries = rows + len(piece), entries + piece.entries
         sums.append(piece.instructions)
         low = min(low, int(piece.ids.min(initial=low)))
@@ -135,7 +131,7 @@ def check(
         print_json(
             {
                 "intervals": rows, "entries": entries, "ids": [low, high],
-                "id_base": piece.id_base, "instructions": int(totals.sum()),
+                "instructions": int(totals.sum()),
                 "declared": piece.declared._asdict(), "sizes": facts._asdict(),
                 "ignored": piece.ignored, "torn": piece.torn,
             }
@@ -144,7 +140,7 @@ def check(
     size = human_bytes(trace.stat().st_size)
     print(
         f"{trace}: {human_count(rows, 'interval')}, {human_count(entries, 'entry', 'entries')}, "
-        f"{totals.sum():,} instructions, ids {low:,} to {high:,} (from {piece.id_base}), {size}"
+        f"{totals.sum():,} instructions, ids {low:,} to {high:,}, {size}"
     )
     print(f"intervals: {facts.smallest:,} to {facts.largest:,} instructions")
     for line in facts.lines():

@@ -19,7 +19,7 @@ from tokmill.bbv.points.executions import as_matrix, population, rates_of
 from tokmill.bbv.points.simpoint import Matrix
 from tokmill.bbv.traces import read
 from tokmill.bbv.traces.block_vectors import BlockVectors
-from tokmill.bbv.traces.cpi import RATES, check_measures, one_column, read_measures, read_table
+from tokmill.bbv.traces.cpi import RATES, check_measures, read_measures, read_table
 
 POINTS = 30
 """Points of methods that draw, where no number is asked for."""
@@ -230,7 +230,10 @@ def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
 
 def _of_points(path: Path, count: int, intervals: Ints) -> Floats:
     table = read_table(path, count, partly=True)
-    cpi = one_column(path, table, CPI)
+    named = [name for name in CPI if name in table]
+    if not named:
+        raise TokmillError("there is no column 'cpi'", where=str(path), hint=nearest("cpi", table))
+    cpi = table[named[0]]
     positive(cpi, path)
     result = cpi[intervals]
     if missing := int(np.isnan(result).sum()):

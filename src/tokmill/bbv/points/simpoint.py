@@ -41,14 +41,10 @@ class SimPoints:
     """(points,) share of the program's instructions in its cluster; sums to 1."""
     labels: Ints
     """(intervals,) the cluster of each interval: a number of a point."""
-    distances: Floats
-    """(intervals,) Euclidean distance to the centre of its cluster, as projected."""
     dimensions: int
     """Dimensions of the projection."""
     unexplained: float
     """Share of the variance of the whole vectors (not projected) inside of clusters."""
-    bic: dict[int, float]
-    """Number of clusters → BIC."""
 
 
 def simpoints(
@@ -125,7 +121,7 @@ def features(vectors: Matrix, ids: Any, dimensions: int, memory: Floats | None) 
         return points
     weights = instructions(vectors)
     weights = weights / weights.sum()
-    own = _deviations(points, weights)
+    own = points - weights @ points
     rates = memory - weights @ memory
     spread = np.sqrt(weights @ rates**2)
     changing = spread > 1e-12 * np.abs(memory).max(axis=0, initial=1e-300)
@@ -135,10 +131,6 @@ def features(vectors: Matrix, ids: Any, dimensions: int, memory: Floats | None) 
     if not rates.shape[1] or size <= 1e-9 * np.sqrt(float((points**2).sum(axis=1).max())):
         return np.hstack([points, rates])
     return np.hstack([points, rates * (size / np.sqrt(rates.shape[1]))])
-
-
-def _deviations(points: Floats, weights: Floats) -> Floats:
-    return points - weights @ points
 
 
 def unexplained(vectors: Matrix, weights: Floats, labels: Ints) -> float:
@@ -181,10 +173,8 @@ def nearest(
         firsts[filled],
         sizes[filled] / sizes.sum(),
         np.where(filled, number, -1)[found.labels],
-        distances,
         dimensions,
         error,
-        found.bic,
     )
 
 

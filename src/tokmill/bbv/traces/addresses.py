@@ -1,8 +1,7 @@
 """Where blocks lie in memory (pc files), and what was mapped there (maps).
 
 The pc file of valgrind's exp-bbv has a line `F:ID:HEX:FUNCTION` a block, the address at which its
-first instruction ran. The same is read from CSV with a header, `id,address`. A map is what Linux
-shows as `/proc/PID/maps`, or lines `HEX PATH`.
+first instruction ran. A map is what Linux shows as `/proc/PID/maps`, or lines `HEX PATH`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,6 @@ from tokmill.base.inflate import inflate, packing
 from tokmill.store.schema import Array
 
 BLOCK = re.compile(rb"F:(?P<id>[0-9]{1,18}):(?:0x)?(?P<hex>[0-9a-fA-F]{1,16})(?::(?P<name>.*))?")
-ROW = re.compile(
-    rb"(?P<id>[0-9]{1,18}),(?:0[xX](?P<hex>[0-9a-fA-F]{1,16})|(?P<decimal>[0-9]{1,19}))"
-)
-HEADER = b"id,address"
 MAPS = re.compile(
     r"(?P<low>[0-9a-f]{1,16})-(?P<high>[0-9a-f]{1,16}) \S{4} [0-9a-f]+ \S+ \d+(?: +(?P<path>.*))?"
 )
@@ -73,54 +68,38 @@ def content(path: Path | str) -> bytes:
 
 @bounded_reader
 def read_addresses(path: Path | str) -> Addresses:
-    """Read a pc file, whose lines that do not begin with `F` are left out, or a table.
-
-    A table is CSV with the header `id,address`; an address is `0x` and hexadecimal, or decimal.
+    """Read a pc file, whose lines that do not begin with `F` are left out.
 
     Raises `TokmillError` for a line that is wrong, an id with two addresses, and a file without
     blocks.
     """
     data = content(path)
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    header = lines[0].strip().lower().replace(b" ", b"")
-    table = header.startswith(b"id,")
-    if table and header != HEADER:
-        raise TokmillError(
-            f"the columns are {plain(header.decode('utf-8', 'replace'))}, not {HEADER.decode()}",
-            where=f"{path}, line 1",
-            hint="of bytes a store of blocks is made: docs/profiles.md, Blocks without addresses",
-        )
     addresses: dict[int, int] = {}
     functions: dict[int, str] = {}
-    for number, line in enumerate(lines[table:], 1 + table):
-        text = line.strip()
-        if not text if table else not line.startswith(b"F"):
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.startswith(b"F"):
             continue
-        match = (ROW if table else BLOCK).fullmatch(text.replace(b" ", b"") if table else text)
+        match = BLOCK.fullmatch(line.strip())
         if match is None:
             raise TokmillError(
                 f"{plain(line[:40].decode('utf-8', 'replace'))!r} is no block",
                 where=f"{path}, line {number}",
-                hint="a line is ID,ADDRESS, such as 7,0x401000"
-                if table
-                else "a line is F:ID:ADDRESS:FUNCTION, the address hexadecimal",
+                hint="a line is F:ID:ADDRESS:FUNCTION, the address hexadecimal",
             )
-        parts = match.groupdict()
-        block = int(parts["id"])
-        address = int(parts["hex"], 16) if parts["hex"] else int(parts["decimal"])
+        block, address = int(match["id"]), int(match["hex"], 16)
         if addresses.setdefault(block, address) != address:
             raise TokmillError(
                 f"the block {block} has two addresses, {addresses[block]:#x} and {address:#x}",
                 where=f"{path}, line {number}",
                 hint="is it of several runs? A trace and its pc file are of one run",
             )
-        if name := parts.get("name"):
-            functions[block] = name.decode("utf-8", "replace")
+        if match["name"]:
+            functions[block] = match["name"].decode("utf-8", "replace")
     if not addresses:
         raise TokmillError(
             "the file names no block",
             where=str(path),
-            hint="valgrind --tool=exp-bbv --pc-out-file=FILE writes one; or CSV: id,address",
+            hint="valgrind --tool=exp-bbv --pc-out-file=FILE writes one",
         )
     ids = np.fromiter(addresses, np.int64, len(addresses))
     at = np.fromiter(addresses.values(), np.uint64, len(addresses))

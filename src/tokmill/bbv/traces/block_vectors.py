@@ -39,9 +39,6 @@ class IntervalFacts(NamedTuple):
     """The size that was declared; None: none was, and nothing is compared."""
     smallest: int
     largest: int
-    mean: float
-    drift: int
-    """Instructions by which all intervals but a short last one differ from intervals · size."""
     off: int
     """Intervals, without a short last one, that are more than 1 % away from the size."""
     short_last: bool
@@ -78,8 +75,6 @@ class BlockVectors:
     """Blocks, as the file numbers them: int64."""
     counts: Array
     """Instructions executed: uint64."""
-    id_base: int = 1
-    """The smallest id that can be: 1 in most producers, 0 in QEMU's plugin."""
     declared: Declared = Declared()
     ignored: dict[str, int] = field(default_factory=dict)
     """First character of lines that are no vectors (`#`, `blank`) → number of such lines."""
@@ -97,16 +92,6 @@ class BlockVectors:
     @property
     def entries(self) -> int:
         return len(self.ids)
-
-    @property
-    def columns(self) -> Array:
-        """Blocks numbered from 0 (int64): `ids - id_base`."""
-        return self.ids - self.id_base
-
-    @property
-    def blocks(self) -> int:
-        """Number of columns: the largest block number + 1."""
-        return int(self.ids.max(initial=self.id_base - 1)) - self.id_base + 1
 
     @property
     def instructions(self) -> Array:
@@ -129,15 +114,14 @@ class BlockVectors:
         """Compare instructions of intervals (int64), such as of all pieces, with such a size."""
         size = self.declared.interval if size is None else size
         if not len(sums):
-            return IntervalFacts(size, 0, 0, 0.0, 0, 0, False)
-        facts = int(sums.min()), int(sums.max()), float(sums.mean())
+            return IntervalFacts(size, 0, 0, 0, False)
+        facts = int(sums.min()), int(sums.max())
         if size is None:
-            return IntervalFacts(None, *facts, 0, 0, False)
+            return IntervalFacts(None, *facts, 0, False)
         short = bool(sums[-1] < SHORT * size)
         full = sums[: len(sums) - short]
-        drift = int(full.sum()) - len(full) * size
         off = int(np.count_nonzero(np.abs(full - size) > size // 100))
-        return IntervalFacts(size, *facts, drift, off, short)
+        return IntervalFacts(size, *facts, off, short)
 
 
 def row_sums(counts: Array, indptr: Array) -> Array:

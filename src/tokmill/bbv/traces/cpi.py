@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokmill.base.bounds import bounded_reader
-from tokmill.base.errors import TokmillError, nearest
-from tokmill.base.files import machine_errors
+from tokmill.base.errors import TokmillError
 from tokmill.base.headers import loads_json
 from tokmill.base.progress import human_count
 from tokmill.bbv.traces.addresses import content
@@ -32,6 +31,7 @@ INTERVAL = "interval"
 HINT = "a line an interval: a header such as `interval,l1_miss_rate`, then `0,0.012`"
 
 
+@bounded_reader
 def read_table(path: Path, count: int, *, partly: bool = False) -> dict[str, Floats]:
     """Return the columns of a table, each (intervals,) float64.
 
@@ -43,22 +43,27 @@ def read_table(path: Path, count: int, *, partly: bool = False) -> dict[str, Flo
     Raises:
         TokmillError: a cell is no finite number, or intervals are missing, surplus or stand twice.
     """
-    names, cells = read_cells(path)
-    if INTERVAL not in names:
-        if partly:
+    try:
+        columns = _csv(content(path), every=True)
+    except (ValueError, csv.Error) as error:
+        raise TokmillError(
+            f"the table cannot be read: {error}", where=str(path), hint=HINT
+        ) from None
+    for name, values in columns.items():
+        if not np.isfinite(values).all():
             raise TokmillError(
-                "no column says which intervals these are",
+                f"{name} of line {int((~np.isfinite(values)).argmax()) + 1} after the header is "
+                "not finite",
                 where=str(path),
-                hint="add a column `interval`, counted from 0",
+                hint="leave out what was not measured",
             )
-        if len(cells) != count:
-            raise TokmillError(
-                f"{len(cells):,} lines for {count:,} intervals",
-                where=str(path),
-                hint="is it of the same run? a column `interval` would say which are missing",
-            )
-        return dict(zip(names, cells.T, strict=True))
-    place = cells[:, names.index(INTERVAL)]
+    if INTERVAL not in columns and partly:
+        raise TokmillError(
+            "no column says which intervals these are",
+            where=str(path),
+            hint="add a column `interval`, counted from 0",
+        )
+    place = columns.pop(INTERVAL, np.arange(len(next(iter(columns.values())))))
     outside = (place != np.floor(place)) | (place < 0) | (place >= count)
     number = np.where(outside, -1, place).astype(np.int64)
     times = np.bincount(number[~outside], minlength=count)
@@ -71,59 +76,10 @@ def read_table(path: Path, count: int, *, partly: bool = False) -> dict[str, Flo
             hint="is it of the same run? intervals count from 0",
         )
     result = {}
-    for name, column in zip(names, cells.T, strict=True):
-        if name != INTERVAL:
-            result[name] = np.full(count, np.nan)
-            result[name][number] = column
+    for name, column in columns.items():
+        result[name] = np.full(count, np.nan)
+        result[name][number] = column
     return result
-
-
-def one_column(path: Path, columns: dict[str, Floats], wanted: Sequence[str]) -> Floats:
-    """Return the column with one of the names, the first that is there."""
-    for name in wanted:
-        if name in columns:
-            return columns[name]
-    raise TokmillError(
-        f"there is no column {wanted[0]!r}", where=str(path), hint=nearest(wanted[0], columns)
-    )
-
-
-@bounded_reader
-def read_cells(path: Path) -> tuple[list[str], Floats]:
-    """Return the names and the numbers, (lines, columns), of a CSV file with a header."""
-    with machine_errors("read", path):
-        data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TokmillError(f"byte {error.start} is not UTF-8", where=str(path), hint=HINT) from None
-    head, _, rest = text.partition("\n")
-    try:
-        names = [name.strip() for name in next(csv.reader([head.rstrip("\r")]), [])]
-    except csv.Error:
-        names = []
-    if not names or "" in names or len(set(names)) < len(names) or is_number(names[0]):
-        raise TokmillError(f"{head[:60]!r} does not name the columns", where=f"{path}:1", hint=HINT)
-    if not rest.strip():
-        raise TokmillError("there is no line but the header", where=str(path), hint=HINT)
-    try:
-        cells = np.loadtxt(io.StringIO(rest), delimiter=",", ndmin=2, comments=None)
-    except (ValueError, OverflowError) as error:
-        raise TokmillError(
-            f"after the header: {str(error).rstrip('.')}", where=str(path), hint=HINT
-        ) from None
-    if cells.shape[1] != len(names):
-        raise TokmillError(
-            f"{len(names)} names, {cells.shape[1]} columns", where=f"{path}:1", hint=HINT
-        )
-    if not np.isfinite(cells).all():
-        row, column = np.argwhere(~np.isfinite(cells))[0]
-        raise TokmillError(
-            f"{names[column]} of line {row + 1} after the header is not finite",
-            where=str(path),
-            hint="leave out what was not measured",
-        )
-    return names, cells
 
 
 def is_number(text: str) -> bool:
@@ -206,7 +162,8 @@ def _name_of(kind: str) -> str:
     return "cpi" if kind == "given" else f"cpi_{kind}"
 
 
-def _csv(data: bytes) -> dict[str, Array]:
+def _csv(data: bytes, *, every: bool = False) -> dict[str, Array]:
+    """Return the columns that have a meaning here, or `every` one."""
     rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
     rows = [row for row in rows if row and not row[0].startswith("#")]
     if not rows:
@@ -214,9 +171,11 @@ def _csv(data: bytes) -> dict[str, Array]:
     names = [name.strip().lower() for name in rows[0]]
     if len(set(names)) < len(names):
         raise ValueError("a column stands twice")
-    if len(names) == 1 and is_number(names[0]):
+    if len(names) == 1 and is_number(names[0]) and not every:
         names, rows = ["cpi"], [["cpi"], *rows]
-    measured = [name for name in names if name in _known()]
+    if is_number(names[0]):
+        raise ValueError("its first line does not name the columns")
+    measured = names if every else [name for name in names if name in _known()]
     for number, row in enumerate(rows[1:], 1):
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values, the header {len(names)}")

@@ -48,57 +48,43 @@ DECLARED = {
     "repetitions": re.compile(rb"Total reps: (\d{1,18})\b"),
     "thread": re.compile(rb"# Thread (\d{1,18})\b"),
 }
-PAD = 24
-"""Bytes that must lie before the first number."""
-EIGHT = np.uint64(8)
 MOST = (1 << 64) - 1
+"""What `numpy.fromstring` makes of larger numbers."""
 
 
-def read(path: Path | str, *, id_base: int | None = None, quiet: bool = True) -> BlockVectors:
+def read(path: Path | str, *, quiet: bool = True) -> BlockVectors:
     """Return all intervals of a file; memory is 16 bytes an entry, twice while they are joined.
 
     Args:
         path: a file, which may be compressed (.gz, .xz, .zst, known by its first bytes).
-        id_base: the smallest id, 0 or 1; None: 0 if a block has it, else 1.
         quiet: show no progress.
 
     Raises:
         TokmillError: no line is an interval, one is not as the format says, or the file has fewer
             intervals than it declares.
     """
-    return joined(list(pieces(path, id_base=id_base, quiet=quiet)))
+    return joined(list(pieces(path, quiet=quiet)))
 
 
 def pieces(
     path: Path | str,
     *,
-    id_base: int | None = None,
     quiet: bool = True,
     tell: Callable[[float], Any] = lambda share: None,
 ) -> Iterator[BlockVectors]:
     """Yield the intervals of a file in pieces of whole rows, of about `PIECE` entries.
 
-    Memory is bounded by a piece and the longest row. The facts (`declared`, `ignored`, `torn`, and
-    `id_base` where none is given) are those of all that was read, so the last piece has the
-    file's. `tell` is called before each piece with the share of the file that was read. Raises as
-    `read`.
+    Memory is bounded by a piece and the longest row. The last piece has the facts of the file
+    (`declared`, `ignored`, `torn`). `tell` is called before each piece with the share of the file
+    that was read. Raises as `read`.
     """
     parser = _Parser(Path(path))
     size = Path(path).stat().st_size if Path(path).exists() else 0
     held: list[BlockVectors] = []
     rows = count = 0
     instructions = 0.0
-    base = id_base
     with Progress(f"reading {Path(path).name}", size, quiet=quiet) as progress:
         for found in parser.run(progress):
-            if base is None and not found.ids.all():
-                base = 0
-            if id_base == 1 and not found.ids.all():
-                raise TokmillError(
-                    "a block has the id 0, and ids are to begin with 1",
-                    where=str(path),
-                    hint="--id-base 0, or leave it out",
-                )
             instructions += found.counts.sum(dtype=np.float64)
             if instructions >= 2.0**63:
                 raise _too_many(path, found, rows, instructions)
@@ -106,9 +92,15 @@ def pieces(
             rows, count = rows + len(found), count + found.entries
             if count >= PIECE:
                 tell(min(1.0, progress.reached / max(size, 1)))
-                yield replace(joined(held), id_base=1 if base is None else base)
+                yield joined(held)
                 held, count = [], 0
-    _check_whole(path, parser.declared(), rows)
+    stated = parser.declared().intervals
+    if stated is not None and stated != rows:
+        raise TokmillError(
+            f"the file declares {human_count(stated, 'interval')} and has {rows:,}",
+            where=str(path),
+            hint="a part of it is missing or stands twice: copy it again, or make it again",
+        )
     if not rows:
         raise TokmillError(
             "no line is an interval of a basic block vector",
@@ -119,7 +111,6 @@ def pieces(
     tell(1.0)
     yield replace(
         end,
-        id_base=1 if base is None else base,
         declared=parser.declared(),
         ignored=dict(parser.ignored),
         torn=parser.torn,
@@ -137,15 +128,6 @@ def _too_many(
         where=str(path),
         hint="no program executes so many instructions: the file is damaged",
     )
-
-
-def _check_whole(path: Path | str, declared: Declared, rows: int) -> None:
-    if declared.intervals is not None and declared.intervals != rows:
-        raise TokmillError(
-            f"the file declares {human_count(declared.intervals, 'interval')} and has {rows:,}",
-            where=str(path),
-            hint="a part of it is missing or stands twice: copy it again, or make it again",
-        )
 
 
 class _Parser:
@@ -202,7 +184,7 @@ class _Parser:
 
     def _parse(self, data: bytes, last: bool = False) -> BlockVectors:
         """Return the rows that end in a chunk; keep the entries of the one that goes on."""
-        text = np.frombuffer(bytearray(b" " * PAD + data), np.uint8)
+        text = np.frombuffer(bytearray(b"  " + data), np.uint8)
         went_on = self.inside is True
         begins = self._mark_lines(text, data)
         ids, counts, places = self._entries(text, data)
@@ -231,7 +213,7 @@ class _Parser:
     def _mark_lines(self, text: Array, data: bytes) -> Array:
         """Blank out what is no entry; return where the intervals begin that begin here."""
         ends = np.flatnonzero(text == NEWLINE)
-        starts = np.concatenate([[PAD], ends + 1])
+        starts = np.concatenate([[2], ends + 1])
         starts = starts[starts < len(text)]
         stops = np.append(ends + 1, len(text))[: len(starts)]
         firsts = starts.copy()
@@ -254,7 +236,7 @@ class _Parser:
                 if count:
                     self.ignored[chr(letter)] += int(count)
             for i in np.flatnonzero(others)[-KEPT:]:
-                self.comments.append(data[starts[i] - PAD : min(stops[i], starts[i] + 200) - PAD])
+                self.comments.append(data[starts[i] - 2 : min(stops[i], starts[i] + 200) - 2])
         ended = text[stops - 1] == NEWLINE
         empty = blank & ended
         if self.inside is not None:
@@ -266,7 +248,7 @@ class _Parser:
         if others.any():
             # Nothing of these lines is an entry, but their ends still count as lines.
             masked = np.repeat(others, stops - starts)
-            body = text[PAD:]
+            body = text[2:]
             body[masked & (body != NEWLINE)] = BLANK
         text[begins] = BLANK
         if len(starts) and not ended[-1]:
@@ -294,19 +276,20 @@ class _Parser:
             or not WHITE[text[id_begins - 2]].all()
         ):
             raise self._malformed(text, data)
-        try:
-            numbers = parse_numbers(text, begins, ends)
-        except OverflowError as error:
-            raise self._error(data, error.args[0] - PAD, "a number has more than 64 bits") from None
+        digits = np.where(digit, text, BLANK).astype(np.uint8).tobytes()
+        numbers = np.fromstring(digits if len(begins) else b"", np.uint64, sep=" ")
+        if len(numbers) and int(numbers.max()) == MOST:
+            place = int(begins[numbers.argmax()]) - 2
+            raise self._error(data, place, "a number has more than 64 bits")
         ids, counts = numbers[0::2], numbers[1::2]
         if len(ids) and int(ids.max()) >= ID_LIMIT:
-            place = int(id_begins[ids.argmax()]) - PAD
+            place = int(id_begins[ids.argmax()]) - 2
             raise self._error(data, place, "the id of a block has more than 63 bits")
         return ids.astype(np.int64), counts.copy(), id_begins
 
     def _malformed(self, text: Array, data: bytes) -> TokmillError:
-        match = VALID.match(text.tobytes(), PAD)
-        place = (match.end() if match else PAD) - PAD
+        match = VALID.match(text.tobytes(), 2)
+        place = (match.end() if match else 2) - 2
         entry = plain(data[place : place + 20].split(b"\n")[0].decode("latin-1"))
         return self._error(data, place, f"{entry!r} is no entry of a basic block vector")
 
@@ -317,50 +300,6 @@ class _Parser:
             where=f"{self.path}, line {line}",
             hint="a line that begins with T holds entries :ID:COUNT with white space between",
         )
-
-
-def parse_numbers(text: Array, begins: Array, ends: Array) -> Array:
-    """Return the numbers at `text[begin:end]` (uint8 digits) as uint64.
-
-    A number lies at least `PAD` bytes behind the beginning of `text`. Eight digits are read as one
-    64-bit word and added up in three multiplications (the well-known method of Johnny Lee).
-
-    Raises `OverflowError` with the place of a number that has more than 64 bits.
-    """
-    # A word that begins at each byte; numpy reads it unaligned.
-    words: Array = np.ndarray((len(text) - 7,), "<u8", text, strides=(1,))
-    lengths = ends - begins
-    numbers = _eight(words, ends, np.minimum(lengths, 8))
-    long = np.flatnonzero(lengths > 8)
-    if len(long):
-        upper, rest = ends[long] - 8, lengths[long] - 8
-        numbers[long] += _eight(words, upper, np.minimum(rest, 8)) * np.uint64(10**8)
-        longer = np.flatnonzero(rest > 8)
-        if len(longer):
-            long, upper, rest = long[longer], upper[longer] - 8, rest[longer] - 8
-            top = _eight(words, upper, np.minimum(rest, 8))
-            numbers[long] += top * np.uint64(10**16)
-            for i in long[(rest > 3) | (top > 999)]:
-                numbers[i] = _by_python(text, int(begins[i]), int(ends[i]))
-    return numbers
-
-
-def _eight(words: Array, ends: Array, lengths: Array) -> Array:
-    """Return the value of the last `lengths` (1 to 8) digits before `ends`."""
-    shift = ((8 - lengths) << 3).astype(np.uint64)
-    word = words[ends - 8] & np.uint64(0x0F0F0F0F0F0F0F0F)
-    word = (word >> shift) << shift
-    word = (word * np.uint64(10 * 2**8 + 1)) >> EIGHT & np.uint64(0x00FF00FF00FF00FF)
-    word = (word * np.uint64(100 * 2**16 + 1)) >> np.uint64(16) & np.uint64(0x0000FFFF0000FFFF)
-    result: Array = (word * np.uint64(10_000 * 2**32 + 1)) >> np.uint64(32)
-    return result
-
-
-def _by_python(text: Array, begin: int, end: int) -> int:
-    digits = text[begin:end].tobytes().lstrip(b"0") or b"0"
-    if len(digits) > 20 or (number := int(digits)) > MOST:
-        raise OverflowError(begin)
-    return number
 
 
 SIDECARS = {"pc": ".pc", "map": ".map", "cpi": ".intervals.csv"}

@@ -1,4 +1,4 @@
-"""Where shards are made (`plugins.EXECUTORS`): in this process, or in a pool of spawned ones."""
+"""Where shards are made: in this process, or in a pool of spawned ones (`plugins`: elsewhere)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from tokmill import plugins
+from tokmill.base.bounds import resident_bytes
 from tokmill.base.errors import UsageError
 from tokmill.base.files import append_line
 from tokmill.base.progress import human_bytes
@@ -28,51 +29,25 @@ from tokmill.store.manifest import Receipt
 
 
 class Watch:
-    """Measures CPU, memory and disk, and logs events of a store.
-
-    Without psutil (no extra installed) only the disk is measured.
-    """
+    """Measures load, memory and disk, and logs events of a store."""
 
     def __init__(self, store: Path) -> None:
         self.store = store
         self.started = time.monotonic()
         self.peak_memory = 0
         """Largest memory measured, in bytes."""
-        try:
-            import psutil
-
-            psutil.cpu_percent()
-            self._psutil: Any = psutil
-        except ModuleNotFoundError:
-            self._psutil = None
 
     def resources(self) -> dict[str, float]:
-        """Return CPU (percent of the machine), memory of this build and free disk (bytes)."""
-        result: dict[str, float] = {"disk_free": shutil.disk_usage(self.store).free}
-        if self._psutil is not None:
-            result["cpu_percent"] = self._psutil.cpu_percent()
-            result["memory"] = self.memory()
-        return result
-
-    def memory(self) -> int:
-        """Return the resident bytes of this process and its workers."""
-        total = 0
-        # psutil's `children` would read every process of the machine, for each shard.
-        for pid in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
-            try:
-                total += self._psutil.Process(pid).memory_info().rss
-            except self._psutil.Error:
-                continue
-        self.peak_memory = max(self.peak_memory, total)
-        return total
+        """Return the load of the machine, memory of this build and free disk (bytes)."""
+        workers = [child.pid for child in multiprocessing.active_children()]
+        memory = sum(map(resident_bytes, [os.getpid(), *filter(None, workers)]))
+        self.peak_memory = max(self.peak_memory, memory)
+        disk = shutil.disk_usage(self.store).free
+        return {"disk_free": disk, "load": os.getloadavg()[0], "memory": memory}
 
     def text(self) -> str:
-        resources = self.resources()
-        text = f"{human_bytes(resources['disk_free'])} disk free"
-        if "memory" in resources:
-            memory = human_bytes(resources["memory"])
-            text = f"CPU {resources['cpu_percent']:.0f}%, memory {memory}, {text}"
-        return text
+        disk, load, memory = self.resources().values()
+        return f"load {load:.1f}, memory {human_bytes(memory)}, {human_bytes(disk)} disk free"
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append a line to the store's `events.jsonl`."""
@@ -119,7 +94,7 @@ class Executor(Protocol):
 
     def text(self) -> str:
         """Return text about the workers for the progress line, or ""."""
-        ...
+        return ""
 
 
 def check_executor(amount: Amount) -> None:
@@ -127,31 +102,28 @@ def check_executor(amount: Amount) -> None:
 
     Raises `UsageError`, `MissingExtraError`.
     """
-    name = amount.executor
-    if name != "auto":
-        plugins.load(plugins.EXECUTORS, name)
-    if amount.address and name in ("auto", "here", "pool"):
+    if amount.executor != "auto":
+        plugins.load(plugins.EXECUTORS, amount.executor)
+        if amount.workers == 0:
+            raise UsageError(
+                f"--workers 0 means this process, not {amount.executor}",
+                hint="leave --executor out",
+            )
+    elif amount.address:
         raise UsageError(
             "--address is for the cluster of an executor of a plug-in", hint="add --executor NAME"
         )
-    if name == "here" and amount.workers:
-        raise UsageError(
-            f"--executor here makes one shard at a time, not {amount.workers}",
-            hint="--executor pool, or leave --workers out",
-        )
-    if name not in ("auto", "here") and amount.workers == 0:
-        raise UsageError(f"--workers 0 means this process, not {name}", hint="--executor here")
 
 
 def executor_of(name: str, work: Work, terms: Terms) -> Executor:
-    """Make an executor; `auto` is `here` for 0 workers, else `pool`."""
+    """Make an executor, by default one of this machine."""
     if name == "auto":
-        name = "pool" if terms.workers else "here"
+        return Pool(work, terms) if terms.workers else Here(work, terms)
     executor: Executor = plugins.load(plugins.EXECUTORS, name)(work, terms)
     return executor
 
 
-class Here:
+class Here(Executor):
     """One shard after the other in this process."""
 
     def __init__(self, work: Work, terms: Terms) -> None:
@@ -168,12 +140,8 @@ class Here:
         if self.terms.report is not None:
             self.terms.report(self.read)
 
-    def text(self) -> str:
-        """Return nothing: there is one worker."""
-        return ""
 
-
-class Pool:
+class Pool(Executor):
     """Several spawned processes; they end when this one ends, in whatever way."""
 
     def __init__(self, work: Work, terms: Terms) -> None:
@@ -200,10 +168,6 @@ class Pool:
             hint="most often memory ran out: try --preset memory or --memory 1GB; "
             "run the same command again and it continues",
         )
-
-    def text(self) -> str:
-        """Return nothing: the progress line shows the machine as a whole."""
-        return ""
 
 
 def reached(read: Synchronized[int]) -> int:

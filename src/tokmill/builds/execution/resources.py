@@ -40,7 +40,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that the build and its workers may use together."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     executor: str = "auto"
-    """Where shards are made (`plugins.EXECUTORS`); `auto`: `pool`, or `here` for 0 workers."""
+    """Where shards are made: on this machine (`auto`), or a line of `plugins.EXECUTORS`."""
     address: str = ""
     """Address of the cluster of an executor of a plug-in."""
     own_process: bool = False
@@ -60,11 +60,7 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
     resources = amount.resources()
     cores = len(os.sched_getaffinity(0))
     workers = amount.workers
-    if amount.executor == "here":
-        workers = 0
-    elif workers is None and amount.executor == "pool":
-        workers = 1 if amount.preset == "memory" else cores
-    elif workers is None and amount.executor != "auto":
+    if workers is None and amount.executor != "auto":
         # Executors of plug-ins limit this by the cores of their cluster.
         workers = shards
     elif workers is None:
@@ -77,7 +73,7 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
                 hint=f"one worker needs {(PARENT_BYTES + WORKER_BYTES) >> 20} MiB",
             )
         fitting = (amount.memory - PARENT_BYTES) // WORKER_BYTES
-        least = 0 if amount.executor in ("auto", "here") else 1
+        least = 0 if amount.executor == "auto" else 1
         workers = min(workers, fitting) if fitting > 1 else min(workers, least)
         resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
     # Several workers use all cores anyway; without workers the encoder may use threads.

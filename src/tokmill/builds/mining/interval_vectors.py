@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import sha256_file
 from tokmill.builds.mining.mine_triplets import below, drawn
 from tokmill.builds.selection.minhash import batches
 from tokmill.builds.selection.overlay_values import open_arrays
+from tokmill.store.overlay import vector_column
 from tokmill.store.projection import projection_rows, shares_of
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -43,32 +43,18 @@ class VectorTable:
     def __init__(self, store: Store, named: str) -> None:
         self.path = Path(named)
         if self.path.suffix == ".npy":
-            self.parts, self.digest = [_array(store, self.path)], _digest_of(self.path)
+            self._read: Callable[[Array], Array] = _array(store, self.path).__getitem__
         else:
             overlay = Store(store.path, [named]).overlays[named]
-            columns = [name for name, c in overlay.schema.items() if c.width and c.per == "record"]
-            if len(columns) != 1:
-                raise UsageError(
-                    f"the overlay has {len(columns) or 'no'} columns of vectors",
-                    where=str(overlay.path),
-                    hint="`tokmill embed RUN STORE` makes an overlay with one",
-                )
-            self.path, self.digest = overlay.path, overlay.fingerprint
-            self.parts = [overlay.shard(n)[columns[0]] for n in range(len(overlay.shards))]
-        self.ends = np.cumsum([len(part) for part in self.parts])
-        self.width = self.parts[0].shape[1] if self.parts else 0
+            self.path = overlay.path
+            self._read = partial(overlay.values, vector_column(overlay))
 
     def units(self, records: Array) -> Array:
         """Return the rounded vectors of some records, float32 (n, width); of zeros zeros.
 
         Raises `TokmillError` for a vector that is not finite.
         """
-        rows = np.zeros((len(records), self.width), np.float32)
-        part = np.searchsorted(self.ends, records, side="right")
-        for number in np.unique(part):
-            here = part == number
-            begin = self.ends[number] - len(self.parts[number])
-            rows[here] = self.parts[number][records[here] - begin]
+        rows = np.asarray(self._read(records), np.float32)
         bad = ~np.isfinite(rows).all(axis=1)
         if bad.any():
             raise TokmillError(
@@ -98,16 +84,6 @@ def _array(store: Store, path: Path) -> Array:
             hint="save a vector for each record: (records, width)",
         )
     return array
-
-
-def _digest_of(path: Path) -> str:
-    stat = path.stat()
-    return _hashed(path, stat.st_ctime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=8)
-def _hashed(path: Path, changed: int, size: int) -> str:
-    return sha256_file(path)
 
 
 def similarity(left: Array, right: Array) -> Array:
@@ -190,8 +166,6 @@ def spread_of(units: Callable[[Array], Array], records: Array) -> Spread:
 class Edges(NamedTuple):
     """The cosines of a program, and what is alike and unlike."""
 
-    mean: float
-    deviation: float
     above: float
     """Positives are above it."""
     below: float

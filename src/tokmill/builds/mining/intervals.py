@@ -13,7 +13,6 @@ import operator
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,11 @@ from tokmill.builds.mining.interval_vectors import (
     spread_of,
     threshold,
 )
-from tokmill.builds.mining.mine_triplets import below, drawn, salt_of
+from tokmill.builds.mining.mine_triplets import below, drawn, salt_of, triplets
 from tokmill.builds.mining.name_columns import counted, digests_of, joined, runs
 from tokmill.builds.selection.minhash import batches
 from tokmill.builds.shared import shared
 from tokmill.store.checks.hashes import DIGEST, first_of_equals, record_digests
-from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import ROLES, Array, Column, Records, id_dtype
 from tokmill.store.store import Store
 
@@ -92,23 +90,14 @@ class Intervals:
             missing = NO_SEMI_HARD if self.config.negatives == "semi-hard" else NO_NEGATIVE
             skipped[NO_POSITIVE] += int(np.count_nonzero(positive < 0))
             skipped[missing] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
-            good = (positive >= 0) & (negative >= 0)
-            chosen = dict(zip(ROLES, (anchor, positive, negative), strict=True))
-            chosen["group"] = self.facts["of"][np.stack([*chosen.values()], axis=1)]
             begun = np.isin([*self.edges], records).tolist()
             moved = [one.moved for one in self.edges.values()]
             notes[BY_QUANTILE] += sum(map(operator.and_, begun, moved))
-            yield Records(
-                np.zeros(int(good.sum()) + 1, np.int64),
-                {
-                    name: value[good].astype(self.columns[name].numpy())
-                    for name, value in chosen.items()
-                },
-                anchor[good] - first,
-                skipped=counted(skipped),
-                notes=counted(notes),
-                done=number / len(blocks),
-            )
+            members = (anchor, positive, negative)
+            batch = triplets(self.columns, members, self.facts["of"], first)
+            batch.skipped, batch.notes = counted(skipped), counted(notes)
+            batch.done = number / len(blocks)
+            yield batch
 
     def positives(self, anchor: Array, times: Array) -> tuple[Array, Array]:
         """Return a positive for each anchor, or -1, and the cosine of its last near neighbour."""
@@ -224,11 +213,8 @@ class Intervals:
         def find() -> Array:
             return projected(self.store, config.dimensions, config.seed)
 
-        if not self.scratch:
-            return find()
         parts = ["projected", self.store.content, config.dimensions, config.seed]
-        key = canonical_digest(parts)[:24]
-        return shared(Path(self.scratch), "projected", key, np.dtype(np.int16), shape, find)
+        return shared(self.scratch, "projected", parts, np.int16, shape, find)
 
     @cached_property
     def thresholds(self) -> Array:
@@ -271,20 +257,7 @@ class Intervals:
         if len(like):
             high = threshold(like, self.config.above) if moved[0] else high
             low = -threshold(-like, self.config.below) if moved[1] else low
-        return Edges(mean, deviation, high, low, any(moved) and len(like) > 0)
-
-    def explained(self) -> str:
-        """Return in words what the thresholds of the first programs are."""
-        parts = []
-        for number, one in [*self.edges.items()][:3]:
-            name = self.store.record(number).get("program", "all")
-            parts.append(
-                f"cosines of {name} have the mean {one.mean:.4f} and the standard deviation "
-                f"{one.deviation:.4f}; positives are above {one.above:.4f} (--above "
-                f"{self.config.above:g}), negatives below {one.below:.4f} (--below "
-                f"{self.config.below:g})"
-            )
-        return ". ".join([*parts, "Intervals with equal counts are no pair"])
+        return Edges(high, low, any(moved) and len(like) > 0)
 
 
 def check_intervals(store: Store) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -37,6 +37,23 @@ def below(values: Array, limits: Array | int) -> Array:
     """Return whole numbers below `limits` (1 … 2^32), from uint64 that are evenly spread; int64."""
     high = values >> np.uint64(32)
     return ((high * np.asarray(limits).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+
+
+def triplets(
+    columns: Mapping[str, Column], members: Sequence[Array], groups: Array, first: int
+) -> Records:
+    """Return the triplets of anchors, positives and negatives (-1: none) as records.
+
+    `groups`: the group of each record; `first`: number of the first record of the shard.
+    """
+    whole = np.stack(members, axis=1)
+    whole = whole[(whole >= 0).all(axis=1)]
+    values = {**dict(zip(ROLES, whole.T, strict=True)), "group": groups[whole]}
+    return Records(
+        np.zeros(len(whole) + 1, np.int64),
+        {name: value.astype(columns[name].numpy()) for name, value in values.items()},
+        whole[:, 0] - first,
+    )
 
 
 TRIES = 64
@@ -79,20 +96,11 @@ class Triplets:
             positive = self.positives(anchor, times, skipped)
             negative = self.negatives(anchor, times, positive, notes)
             skipped[NO_NEGATIVE] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
-            good = (positive >= 0) & (negative >= 0)
-            chosen = dict(zip(ROLES, (anchor, positive, negative), strict=True))
-            chosen["group"] = self.keyed.facts["family"][np.stack([*chosen.values()], axis=1)]
-            yield Records(
-                np.zeros(int(good.sum()) + 1, np.int64),
-                {
-                    name: value[good].astype(self.columns[name].numpy())
-                    for name, value in chosen.items()
-                },
-                anchor[good] - first,
-                skipped=counted(skipped),
-                notes=counted(notes),
-                done=number / len(blocks),
-            )
+            family = self.keyed.facts["family"]
+            batch = triplets(self.columns, (anchor, positive, negative), family, first)
+            batch.skipped, batch.notes = counted(skipped), counted(notes)
+            batch.done = number / len(blocks)
+            yield batch
 
     def positives(self, anchor: Array, times: Array, skipped: Counter[str]) -> Array:
         """Return a positive for each anchor, or -1; counts anchors without one."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import machine_errors, sampled
@@ -15,14 +15,13 @@ from tokmill.builds.mining.groups import Groups
 from tokmill.builds.mining.intervals import NO_NEGATIVE, NO_POSITIVE, NO_SEMI_HARD, Intervals
 from tokmill.builds.mining.mine_triplets import ALONE, Triplets
 from tokmill.builds.mining.name_columns import AMBIGUOUS, NAMELESS, WHY
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Hash, Item, Source
 from tokmill.store.manifest import Reference
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Column, Records, Schema, id_dtype
 from tokmill.store.store import Store
 
 What = Literal["triplets", "groups", "bbv"]
-MOST_DIMENSIONS = 4096
 REF = "records"
 """Name of the reference to the store that is mined."""
 
@@ -45,24 +44,24 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Records that are equal in these columns are never negatives; by default function."""
     nameless: str = "sub_[0-9a-f]+|"
     """Regular expression of names that say nothing; such records are left out."""
-    count: int = 1
+    count: Annotated[int, Meta(ge=1)] = 1
     """Triplets of each anchor."""
     negatives: Literal["random", "semi-hard"] = "random"
     """random; semi-hard: less like the anchor than the positive is, but by less than the margin
     (intervals)."""
-    margin: float = 0.2
+    margin: Annotated[float, Meta(gt=0, le=2)] = 0.2
     """Margin of semi-hard negatives, as a cosine."""
-    members: int = 8
+    members: Annotated[int, Meta(ge=2)] = 8
     """Most records of a group; a function with more makes several groups."""
-    dimensions: int = 100
+    dimensions: Annotated[int, Meta(ge=1, le=4096)] = 100
     """Dimensions of a projected vector (intervals)."""
-    above: float = 0.5
+    above: Annotated[float, Meta(ge=-1000, le=1000)] = 0.5
     """Cosines of positive intervals are above the mean of all pairs of the program by so many
     standard deviations; where none is, above the quantile of a normal distribution there."""
-    below: float = 1.0
+    below: Annotated[float, Meta(ge=-1000, le=1000)] = 1.0
     """Cosines of negative intervals are below the mean by so many standard deviations, or
     below that quantile."""
-    neighbours: int = 0
+    neighbours: Annotated[int, Meta(ge=0)] = 0
     """Positive intervals are among so many nearest ones, and above the threshold; 0: any above
     the threshold."""
     cpi: bool = False
@@ -90,26 +89,15 @@ OPTIONS_OF: dict[str, tuple[str, ...]] = {
 """What is mined → the options that it reads besides `seed`."""
 
 
-class Miner(Protocol):
-    """One kind of entries: a line of `MINERS`."""
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        """The columns of the store of entries."""
-        ...
-
-    def __init__(self, store: Store, config: Any, scratch: str, ref: Column) -> None: ...
-
-    def identity(self) -> dict[str, Any]:
-        """Return options for the plan whose values differ from the given ones."""
-        ...
-
-    def read(self, place: int) -> Iterator[Records]:
-        """Yield the entries whose first record lies in one shard."""
-        ...
+MINERS: dict[str, type[Triplets | Groups | Intervals]] = {
+    "triplets": Triplets, "groups": Groups, "bbv": Intervals,
+}  # fmt: skip
 
 
-MINERS: dict[str, type[Miner]] = {"triplets": Triplets, "groups": Groups, "bbv": Intervals}
+THRESHOLDS = (
+    "--above, --below and --margin say how like and unlike they are to be; intervals with equal "
+    "counts are no pair"
+)
 
 
 class MineSource(Source):
@@ -124,40 +112,23 @@ class MineSource(Source):
     version: ClassVar[int] = 5
     has_tokenizer: ClassVar[bool] = False
     is_bounded = False
-    explained: ClassVar[Collection[str]] = (NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD)
     hints: ClassVar[Mapping[str, str]] = {
         ALONE: "if paths say what was built how, `tokmill build x86 --layout` reads it; `tokmill "
         "inspect STORE --head 3` shows the columns, --same and --differ name others",
+        **dict.fromkeys((NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD), THRESHOLDS),
         WHY[NAMELESS]: "programs without symbols have no names to pair functions by",
         WHY[AMBIGUOUS]: "name the columns that tell these records apart: --same",
     }
     schema: Schema = {}
+    config: MineConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        check(config)
-        self.config: MineConfig = config
-        self.store = open_store(inputs)
+    def prepare(self) -> None:
+        check(self.config)
+        self.store = open_store(self.inputs)
         ref = Column(id_dtype(max(1, len(self.store))), per="record", ref=REF)
-        self.miner = MINERS[config.what](self.store, self.config, resources.scratch, ref)
+        scratch = self.resources.scratch
+        self.miner = MINERS[self.config.what](self.store, self.config, scratch, ref)
         self.schema = dict(self.miner.columns)
-
-    @classmethod
-    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return no vocabulary: entries hold record numbers."""
-        if request.tokenizer is not None or request.roles:
-            raise UsageError("entries have no vocabulary", hint="leave --tokenizer and --role out")
-        return {}
-
-    @classmethod
-    def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
-        store = open_store([str(Path(paths[0]).parents[1])])
-        return Intervals(store, config, "", Column("u8")).explained()
 
     def identity(self) -> dict[str, Any]:
         """Return null for options that are not read, and the columns that are compared."""
@@ -202,7 +173,7 @@ def open_store(inputs: Sequence[str]) -> Store:
 
 
 def check(config: MineConfig) -> None:
-    """Refuse numbers that make no entries, and options that what is mined does not read."""
+    """Refuse options that what is mined does not read."""
     read = OPTIONS_OF[config.what]
     for key in MineConfig.__struct_fields__:
         if key in ("what", "seed", *read) or getattr(config, key) == getattr(MineConfig(), key):
@@ -212,14 +183,3 @@ def check(config: MineConfig) -> None:
             f"{key.replace('_', '-')} does nothing where {config.what} are mined",
             hint=f"it is for --what {' and '.join(others)}",
         )
-    if not 0 < config.margin <= 2:
-        raise UsageError(f"margin = {config.margin}", hint="a difference of cosines: 0 to 2")
-    for key in ("above", "below"):
-        if not math.isfinite(getattr(config, key)):
-            raise UsageError(f"{key} = {getattr(config, key)}", hint="a number, such as 0.5")
-    least = {"count": 1, "members": 2, "dimensions": 1, "neighbours": 0}
-    for key, smallest in least.items():
-        if getattr(config, key) < smallest:
-            raise UsageError(f"{key} = {getattr(config, key)}", hint=f"at least {smallest}")
-    if config.dimensions > MOST_DIMENSIONS:
-        raise UsageError(f"dimensions = {config.dimensions}", hint=f"at most {MOST_DIMENSIONS}")

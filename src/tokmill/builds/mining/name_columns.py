@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,7 +26,6 @@ from tokmill.store.checks.hashes import (
     record_digests,
     row_digests,
 )
-from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array, Records, Schema, Strings
 from tokmill.store.store import Store
 
@@ -267,10 +265,8 @@ class Keyed:
         def find() -> Array:
             return facts_of(self.store, self.by)
 
-        if not self.scratch:
-            return find()
-        key = canonical_digest([msgspec.to_builtins(self.by), self.store.content])[:24]
-        return shared(Path(self.scratch), "names", key, FACTS, (len(self.store),), find)
+        parts = [msgspec.to_builtins(self.by), self.store.content]
+        return shared(self.scratch, "names", parts, FACTS, (len(self.store),), find)
 
     @cached_property
     def members(self) -> Members:

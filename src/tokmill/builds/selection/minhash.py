@@ -37,7 +37,6 @@ PAIRS = 1 << 13
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LOW = np.uint64(0xFFFFFFFF)
-_LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ODD = mix(np.arange(1, HASHES + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
 
 
@@ -109,18 +108,6 @@ def minima(hashes: Array, offsets: Array, shingle: int) -> Array:
     return result
 
 
-def equal_bytes(a: Array, b: Array) -> Array:
-    """Return how many of the 128 bytes in each row of a and b are equal; a and b are uint8.
-
-    It works on eight bytes at a time: a byte of the xor is 0 if its top bit is not set, and is not
-    reached when 127 is added to its low bits.
-    """
-    xor = a.view(np.uint64) ^ b.view(np.uint64)
-    reached = (xor & _LOW_BITS) + _LOW_BITS
-    equal: Array = np.bitwise_count(~(reached | xor | _LOW_BITS)).sum(1, dtype=np.uint8)
-    return equal
-
-
 class NearIndex:
     """The records kept so far; finds which new records are near to none of them.
 
@@ -185,7 +172,8 @@ class NearIndex:
                 some = slice(start, start + PAIRS)
                 a = np.repeat(mine[part], count)[some]
                 b = (run[place[some]] & _LOW).astype(np.int64)
-                near = equal_bytes(signatures.take(a, 0), others.take(b, 0)) >= self.needed
+                equal = signatures.take(a, 0) == others.take(b, 0)
+                near = equal.sum(1, dtype=np.uint8) >= self.needed
                 yield a[near], b[near]
 
     def _drop_near(self, signatures: Array, keys: Array, kept: Array) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import machine_errors, sampled
-from tokmill.builds.source import Frozen, Item, Request, Source
+from tokmill.builds.source import Item, Source
 from tokmill.store.manifest import ShardEntry
 from tokmill.store.overlay import overlay_path
 from tokmill.store.schema import Array, Records, Schema
@@ -34,18 +34,9 @@ class OverlaySource(Source):
     is_bounded = False
     schema: Schema = {}
 
-    def __init__(self, inputs: Sequence[str]) -> None:
-        self.base = open_base(inputs)
+    def prepare(self) -> None:
+        self.base = open_base(self.inputs)
         self._places = {shard_identity(entry): i for i, entry in enumerate(self.base.shards)}
-
-    @classmethod
-    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return no vocabulary: columns of an overlay have none."""
-        if request.tokenizer is not None or request.roles:
-            raise UsageError(
-                "an overlay has no vocabulary", hint="leave --tokenizer and --role out"
-            )
-        return {}
 
     @classmethod
     def name_of(cls, config: Any) -> str:

@@ -6,8 +6,7 @@ import hashlib
 import os
 import shlex
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +17,7 @@ from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import machine_errors, open_file, read_file
 from tokmill.base.headers import ZIP_ERRORS, array_header
 from tokmill.builds.selection.overlay_source import OverlaySource
-from tokmill.builds.source import Frozen, Hash, Item, Resources
+from tokmill.builds.source import Hash, Item
 from tokmill.store.manifest import Overlay, Reference
 from tokmill.store.mask import LOSS, check_mask
 from tokmill.store.references import reference_to
@@ -56,18 +55,14 @@ class ValuesSource(OverlaySource):
 
     Config: ClassVar[type[msgspec.Struct]] = ValuesConfig
     version: ClassVar[int] = 2
+    config: ValuesConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        super().__init__(inputs)
+    def prepare(self) -> None:
+        super().prepare()
+        config = self.config
         path = file_of(config).absolute()
         self.referred = split_references(config.refer)
-        self.config: ValuesConfig = msgspec.structs.replace(
+        self.config = msgspec.structs.replace(
             config,
             values=str(path),
             refer=tuple(f"{column}={store}" for column, store in self.referred.items()),
@@ -81,7 +76,7 @@ class ValuesSource(OverlaySource):
             ref = name if name in self.referred else None
             column = Column(smallest(path, name, array), per=per, width=width, ref=ref)
             if name == LOSS:
-                check_mask(column, _range(path, name, *_stamp(path)), where)
+                check_mask(column, extremes(array), where)
             self.schema[name] = column
         check_schema(self.schema)
         self.check_columns("give the new one another name: --column")
@@ -110,7 +105,7 @@ class ValuesSource(OverlaySource):
         path = Path(self.config.values)
         for column, store in self.referred.items():
             result[column] = reference_to(store)
-            _, high = _range(path, column, *_stamp(path))
+            _, high = extremes(self.arrays[column])
             if high >= result[column].records:
                 raise UsageError(
                     f"{column} holds {high}, and the store {store} has the records 0 to "
@@ -324,7 +319,7 @@ def smallest(path: Path, name: str, array: Array) -> DType:
         return "u1"
     if array.dtype.kind == "f":
         if array.dtype.itemsize > 4:
-            low, high = _range(path, name, *_stamp(path))
+            low, high = extremes(array)
             if max(-low, high) > float(np.finfo(np.float32).max):
                 raise TokmillError(
                     f"{name} holds {low if -low > high else high}, which no float32 holds",
@@ -332,25 +327,15 @@ def smallest(path: Path, name: str, array: Array) -> DType:
                     hint="scale the values, or take their logarithms",
                 )
         return "f4"
-    low, high = _range(path, name, *_stamp(path))
+    low, high = extremes(array)
     if low < 0:
         return "i8"
     fitting: list[tuple[int, DType]] = [(8, "u1"), (16, "u2"), (32, "u4"), (64, "u8")]
     return next(dtype for bits, dtype in fitting if high < 1 << bits)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_ctime_ns, stat.st_size
-
-
-@lru_cache(maxsize=64)
-def _range(path: Path, name: str, changed: int, size: int) -> tuple[Any, Any]:
-    """Return (smallest, largest) of 0 and the finite values of an array.
-
-    Cached by the time of change, as a source is made several times in a process.
-    """
-    array = open_arrays(path, name, name)[name]
+def extremes(array: Array) -> tuple[Any, Any]:
+    """Return (smallest, largest) of 0 and the finite values of an array."""
     low = high = 0
     for block in blocks(array):
         if block.dtype.kind == "f":

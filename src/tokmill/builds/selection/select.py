@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
@@ -19,11 +20,11 @@ from tokmill.builds.plan import difference
 from tokmill.builds.selection.conditions import each_value, parse_condition, take
 from tokmill.builds.selection.minhash import REPEATS, batches, find_repeats, rows_of_a_band
 from tokmill.builds.shared import shared
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Frozen, Hash, Item, Request, Source
 from tokmill.store.checks.background_check import same_engine
 from tokmill.store.checks.hashes import mix, row_digests, store_digests, token_names
 from tokmill.store.checks.probe import Probe, read_probe
-from tokmill.store.manifest import Manifest, Reference, canonical_digest
+from tokmill.store.manifest import Manifest, Reference
 from tokmill.store.references import references_of
 from tokmill.store.schema import ROLE, Array, Records, Schema, as_entries, id_dtype
 from tokmill.store.store import Store
@@ -46,7 +47,7 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     where: tuple[str, ...] = ()
     """COLUMN OP VALUE with == != < <= > >= or ~ (a regular expression found in a string). A number
     is compared as a number, in quotes as text."""
-    ratio: float = 1.0
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
     """Share to keep, drawn by hash: equal on every machine, stable when records are added. About N
     of M records: N / M."""
     rest: bool = False
@@ -61,7 +62,7 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     near_unique: float = 0.0
     """Keep only the first of nearly equal records: leave out a record whose similarity (Jaccard
     of the shingles, estimated) to a kept one is at least this, such as 0.9; 0 is off."""
-    shingle: int = SHINGLE
+    shingle: Annotated[int, Meta(ge=1)] = SHINGLE
     """For `near_unique`: tokens of a shingle; phrases for records that are stored as phrases
     (instructions)."""
     not_in: tuple[str, ...] = ()
@@ -82,24 +83,16 @@ class SelectSource(Source):
     """3: `where` compares the numbers that strings hold as numbers."""
 
     schema: Schema = {}
+    config: SelectConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        self.config: SelectConfig = msgspec.structs.replace(
+    def prepare(self) -> None:
+        config, vocabularies = self.config, self.vocabularies
+        self.config = msgspec.structs.replace(
             config, not_in=tuple(str(Path(path).absolute()) for path in config.not_in)
         )
-        if not 0 <= config.ratio <= 1:
-            raise UsageError(f"ratio = {config.ratio} is no share", hint="between 0 and 1")
         if config.near_unique:
             rows_of_a_band(config.near_unique)
-        if config.shingle < 1:
-            raise UsageError(f"shingle = {config.shingle} is no length", hint="1 or more")
-        self.stores = open_stores(inputs, config.partial)
+        self.stores = open_stores(self.inputs, config.partial)
         self.schema = dict(self.stores[0].schema)
         if "token" in vocabularies and "token" in self.schema:
             # A tokenizer that is given now becomes the vocabulary of an imported store.
@@ -113,7 +106,6 @@ class SelectSource(Source):
                 where=str(self.stores[0].path),
                 hint="give the one that the ids are meant for: --tokenizer",
             )
-        self.vocabularies = vocabularies
         if config.map_oov:
             # An unknown role or id is reported before anything is read.
             for column in self.schema.values():
@@ -138,7 +130,6 @@ class SelectSource(Source):
                 f"by: the stores have no column {config.by!r} with one value per record",
                 hint=nearest(config.by, [*keys, BY_CONTENT]),
             )
-        self.scratch = resources.scratch
         self.looks_back = config.unique or config.near_unique > 0
         self._repeats: list[Array] | None = None
         self._excluded: Array | None = None
@@ -314,12 +305,10 @@ class SelectSource(Source):
                     config.shingle,
                 )
 
-            if self.scratch:
-                options = msgspec.to_builtins(config) | self.identity()
-                key = canonical_digest([options, [store.fingerprint for store in self.stores]])[:24]
-                repeats = shared(Path(self.scratch), "repeats", key, np.uint8, (sum(counts),), find)
-            else:
-                repeats = find()
+            options = msgspec.to_builtins(config) | self.identity()
+            parts = [options, [store.fingerprint for store in self.stores]]
+            shape = (sum(counts),)
+            repeats = shared(self.resources.scratch, "repeats", parts, np.uint8, shape, find)
             self._repeats = np.split(repeats, np.cumsum(counts)[:-1])
         return self._repeats
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import UsageError
 from tokmill.base.files import inside, make_folder, read_file
 from tokmill.formats import notes
 from tokmill.formats.notes import exporting
@@ -34,9 +34,6 @@ class CorpusExportOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     column: str = ""
     """Column of words to export; without it asm or token."""
-    by: str = ""
-    """Column whose value changes from pair to pair; without it what the store has: pair, first and
-    second, or what programs are called."""
 
 
 class CorpusExport:
@@ -50,8 +47,8 @@ class CorpusExport:
     def write(self, store: Store, out: Path) -> dict[str, Any]:
         """Write both files into a folder; return files, tokens, bytes, walks, pairs and empty ones.
 
-        A record without tokens makes no line. Raises `UsageError` for a column without words, for
-        words that hold blanks, and for no column `by` of strings.
+        A record without tokens makes no line. Raises `UsageError` for a column without words, and
+        for words that hold blanks.
         """
         column = self.config.column or ("asm" if "asm" in store.schema else "token")
         notes.check_column(store, notes.ExportOptions(column=column))
@@ -68,16 +65,8 @@ class CorpusExport:
         return notes.summary(paths, store.tokens, walks=store.records)
 
     def _keys(self, store: Store) -> tuple[str, ...]:
-        strings = [name for name, column in store.schema.items() if column.dtype == "utf8"]
-        if self.config.by:
-            if self.config.by not in strings:
-                raise UsageError(
-                    f"no column {self.config.by!r} of strings",
-                    where=str(store.path),
-                    hint=nearest(self.config.by, strings),
-                )
-            return (self.config.by,)
-        return next((names for names in PAIRS if {*names} <= {*strings}), ())
+        strings = {name for name, column in store.schema.items() if column.dtype == "utf8"}
+        return next((names for names in PAIRS if {*names} <= strings), ())
 
 
 def words_of(store: Store, column: str) -> list[str]:

@@ -22,19 +22,9 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import reading
 from tokmill.base.unpickle import Pickle, type_name
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import (
-    MAX_ITEM,
-    Frozen,
-    Hash,
-    Item,
-    Request,
-    Resources,
-    Source,
-    hash_until,
-)
+from tokmill.builds.source import Frozen, GatheredFiles, Request
 from tokmill.formats.pickles.token_dicts_export import COLUMNS, ONCE, TokenDictsExport, tokens_of
 from tokmill.store.schema import Column, Drops, Phrases, Records, Schema, Strings, id_dtype
 
@@ -64,7 +54,7 @@ class TokenDictsOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, 
     """Put a [SEP] after each instruction, in all columns."""
 
 
-class TokenDictsSource(Source):
+class TokenDictsSource(GatheredFiles):
     """Pickles of token dicts: a record is a sequence, its instructions are phrases.
 
     The columns `function`, `level` and `variant` are the key of a dict, the level of optimisation
@@ -77,16 +67,6 @@ class TokenDictsSource(Source):
     version: ClassVar[int] = 4
     has_tokenizer: ClassVar[bool] = False
     suffixes = (".pkl", ".pickle")
-
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        self.config, self.inputs, self.resources = config, list(inputs), resources
-        self.frozen = vocabularies
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
@@ -121,7 +101,7 @@ class TokenDictsSource(Source):
         return {
             **{
                 column: Column(
-                    id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column
+                    id_dtype(self.vocabularies[column].vocabulary.size), phrase=True, vocab=column
                 )
                 for column in COLUMNS
             },
@@ -135,43 +115,9 @@ class TokenDictsSource(Source):
         """Leave out options that only choose vocabularies, as these are in the plan."""
         return {"vocab": None, "min_count": None, "rules": None}
 
-    def items(self) -> Iterator[Item]:
-        """Yield the files whole, as a pickle can only be read from its beginning."""
-        listing = find_files(self.inputs, self.suffixes, choice=self.config)
-        self.left_out = listing.left_out
-        for file in listing.files:
-            yield Item(file.name, str(file.path.absolute()), 0, file.size, file.digest)
-
-    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the sequences of a file, in parts of 64 MiB."""
-        path = Path(item.path)
-        table = _Table(self.frozen, self.config.separator)
-        batch, part = _Batch(), 0
-        with reading(path) as raw:
-            for place, (key, sequence, position) in enumerate(_sequences(path)):
-                phrases = array("I")
-                for number, instruction in enumerate(sequence):
-                    try:
-                        phrases.append(table.number(instruction))
-                    except (TypeError, ValueError, KeyError) as error:
-                        raise _unfit(path, place, number, error) from None
-                batch.add(place, key, phrases)
-                ends_part = position >= (part + 1) * MAX_ITEM
-                full = position - raw.tell() > self.resources.block_bytes
-                if ends_part or full or len(batch.ids) > MOST_INSTRUCTIONS:
-                    if part < item.parts_done:
-                        raw.seek(position)
-                    else:
-                        hash_until(position, raw, digest)
-                        records = batch.records(table, ends_part)
-                        records.done = min(1.0, position / max(1, item.size))
-                        yield records
-                    part += ends_part
-                    batch = _Batch()
-                    table.keep_small()
-            if part >= item.parts_done:
-                hash_until(item.stop, raw, digest)
-                yield batch.records(table, ends_part=False)
+    def gather(self, path: Path) -> _Sequences:
+        table = _Table(self.vocabularies, self.config.separator)
+        return _Sequences(path, table, self.resources.block_bytes)
 
 
 def count_tokens(path: Path, counts: dict[str, dict[str, int]]) -> None:
@@ -333,11 +279,6 @@ class _Table:
         self.lost = array("H")
         """For each phrase the unknown tokens of each column."""
 
-    def keep_small(self) -> None:
-        """Clear the table if it is very large; earlier numbers are then invalid."""
-        if len(self.numbers) > MOST_PHRASES:
-            self.clear()
-
     def number(self, instruction: Any) -> int:
         """Return the row of an instruction, made if it is new."""
         key = _key(instruction)
@@ -370,32 +311,46 @@ class _Table:
         return Phrases(rows, offsets, np.array(self.offsets), table), notes
 
 
-class _Batch:
-    """Sequences that are gathered."""
+class _Sequences:
+    """The sequences of a file, gathered."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path, table: _Table, block_bytes: int) -> None:
+        self.path, self.table, self.block_bytes = path, table, block_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a batch."""
         self.places: list[int] = []
         self.keys: list[_Place] = []
         self.lengths: list[int] = []
         self.ids = array("I")
         self.empty = array("q")
 
-    def add(self, place: int, key: _Place, phrases: array[int]) -> None:
-        """Add a sequence; one without instructions is skipped."""
-        if not phrases:
-            self.empty.append(place)
-            return
-        self.places.append(place)
-        self.keys.append(key)
-        self.lengths.append(len(phrases))
-        self.ids.extend(phrases)
+    def positions(self) -> Iterator[int]:
+        """Gather sequence after sequence; one without instructions is skipped."""
+        for place, (key, sequence, position) in enumerate(_sequences(self.path)):
+            before = len(self.ids)
+            for number, instruction in enumerate(sequence):
+                try:
+                    self.ids.append(self.table.number(instruction))
+                except (TypeError, ValueError, KeyError) as error:
+                    raise _unfit(self.path, place, number, error) from None
+            if len(self.ids) == before:
+                self.empty.append(place)
+            else:
+                self.places.append(place)
+                self.keys.append(key)
+                self.lengths.append(len(self.ids) - before)
+            yield position
 
-    def records(self, table: _Table, ends_part: bool) -> Records:
-        """Return what was gathered."""
-        phrases, notes = table.phrases(self.ids, self.lengths)
+    def is_full(self, size: int) -> bool:
+        return size > self.block_bytes or len(self.ids) > MOST_INSTRUCTIONS
+
+    def records(self) -> Records:
+        phrases, notes = self.table.phrases(self.ids, self.lengths)
         tokens = np.cumsum(np.diff(phrases.table_offsets)[phrases.ids])
         offsets = np.append(0, tokens)[phrases.offsets]
-        return Records(
+        result = Records(
             offsets,
             {
                 "function": Strings.of([key.function for key in self.keys]),
@@ -406,8 +361,11 @@ class _Batch:
             [Drops(np.array(self.empty, np.int64), "empty", False)] if self.empty else (),
             phrases=phrases,
             notes=notes,
-            ends_part=ends_part,
         )
+        self.clear()
+        if len(self.table.numbers) > MOST_PHRASES:
+            self.table.clear()
+        return result
 
 
 __all__ = ["TokenDictsExport", "TokenDictsSource", "count_tokens"]

@@ -8,28 +8,19 @@ SemanticBBV, `pre_processing/asm_bbv_dataset.py` and `asm_bbv_cpi_dataset.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import reading
 from tokmill.base.unpickle import Pickle, array_of
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import (
-    MAX_ITEM,
-    Frozen,
-    Hash,
-    Item,
-    Request,
-    Resources,
-    Source,
-    hash_until,
-)
+from tokmill.builds.source import GatheredFiles, Request
 from tokmill.store.checks.hashes import record_digests
 from tokmill.store.manifest import Reference
 from tokmill.store.references import reference_to
@@ -46,7 +37,7 @@ SIZES = {2 * MEMBERS: False, 3 * MEMBERS: True}
 class TripletsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of pickles of triplets."""
 
-    width: int | None = None
+    width: Annotated[int, Meta(ge=0)] | None = None
     """Numbers of a block's vector, 0 if blocks are numbers; by default as in the first entry."""
     cpi: bool | None = None
     """Whether entries have CPI; by default as in the first entry."""
@@ -58,7 +49,7 @@ class TripletsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_
     """Store whose records the numbers of blocks are; with it a model can be trained on them."""
 
 
-class TripletsSource(Source):
+class TripletsSource(GatheredFiles):
     """Pickles of triplets: three records an entry, in the order anchor, positive, negative.
 
     Columns: `block` (a number) or `vector`, and `weight`, a value a token; `role` (0 anchor, 1
@@ -72,28 +63,15 @@ class TripletsSource(Source):
     has_tokenizer: ClassVar[bool] = False
     places = "record"
     suffixes = (".pkl", ".pickle")
+    config: TripletsConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        blocks = str(Path(config.blocks).absolute()) if config.blocks else ""
-        self.config: TripletsConfig = msgspec.structs.replace(config, blocks=blocks)
-        if blocks and config.width:
+    def prepare(self) -> None:
+        blocks = str(Path(self.config.blocks).absolute()) if self.config.blocks else ""
+        self.config = msgspec.structs.replace(self.config, blocks=blocks)
+        if blocks and self.config.width:
             raise UsageError("the blocks are vectors, and no numbers", hint="leave --blocks out")
         self.blocks = reference_to(blocks) if blocks else None
-        self.block = "vector" if config.width else "block"
-        self.inputs = list(inputs)
-
-    @classmethod
-    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return no vocabulary."""
-        if request.tokenizer is not None or request.roles:
-            raise UsageError("triplets have no tokenizer", hint="leave it out")
-        return {}
+        self.block = "vector" if self.config.width else "block"
 
     @classmethod
     def resolve(cls, config: Any, request: Request) -> Any:
@@ -106,10 +84,7 @@ class TripletsSource(Source):
                 kinds = first.kinds
                 break
         open_ = {key: value for key, value in kinds.items() if getattr(config, key) is None}
-        config = msgspec.structs.replace(config, **open_)
-        if config.width < 0:
-            raise UsageError(f"width = {config.width}", hint="0 for numbers of blocks")
-        return config
+        return msgspec.structs.replace(config, **open_)
 
     @cached_property
     def schema(self) -> Schema:
@@ -132,47 +107,11 @@ class TripletsSource(Source):
     def references(self) -> dict[str, Reference]:
         return {REFERENCE: self.blocks} if self.blocks else {}
 
-    def items(self) -> Iterator[Item]:
-        """Yield the files whole, as a pickle can only be read from its beginning."""
-        listing = find_files(self.inputs, self.suffixes, choice=self.config)
-        self.left_out = listing.left_out
-        for file in listing.files:
-            yield Item(file.name, str(file.path.absolute()), 0, file.size, file.digest)
+    def gather(self, path: Path) -> _Entries:
+        return _Entries(path, self)
 
-    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the entries of a file, in parts of 64 MiB."""
-        path, part = Path(item.path), 0
-        pickle = Pickle(path)
-        budget = pickle.budget()
-        entries: list[Entry] = []
-        empty: list[int] = []
-        with reading(path) as raw:
-            for number, value in pickle.entries():
-                entry = Entry(pickle, number, value)
-                entry.check(self.config, self.blocks.records if self.blocks else 1 << 64)
-                budget.take(16 + sum(8 * len(weights) for weights in entry.weights))
-                if entry.filled:
-                    entries.append(entry)
-                else:
-                    empty.append(entry.number)
-                ends_part = pickle.position >= (part + 1) * MAX_ITEM
-                if ends_part or sum(one.size for one in entries) > BLOCKS:
-                    if part < item.parts_done:
-                        raw.seek(pickle.position)
-                    else:
-                        hash_until(pickle.position, raw, digest)
-                        records = self._records(entries, empty, ends_part)
-                        records.done = min(1.0, pickle.position / max(1, item.size))
-                        yield records
-                    part += ends_part
-                    entries, empty = [], []
-            if part >= item.parts_done:
-                hash_until(item.stop, raw, digest)
-                records = self._records(entries, empty, ends_part=False)
-                records.done = 1.0
-                yield records
-
-    def _records(self, entries: list[Entry], empty: list[int], ends_part: bool) -> Records:
+    def records(self, entries: list[Entry], empty: list[int]) -> Records:
+        """Return entries as records; `empty`: the numbers of those that are left out."""
         blocks = [part for entry in entries for part in entry.blocks]
         weights = [part for entry in entries for part in entry.weights]
         width = self.config.width
@@ -194,8 +133,37 @@ class TripletsSource(Source):
             columns,
             np.repeat(number, MEMBERS),
             [Drops(np.asarray(empty, np.int64), "a member has no blocks", False)] if empty else (),
-            ends_part=ends_part,
         )
+
+
+class _Entries:
+    """The entries of a file, gathered."""
+
+    def __init__(self, path: Path, source: TripletsSource) -> None:
+        self.path, self.source = path, source
+        self.entries: list[Entry] = []
+        self.empty: list[int] = []
+
+    def positions(self) -> Iterator[int]:
+        pickle, config, blocks = Pickle(self.path), self.source.config, self.source.blocks
+        budget = pickle.budget()
+        for number, value in pickle.entries():
+            entry = Entry(pickle, number, value)
+            entry.check(config, blocks.records if blocks else 1 << 64)
+            budget.take(16 + sum(8 * len(weights) for weights in entry.weights))
+            if entry.filled:
+                self.entries.append(entry)
+            else:
+                self.empty.append(entry.number)
+            yield pickle.position
+
+    def is_full(self, size: int) -> bool:
+        return sum(one.size for one in self.entries) > BLOCKS
+
+    def records(self) -> Records:
+        result = self.source.records(self.entries, self.empty)
+        self.entries, self.empty = [], []
+        return result
 
 
 class Entry:

@@ -19,6 +19,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.mining.intervals import check_intervals
 from tokmill.formats import notes
 from tokmill.formats.notes import exporting
+from tokmill.store.overlay import vector_column
 from tokmill.store.schema import ROLES, Array, has_entries
 from tokmill.store.store import Store
 
@@ -67,7 +68,11 @@ class TripletsExport:
         profiles = store if imported else store.reference("anchor")
         if not imported:
             check_intervals(profiles)
-        vectors = _vectors(profiles, self.config.vectors) if self.config.vectors else None
+        vectors = None
+        if self.config.vectors:
+            blocks = profiles.reference("block")
+            vectors = Store(blocks.path, [self.config.vectors]).overlays[self.config.vectors]
+            vector_column(vectors)
         if self.config.cpi and "cpi" not in profiles.schema:
             raise UsageError(
                 "the intervals have no CPI", where=str(profiles.path), hint="leave --cpi out"
@@ -81,27 +86,11 @@ class TripletsExport:
         return notes.summary([path], profiles.tokens, entries=entries)
 
 
-def _vectors(profiles: Store, name: str) -> list[Array]:
-    blocks = profiles.reference("block")
-    overlay = Store(blocks.path, [name]).overlays[name]
-    columns = [name for name, c in overlay.schema.items() if c.width and c.per == "record"]
-    if len(columns) != 1:
-        raise UsageError(
-            f"the overlay has {len(columns) or 'no'} columns of vectors",
-            where=str(overlay.path),
-            hint="`tokmill embed RUN BLOCKS` makes an overlay with one",
-        )
-    return [overlay.shard(number)[columns[0]] for number in range(len(overlay.shards))]
-
-
 class _Writer:
     """Writes one pickle."""
 
-    def __init__(
-        self, store: Store, profiles: Store, vectors: list[Array] | None, cpi: bool
-    ) -> None:
+    def __init__(self, store: Store, profiles: Store, vectors: Store | None, cpi: bool) -> None:
         self.store, self.profiles, self.vectors, self.cpi = store, profiles, vectors, cpi
-        self.ends = np.cumsum([len(part) for part in vectors or ()])
         self.memo: dict[object, int] = {}
 
     def entries(self) -> Iterator[bytes]:
@@ -155,14 +144,7 @@ class _Writer:
         if block in self.memo:
             return self._known(block)
         assert self.vectors is not None
-        part = int(np.searchsorted(self.ends, block, side="right"))
-        if part == len(self.vectors):
-            raise TokmillError(
-                f"there is no vector of the block {block}",
-                where=str(self.profiles.path),
-                hint="make the vectors of the blocks again: `tokmill embed`",
-            )
-        values = self.vectors[part][block - int(self.ends[part]) + len(self.vectors[part])]
+        [values] = self.vectors.values(vector_column(self.vectors), np.asarray([block]))
         return self._array(values, block)
 
     def _array(self, values: Array, key: object = None) -> bytes:

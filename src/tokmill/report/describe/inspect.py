@@ -7,8 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from tokmill import plugins
-from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.base.errors import TokmillError
 from tokmill.base.files import address_of, machine_errors, read_file
 from tokmill.base.headers import loads_toml
 from tokmill.base.progress import human_count
@@ -87,8 +86,6 @@ def tokenizer_in(folder: Path) -> Facts | None:
     """Describe the tokenizer in a folder; None: there is none."""
     if (folder / "tokenizer.json").is_file():
         return tokenizer(open_look(folder / "tokenizer.json"))
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return other_tokenizer(Look(folder / "vocab.json"))
     return None
 
 
@@ -174,30 +171,6 @@ def tokenizer(look: Look) -> Facts | None:
     return {**facts, "next": f"tokmill build text INPUT --tokenizer {look.quoted} -o STORE"}
 
 
-def other_tokenizer(look: Look) -> Facts | None:
-    """A tokenizer in another format: GPT-2's pair."""
-    named = look.path.name.endswith(("vocab.json", "merges.txt"))
-    if not named:
-        return None
-    try:
-        loaded = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_file(look.path)
-    except MissingExtraError as error:
-        return {"kind": "tokenizer", "what": "a tokenizer by its name", "problem": error.what,
-                "hint": error.hint}  # fmt: skip
-    except MachineError:
-        raise
-    except TokmillError as error:
-        return {"kind": "tokenizer", "what": "a tokenizer by its name", "problem": error.what}
-    return {
-        "kind": "tokenizer",
-        "what": "a tokenizer",
-        "size": loaded.size,
-        "merges": len(loaded.merges),
-        "special_tokens": shorten(loaded.specials),
-        "next": f"tokmill build text INPUT --tokenizer {look.quoted} -o STORE",
-    }
-
-
 def other_json(look: Look) -> Facts | None:
     """JSON of another kind."""
     if look.json is None:
@@ -249,7 +222,7 @@ FOLDERS: list[Recogniser] = [
     store, run, checkpoint, tokenizer_folder, vocabulary_folder, other_folder,
 ]  # fmt: skip
 FILES: list[Recogniser] = [
-    log, *FOREIGN, shard, tokenizer, other_tokenizer, vocabulary,
+    log, *FOREIGN, shard, tokenizer, vocabulary,
     other_json, recipe, *LOOSE,
 ]  # fmt: skip
 """The first recogniser that does not return None decides."""

@@ -6,7 +6,7 @@ size of the vocabulary for each column, and the distinct lengths (at most √(2 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -159,17 +159,14 @@ def summary(store: Store, counts: Counts, width: int = 1024) -> Statistics:
 def count(
     store: Store,
     advance: Callable[[int], None] | None = None,
-    once: Collection[str] = (),
 ) -> Counts:
-    """Count lengths and ids; see `statistics` for the arguments.
-
-    `once`: columns with one value for all tokens of a phrase, which is counted once for each phrase
-    (as a separator after it is).
-    """
+    """Count lengths and ids; see `statistics` for the arguments."""
     names = [n for n in id_columns(store) if store.manifest.ranges.get(n, (0, 0))[1] < LARGEST]
     ids = {name: np.zeros(_vocabulary_size(store, name) or 0, np.int64) for name in names}
     lengths, records = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    ending = next(((n, eot) for n in names if (eot := _role(store, n, "eot")) is not None), None)
+    # No column of phrases has such a role.
+    flat = [name for name in names if not store.schema[name].phrase]
+    ending = next(((n, eot) for n in flat if (eot := _role(store, n, "eot")) is not None), None)
     empty = 0
     for number, entry in enumerate(store.shards):
         shard = store.shard(number)
@@ -177,9 +174,9 @@ def count(
         lengths, records = _merge(lengths, records, np.diff(offsets))
         for name in names:
             _check_ids(shard, name, store)
-            for part in _id_counts(shard, name, store.schema[name], name in once):
+            for part in _id_counts(shard, name, store.schema[name]):
                 ids[name] = _add(ids[name], part)
-        empty += _empty(shard, offsets, ending, store)
+        empty += _empty(shard, offsets, ending)
         if advance is not None:
             advance(entry.bytes)
     return Counts(len(store.shards), lengths, records, ids, empty)
@@ -278,7 +275,7 @@ def _check_ids(shard: Shard, name: str, store: Store) -> None:
         raise shard.damaged("it uses phrases that are not in its table")
 
 
-def _id_counts(shard: Shard, name: str, column: Column, once: bool) -> Iterator[Array]:
+def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:
     """Yield the number of tokens of each id, a block of tokens at a time."""
     if not column.phrase:
         flat = shard[name]
@@ -295,42 +292,19 @@ def _id_counts(shard: Shard, name: str, column: Column, once: bool) -> Iterator[
     if len(values):
         # bincount sums floats; sums of integers below 2^53 are exact.
         weights = np.repeat(times, np.diff(table_offsets))
-        if once:
-            first = np.append(True, values[1:] != values[:-1])
-            first[table_offsets[:-1]] = True
-            values, weights = values[first], weights[first]
         yield np.bincount(values, weights=weights).astype(np.int64)
 
 
-def _empty(shard: Shard, offsets: Array, ending: tuple[str, int] | None, store: Store) -> int:
+def _empty(shard: Shard, offsets: Array, ending: tuple[str, int] | None) -> int:
     """Return the number of records without any token other than `eot`."""
     if ending is None:
         return int(np.count_nonzero(np.diff(offsets) == 0))
     name, eot = ending
-    if store.schema[name].phrase:
-        # A phrase is filled if one of its tokens is not eot.
-        table = np.append(0, np.cumsum(shard[f"table.{name}"] != eot))
-        table_offsets = shard["table_offsets"].astype(np.int64)
-        is_filled = table[table_offsets[1:]] > table[table_offsets[:-1]]
-        units, phrases = shard["phrase_offsets"].astype(np.int64), shard["phrase"]
-
-        def filled(part: slice) -> Array:
-            return np.asarray(is_filled[phrases[part] & ~PHRASE_BIT])
-    else:
-        units, flat = offsets, shard[name]
-
-        def filled(part: slice) -> Array:
-            return np.asarray(flat[part] != eot)
-
-    empty = 0
-    for first, after in _record_blocks(units):
-        start = int(units[first])
-        flags = filled(slice(start, int(units[after])))
-        if after == first + 1:
-            empty += not flags.any()
-            continue
-        sums = np.append(0, np.cumsum(flags))
-        reached = sums[units[first : after + 1] - start]
+    ids, empty = shard[name], 0
+    for first, after in _record_blocks(offsets):
+        start = int(offsets[first])
+        sums = np.append(0, np.cumsum(ids[start : int(offsets[after])] != eot))
+        reached = sums[offsets[first : after + 1] - start]
         empty += int(np.count_nonzero(reached[1:] == reached[:-1]))
     return empty
 

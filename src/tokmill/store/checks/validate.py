@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from tokmill.store.receipts import (
     read_planned,
 )
 from tokmill.store.references import bad_references
-from tokmill.store.schema import PHRASE_BIT, phrase_columns
+from tokmill.store.schema import PHRASE_BIT
 from tokmill.store.shards.shard import Shard
 from tokmill.store.store import Store, shard_path
 from tokmill.store.vocab import LEARNED, Learned
@@ -114,7 +112,7 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
     )
 
 
-def demand_at(path: Path, condition: Any, what: str) -> None:
+def demand(path: Path, condition: Any, what: str) -> None:
     """Raise `TokmillError` with `what` for a file of a shard unless a condition holds."""
     if not bool(condition):
         hint = "remove the shard, and the same `tokmill build` makes it again"
@@ -126,80 +124,52 @@ def check_shard(store: Store, entry: ShardEntry) -> int:
     path = shard_path(store.path, entry.name)
     if store.remote is not None:
         store.remote.file(entry)
-    demand_at(path, path.exists(), "the shard is missing")
+    demand(path, path.exists(), "the shard is missing")
     size = path.stat().st_size
-    demand_at(path, size == entry.bytes, f"{size} bytes instead of {entry.bytes}")
+    demand(path, size == entry.bytes, f"{size} bytes instead of {entry.bytes}")
     changed = "the bytes have changed (sha256 differs)"
-    demand_at(path, sha256_file(path) == entry.sha256, changed)
+    demand(path, sha256_file(path) == entry.sha256, changed)
     receipt_path = path.with_suffix(".json")
-    demand_at(receipt_path, receipt_path.exists(), "the receipt is missing")
+    demand(receipt_path, receipt_path.exists(), "the receipt is missing")
     receipt = layout.read_sealed(receipt_path, layout.Receipt)
     stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
     equal = stated == (entry.records, entry.tokens, entry.bytes, entry.sha256)
-    demand_at(receipt_path, equal, "receipt and manifest contradict each other")
-    shard = Shard(path, checked=False)
+    demand(receipt_path, equal, "receipt and manifest contradict each other")
+    shard = Shard(path)
     empty = check_arrays(store, entry, shard)
     listed = not entry.records or int(shard["item"].max()) < len(receipt.items)
-    demand_at(path, listed, "a record's input is not in the receipt")
+    demand(path, listed, "a record's input is not in the receipt")
     return empty
 
 
 def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
-    """Check the arrays of a shard; return the number of empty records."""
-    demand = functools.partial(demand_at, shard.path)
-    offsets = shard["offsets"]
-    demand(len(offsets) == entry.records + 1, "the number of records is not the stated one")
-    demand(offsets[0] == 0 and offsets[-1] == entry.tokens, "the token count is not the stated one")
-    lengths = np.diff(offsets.astype(np.int64))
-    demand((lengths >= 0).all(), "record offsets descend")
-    demand(len(shard["start"]) == len(shard["item"]) == entry.records, "provenance is incomplete")
-    coded = phrase_columns(store.schema)
-    if coded:
-        table = shard["table_offsets"].astype(np.int64)
-        ids = (shard["phrase"] & ~PHRASE_BIT).astype(np.int64)
-        ends = shard["phrase_offsets"].astype(np.int64)
-        demand((np.diff(table) >= 0).all() and (np.diff(ends) >= 0).all(), "phrase offsets descend")
-        demand(len(ends) == entry.records + 1 and ends[-1] == len(ids), "phrases are missing")
-        demand(not len(ids) or ids.max() < len(table) - 1, "a phrase is not in the table")
-        total = np.concatenate([[0], np.cumsum(np.diff(table)[ids])])
-        demand((np.diff(total[ends]) == lengths).all(), "phrases and token counts disagree")
+    """Check the arrays of a shard; return the number of empty records.
+
+    `Shard` itself compares lengths, types and offsets, and finds what leads out of a table.
+    """
+    shard.check_lengths(entry.records, entry.tokens, store.schema)
+    records = shard.records(0, entry.records, store.schema)
+    lengths = np.diff(records.offsets)
+    if records.phrases is not None:
+        phrases = records.phrases
+        ids = (phrases.ids & ~PHRASE_BIT).astype(np.int64)
+        total = np.concatenate([[0], np.cumsum(np.diff(phrases.table_offsets)[ids])])
+        equal = (np.diff(total[phrases.offsets]) == lengths).all()
+        demand(shard.path, equal, "phrases and token counts disagree")
     for name, column in store.schema.items():
-        if name == "border" and column.phrase:
+        if column.dtype == "utf8" or (name == "border" and column.phrase):
             continue
-        if column.dtype == "utf8":
-            check_strings(entry, shard, name, demand)
-            continue
-        array = shard[f"table.{name}"] if column.phrase else shard[name]
-        demand(array.dtype == column.numpy(), f"column {name!r} is {array.dtype}")
-        wanted = entry.tokens if column.per == "token" else entry.records
-        if column.phrase:
-            wanted = int(shard["table_offsets"][-1])
-        demand(len(array) == wanted, f"column {name!r} has {len(array)} values, not {wanted}")
-        vector = (column.width,) if column.width else ()
-        demand(array.shape[1:] == vector, f"column {name!r} has the shape {array.shape}")
+        array = shard[f"table.{name}" if column.phrase else name]
+        demand(shard.path, array.dtype == column.numpy(), f"column {name!r} is {array.dtype}")
         if column.vocab in store.vocabularies and array.size:
-            limit = store.vocabularies[column.vocab].size
-            high = int(array.max())
-            demand(high < limit, f"column {name!r} holds the id {high}; ids are 0 to {limit - 1}")
+            limit, high = store.vocabularies[column.vocab].size, int(array.max())
+            what = f"column {name!r} holds the id {high}; ids are 0 to {limit - 1}"
+            demand(shard.path, high < limit, what)
         if column.ref is not None and array.size:
             stated = store.manifest.ranges.get(name, (0, -1))
-            demand(array.max() <= stated[1], f"column {name!r} holds more than the manifest says")
+            what = f"column {name!r} holds more than the manifest says"
+            demand(shard.path, array.max() <= stated[1], what)
     return int((lengths == 0).sum())
-
-
-def check_strings(
-    entry: ShardEntry, shard: Shard, name: str, demand: Callable[[Any, str], None]
-) -> None:
-    """Check a string column, with or without a table."""
-    array, has_table = shard[name], f"{name}.values" in shard
-    strings = f"{name}.values" if has_table else name
-    offsets = shard[f"{strings}.offsets"].astype(np.int64)
-    count = len(array) if has_table else len(offsets) - 1
-    demand(count == entry.records, f"column {name!r} has a wrong length")
-    whole = len(offsets) and offsets[0] == 0 and offsets[-1] == len(shard[strings])
-    demand(whole and (np.diff(offsets) >= 0).all(), f"strings of {name!r} are misplaced")
-    if has_table and count:
-        demand(array.max() < len(offsets) - 1, f"a string of {name!r} is not in its table")
 
 
 def check_totals(store: Store) -> list[Problem]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -62,17 +62,19 @@ class Offsets:
                 yield sums
 
 
-class Made(Protocol):
-    """Values that are computed when they are read."""
+class Narrowed:
+    """Values converted to a smaller type when they are read."""
 
-    nbytes: int
+    def __init__(self, parts: Sequence[Array | Stored], dtype: np.dtype[np.generic]) -> None:
+        self.parts, self.dtype = parts, dtype
+        self.nbytes = sum(part.nbytes for part in parts) // 4 * dtype.itemsize
 
     def pieces(self) -> Iterator[Array]:
-        """Yield the values in order."""
-        ...
+        for part in pieces(self.parts):
+            yield part.astype(self.dtype)
 
 
-Part = Array | Stored | Made
+Part = Array | Stored | Offsets | Narrowed
 
 
 class Held:
@@ -188,16 +190,3 @@ class StringColumn:
         table, self.rows = joined(list(self.rows)), None
         for numbers in pieces(self.held.take(self.name)):
             self._add_flat(*Strings(numbers, *table).written_out())
-
-
-class Narrowed:
-    """Values converted to a smaller type when they are read."""
-
-    def __init__(self, parts: Sequence[Part], dtype: np.dtype[np.generic]) -> None:
-        self.parts, self.dtype = parts, dtype
-        self.nbytes = sum(part.nbytes for part in parts) // 4 * dtype.itemsize
-
-    def pieces(self) -> Iterator[Array]:
-        """Yield the values in order."""
-        for part in pieces(self.parts):
-            yield part.astype(self.dtype)

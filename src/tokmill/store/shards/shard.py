@@ -239,9 +239,8 @@ def write_tensors(
 class Shard:
     """A shard mapped into memory; arrays are views of the map, made on demand."""
 
-    def __init__(self, path: Path, *, checked: bool = True) -> None:
-        """Map a file; `checked=False` gives offsets unchecked, for callers that check them."""
-        self.path, self.checked = path, checked
+    def __init__(self, path: Path) -> None:
+        self.path = path
         with reading(path) as handle:
             size = handle.seek(0, 2)
             if size < 8:
@@ -289,7 +288,7 @@ class Shard:
                 count = (stop - start) // dtype.itemsize
                 flat = np.frombuffer(self._map, dtype, count, self._data + start)
                 self._arrays[name] = flat.reshape(shape)
-                if self.checked and (name in OFFSETS or name.endswith(".offsets")):
+                if name in OFFSETS or name.endswith(".offsets"):
                     self._check_offsets(name)
             except (KeyError, ValueError) as error:
                 raise self.damaged(f"the array {name!r} is missing or misplaced") from error
@@ -312,7 +311,7 @@ class Shard:
         """Refuse a shard whose header does not fit the manifest and its schema."""
         self._tokens = tokens
         wanted: dict[str, list[int]] = {"offsets": [records + 1], "item": [records]}
-        wanted["start"] = [records]
+        wanted |= {"start": [records], "phrase_offsets": [records + 1]}
         for name, column in schema.items():
             if column.dtype == "utf8":
                 coded = f"{name}.values" in self._tensors

@@ -34,7 +34,7 @@ Tok = Annotated[
     typer.Option(
         "--tokenizer",
         "-t",
-        help="tokenizer.json or its folder, vocab.json beside merges.txt, or a vocab.txt.",
+        help="tokenizer.json or its folder, or a vocab.txt.",
     ),
 ]
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokmill import plugins
+from tokmill.base.bounds import resident_bytes
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.text.encoding import guards
 from tokmill.text.encoding.cutting import segments
@@ -328,7 +329,7 @@ class GigatokenEncoder:
             layout = self.tokenizer.encode_batch(texts, parallel=False).layout
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
-        now = guards.resident_bytes()
+        now = resident_bytes()
         self._least = now if self._least is None else min(self._least, now)
         if now - self._least > _GROWTH:
             # Free the old engine first: two at a time would need twice the memory.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -151,15 +150,6 @@ def _newer_characters() -> tuple[frozenset[bytes], Array]:
     pairs = np.array([tuple(character[:2]) for character in characters], np.uint8)
     suspects[_two_bytes(pairs[:, 0], pairs[:, 1])] = True
     return characters, suspects
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 if the system does not state it."""
-    try:
-        with open("/proc/self/statm", "rb", 0) as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def give_back_memory() -> None:

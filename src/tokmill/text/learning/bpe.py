@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.text.encoding.cutting import segments
 from tokmill.text.encoding.guards import Panic, no_panic
 from tokmill.text.tokenizers.patterns import GPT2, safe_cut
@@ -123,10 +123,6 @@ def train_words(
     Returns id → bytes, and the merges in the order in which they were learned. Ids are special
     tokens, then bytes in `BYTE_ORDER`, then merges. Fewer tokens than asked when no pair is left.
     """
-    if tie_break not in TIE_BREAKS:
-        raise UsageError(
-            f"no tie-break is called {tie_break!r}", hint=nearest(tie_break, TIE_BREAKS)
-        )
     tokens = [token.encode() for token in special_tokens]
     byte_id = {byte: len(tokens) + place for place, byte in enumerate(BYTE_ORDER)}
     tokens += [bytes([byte]) for byte in BYTE_ORDER]

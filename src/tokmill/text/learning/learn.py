@@ -13,10 +13,8 @@ import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import (
-    inside,
     make_folder,
     read_file,
-    remove,
     sha256_file,
     write_file,
 )
@@ -31,11 +29,6 @@ from tokmill.text.tokenizers.tokenizer import Tokenizer
 def read_note(folder: Path) -> Learned:
     """Return the note `LEARNED` of a folder."""
     return read_sealed(folder / LEARNED, Learned)
-
-
-def options_of(note: Learned) -> Learned:
-    """Return a note with the options of the training alone, without digests."""
-    return msgspec.structs.replace(note, sha256="", files={})
 
 
 def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
@@ -74,7 +67,7 @@ def learned_tokenizer(
         check_learned(folder)
     if path.exists() and not again:
         before = read_note(folder)
-        if options_of(before) != learn:
+        if msgspec.structs.replace(before, sha256="", files={}) != learn:
             raise TokmillError(
                 f"a tokenizer was trained here with {before.vocab_size} ids and "
                 f"{list(before.specials)}, not {learn.vocab_size} and {list(learn.specials)}",
@@ -84,7 +77,6 @@ def learned_tokenizer(
         write_beside(folder, before)
         return path, False
     make_folder(folder)
-    remove_remains(folder)
     texts = chain.from_iterable(iter_documents(inputs, kind, options))
     tokenizer = train_tokenizer(
         texts,
@@ -97,22 +89,6 @@ def learned_tokenizer(
     write_file(note, sealed(noted(learn, tokenizer)))
     tokenizer.save(path)
     return path, True
-
-
-def remove_remains(folder: Path) -> None:
-    """Remove the files beside a missing tokenizer.json that a killed training has left: those with
-    the digest in the note.
-    """
-    if (folder / "tokenizer.json").exists() or not (folder / LEARNED).exists():
-        return
-    try:
-        files = read_note(folder).files
-    except TokmillError:
-        return
-    for name, digest in files.items():
-        path = inside(folder, name)
-        if path.is_file() and sha256_file(path) == digest:
-            remove(path)
 
 
 def check_learned(folder: Path) -> None:

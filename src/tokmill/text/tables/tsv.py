@@ -8,7 +8,7 @@ after it) and the number of its class in the column `label`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -77,19 +77,11 @@ class TsvSource(DocumentSource):
     }
     config: TsvConfig
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        super().__init__(config, inputs, vocabularies, resources)
-        check(config)
-        self.labels = vocabularies.get("label")
-        self.classes = class_names(self.labels.data) if self.labels else list(config.labels)
+    def prepare(self) -> None:
+        check(self.config)
+        labels = self.vocabularies.get("label")
+        self.classes = class_names(labels.data) if labels else list(self.config.labels)
         self._known = frozenset(self.classes)
-        self._layouts: dict[str, Layout] = {}
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
@@ -130,16 +122,11 @@ class TsvSource(DocumentSource):
         return EncodeSentences(self.frozen, self.config, self.classes, resources)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
-        layout = self._layout(item)
+        layout = layout_of(item, self.config)
         # The first line decides the meaning of the columns in all other lines.
         digest.update(layout.first)
         for block in record_blocks(item, b"\n", digest, self.resources.block_bytes):
             yield self._documents(block, layout)
-
-    def _layout(self, item: Item) -> Layout:
-        if item.path not in self._layouts:
-            self._layouts[item.path] = layout_of(item, self.config)
-        return self._layouts[item.path]
 
     def _documents(self, block: Block, layout: Layout) -> Documents:
         texts: list[str] = []

@@ -5,47 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from tokmill.builds.source import Frozen, Resources
 from tokmill.store.checks.probe import Probe, make_probe
-from tokmill.store.schema import Array, Drops, Records, Strings, id_dtype, ranges
-from tokmill.text.documents import surround
-from tokmill.text.encoding.encoders import make_encoder
-from tokmill.text.make_document import Documents, select
-from tokmill.text.tokenizers.tokenizer_json import added_tokens
+from tokmill.store.schema import Array, Drops, Records, Strings, ranges
+from tokmill.text.documents import Encoder, surround
+from tokmill.text.make_document import Documents
 
 LABEL = "\tlabel"
 """Key of the class names in `Documents.kept`; no field can have this name."""
 
 
-class EncodeSentences:
+class EncodeSentences(Encoder):
     """Sentences to records."""
 
     def __init__(
         self, frozen: Frozen, config: Any, classes: Sequence[str], resources: Resources
     ) -> None:
-        mode = "special" if config.specials_in_text == "special" else "plain"
-        self.encoder = make_encoder(
-            frozen.data, engine=resources.engine, specials_in_text=mode, threads=resources.threads
-        )
-        self.engine = self.encoder.name
-        reject = config.specials_in_text == "reject"
-        data = msgspec.json.decode(frozen.data) if reject else {}
-        self.specials = tuple(added_tokens(data, special_only=True))
+        super().__init__(frozen, config.specials_in_text, resources)
         self.cls, self.sep = (frozen.vocabulary.role(role) for role in ("cls", "sep"))
         self.most = config.max_tokens
         self.numbers = {name: number for number, name in enumerate(classes)}
         self.labelled = not config.unlabelled
-        self.dtype = np.dtype(id_dtype(frozen.vocabulary.size)).newbyteorder("<")
 
     def __call__(self, documents: Documents) -> Records:
         """Return the records of a batch; records with a sentence without tokens are rejected."""
-        if self.specials:
-            has_special = [any(name in text for name in self.specials) for text in documents.texts]
-            reasons = ["special token" if one else "" for one in has_special]
-            documents = select(documents, reasons, rejected=True)
+        documents = self.without_specials(documents)
         sentences = [text.split("\n") for text in documents.texts]
         count = len(sentences[0]) if sentences else 1
         ids, flat = self.encoder([one for record in sentences for one in record])

@@ -79,10 +79,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path | str) -> Self:
-        """Read a tokenizer.json or its folder, or another format (`tokenizer_files.read`).
-
-        They are vocab.json and merges.txt, and vocab.txt.
-        """
+        """Read a tokenizer.json or its folder, or a vocab.txt (`tokenizer_files.read`)."""
         data, named = tokenizer_files.read(path)
         tokenizer = cls.from_data(data, str(path))
         tokenizer.named = named
@@ -288,7 +285,8 @@ class Tokenizer:
         check_beside(path)
         make_folder(path.parent)
         *beside, (_, data) = self.files(roles, segments=segments).items()
-        for name, content in beside:
+        # `check_beside` knows by the first one what a killed writer has left.
+        for name, content in reversed(beside):
             write_file(path.with_name(name), content)
         return write_file(path, data)
 

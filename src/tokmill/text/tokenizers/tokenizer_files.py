@@ -200,14 +200,11 @@ def tokenizer_of_words(ids: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-MODELS = ("gpt2", "gpt_neo", "gptj", "codegen")
-"""`model_type` of a config.json whose vocab.json and merges.txt are GPT-2's kind."""
-CLASSES = {
-    "merges.txt": ("", "GPT2Tokenizer", "CodeGenTokenizer"),
-    "vocab.txt": ("", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
-}
-"""File of an older layout → the classes of transformers that read it as it is read here; "": no
-tokenizer_config.json says one."""
+CLASSES = (
+    "", "PreTrainedTokenizer", "TokenizersBackend", "BertTokenizer", "DistilBertTokenizer",
+    "ElectraTokenizer",
+)  # fmt: skip
+"""Classes of transformers that read a vocab.txt as it is read here, or none in particular."""
 NAMED = {
     "eos_token": "eot",
     "bos_token": "bos",
@@ -228,8 +225,8 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
     added_tokens.json of transformers.
 
     Args:
-        path: a tokenizer.json or vocab.json beside merges.txt, or a folder with one of them, or
-            a store or run that carries one; a `vocab.txt` of WordPiece.
+        path: a tokenizer.json or a `vocab.txt` of WordPiece, or a folder with one of them, or a
+            store or run that carries one.
 
     Returns:
         The content of a tokenizer.json, and role → special token as the files beside it say.
@@ -255,12 +252,9 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
     if not raw:
         raise TokmillError("the file is empty", where=str(path), hint="give a tokenizer.json")
     settings = _beside(path)
-    if path.name.endswith(("vocab.json", "merges.txt")):
-        data = read_pair(path)
-        _add_named(data, settings, path, "merges.txt")
-    elif path.name.endswith("vocab.txt"):
+    if path.name.endswith("vocab.txt"):
         data = read_vocab_txt(raw, path, settings)
-        _add_named(data, settings, path, "vocab.txt")
+        _add_named(data, settings, path)
     else:
         data = tokenizer_json.parse(raw, str(path))
     return data, _roles(data, settings)
@@ -269,9 +263,7 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
 def _beside(path: Path) -> dict[str, Any]:
     """Return what the files of transformers beside a tokenizer say, as one object."""
     settings: dict[str, Any] = {}
-    for name in (
-        "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json", "config.json",
-    ):  # fmt: skip
+    for name in ("special_tokens_map.json", "tokenizer_config.json", "added_tokens.json"):
         file = path.with_name(name)
         if not file.is_file():
             continue
@@ -286,18 +278,8 @@ def _beside(path: Path) -> dict[str, Any]:
                 raise ValueError("it is no JSON object")
         if name == "added_tokens.json":
             content = {"added_tokens": content}
-        elif name == "config.json":
-            content = {"model_type": content.get("model_type")}
         settings |= content
     return settings
-
-
-def _class(said: Mapping[str, Any], layout: str) -> str:
-    result = str(said.get("tokenizer_class") or "").removesuffix("Fast")
-    if result in ("", "PreTrainedTokenizer", "TokenizersBackend"):
-        model = said.get("model_type") if layout == "merges.txt" else ""
-        return "" if not model or model in MODELS else f"of {model}"
-    return result
 
 
 def _names(said: Mapping[str, Any]) -> dict[str, str]:
@@ -317,12 +299,11 @@ def _roles(data: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _add_named(data: dict[str, Any], said: Mapping[str, Any], path: Path, layout: str) -> None:
+def _add_named(data: dict[str, Any], said: Mapping[str, Any], path: Path) -> None:
     """Make the tokens special that the files beside a tokenizer name; refuse any that it lacks."""
     named, vocab = _names(said), data["model"]["vocab"]
-    odd = [key for key in ("add_prefix_space", "add_bos_token", "add_eos_token") if said.get(key)]
-    if (kind := _class(said, layout)) not in CLASSES[layout] or odd:
-        raise _unlike(path, f"{odd[0]}: true" if odd else f"the tokenizer_class {kind}")
+    if (kind := str(said.get("tokenizer_class") or "").removesuffix("Fast")) not in CLASSES:
+        raise _unlike(path, f"the tokenizer_class {kind}")
     added = {token["id"]: token for token in data["added_tokens"]}
     try:
         for number, token in (said.get("added_tokens_decoder") or {}).items():
@@ -352,56 +333,8 @@ def _unlike(path: Path, what: str) -> TokmillError:
     )
 
 
-def read_pair(path: Path) -> dict[str, Any]:
-    """Read the two files of GPT-2's BPE, `[PREFIX]vocab.json` and `[PREFIX]merges.txt`."""
-    stem = path.name.removesuffix("vocab.json").removesuffix("merges.txt")
-    vocab_path, merges_path = (path.with_name(stem + name) for name in ("vocab.json", "merges.txt"))
-    for part in (vocab_path, merges_path):
-        if not part.is_file():
-            raise TokmillError(
-                "vocab.json and merges.txt belong together; this one is not there",
-                where=str(part),
-                hint="copy the missing file beside the other",
-            )
-    raw = read_file(vocab_path)
-    lines = read_file(merges_path)
-    with refused(
-        "this is no vocab.json", vocab_path, hint="vocab.json is one JSON object, token to id"
-    ):
-        spelled = loads_json(raw)
-        if not isinstance(spelled, dict) or not all(
-            isinstance(number, int) for number in spelled.values()
-        ):
-            raise ValueError("it is no map from tokens to ids")
-    vocab: dict[int, bytes] = {}
-    specials: dict[str, int] = {}
-    for token, number in spelled.items():
-        read_back = tokenizer_json.unalias(token)
-        # Names like <|endoftext|> are valid spellings of bytes too, but no merge makes them.
-        if read_back is None or (token.startswith("<|") and token.endswith("|>")):
-            specials[token] = number
-            read_back = token.encode()
-        vocab[number] = read_back
-    merges: list[tuple[bytes, bytes]] = []
-    for number, line in enumerate(lines.decode("utf-8", errors="replace").split("\n"), start=1):
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        parts = [tokenizer_json.unalias(part) for part in line.rstrip("\r").split(" ")]
-        if len(parts) != 2 or parts[0] is None or parts[1] is None:
-            raise TokmillError(
-                f"a merge is no pair: {line!r}",
-                where=f"{merges_path}:{number}",
-                hint="a line of merges.txt is two tokens with a space between them",
-            )
-        merges.append((parts[0], parts[1]))
-    for token in (token for pair in merges[:100] for token in pair):
-        if token.endswith((b"</w>", b"@@")) and len(token) > 4:
-            raise _unlike(path, f"{token.decode(errors='replace')!r}, a mark of words in merges")
-    return tokenizer_json.byte_level(vocab, merges, specials)
-
-
 def _in_folder(folder: Path) -> Path:
-    for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
+    for name in ("tokenizer.json", "vocab.txt"):
         if (folder / name).is_file():
             return folder / name
     raise TokmillError(

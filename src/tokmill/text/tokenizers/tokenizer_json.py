@@ -38,7 +38,7 @@ SPACE = "\u2581"
 
 _HELD = f"\ufdd0{secrets.token_hex(8)} "
 """Begins names that no text has."""
-FORMATS = "a tokenizer.json or its folder, vocab.json beside merges.txt, or a vocab.txt"
+FORMATS = "a tokenizer.json or its folder, or a vocab.txt"
 """All files that are read as tokenizers, for hints."""
 
 
@@ -232,8 +232,7 @@ def _pairs(merges: Any, where: str) -> list[list[str]]:
         type(pair) is list and len(pair) == 2 and type(pair[0]) is type(pair[1]) is str
         for pair in pairs
     ):
-        wrong = next(merge for merge in merges if not _is_pair(merge))
-        raise TokmillError(f"a merge is no pair: {wrong!r}", where=where, hint="it is broken")
+        raise TokmillError("a merge is no pair", where=where, hint="it is broken")
     return pairs
 
 
@@ -304,11 +303,6 @@ def _is_step(step: Any, parts: str, deep: int = 0) -> bool:
         return True
     inside = step.get(parts)
     return isinstance(inside, list) and all(_is_step(part, parts, deep + 1) for part in inside)
-
-
-def _is_pair(merge: object) -> bool:
-    pair = merge.split(" ") if isinstance(merge, str) else merge
-    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) for p in pair)
 
 
 def canonical(data: Mapping[str, Any]) -> bytes:

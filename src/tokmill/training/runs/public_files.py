@@ -3,7 +3,7 @@
 FOLDER/                 what `save_pretrained` of transformers writes
   config.json
   model.safetensors     or several files with model.safetensors.index.json
-  tokenizer.json        or vocab.json and merges.txt, tokenizer.model, vocab.txt
+  tokenizer.json        or vocab.txt
 """
 
 from __future__ import annotations
