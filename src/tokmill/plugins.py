@@ -303,9 +303,6 @@ COMMANDS: dict[str, Part] = {
         "",
         "Find functions again, and measure how well vectors do so.",
     ),
-    "spell": Part(
-        "tokmill.x86.commands.spell_command:spell", "", "Write programs as kTrans has them."
-    ),
     "bbv": Part(
         "tokmill.bbv.commands.bbv_command:app", "", "Profile executions: block vectors, CPI."
     ),

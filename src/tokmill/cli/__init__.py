@@ -40,7 +40,7 @@ PANELS = {
     "results": ("inspect", "trace", "compare", "plot", "report"),
     "files": ("store", "recipe", "model"),
     "text": ("tokenizer",),
-    "programs": ("diff", "similarity", "cfg", "vocab", "spell"),
+    "programs": ("diff", "similarity", "cfg", "vocab"),
     "executions": ("bbv", "simpoint"),
     "MLIR": ("rl",),
     "this machine": ("demo", "doctor"),
