@@ -332,9 +332,7 @@ COMMANDS: dict[str, Part] = {
     "plot": Part(
         "tokmill.cli.inspect_command:plot", "", "Draw a figure of a store, tokenizer or run."
     ),
-    "report": Part(
-        "tokmill.cli.inspect_command:report", "", "Write one HTML page of stores and runs."
-    ),
+    "report": Part("tokmill.cli.inspect_command:report", "", "Write one HTML page of runs."),
     "demo": Part("tokmill.cli.demo_command:demo", "", "From text and programs to trained models."),
     "doctor": Part(
         "tokmill.cli.inspect_command:doctor", "", "Check the machine and what is installed."

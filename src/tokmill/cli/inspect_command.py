@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -156,29 +155,17 @@ def plot(
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="STORE|RUN…", help="What the page is about."),
+        typer.Argument(metavar="RUN…", help="Runs, and folders of runs."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="An .html file.")],
-    watch: Annotated[
-        int,
-        typer.Option(
-            metavar="SECONDS", min=0, help="Write it again so often, until all runs have finished."
-        ),
-    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page about stores and runs, without network and scripts."""
-    from tokmill.report.comparison.run_summaries import find_runs, read_run
+    """Write one HTML page about runs, without network and scripts."""
     from tokmill.report.pages.page import page
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise UsageError("a report is an .html file", where=str(out), hint="such as -o page.html")
-    # A page of runs that go on is read again by the browser; the last page is not.
-    while watch and not all(read_run(run).finished for path in paths for run in find_runs(path)):
-        page(paths, out, refresh=watch)
-        time.sleep(watch)
-    with Progress("report", sum(map(_store_bytes, paths))) as bar:
-        written = page(paths, out, advance=bar.advance)
+    written = page(paths, out)
     if as_json:
         print_json({"written": [str(written)], "bytes": written.stat().st_size})
     else:
@@ -240,13 +227,6 @@ def _statistics(path: Path, overlays: list[str], width: int) -> Any:
     store = Store(path, overlays)
     with Progress("statistics", store.manifest.bytes) as bar:
         return statistics(store, width, advance=bar.advance)
-
-
-def _store_bytes(path: Path) -> int:
-    from tokmill.store.marks import has_store_files
-    from tokmill.store.store import Store
-
-    return Store(path).manifest.bytes if has_store_files(path) else 0
 
 
 def print_facts(facts: dict[str, Any]) -> None:

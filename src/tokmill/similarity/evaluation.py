@@ -17,7 +17,6 @@ from tokmill.similarity.pairing import (
     keep,
     of_projects,
     tasks_of,
-    with_negatives,
 )
 from tokmill.similarity.pool_measures import POOLS, Measured, Method, Row, measure, report
 
@@ -58,8 +57,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of levels or compilers; none: all that there are."""
     projects: tuple[str, ...] = ()
     """Projects of the queries; none: all. Functions of others are negatives alone."""
-    more_negatives: bool = False
-    """Whether functions whose compiler or level is not known are negatives too."""
     min_blocks: int = MIN_BLOCKS
     resamples: int = RESAMPLES
 
@@ -126,8 +123,6 @@ def _measured(
     """Yield the rows of the report, one after the other."""
     tasks = tasks_of(functions, kept, choice.rows)
     tasks = of_projects(functions, tasks, choice.projects)
-    if choice.more_negatives:
-        tasks = with_negatives(functions, tasks, choice.min_blocks)
     pools = choice.pools or POOLS
     bar.total = _work(tasks, methods)
     for row in dict.fromkeys(task.row for task in tasks):
