@@ -84,8 +84,8 @@ def test_inspect_refuses_with_a_hint(
 
 
 def test_plot(tokmill: Tokmill, tmp_path: Path, store: Path) -> None:
-    done = tokmill("plot", "lengths", store, "-o", "f.svg", "--data")
-    assert done.stdout.split() == ["f.svg", "f.csv"]
+    done = tokmill("plot", "lengths", store, "-o", "f.svg")
+    assert done.stdout.split() == ["f.svg"]
     assert (tmp_path / "f.svg").read_bytes().startswith(b"<?xml")
     tokmill("plot", "loss", store, "-o", "f.svg", code=1)
 

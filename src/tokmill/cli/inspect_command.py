@@ -17,7 +17,6 @@ from tokmill.store.checks.stats import Statistics
 from tokmill.terminal.options import AsJson
 from tokmill.terminal.output import in_words, print_json, print_table, say
 
-BAR = 40
 Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
 
 
@@ -122,9 +121,6 @@ def plot(
             "length of each record.",
         ),
     ],
-    data: Annotated[
-        bool, typer.Option("--data", help="Write the numbers as CSV beside the figure.")
-    ] = False,
     column: Annotated[
         str,
         typer.Option(
@@ -144,12 +140,11 @@ def plot(
     """Draw a figure: lengths of records, frequency of ids, loss, vectors, attention, …"""
     from tokmill.report.pages import plot as plots
 
-    written = plots.plot(kind, paths, out, data=data, column=column, vectors=vectors)
+    written = plots.plot(kind, paths, out, column=column, vectors=vectors)
     if as_json:
-        print_json({"kind": kind, "written": [str(path) for path in written]})
+        print_json({"kind": kind, "written": [str(written)]})
     else:
-        for path in written:
-            print(path)
+        print(written)
 
 
 def report(
@@ -293,13 +288,6 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
         rows.append(["bytes a token", f"{found.bytes_per_token:.3f}"])
     rows.append(["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"])
     print_table(["figure", ""], rows)
-    if lengths.histogram:
-        print("\nlengths")
-        most = max(n for _, _, n in lengths.histogram)
-        labels = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b, _ in lengths.histogram]
-        width = max(map(len, labels))
-        for label, (_, _, n) in zip(labels, lengths.histogram, strict=True):
-            print(f"{label.rjust(width)}  {'#' * round(BAR * n / most):<{BAR}}  {n:,}")
     for name, use in found.columns.items():
         share = "" if use.used is None else f" ({human_share(use.used, 2)})"
         of = "" if use.vocabulary is None else f" of {use.vocabulary:,}{share}"

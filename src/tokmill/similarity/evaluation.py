@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError
 from tokmill.base.progress import Progress
 from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.functions import Functions
@@ -71,9 +71,8 @@ def evaluate(
 ) -> Evaluation:
     """Return what methods reach on functions that were compiled in several ways.
 
-    Raises `UsageError` for a choice that is impossible, `TokmillError` where there is no pair.
+    Raises `TokmillError` where there is no pair.
     """
-    _check(choice)
     kept = keep(functions, choice.min_blocks)
     with Progress("similarity", 0, unit="comparisons", quiet=quiet) as bar:
         rows = [
@@ -108,13 +107,6 @@ def evaluate(
         ],
         rows=rows,
     )
-
-
-def _check(choice: Choice) -> None:
-    if min(choice.pools, default=2) < 2:
-        raise UsageError(
-            f"a pool of {min(choice.pools)}", hint="the match and a negative make two at least"
-        )
 
 
 def _measured(

@@ -13,7 +13,7 @@ from tokmill.base.files import address_of, machine_errors, read_file
 from tokmill.base.headers import loads_toml
 from tokmill.base.progress import human_count
 from tokmill.report.comparison.run_summaries import listing
-from tokmill.report.describe.artefacts import checkpoint, log, run, shard, store
+from tokmill.report.describe.artefacts import checkpoint, run, shard, store
 from tokmill.report.describe.describe_programs import vocabulary, vocabulary_folder
 from tokmill.report.describe.foreign import FOREIGN, LOOSE
 from tokmill.report.describe.recogniser import ENTRIES, Facts, Look, Recogniser, open_look, shorten
@@ -249,7 +249,7 @@ FOLDERS: list[Recogniser] = [
     store, run, checkpoint, tokenizer_folder, vocabulary_folder, other_folder,
 ]  # fmt: skip
 FILES: list[Recogniser] = [
-    log, *FOREIGN, shard, tokenizer, other_tokenizer, vocabulary,
+    *FOREIGN, shard, tokenizer, other_tokenizer, vocabulary,
     other_json, recipe, *LOOSE,
 ]  # fmt: skip
 """The first recogniser that does not return None decides."""
