@@ -14,7 +14,13 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.base.bounds import bounded
-from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.base.errors import (
+    MachineError,
+    MissingExtraError,
+    TokmillError,
+    UsageError,
+    check_name,
+)
 from tokmill.base.files import (
     inside,
     machine_errors,
@@ -201,8 +207,7 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
 
 def check_lifter(name: str) -> None:
     """Refuse a lifter that is not known."""
-    if name not in plugins.LIFTERS:
-        raise UsageError(f"no lifter is called {name!r}", hint=nearest(name, plugins.LIFTERS))
+    check_name("no lifter is", name, plugins.LIFTERS)
 
 
 def lifter_version(lifter: str) -> str:
