@@ -239,7 +239,7 @@ def instructions(graph: Graph) -> list[list[tuple[str, str]]]:
     from iced_x86 import Decoder
 
     from tokmill.x86.diff.output.diff_code import RIP
-    from tokmill.x86.tokens.spellings import intel
+    from tokmill.x86.tokens.instructions import intel
 
     formatter = intel()
     found = []

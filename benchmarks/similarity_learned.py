@@ -6,15 +6,12 @@ Of the stores that `similarity_stores.py` froze, below CACHE/similarity:
     learned/part/      a run of half of the projects; the others tell the weights of sums
     learned/SEED/      a run of all of them, by recipes/x86/similarity-bag.toml
     learned/eval-SEED.json    what `tokmill similarity eval` says of the projects of `test`
-    learned/more-SEED.json    the same with functions of other programs as further negatives
 
-The weights of the sums are written only with `--weights FILE`. Runs that are there are kept. With
-`--more STORE` functions of other programs are further negatives. Steps and seeds may be asked for
-one by one; the last step prints all that was found.
+The weights of the sums are written only with `--weights FILE`. Runs that are there are kept. Steps
+and seeds may be asked for one by one; the last step prints all that was found.
 
     python benchmarks/similarity_learned.py CACHE [--small] [--seed 0 …] [--weights FILE] \
-        [--rows O0-O3,…] [--more STORE --graphs DIR] [--only part|train|weights|eval|table] \
-        [--set run.steps=300]
+        [--rows O0-O3,…] [--only part|train|weights|eval|table] [--set run.steps=300]
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ LEAST = 80
 RECIPE = Path(__file__).resolve().parents[1] / "recipes/x86/similarity-bag.toml"
 BASELINES = ("code-around", "facts", "ranker")
 ROWS = "O0-O3,O2-O3"
-POOLS, MORE_POOLS = (100, 1000), (1000, 10_000)
+POOLS = (100, 1000)
 QUERIES, NEGATIVES = 500, 150
 """Of a pair of ways, when weights are learned."""
 STEPS = ("part", "train", "weights", "eval", "table")
@@ -123,15 +120,15 @@ def learn_weights(folder: Path, graphs: Path, place: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def evaluated_store(folder: Path, rows: Sequence[str], more: Path | None) -> Store:
-    """Return the store of functions of the levels of some rows, and those of other programs."""
+def evaluated_store(folder: Path, rows: Sequence[str]) -> Store:
+    """Return the store of functions of the levels of some rows."""
     levels = sorted({level for row in rows for level in re.findall("O[0-3s]", row)})
-    name = "-".join(["of", *levels, *(["more"] if more else [])])
+    name = "-".join(["of", *levels])
     path = folder / "learned" / name
     if not path.exists():
         tokmill.build(
-            "select", [folder / "functions", *([more] if more else [])], path,
-            where=(f"level ~ ^({'|'.join(levels)}|unknown|)$",), how=How(quiet=True),
+            "select", folder / "functions", path,
+            where=(f"level ~ ^({'|'.join(levels)})$",), how=How(quiet=True),
         )  # fmt: skip
     return Store(path)
 
@@ -140,43 +137,36 @@ def evaluate(
     folder: Path,
     seeds: Sequence[int],
     rows: Sequence[str],
-    more: Path | None,
-    graphs: Path | None,
     names: Sequence[str],
 ) -> None:
     """Evaluate the run of each seed, the first one beside baselines, and write what was found."""
     place = folder / "learned"
-    store = evaluated_store(folder, rows, more)
+    store = evaluated_store(folder, rows)
     functions = functions_of(store)
     there = functions.names["project"].names
     queries = tuple(name for name in splits()["test"] if name in there)
-    choice = Choice(
-        rows=tuple(rows), projects=queries, pools=MORE_POOLS if more else POOLS,
-        more_negatives=more is not None,
-    )  # fmt: skip
-    all_graphs = [folder / "graphs", *([graphs] if graphs else [])]
+    choice = Choice(rows=tuple(rows), projects=queries, pools=POOLS)
     for seed in seeds:
         run_path = place / str(seed)
         _, matrix = vectors_of(run_path, store, at="last", device="cpu", quiet=False)
         methods = [Method("run", Rows(of_functions(functions, matrix)), False)]
         # Baselines are the same for each seed.
         methods += baselines_of(
-            functions, store, all_graphs, names if seed == 0 else [], {"run": matrix}
+            functions, store, [folder / "graphs"], names if seed == 0 else [], {"run": matrix}
         )
         found = run_evaluation(functions, methods, choice, fingerprint=store.fingerprint)
-        name = "more" if more else "eval"
-        (place / f"{name}-{seed}.json").write_bytes(msgspec.json.encode(found))
-        print(f"{place / name}-{seed}.json: queries of {', '.join(queries)}", flush=True)
+        (place / f"eval-{seed}.json").write_bytes(msgspec.json.encode(found))
+        print(f"{place}/eval-{seed}.json: queries of {', '.join(queries)}", flush=True)
 
 
-def table(place: Path, name: str) -> list[str]:
+def table(place: Path) -> list[str]:
     """Return the lines of a table of all seeds that were evaluated: recall@1 of each method.
 
     In brackets the wider ends of the intervals over functions and projects, of all seeds.
     """
     of: dict[tuple[str, str, int], list[Value]] = {}
     queries: dict[str, str] = {}
-    for path in sorted(place.glob(f"{name}-*.json")):
+    for path in sorted(place.glob("eval-*.json")):
         found = msgspec.json.decode(path.read_bytes(), type=Evaluation)
         for row in found.rows:
             queries[row.row] = f"{row.queries:,} queries of {row.functions:,} functions"
@@ -205,15 +195,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--seed", type=int, action="append")
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--more", type=Path)
-    parser.add_argument("--graphs", type=Path, help="of the programs of --more")
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--baseline", action="append")
     parser.add_argument("--only", choices=STEPS, action="append")
     parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE")
     chosen = parser.parse_args(arguments)
-    if (chosen.more is None) != (chosen.graphs is None):
-        parser.error("--more and --graphs belong together")
     folder = chosen.cache.resolve() / ("similarity-small" if chosen.small else "similarity")
     place, only = folder / "learned", chosen.only or STEPS
     begin(folder, place)
@@ -230,9 +216,9 @@ def main(arguments: Sequence[str]) -> int:
         chosen.weights.write_text(learn_weights(folder, folder / "graphs", place))
     if "eval" in only:
         rows, names = chosen.rows.split(","), chosen.baseline or BASELINES
-        evaluate(folder, seeds, rows, chosen.more, chosen.graphs, names)
+        evaluate(folder, seeds, rows, names)
     if "table" in only:
-        print("\n".join(table(place, "eval") + table(place, "more")))
+        print("\n".join(table(place)))
     return 0
 
 

@@ -58,14 +58,14 @@ if [ "$(uname -m)" = x86_64 ]; then
 
     step 10 "It continues machine code, an instruction a line."
     run tokmill sample "$demo/x86/run" --prompt "55 48 89 e5" --tokens 40 --seed 1
-    set -- "$demo/x86/train" "$demo/x86/run"
+    set -- "$demo/x86/run"
 else
     step 6 "to 10. are about x86 programs, of which this machine has none."
     set --
 fi
 
-step 11 "One page about the stores and the runs; it needs no network."
-run tokmill report "$demo/train" "$demo/run" "$@" -o "$demo/report.html"
+step 11 "One page about the runs; it needs no network."
+run tokmill report "$demo/run" "$@" -o "$demo/report.html"
 
 programs=""
 [ ! -d "$demo/x86/run" ] || programs=" and an RWKV-7 of machine code in $demo/x86/run"

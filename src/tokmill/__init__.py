@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     # For type checkers and editors, to which `as` means a public name; `_PUBLIC` is for Python.
     from tokmill.base.errors import TokmillError as TokmillError
     from tokmill.builds.build import build as build
-    from tokmill.feed.entries import Pairs as Pairs
     from tokmill.feed.entries import Tuples as Tuples
     from tokmill.feed.feed import Feed as Feed
     from tokmill.feed.packed import Packed as Packed
@@ -46,7 +45,6 @@ _PUBLIC = {
     "Whole": "tokmill.feed.rows",
     "Stream": "tokmill.feed.rows",
     "Packed": "tokmill.feed.packed",
-    "Pairs": "tokmill.feed.entries",
     "Tuples": "tokmill.feed.entries",
     "build": "tokmill.builds.build",
     "Tokenizer": "tokmill.text.tokenizers.tokenizer",

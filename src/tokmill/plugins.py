@@ -298,9 +298,6 @@ COMMANDS: dict[str, Part] = {
         "",
         "Find functions again, and measure how well vectors do so.",
     ),
-    "spell": Part(
-        "tokmill.x86.commands.spell_command:spell", "", "Write programs as kTrans has them."
-    ),
     "bbv": Part(
         "tokmill.bbv.commands.bbv_command:app", "", "Profile executions: block vectors, CPI."
     ),
@@ -330,9 +327,7 @@ COMMANDS: dict[str, Part] = {
     "plot": Part(
         "tokmill.cli.inspect_command:plot", "", "Draw a figure of a store, tokenizer or run."
     ),
-    "report": Part(
-        "tokmill.cli.inspect_command:report", "", "Write one HTML page of stores and runs."
-    ),
+    "report": Part("tokmill.cli.inspect_command:report", "", "Write one HTML page of runs."),
     "demo": Part("tokmill.cli.demo_command:demo", "", "From text and programs to trained models."),
     "doctor": Part(
         "tokmill.cli.inspect_command:doctor", "", "Check the machine and what is installed."

@@ -106,7 +106,7 @@ def test_a_folder_may_have_a_dot_in_its_name(here: Here, programs: Path, tmp_pat
 
 
 def test_levels_are_those_of_a_saved_index(here: Here, programs: Path) -> None:
-    for command in (("cfg",), ("vocab", "build", "x86"), ("spell",)):
+    for command in (("cfg",), ("vocab", "build", "x86")):
         arguments = (*command, "programs/tiny", "-o", "x", "--levels", "O0,O1", "-q")
         _, error = here(*arguments, code=2)
         assert "--levels are those of a saved_index.pkl, and none is among the inputs" in error

@@ -84,18 +84,15 @@ def test_inspect_refuses_with_a_hint(
 
 
 def test_plot(tokmill: Tokmill, tmp_path: Path, store: Path) -> None:
-    done = tokmill("plot", "lengths", store, "-o", "f.svg", "--data")
-    assert done.stdout.split() == ["f.svg", "f.csv"]
+    done = tokmill("plot", "lengths", store, "-o", "f.svg")
+    assert done.stdout.split() == ["f.svg"]
     assert (tmp_path / "f.svg").read_bytes().startswith(b"<?xml")
     tokmill("plot", "loss", store, "-o", "f.svg", code=1)
 
 
 def test_report(tokmill: Tokmill, tmp_path: Path, store: Path) -> None:
-    done = tokmill("report", store, "-o", "page.html", "--json")
-    assert json.loads(done.stdout)["written"] == ["page.html"]
-    assert "<!doctype html>" in (tmp_path / "page.html").read_text()
     tokmill("report", store, "-o", "page.txt", code=2)
-    tokmill("report", tmp_path, "-o", "p.html", code=2)
+    tokmill("report", store, "-o", "p.html", code=1)
 
 
 def test_doctor(tokmill: Tokmill, tmp_path: Path) -> None:

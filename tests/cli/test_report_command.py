@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from toy import text_store
 
@@ -17,7 +16,8 @@ def test_a_run(tmp_path: Path, tokmill: Callable[..., Any]) -> None:
     small = ["model.dim=16", "model.layers=1", "task.length=16"]
     options = [word for setting in small for word in ("--set", setting)]
     tokmill("train", store, "-o", "run", "--val", store, "--steps", 3, *options)
-    tokmill("report", "run", "-o", "page.html")
+    done = tokmill("report", "run", "-o", "page.html", "--json")
+    assert json.loads(done.stdout)["written"] == ["page.html"]
     html = (tmp_path / "page.html").read_text()
     assert "decoder, dim 16, layers 1" in html
     assert re.search(r"parameters</th>\s*<td>[\d,]{5,}</td>", html)
@@ -39,36 +39,3 @@ def test_a_run_whose_store_is_gone_and_one_whose_weights_are(
     (tmp_path / "run/model/model.safetensors").write_bytes(b"damaged")
     tokmill("report", "run", "-o", "page.html")
     assert "no samples: " in (tmp_path / "page.html").read_text()
-
-
-def test_what_a_folder_left_out_stands_in_the_report(
-    tmp_path: Path, here: Callable[..., Any]
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.txt").write_text("some words")
-    (tmp_path / "in/b.png").write_bytes(b"\x89PNG\0")
-    here("build", "text", "in", "-o", "s", "--vocab-size", 270)
-    here("report", "s", "-o", "page.html")
-    html = (tmp_path / "page.html").read_text()
-    assert re.search(r"left out of folders</th>\s*<td>[^<]*1 \.png", html)
-
-
-def test_a_page_is_written_again_until_the_run_has_finished(
-    tmp_path: Path, here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, pages = tmp_path / "run", []
-    run.mkdir()
-    (run / "recipe.json").write_text('{"run": {"steps": 2}, "data": {"train": "s"}}')
-    (run / "schema.json").write_text('{"fingerprint": "f", "columns": {"a": 3}}')
-    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
-
-    def wait(seconds: float) -> None:
-        pages.append((seconds, (tmp_path / "p.html").read_text()))
-        (run / "model").mkdir()
-        (run / "model/config.json").write_text('{"step": 2}')
-
-    monkeypatch.setattr("tokmill.cli.inspect_command.time.sleep", wait)
-    here("report", str(run), "-o", str(tmp_path / "p.html"), "--watch", "7")
-    assert [seconds for seconds, _ in pages] == [7]
-    assert 'http-equiv="refresh" content="7"' in pages[0][1]
-    assert "http-equiv" not in (tmp_path / "p.html").read_text()

@@ -44,22 +44,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_vectors_of_a_store(here: Here, made: Path) -> None:
     command = ("similarity", "eval", made / "right.npy", made / "flat.npy", made / "s",
-               "--min-blocks", "3", "--pools", "2,5,5000", "--baseline", "random")  # fmt: skip
+               "--min-blocks", "3", "--baseline", "random")  # fmt: skip
     out, err = here(*command)
     assert "fewer blocks than asked for" in out and "same code on both sides" in out
-    assert "no pools of 5,000 for O0-O3, O2-O3" in err
+    assert "8,192, 10,000 for O0-O3, O2-O3" in err
     assert "right is better than random" in err
     assert "flat is not shown to be better than random" in err
     found = json.loads(here(*command, "--json")[0])
     assert found["fingerprint"] == Store(made / "s").fingerprint
     for row in found["rows"]:
         recall = {(o["method"], o["pool"]): o["values"]["recall@1"]["mean"] for o in row["results"]}
-        assert recall["right", 5] == 1
-        assert recall["flat", 5] == recall["random", 5] == pytest.approx(0.2)
+        assert recall["right", 2] == 1
+        assert recall["flat", 2] == recall["random", 2] == pytest.approx(0.5)
 
 
 def test_vectors_of_others(here: Here, made: Path) -> None:
-    command = ("similarity", "score", made / "right.npy", made / "keys.csv", "--pools", "2,9")
+    command = ("similarity", "score", made / "right.npy", made / "keys.csv")
     out, err = here(*command)
     assert "without a column `code`" in err
     found = json.loads(here(*command, "--json")[0])
@@ -68,7 +68,7 @@ def test_vectors_of_others(here: Here, made: Path) -> None:
         (one["method"], one["pool"]): one["values"]["mrr"]["mean"]
         for one in found["rows"][0]["results"]
     }
-    assert means["right", 9] == 1 > means["random", 9] and "right" in out
+    assert means["right", 2] == 1 > means["random", 2] and "right" in out
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,6 @@ def test_vectors_of_others(here: Here, made: Path) -> None:
         (("eval", "no.npy", "s"), 1, "no.npy: there is no such file"),
         (("eval", "no-run", "s", "--baseline", "random"), 2, "this is no run"),
         (("eval", "s", "--baseline", "magic"), 2, "no baseline is called 'magic'"),
-        (("eval", "s", "--pools", "2,x"), 2, "'x' is no number"),
-        (("eval", "s", "--pools", "1"), 2, "a pool of 1"),
-        (("eval", "s", "--pools", "-3"), 2, "'-3' is no number"),
         (
             ("eval", "s", "--pairs", "O0-O1", "--baseline", "random"),
             2,
@@ -136,7 +133,7 @@ def graphs(made: Path) -> Path:
 
 def test_baselines_of_a_store_of_graphs(here: Here, graphs: Path) -> None:
     command = ("similarity", "eval", graphs / "right.npy", graphs / "g", "--min-blocks", "3",
-               "--pools", "5", "--pairs", "O0-O3", "--json")  # fmt: skip
+               "--pairs", "O0-O3", "--json")  # fmt: skip
     found = json.loads(here(*command)[0])
     names = [one["name"] for one in found["methods"]]
     sums = ["right", "right + code", "right + facts"]
@@ -151,13 +148,13 @@ def test_baselines_of_a_store_of_graphs(here: Here, graphs: Path) -> None:
     assert [one["name"] for one in alone["methods"]] == ["right", "random"]
     # The same of a selection, which remembers where it came from.
     here("build", "select", graphs / "g", "--where", "level != O2", "-o", graphs / "some")
-    of_selection = ("similarity", "eval", graphs / "some", "--min-blocks", "3", "--pools", "5",
+    of_selection = ("similarity", "eval", graphs / "some", "--min-blocks", "3",
                     "--baseline", "facts", "--json")  # fmt: skip
     assert len(json.loads(here(*of_selection)[0])["methods"]) == 2
 
 
 def test_a_store_without_graphs_has_no_baselines(here: Here, made: Path) -> None:
-    command = ("similarity", "eval", made / "s", "--min-blocks", "3", "--pools", "5")
+    command = ("similarity", "eval", made / "s", "--min-blocks", "3")
     assert "no baselines but chance" in here(*command)[1]
     assert (
         "nothing is known but tokens"
@@ -246,7 +243,7 @@ def test_zeros_are_said_and_are_chance(here: Here, made: Path) -> None:
     right = np.load(made / "right.npy")
     right[::2] = 0
     np.save(made / "half.npy", right)
-    err = here("similarity", "score", made / "half.npy", made / "keys.csv", "--pools", "2")[1]
+    err = here("similarity", "score", made / "half.npy", made / "keys.csv")[1]
     assert "with a vector of zeros, which has the score 0" in err
 
 

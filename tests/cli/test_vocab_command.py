@@ -164,7 +164,7 @@ def test_two_lists_of_one_column(here: Here) -> None:
     "command",
     [
         ("vocab", "build", "x86", "-o", "out"), ("vocab", "instructions", "-o", "out/i.csv"),
-        ("spell", "-o", "out"), ("cfg", "-o", "out"),
+        ("cfg", "-o", "out"),
         ("build", "x86", "-o", "out"),
     ],
 )  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_figures import write_run
 
 from browser import DARK, browse, ground, needs_chromium, violations
-from report_stores import write_store
 
 pytestmark = needs_chromium
 
@@ -16,11 +16,10 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from tokmill.report.pages.page import page
 
-    store = write_store(tmp_path / "a store", [[[2, 3, 0]] * 9, [[9] * 70 + [0], [0]]], kept=True)
-    made = page([store.path], tmp_path / "page.html")
+    run = write_run(tmp_path / "a run", [{"step": i, "loss": 3 - i / 10} for i in range(1, 9)])
+    made = page([run], tmp_path / "page.html")
     dom = browse(made, tmp_path / "dom", "--dump-dom")
-    assert dom.count("<svg") == 2
-    assert store.fingerprint in dom
+    assert dom.count("<svg") == 1
     # Contrast in both themes, and tables that are scrolled by keys in a narrow window.
     assert violations(made, tmp_path / "axe-light") == []
     assert violations(made, tmp_path / "axe-dark", DARK, "--window-size=400,900") == []

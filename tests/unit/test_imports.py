@@ -36,7 +36,6 @@ HEAVY = {
 PUBLIC = [
     "Feed",
     "Packed",
-    "Pairs",
     "Run",
     "Store",
     "Stream",

@@ -87,6 +87,12 @@ class MachineError(TokmillError):
     exit_code = 5
 
 
+def check_name(what: str, name: str, known: Iterable[str], where: str = "") -> None:
+    """Refuse a name that is not among the known ones: "no lifter is called 'x'"."""
+    if name not in (names := list(known)):
+        raise UsageError(f"{what} called {name!r}", where=where, hint=nearest(name, names))
+
+
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return "did you mean …?" for the nearest known name, or else `otherwise` or all of them."""
     known = sorted(known)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import check_name
 from tokmill.terminal.options import AsJson
 from tokmill.terminal.output import print_json, print_table, say
 
@@ -36,8 +36,7 @@ def compare(
     from tokmill.report.comparison import comparison_table as tables
     from tokmill.report.comparison.compare_runs import compare as compare_runs
 
-    if form not in FORMATS:
-        raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
+    check_name("no format is", form, FORMATS)
     comparison = compare_runs(paths, metric, at)
     if as_json:
         print_json(tables.as_json(comparison))

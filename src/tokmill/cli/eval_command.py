@@ -81,7 +81,7 @@ def _print_values(by: Mapping[str, Any]) -> None:
 
 
 def _print_columns(results: Mapping[str, Any]) -> None:
-    """Print a line for each column, one for all of several columns, and whole instructions."""
+    """Print a line for each column, and one for all of several columns."""
     columns: dict[str, Any] = dict(results.get("columns", {}))
     if not columns:
         return
@@ -97,9 +97,6 @@ def _print_columns(results: Mapping[str, Any]) -> None:
             for (name, values), more in zip(columns.items(), cells, strict=True)
         ],
     )
-    if "instructions" in results:
-        count, share = (results["instructions"][key] for key in ("count", "accuracy"))
-        print(f"\nwhole next instructions: {human_share(share)} of {count:,} right")
 
 
 def _print_classes(results: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,6 @@ from tokmill.store.checks.stats import Statistics
 from tokmill.terminal.options import AsJson
 from tokmill.terminal.output import in_words, print_json, print_table, say
 
-BAR = 40
 Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
 
 
@@ -123,9 +121,6 @@ def plot(
             "length of each record.",
         ),
     ],
-    data: Annotated[
-        bool, typer.Option("--data", help="Write the numbers as CSV beside the figure.")
-    ] = False,
     column: Annotated[
         str,
         typer.Option(
@@ -145,40 +140,27 @@ def plot(
     """Draw a figure: lengths of records, frequency of ids, loss, vectors, attention, …"""
     from tokmill.report.pages import plot as plots
 
-    written = plots.plot(kind, paths, out, data=data, column=column, vectors=vectors)
+    written = plots.plot(kind, paths, out, column=column, vectors=vectors)
     if as_json:
-        print_json({"kind": kind, "written": [str(path) for path in written]})
+        print_json({"kind": kind, "written": [str(written)]})
     else:
-        for path in written:
-            print(path)
+        print(written)
 
 
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="STORE|RUN…", help="What the page is about."),
+        typer.Argument(metavar="RUN…", help="Runs, and folders of runs."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="An .html file.")],
-    watch: Annotated[
-        int,
-        typer.Option(
-            metavar="SECONDS", min=0, help="Write it again so often, until all runs have finished."
-        ),
-    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page about stores and runs, without network and scripts."""
-    from tokmill.report.comparison.run_summaries import find_runs, read_run
+    """Write one HTML page about runs, without network and scripts."""
     from tokmill.report.pages.page import page
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise UsageError("a report is an .html file", where=str(out), hint="such as -o page.html")
-    # A page of runs that go on is read again by the browser; the last page is not.
-    while watch and not all(read_run(run).finished for path in paths for run in find_runs(path)):
-        page(paths, out, refresh=watch)
-        time.sleep(watch)
-    with Progress("report", sum(map(_store_bytes, paths))) as bar:
-        written = page(paths, out, advance=bar.advance)
+    written = page(paths, out)
     if as_json:
         print_json({"written": [str(written)], "bytes": written.stat().st_size})
     else:
@@ -240,13 +222,6 @@ def _statistics(path: Path, overlays: list[str], width: int) -> Any:
     store = Store(path, overlays)
     with Progress("statistics", store.manifest.bytes) as bar:
         return statistics(store, width, advance=bar.advance)
-
-
-def _store_bytes(path: Path) -> int:
-    from tokmill.store.marks import has_store_files
-    from tokmill.store.store import Store
-
-    return Store(path).manifest.bytes if has_store_files(path) else 0
 
 
 def print_facts(facts: dict[str, Any]) -> None:
@@ -313,13 +288,6 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
         rows.append(["bytes a token", f"{found.bytes_per_token:.3f}"])
     rows.append(["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"])
     print_table(["figure", ""], rows)
-    if lengths.histogram:
-        print("\nlengths")
-        most = max(n for _, _, n in lengths.histogram)
-        labels = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b, _ in lengths.histogram]
-        width = max(map(len, labels))
-        for label, (_, _, n) in zip(labels, lengths.histogram, strict=True):
-            print(f"{label.rjust(width)}  {'#' * round(BAR * n / most):<{BAR}}  {n:,}")
     for name, use in found.columns.items():
         share = "" if use.used is None else f" ({human_share(use.used, 2)})"
         of = "" if use.vocabulary is None else f" of {use.vocabulary:,}{share}"

@@ -1,4 +1,4 @@
-"""Entries of several records: pairs in one row, and several rows that belong together.
+"""Entries of several records: rows that belong together.
 
 The records of an entry are named by columns of references, or follow from the order of the store.
 An entry is a record of the store with these columns; its tokens come from the referred store.
@@ -24,8 +24,8 @@ LOOKED_AT = 65_536
 """Entries that are read at a time, to count their tokens."""
 
 
-class Entries(Rows):
-    """Entries of several records each.
+class Tuples(Rows):
+    """Entries of several rows, one record per row: a triplet, a group.
 
     Args:
         store: the store of the entries, one per record.
@@ -127,7 +127,7 @@ class Entries(Rows):
         lengths, counts = np.diff(self.store.offsets()), np.zeros(3, np.int64)
         for start in range(0, len(self), LOOKED_AT):
             sizes, records = self.records(np.arange(start, min(start + LOOKED_AT, len(self))))
-            kept = self._kept(sizes, lengths[records])
+            kept = np.minimum(lengths[records], self.length)
             cut = lengths[records] - kept
             counts += kept.sum(), cut.sum(), np.count_nonzero(cut)
         tokens, cut_tokens, cut_records = counts.tolist()
@@ -188,27 +188,14 @@ class Entries(Rows):
             links.append((np.arange(count), first_of_equals(values)))
         return linked(count, *links)
 
-    def _kept(self, sizes: Array, lengths: Array) -> Array:
-        """Return how many tokens of each record are kept in its row."""
-        return np.minimum(lengths, self.length)
-
-    def _lengths(self, records: Array) -> Array:
-        offsets = self.store.offsets()
-        lengths: Array = offsets[records + 1] - offsets[records]
-        return lengths
-
-
-class Tuples(Entries):
-    """Entries of several rows, one record per row: a triplet, a group."""
-
     def sizes(self, entries: Array) -> Array:
         """Return how many rows each entry has."""
         return self.records(entries)[0]
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
         """Return one span for each row of some entries (the epoch does not matter)."""
-        sizes, records = self.records(rows)
-        stop = self._kept(sizes, self._lengths(records))
+        records, offsets = self.records(rows)[1], self.store.offsets()
+        stop = np.minimum(offsets[records + 1] - offsets[records], self.length)
         nothing = np.zeros_like(records)
         return Spans(np.arange(len(records)), records, nothing, nothing, stop)
 
@@ -223,53 +210,6 @@ class Tuples(Entries):
         if not self.columns:
             return (records,)
         return np.repeat(self._numbering.in_store_order(entries), sizes), records
-
-
-class Pairs(Entries):
-    """Entries of one row with two records, one after the other.
-
-    They are the documents 0 and 1 of the row, so a task can tell them apart; a task that reads them
-    together says so (`tasks.inputs.joined`). If both do not fit into a row, the longer one is cut,
-    and then both to the same length.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        length: int,
-        columns: Sequence[str] = (),
-        *,
-        shards: int = 0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(store, length, columns, size=2, shards=shards, seed=seed)
-        if self.of_tokens or self.size != 2:
-            raise UsageError(
-                f"a pair is named by two columns, not by {', '.join(columns)}",
-                where=str(store.path),
-                hint="such as columns=('left', 'right'), with a value per record each",
-            )
-
-    def spans(self, rows: Array, epoch: int = 0) -> Spans:
-        """Return two spans for each entry (the epoch does not matter)."""
-        sizes, records = self.records(rows)
-        stop = self._kept(sizes, self._lengths(records))
-        row, document = np.divmod(np.arange(len(records)), 2)
-        return Spans(row, records, document, np.zeros_like(records), stop)
-
-    @property
-    def value_stores(self) -> Sequence[Store]:
-        """The store of the entries; a row has no one record of another."""
-        return (self.listed,) if self.columns else ()
-
-    def value_records(self, entries: Array, epoch: int = 0) -> Sequence[Array]:
-        """Return the record of each entry."""
-        return (self._numbering.in_store_order(entries),) if self.columns else ()
-
-    def _kept(self, sizes: Array, lengths: Array) -> Array:
-        left, right = lengths.reshape(-1, 2).T
-        first = np.minimum(left, np.maximum(self.length - right, -(-self.length // 2)))
-        return np.stack([first, np.minimum(right, self.length - first)], axis=1).ravel()
 
 
 class KeyedEntries(Rows):

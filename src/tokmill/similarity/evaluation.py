@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError
 from tokmill.base.progress import Progress
 from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.functions import Functions
@@ -17,7 +17,6 @@ from tokmill.similarity.pairing import (
     keep,
     of_projects,
     tasks_of,
-    with_negatives,
 )
 from tokmill.similarity.pool_measures import POOLS, Measured, Method, Row, measure, report
 
@@ -58,8 +57,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of levels or compilers; none: all that there are."""
     projects: tuple[str, ...] = ()
     """Projects of the queries; none: all. Functions of others are negatives alone."""
-    more_negatives: bool = False
-    """Whether functions whose compiler or level is not known are negatives too."""
     min_blocks: int = MIN_BLOCKS
     resamples: int = RESAMPLES
 
@@ -74,9 +71,8 @@ def evaluate(
 ) -> Evaluation:
     """Return what methods reach on functions that were compiled in several ways.
 
-    Raises `UsageError` for a choice that is impossible, `TokmillError` where there is no pair.
+    Raises `TokmillError` where there is no pair.
     """
-    _check(choice)
     kept = keep(functions, choice.min_blocks)
     with Progress("similarity", 0, unit="comparisons", quiet=quiet) as bar:
         rows = [
@@ -113,21 +109,12 @@ def evaluate(
     )
 
 
-def _check(choice: Choice) -> None:
-    if min(choice.pools, default=2) < 2:
-        raise UsageError(
-            f"a pool of {min(choice.pools)}", hint="the match and a negative make two at least"
-        )
-
-
 def _measured(
     functions: Functions, kept: Kept, methods: Sequence[Method], choice: Choice, bar: Progress
 ) -> Iterator[Measured]:
     """Yield the rows of the report, one after the other."""
     tasks = tasks_of(functions, kept, choice.rows)
     tasks = of_projects(functions, tasks, choice.projects)
-    if choice.more_negatives:
-        tasks = with_negatives(functions, tasks, choice.min_blocks)
     pools = choice.pools or POOLS
     bar.total = _work(tasks, methods)
     for row in dict.fromkeys(task.row for task in tasks):

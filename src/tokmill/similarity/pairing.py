@@ -197,26 +197,3 @@ def of_projects(functions: Functions, tasks: list[Task], projects: Sequence[str]
         )
         for task in tasks
     ]
-
-
-def with_negatives(functions: Functions, tasks: list[Task], min_blocks: int) -> list[Task]:
-    """Return tasks whose queries are as before, with more negatives.
-
-    These are functions of at least so many blocks whose compiler or level is not known, named or
-    not: of each code one, and none that has the code of a query or a match.
-    """
-    complete = functions.where_known("compiler") & functions.where_known("level")
-    more = np.flatnonzero(~complete & ((functions.blocks < 0) | (functions.blocks >= min_blocks)))
-    if functions.code is not None:
-        code = functions.code[more]
-        more = more[first_of_equals(code) == np.arange(len(more))]
-    result = []
-    for task in tasks:
-        here = more
-        if functions.code is not None:
-            used = functions.code[np.concatenate([task.query, task.target])]
-            here = more[~np.isin(functions.code[more], used)]
-        asked = np.arange(len(task.query)) if task.asked is None else task.asked
-        query, target = (np.concatenate([one, here]) for one in (task.query, task.target))
-        result.append(replace(task, query=query, target=target, asked=asked))
-    return result

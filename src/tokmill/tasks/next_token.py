@@ -24,7 +24,7 @@ from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.measures import Measures
-from tokmill.tasks.scores import BORDER, Scores, token_scores, whole_instructions
+from tokmill.tasks.scores import Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
 from tokmill.tasks.task_inputs import RowKind, affixes_of, check_cut, cut_rows
 
@@ -223,10 +223,6 @@ class NextToken(Task):
         }
         parts = {name: score.loss.sum() for name, score in scores.items()}
         return self.summed(parts)[1], scores
-
-    def whole_units(self, raw: Batch, batch: Batch) -> Array | None:
-        begins = (raw.columns[BORDER] & 1).astype(bool)
-        return whole_instructions(raw, begins, batch.targets[self.column] >= 0)
 
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0

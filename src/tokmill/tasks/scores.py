@@ -7,16 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tokmill.feed.feed import Batch
 from tokmill.models.transformers.layers import CHUNK, LEAST_ROWS, product, product_dtype
-from tokmill.store.schema import Array
-
-BORDER = "border"
-"""The column whose bit 0 says that an instruction begins."""
 
 
 class Scores(NamedTuple):
@@ -56,23 +50,3 @@ def token_scores(
     return Scores(
         torch.where(valid, loss, 0).view(targets_BT.shape), (right & valid).view(targets_BT.shape)
     )
-
-
-def whole_instructions(batch: Batch, begins: Array, learned: Array) -> Array:
-    """Return (B, T) int64: for each next token the number of its instruction in the row.
-
-    It is -1 if not all tokens of the instruction are targets, or if the row ends before the end of
-    the instruction is seen. `batch`: rows of T + 1 tokens; `begins`: (B, T + 1) bool, where an
-    instruction begins; `learned`: (B, T) bool, which next tokens are targets.
-    """
-    edges = begins.copy()
-    # Padding and another document end an instruction too.
-    edges[:, 1:] |= batch.document[:, 1:] != batch.document[:, :-1]
-    number = np.cumsum(edges, axis=1)
-    missed = np.ones(begins.shape, bool)
-    missed[:, 1:] = ~learned
-    size = begins.shape[1] + 1
-    each = number + np.arange(len(number))[:, None] * size
-    spoiled = np.bincount(each.ravel(), weights=missed.ravel(), minlength=len(number) * size) > 0
-    inside = ~spoiled[each] & (number < number[:, -1:])
-    return np.where(inside, number, -1)[:, 1:]

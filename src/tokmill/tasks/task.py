@@ -281,13 +281,6 @@ class Task(nn.Module):
         """
         return dict(values)
 
-    def whole_units(self, raw: Batch, batch: Batch) -> Array | None:
-        """Return for each target the number of its instruction in its row; -1: it is not whole.
-
-        `raw`: the batch before `prepare`, with the column `border`. None: the task does not know.
-        """
-        return None
-
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
         """Return the sums of `forward`, and the scores of each predicted column.
 

@@ -24,7 +24,6 @@ from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.measures import Measures
-from tokmill.tasks.scores import BORDER
 
 MOST_CLASSES = 10_000
 """Largest number of classes of a label column."""
@@ -212,7 +211,7 @@ def framed(batch: Batch, frame: Frame, length: int, *, pair: bool = False) -> Ba
     """Return rows of `length` positions with special tokens around their tokens.
 
     The document 0 of a row is a. With `pair` all others are b, in segment 1. Both become one
-    document. A special token is an instruction of its own, and is 0 in columns without a frame.
+    document. A special token is 0 in columns without a frame.
     """
     document = batch.document
     first, all_ = (document == 0).sum(1), (document >= 0).sum(1)
@@ -234,8 +233,6 @@ def framed(batch: Batch, frame: Frame, length: int, *, pair: bool = False) -> Ba
             cls, sep = frame[name]
             moved = np.where(special & filled, sep, moved.astype(np.int64))
             moved[:, 0] = cls
-        elif name == BORDER:
-            moved[special & filled] = 1
         columns[name] = moved
     if pair:
         columns[SEGMENT] = ((place > end_a) & filled).astype(np.int64)

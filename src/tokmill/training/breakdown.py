@@ -1,4 +1,4 @@
-"""The breakdown of an evaluation: by column of tokens, by instruction, by a column of records.
+"""The breakdown of an evaluation: by column of tokens, by a column of records.
 
 Each loss is shown with that of a baseline that knows only how often each id occurs (unigram).
 """
@@ -15,15 +15,15 @@ from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
 from tokmill.store.checks.stats import count
 from tokmill.store.schema import Array
-from tokmill.tasks.scores import BORDER, Scores
+from tokmill.tasks.scores import Scores
 from tokmill.tasks.task import Task, perplexity
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.data import open_stores
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import facts_from
 
-GROUP, INSTRUCTION = ".group", ".instruction"
-"""Names among the targets of a batch, so that they are cut with its rows; no column has a dot."""
+GROUP = ".group"
+"""Name among the targets of a batch, so that they are cut with its rows; no column has a dot."""
 
 
 class Groups:
@@ -84,22 +84,18 @@ class Breakdown:
         predicted: str = "next_token",
     ) -> None:
         self.unigram, self.groups, self.predicted = unigram, groups, predicted
-        self.tokens = self.right = self.instructions = self.instructions_right = 0
+        self.tokens = self.right = 0
         self.columns: dict[str, Array] = {}
         """Column → loss, loss of the baseline, right predictions."""
         self.by = np.zeros((0, 3))
         """For each group: tokens, loss, loss of the baseline."""
 
-    def mark(self, task: Task, rows: Array, raw: Batch, batch: Batch) -> None:
-        """Add the groups and instructions of tokens to a prepared batch, made from `raw`."""
-        marks = {GROUP: np.zeros(batch.document.shape, np.int64)}
+    def mark(self, task: Task, rows: Array, batch: Batch) -> None:
+        """Add the groups of tokens to a prepared batch."""
+        marks = np.zeros(batch.document.shape, np.int64)
         if self.groups is not None:
-            marks[GROUP] = self.groups.of(rows, batch.document)
-        marks = task.at_targets(batch, marks)
-        whole = task.whole_units(raw, batch) if BORDER in raw.columns else None
-        if whole is not None:
-            marks[INSTRUCTION] = whole
-        batch.targets = {**batch.targets, **marks}
+            marks = self.groups.of(rows, batch.document)
+        batch.targets = {**batch.targets, **task.at_targets(batch, {GROUP: marks})}
 
     def add(self, targets: Mapping[str, Array], scores: Mapping[str, Scores]) -> None:
         """Add the scores of a marked batch, or of a part of one."""
@@ -127,19 +123,6 @@ class Breakdown:
         for place, values in enumerate((np.ones(len(total)), total, baseline)):
             sums[:, place] += np.bincount(group, weights=values, minlength=size)
         self.by = sums
-        if INSTRUCTION in targets:
-            self._add_instructions(targets[INSTRUCTION], learned, right)
-
-    def _add_instructions(self, number: Array, learned: Array, right: Array) -> None:
-        """Add up whole instructions; `right`: of each learned token."""
-        wrong = np.zeros(number.shape, bool)
-        wrong[learned] = ~right
-        size = int(number.max(initial=0)) + 1
-        each = (number + np.arange(len(number))[:, None] * size)[number >= 0]
-        bad = np.bincount(each, weights=wrong[number >= 0])
-        there = np.bincount(each) > 0
-        self.instructions += int(np.count_nonzero(there))
-        self.instructions_right += int(np.count_nonzero(there & (bad == 0)))
 
     def report(self) -> dict[str, Any]:
         """Return all results as means: nats a token, shares."""
@@ -159,9 +142,6 @@ class Breakdown:
                 "accuracy": self.right / max(1, self.tokens),
             },
         }
-        if self.instructions:
-            share = self.instructions_right / self.instructions
-            results["instructions"] = {"count": self.instructions, "accuracy": share}
         if self.groups is not None:
             lines = [
                 {

@@ -114,8 +114,8 @@ def make_feed(
     )
 
 
-def columns_to_read(task: Task, stores: Sequence[Store], more: Sequence[str] = ()) -> list[str]:
-    """Return the model's columns, those that the task wants to see in any of the stores, and more.
+def columns_to_read(task: Task, stores: Sequence[Store]) -> list[str]:
+    """Return the model's columns, and those that the task wants to see in any of the stores.
 
     Raises `TokmillError` for a column `loss` that is no mask, or masks every token of a store.
     """
@@ -125,7 +125,7 @@ def columns_to_read(task: Task, stores: Sequence[Store], more: Sequence[str] = (
         if LOSS in wanted:
             check_mask_of(store)
         extra += wanted
-    return list(dict.fromkeys([*task.sizes, *more, *extra]))
+    return list(dict.fromkeys([*task.sizes, *extra]))
 
 
 def entries_a_step(data: DataConfig, length: int, world: int = 1) -> int:

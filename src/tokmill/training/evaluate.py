@@ -16,7 +16,6 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.progress import Progress
 from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.schema import Array
-from tokmill.tasks.scores import BORDER
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.breakdown import Breakdown, Groups, unigram
@@ -67,9 +66,8 @@ def evaluate(
     config, facts = read_run(run)
     opened = open_to_evaluate(str(store), replace(config.data, partial=partial))
     task = load_task(run, at)
-    borders = [BORDER] if task.predicts_tokens and BORDER in opened.token_columns else []
     batch = batch or config.data.batch
-    validation = open_validation(opened, facts, task, batch=batch, rows=rows, extra=borders)
+    validation = open_validation(opened, facts, task, batch=batch, rows=rows)
     notes = overlay_notes(opened, config.data) + cut_notes(validation.feed.sources[0])
     if not task.frame:
         notes += affix_notes(facts, task.token_store(task.config, opened))
@@ -146,10 +144,9 @@ def taken_apart(
     task.to(device)
     with torch.no_grad(), Precision(config.run.precision, device).autocast():
         for rows in validation.numbers():
-            raw = validation.feed.make(np.zeros_like(rows), rows)
-            batch = task.prepare(raw)
+            batch = task.prepare(validation.feed.make(np.zeros_like(rows), rows))
             count += task.count(batch)
-            breakdown.mark(task, rows, raw, batch)
+            breakdown.mark(task, rows, batch)
             for part in micro_batches(batch, config.run.micro_tokens):
                 found, scores = task.scored(moved(to_tensors(part, device), device))
                 add(sums, found)

@@ -136,14 +136,12 @@ def joined(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([one[name].cpu() for one in numbered]) for name in batches[0]}
 
 
-def open_validation(
-    store: Store, facts: Facts, task: Task, *, batch: int, rows: int, extra: Sequence[str] = ()
-) -> Validation:
-    """Open a store, whose ids must mean what the run's mean; `extra`: columns to read besides."""
+def open_validation(store: Store, facts: Facts, task: Task, *, batch: int, rows: int) -> Validation:
+    """Open a store, whose ids must mean what the run's mean."""
     check_store(facts, task.token_store(task.config, store))
     vectors = task.vectors(task.config, store)
     check_vectors(facts, vectors)
-    columns = columns_to_read(task, [store], extra)
+    columns = columns_to_read(task, [store])
     feed = Feed(
         task.evaluation_rows(store),
         batch,

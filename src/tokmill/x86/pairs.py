@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -11,19 +11,26 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill import plugins
+from tokmill.base.errors import (
+    MachineError,
+    MissingExtraError,
+    TokmillError,
+    UsageError,
+    check_name,
+    nearest,
+)
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, find_files, in_order
-from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
+from tokmill.builds.source import Item
 from tokmill.store.manifest import OtherFile
-from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
+from tokmill.store.schema import Column, Drop, Records, Schema
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_facts, read_graph
 from tokmill.x86.graphs.lifting import GRAPH
-from tokmill.x86.image.program import Key, KeyTemplate
 from tokmill.x86.merged import NoFacts
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
-from tokmill.x86.program_source import Caches, check_rules, vocabularies_of
-from tokmill.x86.tokens.rules import COLUMNS, make_rules
+from tokmill.x86.program_source import X86Source
+from tokmill.x86.tokens.rules import COLUMNS
 from tokmill.x86.walks import Walking, check_counts
 
 BETWEEN = " <> "
@@ -68,7 +75,7 @@ CHOOSING = ("pair", "all_pairs")
 """Options that only decide which pairs a plan lists."""
 
 
-class PairsSource(WholeFiles):
+class PairsSource(X86Source):
     """Graph files of `tokmill cfg`; each item is a pair of them.
 
     Columns: the streams, `side` (0: first program, 1: second) and `border`, as phrases; `address`
@@ -79,47 +86,25 @@ class PairsSource(WholeFiles):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = PairsConfig
-    places = "address"
     version: ClassVar[int] = 2
-    has_tokenizer: ClassVar[bool] = False
-    rejects_items: ClassVar[bool] = True
-    part_bytes: ClassVar[int] = 128 << 20
     hints: ClassVar[Mapping[str, str]] = {
         NO_FACTS: "it is from a pickle or angr; tokmill cfg makes it of the program",
     }
 
-    def __init__(
-        self,
-        config: Any,
-        inputs: Sequence[str],
-        vocabularies: Mapping[str, Frozen],
-        resources: Resources,
-    ) -> None:
-        check(config)
-        vocab = str(Path(config.vocab).absolute()) if config.vocab else ""
-        self.config: PairsConfig = msgspec.structs.replace(config, vocab=vocab)
-        self.inputs, self.frozen = list(inputs), vocabularies
-        self.layout = KeyTemplate(config.layout)
-        self._caches = Caches(config.rules, vocabularies)
-        self._graphs: dict[tuple[str, str], Graph] = {}
+    _graphs: Mapping[tuple[str, str], Graph] = {}
 
     @classmethod
-    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return the vocabularies of the streams: closed ones, or those of a folder."""
-        if request.tokenizer is not None or request.roles:
-            raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
+    def check(cls, config: Any) -> None:
         check(config)
-        vocabularies = vocabularies_of(config.rules, config.vocab)
-        return {column: Frozen(*vocabularies[column].vocabulary()) for column in streams_of(config)}
+
+    @classmethod
+    def streams(cls, config: Any) -> tuple[str, ...]:
+        return tuple(column for column in COLUMNS if column in config.streams or not config.streams)
 
     @cached_property
     def schema(self) -> Schema:
-        coded = {
-            column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
-            for column in streams_of(self.config)
-        }
         return {
-            **coded,
+            **self.coded(),
             "side": Column("u1", phrase=True),
             "border": Column("u1", phrase=True),
             "address": Column("u8", per="record"),
@@ -129,14 +114,8 @@ class PairsSource(WholeFiles):
 
     def identity(self) -> dict[str, Any]:
         """Return the versions that decide the tokens; options that choose pairs are left out."""
-        rules = make_rules(self.config.rules)
-        iced = importlib.metadata.version("iced-x86")
-        return {
-            "vocab": None,
-            "rules": f"{rules.name} {rules.version}, iced-x86 {iced}",
-            "streams": streams_of(self.config),
-            **dict.fromkeys(CHOOSING),
-        }
+        streams = self.streams(self.config)
+        return {**self.versions(), "streams": streams, **dict.fromkeys(CHOOSING)}
 
     def items(self) -> Iterator[Item]:
         """Yield the pairs, by the names of their files.
@@ -181,14 +160,14 @@ class PairsSource(WholeFiles):
             seed=config.seed, walks=config.walks, walk_tokens=config.walk_tokens,
             walk_blocks=config.walk_blocks, weight=config.weight,
         )  # fmt: skip
-        walked = Walked(streams_of(config), config.min_tokens, walking)
+        walked = Walked(self.streams(config), config.min_tokens, walking)
         try:
             first, second = self._both(item)
-            keys = (self._key(first), self._key(second))
+            keys = (self.key(first), self.key(second))
             caches = [self._caches.of(graph.bits) for graph in (first, second)]
             for batch in pair_records((first, second), keys, caches, walked):
                 if "pairs" in batch.notes:
-                    batch.notes |= self._remarks((first, second))
+                    batch.notes |= Counter([*self.remarks(first), *self.remarks(second)])
                 yield batch
         except (MachineError, MissingExtraError, UsageError):
             raise
@@ -199,39 +178,19 @@ class PairsSource(WholeFiles):
     def _both(self, item: Item) -> tuple[Graph, Graph]:
         """Return the graphs of a pair; the last two are kept, because pairs are sorted."""
         wanted = [(item.path, item.digest), *((one.path, one.digest) for one in item.others)]
-        kept = {key: self._graphs[key] for key in wanted if key in self._graphs}
         # Others are dropped first, so that their memory is free for the next ones.
-        self._graphs = kept
+        self._graphs = kept = {key: self._graphs[key] for key in wanted if key in self._graphs}
         for key in wanted:
             if key not in kept:
                 kept[key] = read_graph(key[0])
         return kept[wanted[0]], kept[wanted[1]]
 
-    def _key(self, graph: Graph) -> Key:
-        return self.layout.key(graph.program, graph.compiler, graph.level)
-
-    def _remarks(self, graphs: Iterable[Graph]) -> dict[str, int]:
-        notes: dict[str, int] = {}
-        for graph in graphs:
-            remarks = [f"programs that are not complete: {why}" for why in graph.cut_short]
-            if self.layout.fields(graph.program) is None:
-                remarks.append("programs whose path does not fit the layout")
-            for remark in remarks:
-                notes[remark] = notes.get(remark, 0) + 1
-        return notes
-
-
-def streams_of(config: PairsConfig) -> tuple[str, ...]:
-    """Return the columns of tokens that are kept."""
-    return tuple(column for column in COLUMNS if column in config.streams or not config.streams)
-
 
 def check(config: PairsConfig) -> None:
     """Refuse options that do not fit together."""
-    check_rules(config.rules)
-    unknown = [name for name in config.streams if name not in COLUMNS]
-    if unknown:
-        raise UsageError(f"no stream is called {unknown[0]!r}", hint=nearest(unknown[0], COLUMNS))
+    check_name("no rules are", config.rules, plugins.RULES)
+    for name in config.streams:
+        check_name("no stream is", name, COLUMNS)
     chosen = bool(config.pair)
     if chosen == config.all_pairs:
         raise UsageError(

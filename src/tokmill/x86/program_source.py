@@ -11,7 +11,13 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from tokmill import plugins
-from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.base.errors import (
+    MachineError,
+    MissingExtraError,
+    TokmillError,
+    UsageError,
+    check_name,
+)
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
 from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
@@ -109,22 +115,37 @@ class X86Source(WholeFiles):
         vocabularies: Mapping[str, Frozen],
         resources: Resources,
     ) -> None:
-        check(config)
+        self.check(config)
         vocab = str(Path(config.vocab).absolute()) if config.vocab else ""
-        self.config: X86Config = msgspec.structs.replace(config, vocab=vocab)
+        self.config: Any = msgspec.structs.replace(config, vocab=vocab)
         self.inputs, self.frozen = list(inputs), vocabularies
         self.layout = KeyTemplate(config.layout)
-        self._caches = Caches(config.rules, vocabularies, config.separator)
+        self._caches = Caches(config.rules, vocabularies, getattr(config, "separator", False))
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Refuse options that do not fit together."""
+        check(config)
+
+    @classmethod
+    def streams(cls, config: Any) -> tuple[str, ...]:
+        """Return the columns of tokens."""
+        return COLUMNS
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return the six vocabularies: the closed ones of `tokmill`, or those of a folder."""
+        """Return the vocabularies of the streams: the closed ones, or those of a folder."""
         if request.tokenizer is not None or request.roles:
             raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
-        check(config)
+        cls.check(config)
+        found = vocabularies_of(config.rules, config.vocab)
+        return {column: Frozen(*found[column].vocabulary()) for column in cls.streams(config)}
+
+    def coded(self) -> Schema:
+        """Return the columns of tokens."""
         return {
-            column: Frozen(*tokens.vocabulary())
-            for column, tokens in vocabularies_of(config.rules, config.vocab).items()
+            column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
+            for column in self.streams(self.config)
         }
 
     @cached_property
@@ -134,27 +155,33 @@ class X86Source(WholeFiles):
         per_record["part"] = "u4"
         if self.config.unit == "walk":
             per_record["walk"] = "u4"
-        coded = {
-            column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
-            for column in COLUMNS
-        }
         return {
-            **coded,
+            **self.coded(),
             "border": Column("u1", phrase=True),
             **{name: Column(dtype, per="record") for name, dtype in per_record.items()},
         }
 
     def identity(self) -> dict[str, Any]:
         """Return the versions that decide blocks and tokens; leave out options without effect."""
+        unused = () if self.config.unit == "walk" else WALKS
+        lifter = lifter_version(self.config.lifter)
+        return {**self.versions(), "lifter": lifter, **dict.fromkeys(unused)}
+
+    def versions(self) -> dict[str, Any]:
+        """Return the versions that decide the tokens."""
         rules = make_rules(self.config.rules)
         iced = importlib.metadata.version("iced-x86")
-        unused = () if self.config.unit == "walk" else WALKS
-        return {
-            "vocab": None,
-            "rules": f"{rules.name} {rules.version}, iced-x86 {iced}",
-            "lifter": lifter_version(self.config.lifter),
-            **dict.fromkeys(unused),
-        }
+        return {"vocab": None, "rules": f"{rules.name} {rules.version}, iced-x86 {iced}"}
+
+    def key(self, graph: Graph) -> Key:
+        return self.layout.key(graph.program, graph.compiler, graph.level)
+
+    def remarks(self, graph: Graph) -> list[str]:
+        """Return what a store notes of a program."""
+        notes = [f"programs that are not complete: {why}" for why in graph.cut_short]
+        if self.layout.fields(graph.program) is None:
+            notes.append("programs whose path does not fit the layout")
+        return notes
 
     def items(self) -> Iterator[Item]:
         """Yield the programs and graphs, one item each.
@@ -180,11 +207,8 @@ class X86Source(WholeFiles):
         if isinstance(graph, str):
             yield nothing(cutting.unit, self._caches.of(64), [Drop(0, graph, True)])
             return
-        notes = [f"programs that are not complete: {why}" for why in graph.cut_short]
-        if self.layout.fields(graph.program) is None:
-            notes.append("programs whose path does not fit the layout")
-        key = self.layout.key(graph.program, graph.compiler, graph.level)
-        for batch in records_of(graph, key, self._caches.of(graph.bits), cutting):
+        notes = self.remarks(graph)
+        for batch in records_of(graph, self.key(graph), self._caches.of(graph.bits), cutting):
             batch.notes |= dict.fromkeys(notes, 1)
             notes = []
             yield batch
@@ -273,15 +297,9 @@ def vocabularies_of(rules: str, folder: str) -> Vocabularies:
     )
 
 
-def check_rules(name: str) -> None:
-    """Refuse rules that are not known."""
-    if name not in plugins.RULES:
-        raise UsageError(f"no rules are called {name!r}", hint=nearest(name, plugins.RULES))
-
-
 def check(config: X86Config) -> None:
     """Refuse options that do not fit together."""
-    check_rules(config.rules)
+    check_name("no rules are", config.rules, plugins.RULES)
     check_lifter(config.lifter)
     if not LEAST_TOKENS <= config.max_tokens <= MOST_TOKENS:
         raise UsageError(

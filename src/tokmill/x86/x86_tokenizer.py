@@ -9,7 +9,7 @@ from typing import NamedTuple, Self, get_args
 
 import numpy as np
 
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, check_name, nearest
 from tokmill.base.files import machine_errors, read_file
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Strings
 from tokmill.store.store import Store
@@ -108,8 +108,7 @@ class X86Tokenizer:
             TokmillError: the file is none of these.
             UsageError: `unit` is not known.
         """
-        if unit not in get_args(Unit):
-            raise UsageError(f"no unit is called {unit!r}", hint=nearest(unit, get_args(Unit)))
+        check_name("no unit is", unit, get_args(Unit))
         cutting = Cutting(unit, ALL, min_tokens, walking or Walking())
         for graph in graphs_of_path(path):
             key = Key("", graph.program, "", "", "")

@@ -47,6 +47,7 @@ from semanticbbv_section import (
     streams_of,
 )
 
+import ktrans
 import tokmill
 from tokmill.x86.tokens.rules import DecodeError
 
@@ -492,9 +493,10 @@ def test_tokenized_sequences(done: Played) -> None:
 
 
 @checks("`asm_text_collect_tokenizer_ktrans.py`")
-def test_ktrans(done: Played) -> None:
+def test_ktrans(done: Played, tmp_path: Path) -> None:
     names: Counter[str] = Counter()
-    for path in Path("ktrans").glob("*.jsonl"):
+    ktrans.main(["cfg", str(tmp_path)])
+    for path in tmp_path.glob("*.jsonl"):
         for line in path.read_text().splitlines():
             function = json.loads(line)
             names[function.pop("function")] += 1

@@ -11,7 +11,7 @@ from entry_stores import labelled, lay, tuples_of
 from making import token_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.cli import main
-from tokmill.feed.entries import Entries, Pairs, Tuples
+from tokmill.feed.entries import Tuples
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole, Windows
 from tokmill.feed.values import Vectors
@@ -115,29 +115,8 @@ def test_values_of_an_entry_and_of_its_rows(listed: Store, functions: Path) -> N
     assert batch.values["bytes"].tolist() == np.repeat(listed.column("bytes")[entries], 3).tolist()
 
 
-@pytest.mark.parametrize("length", [3, 8, 20, 40])
-def test_a_pair_is_one_row_of_two_documents(listed: Store, functions: Path, length: int) -> None:
-    store = Store(functions)
-    feed = Feed(Pairs(listed, length, ["anchor", "negative"]), 6, columns=["token", "anchor"])
-    for step in range(4):
-        batch, (_, entries, _) = feed.batch(step), feed.rows_of(step)
-        assert len(batch) == 6
-        for row, entry in enumerate(entries):
-            left, right = (record(store, listed.column(n)[entry]) for n in ("anchor", "negative"))
-            kept = left, right
-            while sum(map(len, kept)) > length:
-                # Cut the longer one, the second where both are as long.
-                longer = int(len(kept[0]) <= len(kept[1]))
-                kept = tuple(x[:-1] if i == longer else x for i, x in enumerate(kept))
-            assert (row_of(batch, row, 0), row_of(batch, row, 1)) == kept
-        assert batch.values["anchor"].tolist() == listed.column("anchor")[entries].tolist()
-
-
 def test_neighbours_make_entries_without_references(tmp_path: Path) -> None:
     store = token_store(tmp_path / "s", [[[1, 2], [3]], [[4], [5, 6], [7]], [[8]] * 2])
-    feed = Feed(Pairs(store, 4), 3, shuffle=False)
-    batch = feed.batch(0)
-    assert batch.columns["token"].tolist() == [[1, 2, 3, 0], [4, 5, 6, 0], [7, 8, 0, 0]]
     rows = Tuples(store, 2, size=3)
     assert len(rows) == 2 and rows.tokens == 8
     assert Feed(rows, 1, shuffle=False).batch(1).columns["token"].tolist() == [
@@ -159,9 +138,7 @@ def test_columns_that_make_no_entries(listed: Store, functions: Path) -> None:
         (["anchor", "bytes"], "no column 'bytes' that refers"),
     ):
         with pytest.raises(UsageError, match=said):
-            Entries(listed, LENGTH, columns)
-    with pytest.raises(UsageError, match="two columns"):
-        Pairs(listed, LENGTH, TRIPLET)
+            Tuples(listed, LENGTH, columns)
 
 
 def test_a_damaged_reference_is_found(listed: Store) -> None:

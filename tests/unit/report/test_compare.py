@@ -285,7 +285,7 @@ def test_curves_of_seeds_have_a_mean_and_a_band(root: Path, tmp_path: Path) -> N
 
 
 def test_a_page_of_a_folder_of_runs(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="this is a folder of 2 stores"):
+    with pytest.raises(TokmillError, match="the folder holds no run"):
         page([root / "lm"], tmp_path / "p.html")
     html = page([root / "runs"], tmp_path / "p.html").read_text()
     assert html.count("<section") == 7

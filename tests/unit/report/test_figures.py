@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.image import imread
 
 from report_stores import write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.report.pages import figures
-from tokmill.report.pages.plot import COLOURS, draw, plot, render
+from tokmill.report.pages.plot import draw, plot, render
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -45,26 +44,15 @@ def test_every_length_has_a_bin(found: set[int]) -> None:
     assert series.y[-1] > 0
 
 
-def test_a_csv_of_the_users_own_is_not_replaced(tmp_path: Path) -> None:
-    store = write_store(tmp_path / "s", [[[2, 2, 3, 0], [2, 0]]])
-    (tmp_path / "f.csv").write_text("mine")
-    with pytest.raises(UsageError, match="would be replaced"):
-        plot("lengths", [store.path], tmp_path / "f.svg", data=True)
-    assert (tmp_path / "f.csv").read_text() == "mine" and not (tmp_path / "f.svg").exists()
-    for _ in range(2):
-        plot("lengths", [store.path], tmp_path / "g.svg", data=True)
-
-
 def test_csv_holds_what_is_drawn(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [[[2, 2, 3, 0], [2, 0]]])
-    written = plot("frequency", [store.path], tmp_path / "f.svg", data=True)
-    assert [path.name for path in written] == ["f.svg", "f.csv"]
-    rows = list(csv.reader(io.StringIO(written[1].read_text())))
+    written = plot("frequency", [store.path], tmp_path / "f.csv")
+    rows = list(csv.reader(io.StringIO(written.read_text())))
     assert rows[0] == ["series", "rank of the id", "share of tokens", "covered", "id", "tokens"]
     assert [row[4:] for row in rows[1:]] == [["2", "3"], ["0", "2"], ["3", "1"]]
     assert [float(row[3]) for row in rows[1:]] == pytest.approx([3 / 6, 5 / 6, 1])
-    plot("lengths", [store.path], tmp_path / "l.png", data=True)
-    rows = list(csv.reader(io.StringIO((tmp_path / "l.csv").read_text())))
+    plot("lengths", [store.path], tmp_path / "l.png")
+    rows = list(csv.reader(io.StringIO(figures.write_csv(figures.lengths([store.path])))))
     assert rows[0] == ["series", "from", "to", "records"]
     assert sum(int(row[3]) for row in rows[1:]) == 2
     assert (tmp_path / "l.png").read_bytes().startswith(PNG)
@@ -74,7 +62,7 @@ def test_a_csv_has_each_length(tmp_path: Path) -> None:
     lengths = [3, 1, 4, 1, 5, 9, 2]
     one = write_store(tmp_path / "a,b", [[[2] * n for n in lengths[:3]], [[2] * 7]])
     two = write_store(tmp_path / "c", [[[2] * n for n in lengths[3:]]])
-    (written,) = plot("lengths", [one.path, two.path], tmp_path / "new/l.csv")
+    written = plot("lengths", [one.path, two.path], tmp_path / "new/l.csv")
     rows = list(csv.reader(io.StringIO(written.read_text())))
     assert rows[0] == ["series", "number", "length", "in"]
     wanted = [("a,b", [*lengths[:3], 7]), ("c", lengths[3:])]
@@ -85,10 +73,6 @@ def test_a_csv_has_each_length(tmp_path: Path) -> None:
     ]
     with pytest.raises(UsageError, match="takes no column"):
         plot("lengths", [one.path], tmp_path / "l.csv", column="token")
-    # Of another figure it has the numbers that --data writes.
-    plot("frequency", [one.path], tmp_path / "f.svg", data=True)
-    plot("frequency", [one.path], tmp_path / "g.csv")
-    assert (tmp_path / "g.csv").read_bytes() == (tmp_path / "f.csv").read_bytes()
 
 
 def test_how_many_ids_cover_how_much() -> None:
@@ -153,24 +137,6 @@ def test_several_stores_are_compared_by_share(tmp_path: Path) -> None:
     assert figure.log_x == 2
     plot("lengths", paths, tmp_path / "out/l.svg")
     plot("frequency", paths, tmp_path / "out/f.png")
-
-
-def test_equal_curves_are_both_seen(tmp_path: Path) -> None:
-    paths = [
-        write_store(tmp_path / name, [rows]).path
-        for name, rows in (("a", [[2] * 9, [3] * 3]), ("b", [[3] * 9, [2] * 3]), ("c", [[2, 3, 3]]))
-    ]
-    for kind in ("frequency", "lengths"):
-        plot(kind, paths[:2], tmp_path / f"{kind}.png")
-        pixels = np.asarray(imread(tmp_path / f"{kind}.png"))[:, :, :3]
-        # Below the legend, which shows all colours.
-        pixels = (255 * pixels[len(pixels) // 4 :]).round().astype(int).reshape(-1, 3)
-        for colour in COLOURS[:2]:
-            ink = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-            assert (pixels == ink).all(1).sum() > 200, (kind, colour)
-    axes = MatplotlibFigure().add_subplot()
-    draw(figures.frequency(paths), axes)
-    assert [line.get_linewidth() for line in axes.lines] == pytest.approx([4.2, 1.6, 1.6])
 
 
 def test_loss_of_runs(tmp_path: Path) -> None:

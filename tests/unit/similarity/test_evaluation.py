@@ -145,33 +145,6 @@ def test_one_pair_has_no_pool() -> None:
     assert row.queries == 1 and row.results == [] and row.too_large == [2, 10]
 
 
-def test_functions_of_unknown_ways_may_be_negatives() -> None:
-    """They make pools larger, ask for nothing, and count once a code."""
-    ways = [
-        f(f"f{i}", level, code=100 * i + int(level[1])) for level in ("O0", "O3") for i in (1, 2)
-    ]
-    others = [
-        f("x", "unknown", code=1), f("sub_1", "", code=2, named=False),
-        f("y", compiler="unknown", code=3),
-        f("again", "unknown", code=1), f("small", "unknown", code=4, blocks=4),
-        f("f1", "unknown", code=103),  # the code of a match
-    ]  # fmt: skip
-    made = functions(*ways, *others)
-    # f1 finds its match; f2 finds x first.
-    matrix = np.zeros((len(made), 3))
-    matrix[[0, 2], 0] = 1
-    matrix[[1, 4], 1] = 1
-    matrix[3, 1:] = 1
-    matrix[5:, 2] = -1
-    vectors = method("vectors", matrix)
-    (few,) = run(made, vectors, pools=(2, 5)).rows
-    assert few.too_large == [5] and by(few, "vectors", 2) == 1
-    (row,) = run(made, vectors, pools=(5,), more_negatives=True).rows
-    assert row.queries == 2 and not row.too_large
-    assert row.settings[0].pairs == 5 and row.settings[0].queries == 2
-    assert by(row, "vectors", 5) == 0.5
-
-
 @pytest.mark.parametrize("resamples", [0, 20])
 @pytest.mark.parametrize(
     "made",

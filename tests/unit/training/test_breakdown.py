@@ -149,27 +149,6 @@ def test_it_is_what_loops_over_the_records_find(
         assert mine["accuracy"] == pytest.approx(np.mean([h[name][1] for h in hits.values()]))
 
 
-def test_whole_instructions(run: Path, stores: tuple[Path, Path]) -> None:
-    task, store = load_task(run), Store(stores[1])
-    assert isinstance(task, NextToken)
-    hits = by_hand(task, store)
-    found = evaluate(run, store.path, device="cpu")
-    place, right = 0, []
-    for record in range(len(store)):
-        begins = [*np.flatnonzero(store.record(record)["border"] & 1)]
-        length = len(store.record(record)["border"])
-        for start, stop in zip(begins, [*begins[1:], length], strict=True):
-            rows = {(place + token - 1) // LENGTH for token in (start, stop)}
-            # Its first token is no target in a record's first, and the row must show its end.
-            if start and len(rows) == 1:
-                tokens = range(start, stop)
-                right.append(all(hit for i in tokens for _, hit in hits[record, i].values()))
-        place += length
-    assert found["instructions"]["count"] == len(right)
-    assert found["instructions"]["accuracy"] == pytest.approx(np.mean(right))
-    assert 0 < sum(right) < len(right)
-
-
 def test_without_the_training_store_there_is_no_baseline(
     run: Path, stores: tuple[Path, Path], tmp_path: Path
 ) -> None:

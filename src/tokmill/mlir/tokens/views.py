@@ -17,7 +17,7 @@ import gymnasium
 import msgspec
 import numpy as np
 
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, check_name
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops.legal import LONGEST, State
 from tokmill.mlir.modules.operations import Operation
@@ -64,8 +64,7 @@ class View(Protocol):
 def make(wanted: Wanted | str, sizes: Sizes, problems: Iterable[Problem]) -> View:
     """Return a view of problems; raises `UsageError` for an unknown one, and for too short ones."""
     wanted = Wanted(kind=wanted) if isinstance(wanted, str) else wanted
-    if wanted.kind not in VIEWS:
-        raise UsageError(f"no view is called {wanted.kind!r}", hint=nearest(wanted.kind, VIEWS))
+    check_name("no view is", wanted.kind, VIEWS)
     for name, most in (("max_seq_length", MOST_TOKENS), ("vocab_size", MOST_IDS)):
         if not 0 <= getattr(wanted, name) <= most:
             raise UsageError(

@@ -61,38 +61,12 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Public, Transfor
         for key, values in public.allowed.items():
             if getattr(public, key) not in values:
                 raise unlike(key, getattr(public, key), where, family.kind)
-        check_unused(config, public, where)
         model: TransformerConfig = msgspec.convert(public.model(where), kind)
         return public, model
     except msgspec.ValidationError as error:
         raise TokmillError(
             f"a key has the wrong type: {error}", where=where, hint="fetch the file again"
         ) from None
-
-
-def check_unused(config: Mapping[str, Any], public: Public, where: str) -> None:
-    """Refuse keys that no model can have, also where the model that is made does not need them.
-
-    Raises `TokmillError` for a dropout that is no share, for ids below 0 (-1 and null say that
-    there is none), and for padding outside of the vocabulary, which transformers refuses too. Other
-    special ids may lie above it: transformers writes GPT-2's 50256 for a model of any size.
-    """
-    damaged = "the file is damaged, or of another model: fetch it again"
-    for key, value in config.items():
-        if "dropout" in key and isinstance(value, int | float) and not 0 <= value <= 1:
-            raise TokmillError(f"{key} = {value} is no share", where=where, hint=damaged)
-    pad = public.roles.get("pad", "pad_token_id")
-    for key in {*public.roles.values(), pad}:
-        named = config.get(key)
-        for number in named if isinstance(named, list) else [named]:
-            if not isinstance(number, int) or number == -1:
-                continue
-            if number < 0 or (key == pad and number >= public.vocab_size):
-                raise TokmillError(
-                    f"{key} = {number} is none of the {public.vocab_size:,} ids of the model",
-                    where=where,
-                    hint=damaged,
-                )
 
 
 def public_of(

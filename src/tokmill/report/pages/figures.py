@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, check_name, nearest
 from tokmill.base.progress import human_count
 from tokmill.formats.notes import lengths as record_lengths
 from tokmill.report.comparison.compare_runs import common_name, seeds_together, settings_of
@@ -309,8 +309,7 @@ def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
 
 def make(kind: str, paths: Sequence[Path], column: str = "", vectors: str = "") -> Figure:
     """Return a figure of `plugins.FIGURES`."""
-    if kind not in plugins.FIGURES:
-        raise UsageError(f"no figure is called {kind!r}", hint=nearest(kind, plugins.FIGURES))
+    check_name("no figure is", kind, plugins.FIGURES)
     further = {}
     if kind == OF_VECTORS:
         further = {"vectors": vectors}

@@ -1,9 +1,8 @@
-"""One HTML page about stores and runs, which needs no network and no scripts."""
+"""One HTML page about runs, which needs no network and no scripts."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,85 +11,42 @@ from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder, write_file
 from tokmill.report.comparison.compare_runs import compare
 from tokmill.report.comparison.comparison_table import columns, text_rows
-from tokmill.report.comparison.run_summaries import find_runs
-from tokmill.report.describe.inspect import describe
-from tokmill.report.describe.recogniser import Facts, short_names
+from tokmill.report.comparison.run_summaries import read_runs
+from tokmill.report.describe.recogniser import short_names
 from tokmill.report.pages import figures
-from tokmill.report.pages.sections import (
-    Section,
-    Table,
-    picture,
-    run_section,
-    store_section,
-)
+from tokmill.report.pages.sections import Section, Table, picture, run_section
 from tokmill.version import __version__
 
 
-def page(
-    paths: Sequence[Path],
-    out: Path,
-    *,
-    advance: Callable[[int], None] | None = None,
-    refresh: int = 0,
-) -> Path:
-    """Write a page about stores and runs, and return its path.
+def page(paths: Sequence[Path], out: Path) -> Path:
+    """Write a page about runs, and return its path.
 
     Args:
-        paths: stores and runs; a folder of runs means the runs in it. Runs come first.
+        paths: runs, and folders of runs.
         out: the `.html` file.
-        advance: called with the bytes of each shard that was counted.
-        refresh: seconds after which a browser reads the page again; 0: never.
 
     Raises:
-        UsageError: there is no path, or one is of another kind.
+        UsageError: there is no path.
+        TokmillError: a path holds no run, or a run is damaged.
     """
     if not paths:
-        raise UsageError("nothing is named to report on", hint="give stores or runs")
+        raise UsageError("nothing is named to report on", hint="give runs")
     plugins.require("matplotlib")
     html = template()
-    kinds = {path: describe(path) for given in paths for path in _expand(given)}
-    makers: dict[str, Callable[[Path, Facts, Section], None]] = {
-        "store": lambda path, facts, s: store_section(path, facts, s, advance),
-        "run": run_section,
-    }
-    sections = sections_of(kinds, makers)
-    with_loss = [
-        f["kind"] == "run" and f["metrics"].get("loss") is not None for f in kinds.values()
+    runs = read_runs(paths)
+    names = short_names([run.path for run in runs])
+    sections = [
+        run_section(run, Section(name, run.state, f"part-{number}"))
+        for number, (run, name) in enumerate(zip(runs, names, strict=True))
     ]
-    runs = list(itertools.compress(kinds, with_loss))
-    names = [section.name for section in sections]
-    if len(runs) > 1:
-        sections.insert(0, compared_section(runs))
+    with_loss = [run.path for run in runs if run.latest.get("loss") is not None]
+    if len(with_loss) > 1:
+        sections.insert(0, compared_section(with_loss))
     text = html.render(
-        title=f"Report on {', '.join(names)}",
-        version=__version__,
-        sections=sections,
-        refresh=refresh,
+        title=f"Report on {', '.join(names)}", version=__version__, sections=sections
     )
     make_folder(out.parent)
     return write_file(out, text)
-
-
-def sections_of(
-    kinds: Mapping[Path, Facts], makers: Mapping[str, Callable[[Path, Facts, Section], None]]
-) -> list[Section]:
-    """Return a section for each path, those of runs first."""
-    paths = sorted(kinds, key=lambda path: kinds[path]["kind"] != "run")
-    sections = []
-    for number, (path, name) in enumerate(zip(paths, short_names(paths), strict=True)):
-        facts = kinds[path]
-        kind = facts["kind"].removeprefix("partial ")
-        if kind not in makers:
-            raise UsageError(
-                f"a report is about stores and runs; this is {facts['what']}",
-                where=str(path),
-                hint="`tokmill inspect` says more about it",
-            )
-        section = Section(name, facts["what"], f"part-{number}")
-        section.problem = facts.get("problem", "")
-        makers[kind](path, facts, section)
-        sections.append(section)
-    return sections
 
 
 def template() -> Any:
@@ -116,9 +72,3 @@ def compared_section(runs: Sequence[Path]) -> Section:
     caption = "Dashed: validation rows. Bands: from the lowest to the highest of the seeds."
     together.figures.append(picture(figures.loss(runs), together, caption))
     return together
-
-
-def _expand(path: Path) -> list[Path]:
-    """Return the runs in a plain folder, or else the path."""
-    is_plain = path.is_dir() and describe(path)["kind"] in ("runs", "folder")
-    return (find_runs(path) if is_plain else []) or [path]

@@ -14,7 +14,6 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder, write_file
-from tokmill.formats.notes import write_noted
 from tokmill.report.pages.figures import (
     HIGHEST,
     LOWEST,
@@ -30,10 +29,6 @@ COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
 INK = "#0a0b0c"
 """Colour of axes and text; a page replaces it by its own, so no other colour is equal."""
 SIZE = (7.2, 4.2)
-WIDER = 2.6
-"""Additional width, in points, of a line that is covered by others."""
-NEAR, NEAR_LOG = 0.005, 0.05
-"""Largest distance of covered lines: a share of the axis, or of the value if it is logarithmic."""
 FEW, FEWEST = 40, 1
 """Curves with at most so many points have marks; a curve of one point has a large one."""
 SHAPES = ("o", "^", "s", "D")
@@ -58,18 +53,16 @@ def plot(
     paths: Sequence[Path],
     out: Path,
     *,
-    data: bool = False,
     column: str = "",
     vectors: str = "",
-) -> list[Path]:
-    """Draw a figure of one of `plugins.FIGURES` into a file, and return what was written.
+) -> Path:
+    """Draw a figure of one of `plugins.FIGURES` into a file, and return its path.
 
     Args:
         kind: which figure.
         paths: stores or runs, as the kind wants.
         out: an `.svg`, `.png` or `.pdf` file; a `.csv` for the numbers alone, and for `lengths` the
             length of each record.
-        data: also write the numbers as CSV beside it; no CSV of another program is replaced.
         column: the column of `frequency` ("": the first), or of the colours of `tsne`.
         vectors: of `tsne`: an overlay or an .npy file.
     """
@@ -88,17 +81,12 @@ def plot(
         else:
             rows = write_csv(make(kind, paths, column, vectors))
         make_folder(out.parent)
-        return [write_file(out, rows)]
+        return write_file(out, rows)
     plugins.require("matplotlib")
     figure = make(kind, paths, column, vectors)
     make_folder(out.parent)
     image = render(figure, out.suffix.lower()[1:])
-    numbers: list[Path] = []
-    if data:
-        # Written first: it is refused if a file of another program has its name.
-        name = out.with_suffix(".csv").name
-        numbers = write_noted(out.parent, name, "figure", {name: write_csv(figure)})
-    return [write_file(out, image), *numbers]
+    return write_file(out, image)
 
 
 def render(figure: Figure, form: str, *, page: str = "") -> bytes:
@@ -155,11 +143,8 @@ def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
     if figure.form == "map":
         _map(figure, axes, title=title)
         return
-    for number, series in enumerate(figure.series):
-        later = figure.series[number + 1 :] if figure.form != "points" else []
-        covered = any(_hides(other, series, figure) for other in later)
-        wider = WIDER if covered else 0.0
-        DRAWN[figure.form](figure, axes, series, wider)
+    for series in figure.series:
+        DRAWN[figure.form](figure, axes, series)
     width = 1.6 if len(figure.marks) == 1 else 1.1
     for label, x, colour in figure.marks:
         ink = INK if len(figure.series) == 1 else _colour(colour)
@@ -186,18 +171,7 @@ def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
         axes.legend(frameon=False, fontsize=9, **(outside if figure.form == "points" else {}))
 
 
-def _hides(upper: Series, lower: Series, figure: Figure) -> bool:
-    """Say whether a curve covers most of another one, which is then drawn wider."""
-    count = len(lower.y)
-    if not count or not len(upper.y):
-        return False
-    there = np.interp(lower.x[:count], upper.x[: len(upper.y)], upper.y, left=np.nan, right=np.nan)
-    every = np.concatenate([series.y for series in figure.series])
-    near = NEAR_LOG * np.abs(lower.y) if figure.log_y else NEAR * np.ptp(every)
-    return bool(np.mean(np.abs(there - lower.y) <= near) > 0.5)
-
-
-def _bars(figure: Figure, axes: Any, series: Series, wider: float) -> None:
+def _bars(figure: Figure, axes: Any, series: Series) -> None:
     alone = len(figure.series) == 1
     axes.stairs(
         series.y,
@@ -205,12 +179,12 @@ def _bars(figure: Figure, axes: Any, series: Series, wider: float) -> None:
         fill=alone,
         color=_colour(series.colour),
         alpha=0.75 if alone else 1.0,
-        linewidth=1.8 + wider,
+        linewidth=1.8,
         label=_safe(series.label),
     )
 
 
-def _line(figure: Figure, axes: Any, series: Series, wider: float) -> None:
+def _line(figure: Figure, axes: Any, series: Series) -> None:
     points = len(series.x)
     if LOWEST in series.more:
         low, high = series.more[LOWEST], series.more[HIGHEST]
@@ -221,14 +195,14 @@ def _line(figure: Figure, axes: Any, series: Series, wider: float) -> None:
         series.y,
         color=_colour(series.colour),
         linestyle=series.line,
-        linewidth=1.6 + wider,
+        linewidth=1.6,
         marker="o" if points <= FEW else None,
-        markersize=(8 if points <= FEWEST else 3.5) + wider,
+        markersize=8 if points <= FEWEST else 3.5,
         label=_safe(series.label),
     )
 
 
-def _points(figure: Figure, axes: Any, series: Series, wider: float) -> None:
+def _points(figure: Figure, axes: Any, series: Series) -> None:
     count = sum(len(one.x) for one in figure.series)
     axes.scatter(
         series.x,

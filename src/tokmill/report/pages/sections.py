@@ -1,12 +1,10 @@
-"""The sections of a page about a store or run: tables, figures, samples, provenance."""
+"""The section of a page about a run: tables, figures, samples, provenance."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,18 +12,15 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
-from tokmill.base.progress import human_bytes, human_count, human_metric, human_share, human_time
-from tokmill.report.comparison.run_summaries import RunSummary, read_run
-from tokmill.report.describe.recogniser import Facts, shorten
-from tokmill.report.describe.shown_records import Reader, fact_in_words, input_in_words
+from tokmill.base.progress import human_share, human_time
+from tokmill.report.comparison.run_summaries import RunSummary
+from tokmill.report.describe.shown_records import Reader
 from tokmill.report.pages import figures, schedules
 from tokmill.report.pages.plot import render
-from tokmill.store.checks.stats import Counts, Statistics, count, summary
 from tokmill.store.store import Store
 
-JUMPS = 10
 SAMPLES = 3
-SAMPLE_TOKENS = 200
+NEW_TOKENS = 100
 PROMPT_TOKENS = 24
 SHAPE = ("model.dim", "model.layers", "model.heads", "task.length")
 """Keys of a run's recipe that describe the size of its model."""
@@ -70,7 +65,7 @@ class Sample:
 
 @dataclass
 class Section:
-    """The part of a page about one store or run."""
+    """The part of a page about one run, or about several together."""
 
     name: str
     what: str
@@ -83,105 +78,8 @@ class Section:
     more: list[Picture] = field(default_factory=list)
     """Folded figures."""
     samples: list[Sample] = field(default_factory=list)
-    samples_title: str = "First records"
     provenance: Table | None = None
     recipe: str = ""
-
-
-def store_section(
-    path: Path,
-    facts: Facts,
-    section: Section,
-    advance: Callable[[int], None] | None,
-) -> None:
-    store = Store(path)
-    counts = count(store, advance)
-    statistics = summary(store, counts)
-    section.tables += store_tables(store, statistics)
-    section.figures += store_figures(store, counts, section)
-    reader = Reader(store)
-    for number in range(min(SAMPLES, store.records)):
-        record = reader.show(number, SAMPLE_TOKENS)
-        section.samples.append(_sample(record, store.token_columns))
-    section.provenance = Table(
-        [
-            ["fingerprint", facts["fingerprint"]],
-            ["recipe id", facts["recipe_id"]],
-            *[[f"vocabulary {n}", v["sha256"]] for n, v in facts["vocabularies"].items()],
-            ["source", facts["source"]],
-            ["built by", facts["producer"]],
-            ["inputs", "\n".join(facts.get("inputs", [])) or "not recorded"],
-            *[[k.replace("_", " "), facts[k]] for k in ("left_out_of_folders",) if k in facts],
-        ]
-    )
-    if "recipe" in facts:
-        section.recipe = _json(facts["recipe"])
-
-
-def store_tables(store: Store, statistics: Statistics) -> list[Table]:
-    """Return the tables of a store's figures."""
-    lengths = statistics.lengths
-    left_out = {
-        **statistics.skipped,
-        **{f"{k} (rejected)": n for k, n in statistics.rejected.items()},
-    }
-    rows = [
-        ["records", f"{store.records:,}"],
-        ["tokens", f"{store.tokens:,}"],
-        ["shards", f"{len(store.shards):,} ({human_bytes(store.manifest.bytes)})"],
-        ["content read", human_bytes(statistics.input_bytes)],
-    ]
-    if statistics.bytes_per_token is not None:
-        rows.append(["bytes a token", f"{statistics.bytes_per_token:.3f}"])
-    rows += [
-        [
-            "length of a record",
-            f"{lengths.min:,} to {lengths.max:,}, mean {lengths.mean:,.1f}, median "
-            f"{lengths.median:,.1f}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
-        ],
-        [
-            f"in rows of {statistics.width:,}",
-            f"{human_count(statistics.rows, 'row')} with {human_share(statistics.padding)} padding;"
-            f" {human_share(statistics.longer)} of the records are longer",
-        ],
-        ["empty records", f"{statistics.empty:,}"],
-        ["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"],
-    ]
-    tables = [Table(rows)]
-    if statistics.columns:
-        use = [
-            [
-                name,
-                f"{column.unique:,}",
-                "none" if column.vocabulary is None else f"{column.vocabulary:,}",
-                "" if column.used is None else human_share(column.used),
-                "" if column.unknown is None else human_share(column.unknown, 3),
-                "" if column.eot is None else f"{column.eot:,}",
-            ]
-            for name, column in statistics.columns.items()
-        ]
-        headers = ["column", "ids used", "vocabulary", "share used", "unknown", "eot tokens"]
-        # Most vocabularies lack a role; a column without values is left out for narrow screens.
-        shown = [place for place in range(len(headers)) if any(row[place] for row in use)]
-        headers, use = [headers[i] for i in shown], [[row[i] for i in shown] for row in use]
-        tables.append(Table(use, headers, "Use of ids", [*range(1, len(headers))]))
-    return tables
-
-
-def store_figures(store: Store, counts: Counts, section: Section) -> list[Picture]:
-    pictures = []
-    if len(counts.lengths) > 1:
-        figure = figures.length_figure([section.name], [(counts.lengths, counts.records)])
-        pictures.append(picture(figure, section, "Tokens a record, the eot token counted."))
-    for name, table in counts.ids.items():
-        if table.any():
-            figure = figures.frequency_figure([section.name], [table], name)
-            caption = (
-                f"Ids of the column “{name}”, the most frequent first. Dotted lines: the number of "
-                "ids that cover a share of the tokens."
-            )
-            pictures.append(picture(figure, section, caption))
-    return pictures
 
 
 def verdict(run: RunSummary) -> str:
@@ -208,9 +106,8 @@ def verdict(run: RunSummary) -> str:
     return f"{said}. It hardly changed in the last fifth." if before else f"{said}."
 
 
-def run_section(path: Path, facts: Facts, section: Section) -> None:
-    run = read_run(path)
-    columns: dict[str, int] = facts["columns"] or {}
+def run_section(run: RunSummary, section: Section) -> Section:
+    """Fill the section of a run, and return it."""
     shapes = [
         f"{key.partition('.')[2]} {run.flat[key]:,}"
         for key in SHAPE
@@ -221,8 +118,8 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
         ["model", ", ".join([str(run.flat["model.kind"]), *shapes])],
         ["parameters", "not known" if parameters is None else f"{parameters:,}"],
         ["task", str(run.flat["task.kind"])],
-        ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in columns.items())],
-        ["steps", f"{facts['step']:,} of {run.steps:,}"],
+        ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in run.known.columns.items())],
+        ["steps", f"{run.step:,} of {run.steps:,}"],
     ]
     # A policy reads no store.
     section.tables.append(Table([pair for pair in pairs if pair[1]]))
@@ -230,7 +127,7 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
     hidden = (*HIDDEN, "targets", "tokens_per_second") if learned else HIDDEN
     rows = [
         [name.replace("_", " "), metric_in_words(name, value)]
-        for name, value in facts["metrics"].items()
+        for name, value in run.latest.items()
         if isinstance(value, int | float) and name not in hidden
     ]
     section.tables.append(Table(rows, title="Last metrics"))
@@ -240,27 +137,26 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
     elif logged:
         what = "Cross-entropy" if run.measures.loss.startswith("nats") else "The loss"
         caption = f"{what} by step; dashed: validation rows."
-        section.figures.append(picture(figures.loss([path]), section, caption))
+        section.figures.append(picture(figures.loss([run.path]), section, caption))
         section.verdict = verdict(run)
-        _jumps(run, section)
         for name, words in MORE_CURVES.items():
             if any(np.isfinite(value) for _, value in run.points(name)):
                 curves = figures.curves_of([run], {name: (words, "-")}, words)
                 figure = figures.Figure(words.capitalize(), "step", words, "line", curves)
                 section.more.append(picture(figure, section, ""))
-    section.samples_title = "Continued by the model"
     try:
         section.samples += run_samples(run)
     except TokmillError as error:
         # The rest of the page is still useful.
         section.problem = f"no samples: {error.what}"
     origin = [
-        ["store", str(facts["store"])],
-        ["fingerprint of the store", str(facts["fingerprint"])],
-        ["checkpoints", ", ".join(facts["checkpoints"]) or "none kept"],
+        ["store", str(run.flat["data.train"])],
+        ["fingerprint of the store", run.known.fingerprint],
+        ["checkpoints", ", ".join(run.checkpoints) or "none kept"],
     ]
     section.provenance = Table([pair for pair in origin if pair[1]])
-    section.recipe = _json(facts["recipe"])
+    section.recipe = msgspec.json.format(msgspec.json.encode(run.recipe), indent=2).decode()
+    return section
 
 
 def _schedules(run: RunSummary, section: Section) -> None:
@@ -277,38 +173,6 @@ def _schedules(run: RunSummary, section: Section) -> None:
     section.figures.append(picture(schedules.speedup([run.path]), section, caption))
     caption = "1: every legal action is as likely as any other."
     section.figures.append(picture(schedules.entropy([run.path]), section, caption))
-
-
-def _jumps(run: RunSummary, section: Section) -> None:
-    """Add the logged steps at which the loss or the gradient jumps, with documents of them."""
-    jumps = sorted(run.jumps, key=lambda jump: jump.usual - jump.value)[:JUMPS]
-    if not jumps or find_spec("torch") is None:
-        return
-    traced: Any = plugins.require("tokmill.report.describe.traced_steps")
-    try:
-        found = list(traced.of_jumps(traced.Trace(run.path), sorted(jumps), SAMPLES))
-    except TokmillError as error:
-        # The rest of the page is still useful.
-        section.problem = f"the steps with jumps cannot be traced: {error.what}"
-        return
-    rows = [
-        [
-            f"{jump['step']:,}",
-            jump["metric"].replace("_", " "),
-            human_metric(jump["value"]),
-            human_metric(jump["usual"]),
-            "\n".join(
-                f"record {one['record']:,}, {traced.origin(one)}: {traced.preview(one)}"
-                for one in jump["documents"]
-            ),
-        ]
-        for jump in found
-    ]
-    title = (
-        f"Steps with jumps, the largest; `tokmill trace {run.path} --step N` shows all of a step"
-    )
-    headers = ["step", "", "value", "usual", f"the first {SAMPLES} documents"]
-    section.tables.append(Table(rows, headers, title, [0, 2, 3]))
 
 
 def run_samples(run: RunSummary) -> list[Sample]:
@@ -342,7 +206,7 @@ def run_samples(run: RunSummary) -> list[Sample]:
         texts = [reader.show(number, PROMPT_TOKENS).get("text", "") for number in numbers]
         titles = [f"The first {PROMPT_TOKENS} tokens of record {number:,}" for number in numbers]
     generate = plugins.require("tokmill.inference.sample").generate
-    continuations = generate(run.path, prompts, SAMPLE_TOKENS // 2, temperature=0.8, seed=0)
+    continuations = generate(run.path, prompts, NEW_TOKENS, temperature=0.8, seed=0)
     return [
         Sample(
             f"{title}, and after ▶ the text of the model (temperature 0.8)", f"{text} ▶{one.text}"
@@ -362,31 +226,9 @@ def metric_in_words(name: str, value: float) -> str:
     return f"{value:.4g}"
 
 
-def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:
-    facts = [f"record {record['record']:,}", human_count(record["tokens"], "token")]
-    if "from" in record:
-        facts.append(f"from {input_in_words(record)}")
-    keys = {"record", "tokens", "from", "at", "text", *token_columns}
-    facts += [
-        fact_in_words(name, shorten(value, 80))
-        for name, value in record.items()
-        if name not in keys
-    ]
-    text = record.get("text")
-    if text is None:
-        shown = [f"{n}: {' '.join(map(str, record[n]))}" for n in token_columns if n in record]
-        text = "\n".join(shown)
-    cut = record["tokens"] > SAMPLE_TOKENS
-    return Sample(", ".join(facts), text + (f"\n… (first {SAMPLE_TOKENS} tokens)" if cut else ""))
-
-
 def picture(figure: figures.Figure, section: Section, caption: str) -> Picture:
     """Return a figure for a section as inline SVG."""
     # The ids in an SVG are made from this word, and must be unique in a page.
     word = f"{section.anchor}-{len(section.figures)}-{figure.title}-{caption}"
     markup = plugins.require("markupsafe").Markup(render(figure, "svg", page=word).decode())
     return Picture(figure.title, markup, caption)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

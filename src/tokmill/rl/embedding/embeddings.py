@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tokmill import plugins
 from tokmill.base import recipe
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, check_name
 from tokmill.mlir.tokens.views import Spaces, Wanted
 
 Observation = Mapping[str, Tensor]
@@ -96,10 +96,10 @@ def view_of(model_type: str, model_config: Mapping[str, Any] | None = None) -> W
 
 def config_of(model_type: str, model_config: Mapping[str, Any] | None = None) -> EmbeddingConfig:
     """Return the sizes of an embedding; the tables of the other kinds are checked too."""
-    _known(model_type, "model_type")
+    check_name("no embedding is", model_type, plugins.EMBEDDINGS, "model_type")
     tables = dict(model_config or {})
     for kind, table in tables.items():
-        _known(kind, f"model_config.{kind}")
+        check_name("no embedding is", kind, plugins.EMBEDDINGS, f"model_config.{kind}")
         if not isinstance(table, Mapping):
             raise UsageError(
                 "it is no table", where=f"model_config.{kind}", hint="its keys are sizes"
@@ -168,12 +168,3 @@ def draw_blocks(encoder: nn.Module) -> None:
     for part in encoder.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=part.in_features**-0.5)
-
-
-def _known(kind: str, where: str) -> None:
-    if kind not in plugins.EMBEDDINGS:
-        raise UsageError(
-            f"no embedding is called {kind!r}",
-            where=where,
-            hint=nearest(kind, plugins.EMBEDDINGS),
-        )

@@ -17,14 +17,6 @@ from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import AsJson, At, Device, Quiet
 from tokmill.terminal.output import print_json, say
 
-Pools = Annotated[
-    str,
-    typer.Option(
-        metavar="N,N…",
-        help="Sizes of pools.",
-        show_default="2,10,32,100,128,512,1000,8192,10000",
-    ),
-]
 Pairs = Annotated[
     str,
     typer.Option(
@@ -57,7 +49,6 @@ def evaluate(
             show_default=False,
         ),
     ],
-    pools: Pools = "",
     pairs: Pairs = "",
     projects: Projects = "",
     graphs: Graphs = None,
@@ -85,9 +76,7 @@ def evaluate(
     from tokmill.similarity.vector_rows import Rows
     from tokmill.store.store import Store
 
-    choice = Choice(
-        pools=_numbers(pools), rows=_words(pairs), projects=_words(projects), min_blocks=min_blocks
-    )
+    choice = Choice(rows=_words(pairs), projects=_words(projects), min_blocks=min_blocks)
     *given, place = paths
     store = Store(place)
     if store.partial:
@@ -118,7 +107,6 @@ def score(
             "version, blocks, code.",
         ),
     ],
-    pools: Pools = "",
     pairs: Pairs = "",
     resamples: Annotated[
         int, typer.Option(min=0, metavar="N", help="Resamples of the intervals; 0: no intervals.")
@@ -134,7 +122,7 @@ def score(
     from tokmill.similarity.pool_measures import CHANCE, Method
     from tokmill.similarity.vector_rows import Rows, read_vectors
 
-    choice = Choice(pools=_numbers(pools), rows=_words(pairs), resamples=resamples)
+    choice = Choice(rows=_words(pairs), resamples=resamples)
     functions, unread = read_keys(keys)
     matrix = read_vectors(vectors, len(functions))
     if unread:
@@ -156,16 +144,6 @@ def _named(paths: list[Path], store: Any, **how: Any) -> dict[str, Array]:
         name, matrix = vectors_of(path, store, **how)
         vectors[str(path) if name in vectors else name] = matrix
     return vectors
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list with commas, ascending, each once."""
-    found = set()
-    for word in _words(text):
-        if not (word.isascii() and word.isdecimal()) or len(word) > 12:
-            raise UsageError(f"--pools: {word!r} is no number", hint="--pools 100,1000")
-        found.add(int(word))
-    return tuple(sorted(found))
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, check_name
 from tokmill.similarity.functions import Functions, of_functions
 from tokmill.similarity.pool_measures import CHANCE, Method
 from tokmill.similarity.vector_rows import Rows
@@ -60,10 +60,7 @@ def baselines_of(
     """
     random_order = Method(CHANCE, None, True)
     for name in names or ():
-        if name not in (*plugins.BASELINES, CHANCE):
-            raise UsageError(
-                f"no baseline is called {name!r}", hint=nearest(name, [*plugins.BASELINES, CHANCE])
-            )
+        check_name("no baseline is", name, [*plugins.BASELINES, CHANCE])
     wanted = [name for name in (plugins.BASELINES if names is None else names) if name != CHANCE]
     if not wanted and not vectors:
         return [random_order]

@@ -10,7 +10,7 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.base import recipe
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import UsageError, check_name
 from tokmill.builds.execution.resources import parse_seconds
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
@@ -173,19 +173,9 @@ def check(config: TrainConfig, where: str = "") -> None:
             where=where,
             hint="to read nothing of a store, remove it from data.train",
         )
-    if run.engine not in (engines := ("auto", *plugins.ENGINES)):
-        raise UsageError(
-            f"run.engine: no engine is called {run.engine!r}",
-            where=where,
-            hint=nearest(run.engine, engines),
-        )
+    check_name("run.engine: no engine is", run.engine, ("auto", *plugins.ENGINES), where)
     for tracker in run.track:
-        if tracker not in plugins.TRACKERS:
-            raise UsageError(
-                f"run.track: no tracker is called {tracker!r}",
-                where=where,
-                hint=nearest(tracker, plugins.TRACKERS),
-            )
+        check_name("run.track: no tracker is", tracker, plugins.TRACKERS, where)
     seconds(run.max_time)
     if config.engine.deepspeed:
         check_table(config.engine.deepspeed, where)

@@ -1,1 +1,1 @@
-"""Commands for programs: cfg, diff, vocab, spell."""
+"""Commands for programs: cfg, diff, vocab."""

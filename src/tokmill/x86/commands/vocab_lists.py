@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, check_name
 from tokmill.base.files import make_folder, remove, write_file
 from tokmill.formats.notes import write_noted
 from tokmill.formats.pickles.token_dicts_export import pickled_counts
@@ -36,8 +36,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write vocabularies as asm_tokens.txt …, or with their counts as asm_tokens_dict.pkl …"""
-    if form not in FORMATS:
-        raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
+    check_name("no format is", form, FORMATS)
     found, _ = _lists(path)
     write = write_texts if form == "txt" else write_counts
     _print_files(write(out, found), json)
@@ -194,8 +193,7 @@ def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
 
 
 def _check_rules(asked: str, found: set[str]) -> None:
-    if asked not in plugins.RULES:
-        raise UsageError(f"no rules are called {asked!r}", hint=nearest(asked, plugins.RULES))
+    check_name("no rules are", asked, plugins.RULES)
     if len(found) > 1:
         raise UsageError(
             f"the lists are for different rules: {', '.join(sorted(found))}",

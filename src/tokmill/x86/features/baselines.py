@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import check_name
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.x86.features.store_functions import CODES, StoreFunctions, store_functions
@@ -49,10 +49,7 @@ def baselines(
         TokmillError: the store and the graphs do not belong together (`store_functions`).
     """
     for name in names:
-        if name not in plugins.BASELINES:
-            raise UsageError(
-                f"no baseline is called {name!r}", hint=nearest(name, plugins.BASELINES)
-            )
+        check_name("no baseline is", name, plugins.BASELINES)
     features = store_functions(store, graphs, layout) if functions is None else functions
     return {name: plugins.load(plugins.BASELINES, name)(features) for name in names}
 

@@ -315,7 +315,8 @@ def _shown(graph: Graph) -> tuple[list[str], list[str]]:
     return names, demangle(names)
 
 
-def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
+def _table(graph: Graph) -> Any:
+    """Return a graph as an Arrow table, a row a block."""
     arrow = plugins.require("pyarrow")
     blocks = len(graph.block_address)
     number = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
@@ -324,7 +325,7 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
     kinds = arrow.DictionaryArray.from_arrays(
         arrow.array(graph.edge_kind.view(np.int8)), arrow.array(KINDS, arrow.string())
     )
-    table = arrow.table(
+    return arrow.table(
         {
             "program": arrow.DictionaryArray.from_arrays(
                 arrow.array(np.zeros(blocks, np.int32)), arrow.array([graph.program])
@@ -350,8 +351,12 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
             **_operands(graph),
             **_whole(graph),
         },
-        metadata={KEY: (raw := msgspec.json.encode(facts)), SUM: b"%08x" % zlib.crc32(raw)},
     )
+
+
+def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
+    arrow, raw = plugins.require("pyarrow"), msgspec.json.encode(facts)
+    table = _table(graph).replace_schema_metadata({KEY: raw, SUM: b"%08x" % zlib.crc32(raw)})
     sink = arrow.BufferOutputStream()
     plugins.require("pyarrow.parquet").write_table(
         table,
@@ -359,7 +364,7 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
         compression="zstd",
         write_page_checksum=True,
         # pyarrow cannot read lists of strings of several groups at a time.
-        row_group_size=max(blocks, 1),
+        row_group_size=max(len(table), 1),
     )
     yield memoryview(sink.getvalue()).tobytes()
 
@@ -413,56 +418,12 @@ def _repeated(values: list[str], number: Array) -> Any:
 def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
     encode = msgspec.json.Encoder().encode
     yield encode({"graph": facts}) + b"\n"
-    names, demangled = _shown(graph)
-    code = graph.code.tobytes()
-    function = np.repeat(np.arange(len(names)), np.diff(graph.function_blocks))
-    addresses = graph.function_address.tolist()
-    operands = [
-        _within(graph, places, each)
-        for places, each in ((graph.reference_place, PLACES), (graph.slot_place, 1))
-    ]
-    for begin in range(0, len(function), JSON_ROWS):
-        lines = []
-        for block in range(begin, min(begin + JSON_ROWS, len(function))):
-            number = int(function[block])
-            ways = slice(*graph.block_edges[block : block + 2].tolist())
-            place = slice(*graph.block_bytes[block : block + 2].tolist())
-            inside = slice(*graph.block_instructions[block : block + 2].tolist())
-            texts = slice(*graph.block_strings[block : block + 2].tolist())
-            numbers = slice(*graph.block_constants[block : block + 2].tolist())
-            places, slots = (slice(*ends[block : block + 2].tolist()) for ends, _ in operands)
-            row: dict[str, Any] = {
-                "program": graph.program,
-                "function": addresses[number],
-                "name": names[number],
-                "demangled": demangled[number],
-                "address": int(graph.block_address[block]),
-                "code": code[place].hex(),
-                "lengths": graph.lengths[inside].tolist(),
-                "successors": graph.edge_target[ways].tolist(),
-                "kinds": [KINDS[kind] for kind in graph.edge_kind[ways].tolist()],
-                "strings": [graph.strings[at] for at in graph.string[texts].tolist()],
-                "constants": graph.constant[numbers].tolist(),
-                "references": graph.reference[places].tolist(),
-                "reference_places": operands[0][1][places].tolist(),
-                "slots": graph.slot[slots].tolist(),
-                "slot_places": operands[1][1][slots].tolist(),
-                "slot_sizes": graph.slot_size[slots].tolist(),
-                **({name: [] for name in WHOLE} if block else _listed(graph)),
-            }
-            lines.append(encode(row))
-        yield b"\n".join(lines) + b"\n"
-
-
-def _listed(graph: Graph) -> dict[str, list[Any]]:
-    """Return the columns of the whole program; bytes as hexadecimal text."""
-    result: dict[str, list[Any]] = {}
-    for name, (field, kind) in WHOLE.items():
-        values = getattr(graph, field)
-        if kind is bytes:
-            values = [one.tobytes().hex() for one in values]
-        result[name] = values if isinstance(values, list) else values.tolist()
-    return result
+    table = _table(graph).select([*COLUMNS, *WHOLE])
+    for begin in range(0, len(table), JSON_ROWS):
+        rows = table.slice(begin, JSON_ROWS).to_pylist()
+        for row in rows:
+            row["code"], row["data"] = row["code"].hex(), [one.hex() for one in row["data"]]
+        yield b"".join(encode(row) + b"\n" for row in rows)
 
 
 def _facts(file: Any, path: Path) -> About:

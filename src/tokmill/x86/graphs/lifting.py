@@ -8,13 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from tokmill import plugins
 from tokmill.base.bounds import bounded
-from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.base.errors import (
+    MachineError,
+    MissingExtraError,
+    TokmillError,
+    UsageError,
+    check_name,
+)
 from tokmill.base.files import (
     inside,
     machine_errors,
@@ -128,7 +134,9 @@ def lift_files(
     with new_folder(folder):
         # Graphs are written as a whole, so several processes may write into one folder.
         remove_leftovers(folder)
-        done = _carry_out(tasks, workers, quiet)
+        hint = f"{MEMORY}; run the same command again and it continues"
+        made = _each(_make, tasks, workers, "lift", quiet, hint)
+        done = sorted(made, key=lambda outcome: outcome.program)
         others = [] if single else _others(out, {outcome.program for outcome in done})
     return _report(done, left_out, others, time.monotonic() - started)
 
@@ -199,8 +207,7 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
 
 def check_lifter(name: str) -> None:
     """Refuse a lifter that is not known."""
-    if name not in plugins.LIFTERS:
-        raise UsageError(f"no lifter is called {name!r}", hint=nearest(name, plugins.LIFTERS))
+    check_name("no lifter is", name, plugins.LIFTERS)
 
 
 def lifter_version(lifter: str) -> str:
@@ -215,27 +222,28 @@ def _may_be_program(path: Path, head: bytes) -> bool:
     return head[:4] == elf.MAGIC or head[:2] == pe.MAGIC
 
 
-def _carry_out(tasks: Sequence[_Task], workers: int, quiet: bool) -> list[Outcome]:
-    total = sum(task.file.size for task in tasks)
-    result: list[Outcome] = []
+T = TypeVar("T", "_Task", "_Looked")
+MEMORY = "most often memory ran out: try fewer --workers"
+
+
+def _each(
+    make: Callable[[T], list[Any]],
+    tasks: Iterable[T],
+    workers: int,
+    title: str,
+    quiet: bool,
+    hint: str = MEMORY,
+) -> Iterator[Any]:
+    """Yield what a function makes of tasks, in the order in which they are done, in processes."""
     # Large programs first, so that no large one is left alone at the end.
     order = sorted(tasks, key=lambda task: (-task.file.size, task.file.name))
-    done: Iterable[tuple[_Task, list[Outcome]]]
-    if workers > 0 and len(tasks) > 1:
-        done = in_processes(
-            _make,
-            order,
-            min(workers, len(tasks)),
-            hint="most often memory ran out: try fewer --workers; "
-            "run the same command again and it continues",
-        )
-    else:
-        done = ((task, _make(task)) for task in order)
-    with Progress("lift", total, quiet=quiet) as progress:
-        for task, outcomes in done:
-            result += outcomes
+    done: Iterable[tuple[T, list[Any]]] = ((task, make(task)) for task in order)
+    if workers > 0 and len(order) > 1:
+        done = in_processes(make, order, min(workers, len(order)), hint=hint)
+    with Progress(title, sum(task.file.size for task in order), quiet=quiet) as progress:
+        for task, found in done:
+            yield from found
             progress.advance(task.file.size)
-    return sorted(result, key=lambda outcome: outcome.program)
 
 
 def _make(task: _Task) -> list[Outcome]:
@@ -385,23 +393,8 @@ def look_at(
     `levels` without a pickle.
     """
     check_levels(files, levels)
-    # Large programs first, so that no large one is left alone at the end.
-    order = sorted(files, key=lambda file: (-file.size, file.name))
-    tasks = [_Looked(look, file, None if levels is None else tuple(levels)) for file in order]
-    done: Iterable[tuple[_Looked, list[Seen]]]
-    if workers > 0 and len(tasks) > 1:
-        done = in_processes(
-            _look,
-            tasks,
-            min(workers, len(tasks)),
-            hint="most often memory ran out: try fewer --workers",
-        )
-    else:
-        done = ((task, _look(task)) for task in tasks)
-    with Progress(title, sum(file.size for file in files), quiet=quiet) as progress:
-        for task, found in done:
-            yield from found
-            progress.advance(task.file.size)
+    chosen = None if levels is None else tuple(levels)
+    yield from _each(_look, (_Looked(look, file, chosen) for file in files), workers, title, quiet)
 
 
 class _Looked(NamedTuple):

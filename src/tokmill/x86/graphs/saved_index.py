@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, check_name
 from tokmill.base.progress import human_count
 from tokmill.base.unpickle import Budget, Instance, Pickle, type_name
 from tokmill.x86.graph import Graph
@@ -74,10 +74,7 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
     else:
         levels = [UNKNOWN] * len(programs) if levels is None else levels
         for level in levels:
-            if level not in (*LEVELS, UNKNOWN):
-                raise UsageError(
-                    f"no optimisation level is called {level!r}", hint=nearest(level, LEVELS)
-                )
+            check_name("no optimisation level is", level, (*LEVELS, UNKNOWN))
         if len(levels) != len(programs):
             raise UsageError(
                 f"{human_count(len(levels), 'level')} for {human_count(len(programs), 'program')}",

@@ -1,1 +1,1 @@
-"""Instructions as tokens: rules, spellings and vocabularies."""
+"""Instructions as tokens: rules and vocabularies."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -19,14 +20,30 @@ from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.lifting import Seen, find_inputs, look_at
 from tokmill.x86.tokens.canonical import LONGEST, names
-from tokmill.x86.tokens.spellings import intel
 from tokmill.x86.tokens.vocabularies.count import nothing_read, parts
+
+if TYPE_CHECKING:
+    from iced_x86 import Formatter
 
 COLUMNS = ("text", "bytes", "code", "bits", "count", "programs")
 KEY = np.dtype(f"S{LONGEST + 1}")
 """Bytes of an instruction, zeros, and its length: never 0, so numpy does not strip zeros."""
 BLOCK = 1 << 18
 ROWS = 1 << 14
+
+
+@functools.cache
+def intel() -> Formatter:
+    """Return a formatter whose text is like that of capstone."""
+    iced = plugins.require("iced_x86")
+    formatter: Formatter = iced.Formatter(iced.FormatterSyntax.INTEL)
+    formatter.hex_prefix, formatter.hex_suffix = "0x", ""
+    formatter.uppercase_hex = formatter.add_leading_zero_to_hex_numbers = False
+    formatter.rip_relative_addresses = True
+    formatter.branch_leading_zeros = False
+    formatter.memory_size_options = iced.MemorySizeOptions.ALWAYS
+    formatter.show_branch_size = False
+    return formatter
 
 
 class Collected(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypedDict
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, check_name
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction
@@ -72,8 +72,7 @@ def make_rules(name: str, bits: int = 64) -> Rules:
     """
     if bits not in (64, 32):
         raise UsageError(f"code of {bits} bits is not known", hint="bits=64 or bits=32")
-    if name not in plugins.RULES:
-        raise UsageError(f"no rules are called {name!r}", hint=nearest(name, plugins.RULES))
+    check_name("no rules are", name, plugins.RULES)
     rules: Rules = plugins.load(plugins.RULES, name)(bits)
     return rules
 

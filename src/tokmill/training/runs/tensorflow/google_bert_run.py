@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tokmill.base.errors import TokmillError
-from tokmill.models.public.google_bert import GoogleBert, check_config, chosen
+from tokmill.models.public.google_bert import GoogleBert, chosen
 from tokmill.training.runs.exchange import run_of
 from tokmill.training.runs.public_files import find_vocabulary, read_public
 from tokmill.training.runs.run import Run
@@ -29,7 +29,8 @@ class BertCheckpoint(NamedTuple):
 
     config: GoogleBert
     tensors: dict[str, Tensor]
-    """Name in transformers → tensor in float32; it stays in its file until it is read."""
+    """Name in transformers → tensor in float32; it stays in its file until it is read. Whether they
+    are those of a BERT is not known yet."""
     place: Path
     """The folder."""
     left_out: list[str]
@@ -43,8 +44,7 @@ def read_bert(place: Path | str) -> BertCheckpoint:
         place: its folder, `…/bert_model.ckpt`, or one of its files.
 
     Raises:
-        TokmillError: the checkpoint is damaged, is not whole, is no BERT, or does not fit its
-            configuration.
+        TokmillError: the checkpoint is damaged or is not whole.
     """
     prefix = find_bundle(Path(place))
     file = prefix.with_name(BERT_CONFIG)
@@ -55,20 +55,13 @@ def read_bert(place: Path | str) -> BertCheckpoint:
             hint="Google publishes it with the checkpoint: put it beside the other files",
         )
     config = read_public(file, GoogleBert)
-    check_config(config, str(file))
     bundle = TensorBundle(prefix)
-    shapes = {name: entry.shape for name, entry in bundle.entries.items()}
-    names, left_out = chosen(config, shapes, str(prefix))
+    names, left_out = chosen(bundle.entries, str(prefix))
     tensors: dict[str, Tensor] = {}
-    for name, public, _, transposed in names:
+    for name, public in names.items():
         tensor = torch.from_numpy(bundle.read(name))
-        if not tensor.is_floating_point():
-            raise TokmillError(
-                f"the variable {name!r} is of {bundle.entries[name].kind}, not of floats",
-                where=str(prefix),
-                hint="fetch the checkpoint again",
-            )
-        tensors[public] = (tensor.T if transposed else tensor).float()
+        tensor = tensor.float() if tensor.is_floating_point() else tensor
+        tensors[public] = tensor.T if name.endswith("/kernel") else tensor
     return BertCheckpoint(config, tensors, prefix.parent, left_out)
 
 

@@ -17,7 +17,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.result import Diff
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.program import demangle
-from tokmill.x86.tokens.spellings import intel
+from tokmill.x86.tokens.instructions import intel
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction

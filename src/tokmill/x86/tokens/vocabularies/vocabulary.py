@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, check_name
 from tokmill.base.files import is_private, machine_errors, make_folder, read_file, write_file
 from tokmill.base.headers import loads_json
 from tokmill.store.marks import has_store_files
@@ -266,8 +266,8 @@ def read_list(path: Path | str, rules: str | None = None, column: str = "") -> F
     """
     path = Path(path)
     form = form_of(path)
-    if rules is not None and rules not in plugins.RULES:
-        raise UsageError(f"no rules are called {rules!r}", hint=nearest(rules, plugins.RULES))
+    if rules is not None:
+        check_name("no rules are", rules, plugins.RULES)
     with machine_errors("read", path):
         if not path.is_file():
             raise TokmillError("there is no such file", where=str(path), hint="check the path")
