@@ -1,0 +1,196 @@
+"""Programs that `diff_evidence.py` learns from and is measured on, and their pairs.
+
+Beside projects of `similarity_projects.py` there are some more in C++. All lie below
+CACHE/similarity as `similarity_programs.py` has them, and what is there is kept, as is what the
+matcher is given of a pair, in CACHE/evidence.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from debug_info import read_debug_info
+from diffing_programs import SOURCES, SUITES, below
+from function_truth import INLINED, FunctionTruth, function_truth
+from program_pairs import Made, Tree
+from programs import PROGRAMS, Failed, Source, fetch, release
+from similarity_programs import build
+from similarity_projects import PROJECTS, Project
+from tokmill.store.schema import Array
+from tokmill.x86.diff import program_diff
+from tokmill.x86.lift.cfg import lift
+
+LEVELDB = """\
+#define HAVE_FDATASYNC 1
+#define HAVE_FULLFSYNC 0
+#define HAVE_O_CLOEXEC 1
+#define HAVE_CRC32C 0
+#define HAVE_SNAPPY 0
+"""
+
+
+def _leveldb(tree: Path) -> list[Path]:
+    found = [*tree.glob("db/*.cc"), *tree.glob("table/*.cc"), *tree.glob("util/*.cc")]
+    others = ("_test", "_bench", "_windows", "testutil", "leveldbutil")
+    return [path for path in found if not path.stem.endswith(others)]
+
+
+def _known(one: Source) -> Project:
+    return Project(one.package, one.files, one.flags, one.libraries, one.language)
+
+
+MORE = {
+    "double-conversion": Project(
+        "double-conversion", below("double-conversion/*.cc"), ("-I{tree}",), language="C++",
+        library=True,
+    ),
+    "leveldb": Project(
+        "leveldb", _leveldb,
+        ("-I{made}", "-I{tree}", "-I{tree}/include", "-DLEVELDB_PLATFORM_POSIX=1"), ("-lpthread",),
+        "C++", {"port/port_config.h": LEVELDB}, True,
+    ),
+    "soundtouch": Project(
+        "soundtouch", below("source/SoundTouch/*.cpp"), ("-I{made}", "-I{tree}/include"), (),
+        "C++", {"soundtouch_config.h": ""}, True,
+    ),
+    "jsoncpp": Project(
+        "libjsoncpp", below("src/lib_json/*.cpp"), ("-I{tree}/include",), (), "C++", library=True
+    ),
+    "ninja": _known(PROGRAMS["ninja"]),
+    "yaml-cpp": _known(SOURCES["yaml-cpp"]),
+}  # fmt: skip
+"""Projects that `make similarity` has not."""
+TRAIN = (
+    "libcsv", "http-parser", "cjson", "ncompress", "nanopb", "libogg", "md4c", "yajl", "ed",
+    "lzlib", "giflib", "tinyscheme", "figlet", "zopfli", "tree", "jhead", "unzip", "speexdsp",
+    "mujs", "libtommath", "chipmunk", "lzip", "pugixml", "double-conversion", "leveldb",
+)  # fmt: skip
+STOP = ("libyaml", "lmdb", "libdeflate", "soundtouch")
+"""Projects that say when to stop."""
+FIGURES = (
+    "expat", "hiredis", "lua", "jansson", "cmark", "bzip2", "zlib", "lz4", "xxhash", "brotli",
+    "zstd", "tinyxml2", "jsoncpp", "ninja", "yaml-cpp",
+)  # fmt: skip
+"""Projects that figures are of: nothing is chosen on them."""
+KINDS = {
+    "gcc O0 ↔ O2": ("gcc-O0", "gcc-O2"),
+    "gcc O0 ↔ O3": ("gcc-O0", "gcc-O3"),
+    "gcc O2 ↔ O3": ("gcc-O2", "gcc-O3"),
+    "clang O0 ↔ O2": ("clang-O0", "clang-O2"),
+    "gcc ↔ clang, O2": ("gcc-O2", "clang-O2"),
+    "versions": ("gcc-O2", "gcc-O2"),
+}
+"""Kind of a pair → compiler and level of A and of B."""
+EQUAL = {
+    "itself, O0": ("gcc-O0", "gcc-O0"),
+    "itself, O2": ("gcc-O2", "gcc-O2"),
+    "itself, clang": ("clang-O2", "clang-O2"),
+}
+"""Pairs that are only learned from, as versions are."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two programs: both as they are compared, and with debug information."""
+
+    project: str
+    kind: str
+    bare: tuple[Path, Path]
+    debug: tuple[Path, Path]
+
+    @property
+    def language(self) -> str:
+        return (PROJECTS | MORE)[self.project].language
+
+
+def pairs(cache: Path, names: tuple[str, ...], kinds: dict[str, tuple[str, str]]) -> Iterator[Pair]:
+    """Build what is missing; yield the pairs of projects, and say what could not be built."""
+    made = Made(cache.resolve() / "similarity")
+    (made.folder / "fetched").mkdir(parents=True, exist_ok=True)
+    PROJECTS.update(MORE)
+    for name in names:
+        for kind, ways in kinds.items():
+            try:
+                trees = [_tree(name, made, "")] * 2
+                if kind == "versions":
+                    trees[1] = _tree(name, made, SUITES[release()])
+                    if trees[0].version == trees[1].version:
+                        continue
+                for tree, way in zip(trees, ways, strict=True):
+                    build(tree, *way.split("-"), made)
+            except Failed as error:
+                print(f"left out: {name}, {kind}: {error}", flush=True)
+                continue
+            places = [f"{t.name}/{way}/{name}" for t, way in zip(trees, ways, strict=True)]
+            bare, debug = (
+                tuple(made.folder / part / place for place in places)
+                for part in ("programs", "debug")
+            )
+            yield Pair(name, kind, (bare[0], bare[1]), (debug[0], debug[1]))
+
+
+def _tree(name: str, made: Made, suite: str) -> Tree:
+    path = fetch(PROJECTS[name].package, made.folder / "fetched", suite)
+    return Tree(name, (path / ".version").read_text().strip(), path)
+
+
+NONE, SKIPPED = -1, -2
+"""Partners of functions: there is none; it is not known, or given."""
+
+
+class Case(NamedTuple):
+    """A pair of programs before its functions are matched."""
+
+    pair: Pair
+    arguments: tuple[Any, ...]
+    """Of `match_functions`."""
+    partner: tuple[Array, Array]
+    """(F,) i8 of each program: the partner, `NONE` or `SKIPPED`."""
+    truth: FunctionTruth
+
+
+class _Found(Exception):
+    """Ends a diff before its functions are matched."""
+
+
+def case_of(pair: Pair) -> Case:
+    graphs = [lift(path, facts=True) for path in pair.bare]
+    a, b = graphs
+    truth = function_truth(a, b, *(read_debug_info(path) for path in pair.debug))
+    with mock.patch.object(program_diff, "match_functions", side_effect=_Found) as call:
+        try:
+            program_diff.diff_graphs(a, b, names=False)
+        except _Found:
+            arguments = call.call_args.args
+    if pair.bare[0] == pair.bare[1]:
+        every = np.arange(len(a.function_address))
+        return Case(pair, arguments, (every, every), truth)
+    labels = truth.a.labels(), truth.b.labels()
+    partner = []
+    for own, other, side in ((*labels, truth.a), (*labels[::-1], truth.b)):
+        places = {label: row for row, label in enumerate(other.tolist()) if label >= 0}
+        why = side.reasons()
+        partner.append(np.asarray([
+            places.get(label, NONE) if label >= 0 else NONE if why[row] == INLINED else SKIPPED
+            for row, label in enumerate(own.tolist())
+        ], np.int64))  # fmt: skip
+    return Case(pair, arguments, (partner[0], partner[1]), truth)
+
+
+def cases(cache: Path, names: Sequence[str], kinds: dict[str, tuple[str, str]]) -> Iterator[Case]:
+    """Yield what the matcher is given of all pairs of projects, kept."""
+    (cache / "evidence").mkdir(parents=True, exist_ok=True)
+    for pair in pairs(cache, tuple(names), kinds):
+        kept = cache / "evidence" / f"{pair.project}-{pair.kind}.pkl".replace(" ", "_")
+        if not kept.exists():
+            new = kept.with_suffix(".new")
+            new.write_bytes(pickle.dumps(tuple(case_of(pair))[1:]))
+            new.rename(kept)
+        yield Case(pair, *pickle.loads(kept.read_bytes()))  # noqa: S301, written here
