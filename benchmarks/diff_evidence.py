@@ -3,10 +3,11 @@
 It is learned from what the matcher sees at its later looks at pairs of programs of the projects
 `TRAIN`: of two levels, compilers, versions, and programs with themselves. The linear weights stay.
 The loss is the likelihood that `match_functions.compete` gives to the truth: each function has its
-one partner, or none. It is learned until it is best for the projects `STOP`.
+one partner, or none. It is learned until it is best for the projects `STOP`, and the layers of
+several seeds are joined to their mean.
 `diff_evidence_figures.py` measures it.
 
-    python benchmarks/diff_evidence.py CACHE NET.npy [--seed 0] [--looks-with NET.npy]
+    python benchmarks/diff_evidence.py CACHE NET.npy [--seed 0 1]
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tokmill.x86.diff.pointer_tables import PLACES
 
 COLUMNS = len(STATIC) + 1 + len(SUPPORT) + len(PLACES)
 HIDDEN = 64
-EPOCHS, PATIENCE, RATE, DECAY = 40, 6, 2e-3, 1e-4
+EPOCHS, RATE, DECAY = 10, 3e-3, 0.01
 ZERO = np.zeros((COLUMNS + 2, 1), np.int16)
 """A net that adds nothing."""
 
@@ -51,6 +52,11 @@ class Look(NamedTuple):
     none: tuple[Array, Array]
     """Functions of each program without a partner among the pairs."""
 
+    @property
+    def functions(self) -> int:
+        """Return how many functions say something."""
+        return 2 * len(self.right) + sum(map(len, self.none))
+
 
 class Gathering(match_functions._Matcher):
     """A matcher that keeps what it sees at the later looks."""
@@ -61,9 +67,9 @@ class Gathering(match_functions._Matcher):
 
 
 def looks(case: Case) -> Iterator[Look]:
-    """Yield what the matcher sees of a pair of programs with the present net."""
+    """Yield what the matcher sees of a pair of programs."""
     given = case.arguments[-1]
-    if case.pair.kind in EQUAL:
+    if case.pair.kind.startswith(tuple(EQUAL)):
         # Else only short functions would be learned from.
         given = Given(*(one[:0] for one in (given.i, given.j, given.reason)))
     matcher = Gathering(*case.arguments[:-1], given)
@@ -99,49 +105,36 @@ def loss_of(torch: Any, layer: Any, look: Look) -> tuple[Any, int]:
         share = torch.log1p(logit.new_zeros(size).index_add(0, index, odds))
         total = total + (share[index[right]] - logit[right]).sum()
         total = total + share[torch.from_numpy(none)].sum()
-    return total, 2 * len(look.right) + sum(map(len, look.none))
+    return total, look.functions
 
 
-def learn(cache: Path, seed: int, out: Path) -> None:
-    """Learn a layer and write it."""
+def learn(train: Sequence[Look], stop: Sequence[Look], seed: int) -> Array:
+    """Return the table of a layer."""
     import torch
 
     torch.manual_seed(seed)
-    rng = np.random.default_rng(seed)
-    kinds = KINDS | EQUAL
-    train, stop = (
-        [look for case in cases(cache, names, kinds) for look in looks(case)]
-        for names in (TRAIN, STOP)
-    )
-    train, stop = ([look for look in part if len(look.i)] for part in (train, stop))
-    print(f"{len(train)} and {len(stop)} looks, {sum(len(x.i) for x in train):,} pairs", flush=True)
+    random = np.random.default_rng(seed)
     layer = [torch.randn(COLUMNS, HIDDEN) / 6, torch.zeros(HIDDEN), torch.zeros(HIDDEN)]
-    for part in layer:
-        part.requires_grad_(True)
-    by = torch.optim.AdamW(layer, lr=RATE, weight_decay=DECAY)
-    best, since, table = float("inf"), 0, None
-    for epoch in range(EPOCHS):
+    by = torch.optim.AdamW([part.requires_grad_() for part in layer], RATE, weight_decay=DECAY)
+    best, table = float("inf"), ZERO
+    for epoch in range(-1, EPOCHS):
         by.param_groups[0]["lr"] = RATE * (0.5 + 0.5 * np.cos(np.pi * epoch / EPOCHS))
-        for number in rng.permutation(len(train)).tolist():
+        for number in random.permutation(len(train)).tolist() if epoch >= 0 else ():
             total, count = loss_of(torch, layer, train[number])
-            if not count:
-                continue
             # Large programs count more, but not by as much as they are larger.
             (total / count**0.5 / 10).backward()
             torch.nn.utils.clip_grad_norm_(layer, 1.0)
             by.step()
             by.zero_grad()
         with torch.no_grad():
-            sums = [[float(x) for x in loss_of(torch, layer, look)] for look in stop]
-        value = float(np.mean([total / count for total, count in sums if count]))
+            sums = [loss_of(torch, layer, look) for look in stop]
+        value = float(np.mean([float(total) / count for total, count in sums]))
         print(f"epoch {epoch}: {value:.4f}", flush=True)
         if value < best:
-            best, since = value, 0
+            best = value
             parts = [part.detach().numpy() for part in layer]
             table = np.rint(np.vstack(parts) * UNIT).astype(np.int16)
-        elif (since := since + 1) == PATIENCE:
-            break
-    np.save(out, table)
+    return table
 
 
 def using(table: Array) -> None:
@@ -153,11 +146,18 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cache", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--looks-with", type=Path, help="the net that the matcher has meanwhile")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1], help="the mean of these")
     chosen = parser.parse_args(arguments)
-    using(np.load(chosen.looks_with) if chosen.looks_with else ZERO)
-    learn(chosen.cache, chosen.seed, chosen.out)
+    using(ZERO)
+    train, stop = (
+        [look for case in cases(chosen.cache, names, KINDS | EQUAL) for look in looks(case)]
+        for names in (TRAIN, STOP)
+    )
+    train, stop = ([look for look in part if look.functions] for part in (train, stop))
+    print(f"{len(train)} looks, {sum(len(look.i) for look in train):,} pairs", flush=True)
+    found = np.hstack([learn(train, stop, seed) for seed in chosen.seed])
+    found[-1] = np.rint(found[-1] / len(chosen.seed))
+    np.save(chosen.out, found)
     return 0
 
 

@@ -25,7 +25,8 @@ SAMPLES = 10_000
 
 def f1_of(case: Case) -> float:
     found = match_functions.match_functions(*case.arguments)
-    return judge_functions(case.truth, found.i, found.j)[0].f1
+    j = found.j if case.order is None else case.order[found.j]
+    return judge_functions(case.truth, found.i, j)[0].f1
 
 
 def figures(cache: Path, nets: Sequence[Path]) -> tuple[list[Pair], Array]:
@@ -47,7 +48,8 @@ def table(seen: Sequence[Pair], f1: Array, names: Sequence[str]) -> Iterator[str
     """Yield the means by language and kind, and the intervals of what each net adds."""
     yield f"| | pairs | without | {' | '.join(names)} |"
     yield "|---" * (len(names) + 3) + "|"
-    for language, kind in itertools.product(("", "C", "C++"), ("", *KINDS)):
+    kinds = [kind for one in KINDS for kind in (one, f"{one}, shuffled")]
+    for language, kind in itertools.product(("", "C", "C++"), ("", *kinds)):
         chosen = [
             number
             for number, pair in enumerate(seen)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 from debug_info import read_debug_info
-from diffing_programs import SOURCES, SUITES, below
+from diffing_programs import SUITES, below
 from function_truth import INLINED, FunctionTruth, function_truth
 from program_pairs import Made, Tree
 from programs import PROGRAMS, Failed, Source, fetch, release
@@ -25,21 +25,8 @@ from similarity_programs import build
 from similarity_projects import PROJECTS, Project
 from tokmill.store.schema import Array
 from tokmill.x86.diff import program_diff
+from tokmill.x86.diff.evidence import Weighted
 from tokmill.x86.lift.cfg import lift
-
-LEVELDB = """\
-#define HAVE_FDATASYNC 1
-#define HAVE_FULLFSYNC 0
-#define HAVE_O_CLOEXEC 1
-#define HAVE_CRC32C 0
-#define HAVE_SNAPPY 0
-"""
-
-
-def _leveldb(tree: Path) -> list[Path]:
-    found = [*tree.glob("db/*.cc"), *tree.glob("table/*.cc"), *tree.glob("util/*.cc")]
-    others = ("_test", "_bench", "_windows", "testutil", "leveldbutil")
-    return [path for path in found if not path.stem.endswith(others)]
 
 
 def _known(one: Source) -> Project:
@@ -51,11 +38,6 @@ MORE = {
         "double-conversion", below("double-conversion/*.cc"), ("-I{tree}",), language="C++",
         library=True,
     ),
-    "leveldb": Project(
-        "leveldb", _leveldb,
-        ("-I{made}", "-I{tree}", "-I{tree}/include", "-DLEVELDB_PLATFORM_POSIX=1"), ("-lpthread",),
-        "C++", {"port/port_config.h": LEVELDB}, True,
-    ),
     "soundtouch": Project(
         "soundtouch", below("source/SoundTouch/*.cpp"), ("-I{made}", "-I{tree}/include"), (),
         "C++", {"soundtouch_config.h": ""}, True,
@@ -64,19 +46,18 @@ MORE = {
         "libjsoncpp", below("src/lib_json/*.cpp"), ("-I{tree}/include",), (), "C++", library=True
     ),
     "ninja": _known(PROGRAMS["ninja"]),
-    "yaml-cpp": _known(SOURCES["yaml-cpp"]),
 }  # fmt: skip
 """Projects that `make similarity` has not."""
 TRAIN = (
     "libcsv", "http-parser", "cjson", "ncompress", "nanopb", "libogg", "md4c", "yajl", "ed",
     "lzlib", "giflib", "tinyscheme", "figlet", "zopfli", "tree", "jhead", "unzip", "speexdsp",
-    "mujs", "libtommath", "chipmunk", "lzip", "pugixml", "double-conversion", "leveldb",
+    "mujs", "chipmunk", "lcms2", "lzip", "pugixml", "double-conversion",
 )  # fmt: skip
 STOP = ("libyaml", "lmdb", "libdeflate", "soundtouch")
 """Projects that say when to stop."""
 FIGURES = (
-    "expat", "hiredis", "lua", "jansson", "cmark", "bzip2", "zlib", "lz4", "xxhash", "brotli",
-    "zstd", "tinyxml2", "jsoncpp", "ninja", "yaml-cpp",
+    "expat", "hiredis", "lua", "jansson", "cmark", "bzip2", "zlib", "lz4", "xxhash", "tinyxml2",
+    "jsoncpp", "ninja",
 )  # fmt: skip
 """Projects that figures are of: nothing is chosen on them."""
 KINDS = {
@@ -93,7 +74,13 @@ EQUAL = {
     "itself, O2": ("gcc-O2", "gcc-O2"),
     "itself, clang": ("clang-O2", "clang-O2"),
 }
-"""Pairs that are only learned from, as versions are."""
+"""Pairs that are only learned from."""
+SHUFFLED = {
+    "gcc O0 ↔ O2": 20, "gcc O2 ↔ O3": 20, "gcc ↔ clang, O2": 20, "versions": 5,
+    **dict.fromkeys(EQUAL, 2),
+}  # fmt: skip
+"""Kinds of which there are pairs with the functions of B in another order too → how many functions
+stay together, on average."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +141,8 @@ class Case(NamedTuple):
     partner: tuple[Array, Array]
     """(F,) i8 of each program: the partner, `NONE` or `SKIPPED`."""
     truth: FunctionTruth
+    order: Array | None = None
+    """Functions of B in the order in which they are compared; None for that of its graph."""
 
 
 class _Found(Exception):
@@ -193,4 +182,32 @@ def cases(cache: Path, names: Sequence[str], kinds: dict[str, tuple[str, str]]) 
             new = kept.with_suffix(".new")
             new.write_bytes(pickle.dumps(tuple(case_of(pair))[1:]))
             new.rename(kept)
-        yield Case(pair, *pickle.loads(kept.read_bytes()))  # noqa: S301, written here
+        case = Case(pair, *pickle.loads(kept.read_bytes()))  # noqa: S301, written here
+        yield case
+        if pair.kind in SHUFFLED:
+            yield shuffled(case, SHUFFLED[pair.kind])
+
+
+def shuffled(case: Case, together: int) -> Case:
+    """Return a pair in which pieces of B, of so many functions on average, are in another order."""
+    a, b, weighted, hashes, tables, given = case.arguments
+    random = np.random.default_rng(len(b.shape))
+    cuts = np.flatnonzero(random.random(len(b.shape)) * together < 1)
+    pieces = np.split(np.arange(len(b.shape)), cuts)
+    order = np.concatenate([pieces[n] for n in random.permutation(len(pieces))])
+    place = np.argsort(order)
+    b = replace(b, shape=b.shape[order], calls=b.calls[order][:, order])
+    for matrix in (b.calls, *(found := {k: v[order] for k, v in weighted[1].of.items()}).values()):
+        matrix.sort_indices()
+    other = Weighted(found, {k: v[order] for k, v in weighted[1].total.items()})
+    turned = replace(tables[1], function=place[tables[1].function], users=tables[1].users[order])
+    arguments = (
+        a, b, (weighted[0], other), (hashes[0], hashes[1][order]), (tables[0], turned),
+        replace(given, j=place[given.j]),
+    )  # fmt: skip
+    there = case.partner[0] >= 0
+    to = np.where(there, place[case.partner[0]], case.partner[0])
+    kind = f"{case.pair.kind}, shuffled"
+    return Case(
+        replace(case.pair, kind=kind), arguments, (to, case.partner[1][order]), case.truth, order
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 
 from tokmill.x86.diff import evidence_net
@@ -33,13 +36,11 @@ def test_the_logit_is_the_sum_of_whole_numbers() -> None:
             whole(max(one, 0) / UNIT**2) * int(out)
             for one, out in zip(units, table[-1], strict=True)
         )
-        linear = sum(
-            whole(x) * whole(w) for x, w in zip(row, weights.tolist(), strict=True)
-        )
-        wanted.append((layer + linear) / UNIT**2)
+        linear = sum(whole(x) * whole(w) for x, w in zip(row, weights.tolist(), strict=True))
+        wanted.append((linear / UNIT**2, layer / UNIT**2))
     assert np.array_equal(
-        Net.of(table).logit(weights, evidence[:, :3], evidence[:, 3:]),
-        np.asarray(wanted, np.float32),
+        Net.of(table).terms(weights, evidence[:, :3], evidence[:, 3:]),
+        np.asarray(wanted, np.float32).T,
     )
 
 
@@ -47,16 +48,18 @@ def test_the_order_of_evidence_changes_no_bit() -> None:
     random = np.random.default_rng(4)
     weights = random.normal(size=len(COLUMNS)).astype(np.float32)
     evidence = random.random((5000, len(COLUMNS))).astype(np.float32)
-    first = net().logit(weights, evidence)
+    first = net().terms(weights, evidence)
     turned = Net(net().hidden[::-1, ::-1], net().bias[::-1], net().out[::-1])
-    assert np.array_equal(turned.logit(weights[::-1], evidence[:, ::-1]), first)
-    one = [net().logit(weights, evidence[n : n + 7]) for n in range(0, 5000, 7)]
-    assert np.array_equal(np.concatenate(one), first)
+    assert np.array_equal(turned.terms(weights[::-1], evidence[:, ::-1]), first)
+    one = [net().terms(weights, evidence[n : n + 7]) for n in range(0, 5000, 7)]
+    assert np.array_equal(np.concatenate(one, 1), first)
 
 
-def test_the_net_of_the_package_fits_the_evidence() -> None:
+def test_the_net_of_the_package_fits_the_evidence(repository: Path) -> None:
+    digest = hashlib.sha256(FILE.read_bytes()).hexdigest()
+    assert digest in (repository / "docs/diffing.md").read_text()
     table = np.load(FILE)
-    assert table.dtype == np.int16 and table.shape == (len(COLUMNS) + 2, 64)
+    assert table.dtype == np.int16 and table.shape == (len(COLUMNS) + 2, 128)
     assert set(LATER) == set(COLUMNS) - {"code"}
     # Sums of this size are exact in an f8.
-    assert (64 * float(abs(table).max()) * evidence_net.UNIT**2 * len(COLUMNS)) < 2**53
+    assert (128 * float(abs(table).max()) * evidence_net.UNIT**2 * len(COLUMNS)) < 2**53

@@ -1,7 +1,7 @@
 """The logit of pairs: a weighed sum of their evidence, and what a hidden layer adds to it.
 
 The layer was learned by `benchmarks/diff_evidence.py`. All numbers are multiples of 1 / UNIT, and
-sums of their products fit an f8: they are exact in any order, so every machine gives the same.
+sums of their products fit an f8, so the same evidence gives the same logit on every machine.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ class Net(NamedTuple):
         table = table / UNIT
         return cls(table[:-2], table[-2], table[-1])
 
-    def logit(self, weights: Array, *evidence: Array) -> Array:
-        """Return the logit of n pairs, (n,) f4; evidence has n rows and in all the columns."""
-        found = np.zeros(len(evidence[0]), np.float32)
+    def terms(self, weights: Array, *evidence: Array) -> Array:
+        """Return of n pairs the weighed sum and what is added: (2, n) f4.
+
+        Evidence has n rows, and in all the columns.
+        """
+        found = np.zeros((2, len(evidence[0])), np.float32)
         weights = _exact(weights)
-        for low in range(0, len(found), CHUNK):
+        for low in range(0, len(evidence[0]), CHUNK):
             part = slice(low, low + CHUNK)
             seen = _exact(np.concatenate([one[part] for one in evidence], 1))
             units = np.maximum(seen @ self.hidden + self.bias, 0)
-            found[part] = seen @ weights + _exact(units) @ self.out
+            found[0, part], found[1, part] = seen @ weights, _exact(units) @ self.out
         return found
 
 

@@ -11,6 +11,7 @@ from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs, near, pairs_of, rare
 from tokmill.x86.diff.evidence import LABELS, STATIC, SUPPORT, Neighbours, Weighted, static
+from tokmill.x86.diff.evidence_net import net
 from tokmill.x86.diff.evidence_weights import (
     CODE,
     FIRST,
@@ -19,7 +20,6 @@ from tokmill.x86.diff.evidence_weights import (
     LATER_BIAS,
     LEAST,
 )
-from tokmill.x86.diff.evidence_net import net
 from tokmill.x86.diff.pointer_tables import PLACES, Places
 from tokmill.x86.diff.result import Reason
 from tokmill.x86.features.function_features import Functions
@@ -155,7 +155,14 @@ class _Matcher:
 
     def look(self, pairs: Pairs, around: Array) -> Array:
         """Return the logit of pairs by their evidence and that of their neighbours: (n,) f4."""
-        return net().logit(self.later, self.table, around) + np.float32(LATER_BIAS)
+        linear, layer = net().terms(self.later, self.table, around)
+        # The layer takes no function from one with the same code.
+        same = self.table[:, -1] > 0
+        for function, size in ((pairs.i, pairs.rows), (pairs.j, pairs.columns)):
+            most = np.full(size, -np.inf, np.float32)
+            np.maximum.at(most, function[~same], layer[~same])
+            layer[same] = np.maximum(layer[same], most[function[same]])
+        return linear + layer + np.float32(LATER_BIAS)
 
     def candidates(self) -> list[tuple[Array, Array]]:
         """Return pairs that are similar, of functions that are in no given pair."""
