@@ -21,8 +21,6 @@ OWN = {
     "text/tables/tsv_encode.py": 1, "training/recipe/read_recipe.py": 1,
     "training/recipe/settings.py": 1,
     "training/runs/run.py": 1, "x86/tokens/vocabularies/vocabulary.py": 1,
-    # A file of the package.
-    "x86/diff/evidence_net.py": 1,
     # A line that the fast decoder refused, for its reason; a word of an option; what
     # a hint shows in a command.
     "text/jsonl.py": 3, "text/make_document.py": 1,

@@ -59,4 +59,5 @@ def _exact(values: Array) -> Array:
 @cache
 def net() -> Net:
     """Return the net of the package."""
-    return Net.of(np.load(FILE))
+    with FILE.open("rb") as file:
+        return Net.of(np.lib.format.read_array(file, allow_pickle=False))
