@@ -162,7 +162,8 @@ class _Matcher:
             most = np.full(size, -np.inf, np.float32)
             np.maximum.at(most, function[~same], layer[~same])
             layer[same] = np.maximum(layer[same], most[function[same]])
-        return linear + layer + np.float32(LATER_BIAS)
+        logit: Array = linear + layer + np.float32(LATER_BIAS)
+        return logit
 
     def candidates(self) -> list[tuple[Array, Array]]:
         """Return pairs that are similar, of functions that are in no given pair."""
