@@ -72,7 +72,7 @@ class Bench:
         defaults: bool = False,
     ) -> None:
         self.folder, self.peers_python = cache / "diffing", peers_python
-        self.limit, self.code = limit, digest(*sorted(CODE.rglob("*.py")))
+        self.limit, self.code = limit, digest(*sorted([*CODE.rglob("*.py"), *CODE.rglob("*.npy")]))
         self.peers: dict[str, tuple[str, ...]] = {THEIRS: (), NO_ADDRESSES: ("addr",)}
         """Name → features that qbindiff does without."""
         if defaults:

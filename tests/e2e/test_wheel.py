@@ -75,6 +75,7 @@ def test_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
     names = zipfile.ZipFile(installed.wheel).namelist()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"tokmill"}
     assert any(name.endswith("LICENSE") for name in names)
+    assert "tokmill/x86/diff/evidence_net.npy" in names
     assert not [name for name in names if name.endswith((".pyc", ".orig"))]
 
 

@@ -11,6 +11,7 @@ from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs, near, pairs_of, rare
 from tokmill.x86.diff.evidence import LABELS, STATIC, SUPPORT, Neighbours, Weighted, static
+from tokmill.x86.diff.evidence_net import net
 from tokmill.x86.diff.evidence_weights import (
     CODE,
     FIRST,
@@ -136,7 +137,6 @@ class _Matcher:
         )
         self.table = self.evidence(pairs)
         logit = self.table @ self.first + np.float32(FIRST_BIAS)
-        columns = self.table.shape[1]
         for number in range(ROUNDS):
             probability = self.compete(pairs, logit)
             if number < ROUNDS - 1:
@@ -144,8 +144,7 @@ class _Matcher:
             around = np.column_stack(
                 [one.support(pairs, probability) for one in (self.neighbours, self.places)]
             )
-            logit = self.table @ self.later[:columns] + around @ self.later[columns:]
-            logit += np.float32(LATER_BIAS)
+            logit = self.look(pairs, around)
         probability = self.compete(pairs, logit)
         chosen = assign(pairs, np.log(np.maximum(probability, 1e-9) / LEAST))
         reason = self.reasons(np.concatenate([self.table[chosen], around[chosen]], 1))
@@ -153,6 +152,18 @@ class _Matcher:
         known = np.isin(key, pairs.key[chosen])
         reason[np.searchsorted(pairs.key[chosen], key[known])] = self.given.reason[known]
         return Matched(pairs.i[chosen], pairs.j[chosen], probability[chosen], reason)
+
+    def look(self, pairs: Pairs, around: Array) -> Array:
+        """Return the logit of pairs by their evidence and that of their neighbours: (n,) f4."""
+        linear, layer = net().terms(self.later, self.table, around)
+        # The layer takes no function from one with the same code.
+        same = self.table[:, -1] > 0
+        for function, size in ((pairs.i, pairs.rows), (pairs.j, pairs.columns)):
+            most = np.full(size, -np.inf, np.float32)
+            np.maximum.at(most, function[~same], layer[~same])
+            layer[same] = np.maximum(layer[same], most[function[same]])
+        logit: Array = linear + layer + np.float32(LATER_BIAS)
+        return logit
 
     def candidates(self) -> list[tuple[Array, Array]]:
         """Return pairs that are similar, of functions that are in no given pair."""

@@ -1,0 +1,165 @@
+"""Learn what a hidden layer adds to the evidence of `tokmill diff`.
+
+It is learned from what the matcher sees at its later looks at pairs of programs of the projects
+`TRAIN`: of two levels, compilers, versions, and programs with themselves. The linear weights stay.
+The loss is the likelihood that `match_functions.compete` gives to the truth: each function has its
+one partner, or none. It is learned until it is best for the projects `STOP`, and the layers of
+several seeds are joined to their mean.
+`diff_evidence_figures.py` measures it.
+
+    python benchmarks/diff_evidence.py CACHE NET.npy [--seed 0 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from diff_evidence_programs import EQUAL, KINDS, SKIPPED, STOP, TRAIN, Case, cases
+from tokmill.store.schema import Array
+from tokmill.x86.diff import match_functions
+from tokmill.x86.diff.candidates import Pairs
+from tokmill.x86.diff.evidence import STATIC, SUPPORT
+from tokmill.x86.diff.evidence_net import UNIT, Net
+from tokmill.x86.diff.evidence_weights import LATER_BIAS
+from tokmill.x86.diff.match_functions import Given
+from tokmill.x86.diff.pointer_tables import PLACES
+
+COLUMNS = len(STATIC) + 1 + len(SUPPORT) + len(PLACES)
+HIDDEN = 64
+EPOCHS, RATE, DECAY = 10, 3e-3, 0.01
+ZERO = np.zeros((COLUMNS + 2, 1), np.int16)
+"""A net that adds nothing."""
+
+
+class Look(NamedTuple):
+    """All pairs of functions at a look of the matcher."""
+
+    evidence: Array
+    """(n, COLUMNS) f4."""
+    linear: Array
+    """(n,) f4, the logit without a layer; large where a pair is given."""
+    i: Array
+    j: Array
+    size: tuple[int, int]
+    right: Array
+    """Numbers of the true pairs, i8."""
+    none: tuple[Array, Array]
+    """Functions of each program without a partner among the pairs."""
+
+    @property
+    def functions(self) -> int:
+        """Return how many functions say something."""
+        return 2 * len(self.right) + sum(map(len, self.none))
+
+
+class Gathering(match_functions._Matcher):
+    """A matcher that keeps what it sees at the later looks."""
+
+    def look(self, pairs: Pairs, around: Array) -> Array:
+        self.seen = [*getattr(self, "seen", []), (pairs, np.concatenate([self.table, around], 1))]
+        return super().look(pairs, around)
+
+
+def looks(case: Case) -> Iterator[Look]:
+    """Yield what the matcher sees of a pair of programs."""
+    given = case.arguments[-1]
+    if case.pair.kind.startswith(tuple(EQUAL)):
+        # Else only short functions would be learned from.
+        given = Given(*(one[:0] for one in (given.i, given.j, given.reason)))
+    matcher = Gathering(*case.arguments[:-1], given)
+    matcher.run()
+    for seen, evidence in matcher.seen:
+        linear = evidence @ matcher.later + np.float32(LATER_BIAS)
+        linear[np.searchsorted(seen.key, given.i * seen.columns + given.j)] = match_functions.SURE
+        partner = [one.copy() for one in case.partner]
+        partner[0][given.i] = partner[1][given.j] = SKIPPED
+        has = np.flatnonzero(partner[0] >= 0)
+        key = has * seen.columns + partner[0][has]
+        right = np.searchsorted(seen.key, key)
+        right = right[seen.key[np.minimum(right, len(seen) - 1)] == key]
+        known = seen.i[right], seen.j[right]
+        none = [
+            np.setdiff1d(np.flatnonzero(one != SKIPPED), there)
+            for one, there in zip(partner, known, strict=True)
+        ]
+        size = seen.rows, seen.columns
+        yield Look(evidence, linear, seen.i, seen.j, size, right, (none[0], none[1]))
+
+
+def loss_of(torch: Any, layer: Any, look: Look) -> tuple[Any, int]:
+    """Return the negative log likelihood of the truth, and of how many functions it is."""
+    hidden, bias, out = layer
+    evidence = torch.from_numpy(look.evidence)
+    logit = torch.from_numpy(look.linear) + torch.relu(evidence @ hidden + bias) @ out
+    logit = logit.clamp(-match_functions.SURE, match_functions.SURE)
+    odds, right = logit.exp(), torch.from_numpy(look.right)
+    total = logit.new_zeros(())
+    for place, size, none in zip((look.i, look.j), look.size, look.none, strict=True):
+        index = torch.from_numpy(place)
+        share = torch.log1p(logit.new_zeros(size).index_add(0, index, odds))
+        total = total + (share[index[right]] - logit[right]).sum()
+        total = total + share[torch.from_numpy(none)].sum()
+    return total, look.functions
+
+
+def learn(train: Sequence[Look], stop: Sequence[Look], seed: int) -> Array:
+    """Return the table of a layer."""
+    import torch
+
+    torch.manual_seed(seed)
+    random = np.random.default_rng(seed)
+    layer = [torch.randn(COLUMNS, HIDDEN) / 6, torch.zeros(HIDDEN), torch.zeros(HIDDEN)]
+    by = torch.optim.AdamW([part.requires_grad_() for part in layer], RATE, weight_decay=DECAY)
+    best, table = float("inf"), ZERO
+    for epoch in range(-1, EPOCHS):
+        by.param_groups[0]["lr"] = RATE * (0.5 + 0.5 * np.cos(np.pi * epoch / EPOCHS))
+        for number in random.permutation(len(train)).tolist() if epoch >= 0 else ():
+            total, count = loss_of(torch, layer, train[number])
+            # Large programs count more, but not by as much as they are larger.
+            (total / count**0.5 / 10).backward()
+            torch.nn.utils.clip_grad_norm_(layer, 1.0)
+            by.step()
+            by.zero_grad()
+        with torch.no_grad():
+            sums = [loss_of(torch, layer, look) for look in stop]
+        value = float(np.mean([float(total) / count for total, count in sums]))
+        print(f"epoch {epoch}: {value:.4f}", flush=True)
+        if value < best:
+            best = value
+            parts = [part.detach().numpy() for part in layer]
+            table = np.rint(np.vstack(parts) * UNIT).astype(np.int16)
+    return table
+
+
+def using(table: Array) -> None:
+    """Let the matcher use a net."""
+    match_functions.net = lambda: Net.of(table)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1], help="the mean of these")
+    chosen = parser.parse_args(arguments)
+    using(ZERO)
+    train, stop = (
+        [look for case in cases(chosen.cache, names, KINDS | EQUAL) for look in looks(case)]
+        for names in (TRAIN, STOP)
+    )
+    train, stop = ([look for look in part if look.functions] for part in (train, stop))
+    print(f"{len(train)} looks, {sum(len(look.i) for look in train):,} pairs", flush=True)
+    found = np.hstack([learn(train, stop, seed) for seed in chosen.seed])
+    found[-1] = np.rint(found[-1] / len(chosen.seed))
+    np.save(chosen.out, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,63 @@
+"""The logit of pairs: a weighed sum of their evidence, and what a hidden layer adds to it.
+
+The layer was learned by `benchmarks/diff_evidence.py`. All numbers are multiples of 1 / UNIT, and
+sums of their products fit an f8, so the same evidence gives the same logit on every machine.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tokmill.store.schema import Array
+
+FILE = Path(__file__).with_name("evidence_net.npy")
+UNIT = 1024
+CHUNK = 1 << 15
+"""Pairs whose hidden units are held at once."""
+
+
+class Net(NamedTuple):
+    """A layer of H rectified units."""
+
+    hidden: Array
+    """(columns of evidence, H) f8."""
+    bias: Array
+    """(H,) f8."""
+    out: Array
+    """(H,) f8, weights of the units."""
+
+    @classmethod
+    def of(cls, table: Array) -> Net:
+        """Return the net of a table, (columns + 2, H) i2: its fields in rows, in 1 / UNIT."""
+        table = table / UNIT
+        return cls(table[:-2], table[-2], table[-1])
+
+    def terms(self, weights: Array, *evidence: Array) -> Array:
+        """Return of n pairs the weighed sum and what is added: (2, n) f4.
+
+        Evidence has n rows, and in all the columns.
+        """
+        found = np.zeros((2, len(evidence[0])), np.float32)
+        weights = _exact(weights)
+        for low in range(0, len(evidence[0]), CHUNK):
+            part = slice(low, low + CHUNK)
+            seen = _exact(np.concatenate([one[part] for one in evidence], 1))
+            units = np.maximum(seen @ self.hidden + self.bias, 0)
+            found[0, part], found[1, part] = seen @ weights, _exact(units) @ self.out
+        return found
+
+
+def _exact(values: Array) -> Array:
+    result: Array = np.rint(values.astype(np.float64) * UNIT) / UNIT
+    return result
+
+
+@cache
+def net() -> Net:
+    """Return the net of the package."""
+    with FILE.open("rb") as file:
+        return Net.of(np.lib.format.read_array(file, allow_pickle=False))
