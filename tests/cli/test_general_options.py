@@ -52,6 +52,7 @@ def test_a_key_that_is_taken_for_an_option(
         (["export", "s"], "`tokmill store export` or `tokmill model export`"),
         (["store", "export", "here.txt"], "known: bin, corpus, "),
         (["trian", "s"], "did you mean 'train'?"),
+        (["generate", "run"], "here it is `tokmill sample`"),
         (["tune", "model.onnx"], "did you mean `tokmill rl tune`?"),
     ],
 )

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from toy import text_store
 
 
@@ -39,3 +41,24 @@ def test_a_run_whose_store_is_gone_and_one_whose_weights_are(
     (tmp_path / "run/model/model.safetensors").write_bytes(b"damaged")
     tokmill("report", "run", "-o", "page.html")
     assert "no samples: " in (tmp_path / "page.html").read_text()
+
+
+def test_a_page_is_written_again_until_the_run_has_finished(
+    tmp_path: Path, here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, pages = tmp_path / "run", []
+    run.mkdir()
+    (run / "recipe.json").write_text('{"run": {"steps": 2}, "data": {"train": "s"}}')
+    (run / "schema.json").write_text('{"fingerprint": "f", "columns": {"a": 3}}')
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
+
+    def wait(seconds: float) -> None:
+        pages.append((seconds, (tmp_path / "p.html").read_text()))
+        (run / "model").mkdir()
+        (run / "model/config.json").write_text('{"step": 2}')
+
+    monkeypatch.setattr("tokmill.cli.inspect_command.time.sleep", wait)
+    here("report", str(run), "-o", str(tmp_path / "p.html"), "--watch", "7")
+    assert [seconds for seconds, _ in pages] == [7]
+    assert 'http-equiv="refresh" content="7"' in pages[0][1]
+    assert "http-equiv" not in (tmp_path / "p.html").read_text()

@@ -65,13 +65,16 @@ def test_the_steps_of_records(run: Path, here: Here) -> None:
     assert "done" in out and "of 12 steps" in err
 
 
-def test_jumps(run: Path, here: Here) -> None:
+def test_jumps_and_the_page(run: Path, tmp_path: Path, here: Here) -> None:
     (jump,) = json.loads(here("trace", run, "--spike", "--json")[0])["jumps"]
     assert (jump["step"], jump["metric"], jump["value"]) == (11, "loss", 9.0)
     assert [one["preview"] for one in jump["documents"]] == [
         TEXTS[one["record"]] + END for one in jump["documents"]
     ]
     assert jump["documents"][0]["preview"] in here("trace", run, "--spike")[0]
+    here("report", run, "-o", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Steps with jumps" in page and jump["documents"][0]["preview"].removesuffix(END) in page
 
 
 def test_refusals(run: Path, tmp_path: Path, here: Here) -> None:

@@ -47,6 +47,18 @@ PANELS = {
 }
 """Panel of `tokmill --help` → its commands, in this order; those of plug-ins come last."""
 OTHERS = "plug-ins"
+OTHER_COMMANDS = {
+    "version": "--version",
+    "config": "recipe",
+    **dict.fromkeys(["generate", "complete"], "sample"),
+    **dict.fromkeys(["info", "stats", "show", "ls", "head"], "inspect"),
+    **dict.fromkeys(["finetune", "fine-tune", "pretrain", "fit", "resume"], "train"),
+    **dict.fromkeys(["tokenize", "preprocess", "prepare", "convert", "ingest"], "build"),
+    **dict.fromkeys(["disasm", "disassemble", "lift"], "cfg"),
+    **dict.fromkeys(["classify", "infer"], "predict"),
+    **dict.fromkeys(["evaluate", "test"], "eval"),
+}
+"""What other programs call a command → ours."""
 
 
 def load_command(name: str) -> Any:
@@ -81,6 +93,7 @@ def application() -> TyperGroup:
         listed,
         load_command,
         lambda words: ["inspect", *words],
+        OTHER_COMMANDS,
         params=general_options(),
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
@@ -203,6 +216,11 @@ def _usage(error: Any) -> str:
             hint = key and f"it is a key of the recipe: --set {key}=VALUE"
         if hint:
             return f"there is no option {option}\nhint: {hint}"
+    options = (
+        [option for one in error.ctx.command.params for option in one.opts] if error.ctx else []
+    )
+    if "unexpected extra argument" in error.format_message() and "--prompt" in options:
+        return f"{error.format_message()}\nhint: --prompt TEXT"
     return f"{error.format_message()}\nhint: {command} --help"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,13 +154,24 @@ def report(
         typer.Argument(metavar="RUN…", help="Runs, and folders of runs."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="An .html file.")],
+    watch: Annotated[
+        int,
+        typer.Option(
+            metavar="SECONDS", min=0, help="Write it again so often, until all runs have finished."
+        ),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML page about runs, without network and scripts."""
+    from tokmill.report.comparison.run_summaries import read_runs
     from tokmill.report.pages.page import page
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise UsageError("a report is an .html file", where=str(out), hint="such as -o page.html")
+    # A page of runs that go on is read again by the browser; the last page is not.
+    while watch and not all(run.finished for run in read_runs(paths)):
+        page(paths, out, refresh=watch)
+        time.sleep(watch)
     written = page(paths, out)
     if as_json:
         print_json({"written": [str(written)], "bytes": written.stat().st_size})

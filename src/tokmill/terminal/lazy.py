@@ -24,6 +24,8 @@ class LazyGroup(TyperGroup):
     load: Callable[[str], Any]
     before: Callable[[list[str]], list[str]] | None = None
     """Puts the command before words that begin with a path."""
+    other_names: Mapping[str, str] = {}
+    """What other programs call a command → its name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command's name, the command, and its words; a path may stand for a name."""
@@ -58,6 +60,8 @@ class LazyGroup(TyperGroup):
         if holders := [inner for inner, names in groups.items() if name in names]:
             named = (f"`{ctx.command_path} {holder} {name}`" for holder in holders)
             return f"did you mean {' or '.join(named)}?"
+        if name in self.other_names:
+            return f"here it is `{ctx.command_path} {self.other_names[name]}`"
         return nearest(name, self.table())
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -72,10 +76,12 @@ def lazy_group(
     table: Callable[[], dict[str, tuple[str | None, str]]],
     load: Callable[[str], Any],
     before: Callable[[list[str]], list[str]] | None = None,
+    other_names: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> LazyGroup:
     group = LazyGroup(name=name, help=help_text, no_args_is_help=True, **settings)
     group.table, group.load, group.before = table, load, before
+    group.other_names = other_names or {}
     return group
 
 

@@ -28,6 +28,12 @@ def npz(path: Path) -> None:
         np.savez(handle, input_ids=np.zeros((3, 8), "i4"), attention_mask=np.ones((3, 8), "i1"))
 
 
+def llmc(path: Path) -> None:
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 10
+    path.write_bytes(header.tobytes() + np.arange(10, dtype="<u2").tobytes())
+
+
 def parquet(path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     import pyarrow
@@ -47,6 +53,7 @@ def write_json(value: Any) -> Any:
 FILES: list[tuple[str, Any, dict[str, Any]]] = [
     ("a.npz", npz, {"kind": "npz", "what": "a numpy archive of padded windows"}),
     ("a.npy", lambda p: np.save(p, np.zeros((2, 5), "<u2")), {"kind": "npy", "shape": [2, 5]}),
+    ("a.bin", llmc, {"kind": "llm.c tokens", "dtype": "uint16"}),
     ("a.parquet", parquet, {"kind": "parquet", "rows": 3}),
     ("s.bin", lambda p: p.write_bytes(np.arange(99, dtype="<u2").tobytes()),
      {"kind": "raw tokens", "guess": "uint16, 99 tokens", "largest_seen": 97}),
@@ -122,6 +129,7 @@ def test_the_parts_of_a_store(tmp_path: Path) -> None:
     name = store.shards[0].name
     shard = describe(store.path / f"shards/{name}.safetensors")
     assert (shard["kind"], shard["records"], shard["committed"]) == ("shard", 1, True)
+    assert describe(store.path / "inputs.jsonl")["kind"] == "inputs"
 
 
 def test_a_damaged_shard(tmp_path: Path) -> None:

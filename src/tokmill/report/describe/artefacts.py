@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import msgspec
 
+from tokmill.base.files import reading
 from tokmill.base.headers import read_header
 from tokmill.builds.scan import in_words
 from tokmill.report.comparison.run_summaries import is_run, read_run
@@ -114,6 +116,34 @@ def shard(look: Look) -> Facts | None:
     if 8 + length + end != look.size:
         facts["problem"] = f"it has {look.size:,} bytes, and its header says {8 + length + end:,}"
     return facts
+
+
+LOGS = {
+    "inputs.jsonl": ("plan.json", "the items of the inputs of a store, and the shard of each"),
+    "events.jsonl": ("plan.json", "the log of the builds of a store"),
+    "metrics.jsonl": (
+        "recipe.json",
+        "the metrics of a run, one line for each step that was logged",
+    ),
+}
+"""Name → the file that must be beside it in a folder of tokmill, and a description."""
+
+
+def log(look: Look) -> Facts | None:
+    """A file of lines in a store or a run."""
+    beside, what = LOGS.get(look.path.name, ("", ""))
+    if not beside or not look.path.with_name(beside).is_file():
+        return None
+    with reading(look.path) as file:
+        lines = sum(1 for _ in file)
+    command = "compare" if beside == "recipe.json" else "inspect"
+    return {
+        "kind": look.path.stem,
+        "what": what,
+        "bytes": look.size,
+        "lines": lines,
+        "next": f"tokmill {command} {shlex.quote(str(look.path.parent))}",
+    }
 
 
 def _refers_to(found: Manifest, ref: str | None) -> Facts:

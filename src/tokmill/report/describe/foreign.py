@@ -23,6 +23,9 @@ from tokmill.report.describe.describe_programs import graph, program
 from tokmill.report.describe.pickles import read_pickle
 from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
 
+LLMC = {20240520: "uint16", 20240801: "uint32"}
+"""Magic number of llm.c → type of a token (karpathy/llm.c, `dev/data/data_common.py`)."""
+
 INTERVAL = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*(?P<line>T\s*:\d+:\d+[\s:])")
 """Beginning of a file of basic block vectors, after comments."""
 LEARN = "--vocab-size 8192"
@@ -97,6 +100,19 @@ def npy(look: Look) -> Facts | None:
         return None
     header = _array_header(io.BytesIO(look.head))
     return {"kind": "npy", "what": "a numpy array", "bytes": look.size, **header}
+
+
+def llmc(look: Look) -> Facts | None:
+    """A shard of llm.c: a header of 1,024 bytes, then tokens."""
+    if len(look.head) < 1024 or int.from_bytes(look.head[:4], "little") not in LLMC:
+        return None
+    return {
+        "kind": "llm.c tokens",
+        "what": "a token file of llm.c: 1,024 bytes of header, then ids",
+        "bytes": look.size,
+        "dtype": LLMC[int.from_bytes(look.head[:4], "little")],
+        "next": f"tail -c +1025 {look.quoted} > ids.bin, then tokmill build bin ids.bin -o STORE",
+    }
 
 
 def parquet(look: Look) -> Facts | None:
@@ -298,7 +314,7 @@ def _array_header(stream: IO[bytes]) -> Facts:
 
 
 FOREIGN: list[Recogniser] = [
-    empty, npz, npy, pickle, graph, parquet, program, onnx,
+    empty, npz, npy, pickle, llmc, graph, parquet, program, onnx,
     compressed,
 ]  # fmt: skip
 """Recognised by first bytes. `LOOSE` is tried last, because many files could be text or tokens."""

@@ -18,12 +18,13 @@ from tokmill.report.pages.sections import Section, Table, picture, run_section
 from tokmill.version import __version__
 
 
-def page(paths: Sequence[Path], out: Path) -> Path:
+def page(paths: Sequence[Path], out: Path, *, refresh: int = 0) -> Path:
     """Write a page about runs, and return its path.
 
     Args:
         paths: runs, and folders of runs.
         out: the `.html` file.
+        refresh: seconds after which a browser reads the page again; 0: never.
 
     Raises:
         UsageError: there is no path.
@@ -43,7 +44,10 @@ def page(paths: Sequence[Path], out: Path) -> Path:
     if len(with_loss) > 1:
         sections.insert(0, compared_section(with_loss))
     text = html.render(
-        title=f"Report on {', '.join(names)}", version=__version__, sections=sections
+        title=f"Report on {', '.join(names)}",
+        version=__version__,
+        sections=sections,
+        refresh=refresh,
     )
     make_folder(out.parent)
     return write_file(out, text)

@@ -12,13 +12,14 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
-from tokmill.base.progress import human_share, human_time
+from tokmill.base.progress import human_metric, human_share, human_time
 from tokmill.report.comparison.run_summaries import RunSummary
 from tokmill.report.describe.shown_records import Reader
 from tokmill.report.pages import figures, schedules
 from tokmill.report.pages.plot import render
 from tokmill.store.store import Store
 
+JUMPS = 10
 SAMPLES = 3
 NEW_TOKENS = 100
 PROMPT_TOKENS = 24
@@ -139,6 +140,7 @@ def run_section(run: RunSummary, section: Section) -> Section:
         caption = f"{what} by step; dashed: validation rows."
         section.figures.append(picture(figures.loss([run.path]), section, caption))
         section.verdict = verdict(run)
+        _jumps(run, section)
         for name, words in MORE_CURVES.items():
             if any(np.isfinite(value) for _, value in run.points(name)):
                 curves = figures.curves_of([run], {name: (words, "-")}, words)
@@ -173,6 +175,38 @@ def _schedules(run: RunSummary, section: Section) -> None:
     section.figures.append(picture(schedules.speedup([run.path]), section, caption))
     caption = "1: every legal action is as likely as any other."
     section.figures.append(picture(schedules.entropy([run.path]), section, caption))
+
+
+def _jumps(run: RunSummary, section: Section) -> None:
+    """Add the logged steps at which the loss or the gradient jumps, with documents of them."""
+    jumps = sorted(run.jumps, key=lambda jump: jump.usual - jump.value)[:JUMPS]
+    if not jumps or find_spec("torch") is None:
+        return
+    traced: Any = plugins.require("tokmill.report.describe.traced_steps")
+    try:
+        found = list(traced.of_jumps(traced.Trace(run.path), sorted(jumps), SAMPLES))
+    except TokmillError as error:
+        # The rest of the page is still useful.
+        section.problem = f"the steps with jumps cannot be traced: {error.what}"
+        return
+    rows = [
+        [
+            f"{jump['step']:,}",
+            jump["metric"].replace("_", " "),
+            human_metric(jump["value"]),
+            human_metric(jump["usual"]),
+            "\n".join(
+                f"record {one['record']:,}, {traced.origin(one)}: {traced.preview(one)}"
+                for one in jump["documents"]
+            ),
+        ]
+        for jump in found
+    ]
+    title = (
+        f"Steps with jumps, the largest; `tokmill trace {run.path} --step N` shows all of a step"
+    )
+    headers = ["step", "", "value", "usual", f"the first {SAMPLES} documents"]
+    section.tables.append(Table(rows, headers, title, [0, 2, 3]))
 
 
 def run_samples(run: RunSummary) -> list[Sample]:
