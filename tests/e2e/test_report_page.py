@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_figures import write_run
 
 from browser import DARK, browse, ground, needs_chromium, violations
+from report_stores import write_run
 
 pytestmark = needs_chromium
 

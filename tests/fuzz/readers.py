@@ -452,7 +452,7 @@ READERS: dict[str, Reader] = {
     "store overlay": Reader(make_overlaid, read_overlaid, digests=True),
     # tokenizers, vocabularies, recipes
     "tokenizer.json": Reader(make_tokenizer, read_tokenizer),
-    "vocab.txt": Reader(make_vocab_txt, read_tokenizer("vocab.txt")),
+    "vocab.txt": Reader(make_vocab_txt, read_tokenizer),
     "vocabularies": Reader(make_vocabularies, read_vocabularies),
     "vocabulary counts": Reader(make_count_pickle, read_lists),
     "recipe": Reader(make_recipe, read_recipe),

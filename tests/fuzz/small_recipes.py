@@ -28,7 +28,8 @@ def read_tokenizer(folder: Path) -> Any:
     from tokmill.text.encoding.encoders import make_encoder
     from tokmill.text.tokenizers.tokenizer import Tokenizer
 
-    found = Tokenizer.from_file(folder / "tokenizer.json")
+    (path,) = folder.iterdir()
+    found = Tokenizer.from_file(path)
     vocabulary, data = found.vocabulary()
     ids, lengths = make_encoder(data, threads=False)(TEXTS[:3])
     texts = found.decode(ids[: int(lengths[0])].tolist())

@@ -1,8 +1,9 @@
-"""Small real stores, written without a tokenizer."""
+"""Small stores, written without a tokenizer, and folders of runs as reports read them."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,3 +103,11 @@ def write_store(
     if complete:
         write_file(path / "manifest.json", sealed(make_manifest(plan, receipts, complete=True)))
     return Store(path)
+
+
+def write_run(path: Path, lines: list[dict[str, float | None]]) -> Path:
+    path.mkdir()
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "recipe.json").write_text(json.dumps({"run": {"steps": 20}, "data": {"train": "s"}}))
+    (path / "schema.json").write_text(json.dumps({"fingerprint": "f" * 64, "columns": {"a": 3}}))
+    return path

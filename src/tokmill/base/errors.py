@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -87,10 +87,11 @@ class MachineError(TokmillError):
     exit_code = 5
 
 
-def check_name(what: str, name: str, known: Iterable[str], where: str = "") -> None:
+def check_name(what: str, name: str, known: Collection[str], where: str = "") -> None:
     """Refuse a name that is not among the known ones: "no lifter is called 'x'"."""
-    if name not in (names := list(known)):
-        raise UsageError(f"{what} called {name!r}", where=where, hint=nearest(name, names))
+    # A table of parts looks for those of installed packages when it is asked for a name.
+    if name not in known:
+        raise UsageError(f"{what} called {name!r}", where=where, hint=nearest(name, known))
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -22,7 +22,7 @@ from tokmill.base.files import (
 )
 from tokmill.base.locks import is_lock, locked
 from tokmill.builds.make_shard import InputChanged
-from tokmill.builds.plan import How, Prepared, difference, write_plan
+from tokmill.builds.plan import How, Prepared, difference, plan_stands, write_plan
 from tokmill.builds.source import PROBE_LOCK, Frozen
 from tokmill.builds.stamps import FILE as STAMPS
 from tokmill.builds.stamps import changed_shards, stamps_of, write_stamps
@@ -225,6 +225,10 @@ def place_plan(out: Path, prepared: Prepared, how: How) -> None:
         if changed or not same:
             report_changes(out, prepared.planned, how, changed)
         _forget(out, changed)
+        if same and plan_stands(out, plan, prepared.planned):
+            write_vocabularies(out, prepared.frozen)
+            write_stamps(out, stamps)
+            return
     write_vocabularies(out, prepared.frozen)
     make_folder(out / "shards")
     write_plan(out, plan, prepared.planned)

@@ -15,8 +15,11 @@ from tokmill.base import recipe
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import (
     address_of,
+    machine_errors,
+    open_file,
     path_to_text,
     place_of,
+    read_file,
     write_file,
 )
 from tokmill.builds.execution.resources import Amount
@@ -172,6 +175,21 @@ def digest_of(chunks: Iterable[bytes]) -> str:
     for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool:
+    """Say whether `write_plan` would write the same files.
+
+    It would not if they are damaged, or if the same inputs were moved.
+    """
+    with machine_errors("read", store):
+        if not all((store / name).exists() for name in (layout.PLAN, "inputs.jsonl")):
+            return False
+        if read_file(store / layout.PLAN) != sealed(plan):
+            return False
+        with open_file(store / "inputs.jsonl") as handle:
+            same = all(handle.read(len(lines)) == lines for lines in _lines(planned))
+            return same and not handle.read(1)
 
 
 def _lines(planned: Sequence[PlannedItem]) -> Iterator[bytes]:

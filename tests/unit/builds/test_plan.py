@@ -149,7 +149,7 @@ def test_an_item_of_several_files_depends_on_all_of_them(tmp_path: Path) -> None
     # What a plan holds is read back; the line of one file is that of earlier versions.
     shard = "0" * 24
     planned = [item.planned(shard), alone.planned(shard)]
-    planning.write_inputs(tmp_path, planned)
+    (tmp_path / "inputs.jsonl").write_bytes(b"".join(planning._lines(planned)))
     assert list(read_planned(tmp_path)) == planned
     assert [Item.again(one) for one in planned] == [item, alone]
     lines = (tmp_path / "inputs.jsonl").read_bytes().splitlines()

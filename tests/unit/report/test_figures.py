@@ -17,20 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from report_stores import write_store
+from report_stores import write_run, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.report.pages import figures
 from tokmill.report.pages.plot import draw, plot, render
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def write_run(path: Path, lines: list[dict[str, float | None]]) -> Path:
-    path.mkdir()
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "recipe.json").write_text(json.dumps({"run": {"steps": 20}, "data": {"train": "s"}}))
-    (path / "schema.json").write_text(json.dumps({"fingerprint": "f" * 64, "columns": {"a": 3}}))
-    return path
 
 
 @settings(max_examples=100, deadline=None)

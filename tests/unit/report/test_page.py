@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from test_figures import write_run
 
+from report_stores import write_run
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.report.pages.page import page
 

@@ -174,12 +174,12 @@ def end_ids(
     """Return the ids with which transformers ends a text, if they are not the `usual` ones.
 
     generation_config.json decides, and where it names none config.json. Ids beyond the vocabulary
-    are defaults of a larger model.
+    are defaults of a larger model; -1 stands for none.
     """
     key = roles.get("eot", "")
     named = (generation or {}).get(key, config.get(key))
     ids = named if isinstance(named, list) else [named]
-    ids = [one for one in ids if isinstance(one, int) and one < size]
+    ids = [one for one in ids if isinstance(one, int) and 0 <= one < size]
     return {COLUMN: tuple(ids)} if ids and ids != usual else {}
 
 
