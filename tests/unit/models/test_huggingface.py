@@ -23,6 +23,7 @@ from tokmill.models.transformers.attention import RopeScaling
 from tokmill.models.transformers.encoder import EncoderConfig
 from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.training.runs.exchange import end_ids
 
 GPT2_SMALL = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 2, "n_head": 2}
 LLAMA_SMALL = {
@@ -161,6 +162,14 @@ def test_another_architecture_is_refused(keys: dict[str, Any]) -> None:
 )
 def test_keys_that_the_model_does_not_read(key: str, value: Any) -> None:
     assert read_config({**GPT2_SMALL, key: value}, "") == read_config(GPT2_SMALL, "")
+
+
+@pytest.mark.parametrize(
+    ("named", "ends"), [([0, -2], {}), (-1, {}), ([0, 7], {"token": (0, 7)}), ([0, 10], {})]
+)
+def test_ends_of_a_text_are_ids_of_the_vocabulary(named: Any, ends: dict[str, Any]) -> None:
+    config = {"eos_token_id": named}
+    assert end_ids(config, None, {"eot": "eos_token_id"}, 10, [0]) == ends
 
 
 def test_a_key_of_a_wrong_type_is_named() -> None:

@@ -1,4 +1,4 @@
-"""The logit of pairs: a weighed sum of their evidence, and what a hidden layer adds to it.
+"""The logit of pairs: a weighted sum of their evidence, and a hidden layer that corrects it.
 
 The layer was learned by `benchmarks/diff_evidence.py`. All numbers are multiples of 1 / UNIT, and
 sums of their products fit an f8, so the same evidence gives the same logit on every machine.
@@ -37,9 +37,9 @@ class Net(NamedTuple):
         return cls(table[:-2], table[-2], table[-1])
 
     def terms(self, weights: Array, *evidence: Array) -> Array:
-        """Return of n pairs the weighed sum and what is added: (2, n) f4.
+        """Return of n pairs the weighted sum of evidence, and the correction: (2, n) f4.
 
-        Evidence has n rows, and in all the columns.
+        `evidence`: arrays of n rows; side by side they have a column for each weight.
         """
         found = np.zeros((2, len(evidence[0])), np.float32)
         weights = _exact(weights)
