@@ -120,7 +120,12 @@ class Heads(nn.Module):
         states = self.states(hidden)
         return {
             name: linear_cross_entropy(
-                states, self.weight(model, name), target, pull, self.bias(name)
+                states,
+                self.weight(model, name),
+                target,
+                pull,
+                self.bias(name),
+                compiled=model.compiled,
             )
             for name, target in targets.items()
         }

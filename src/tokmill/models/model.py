@@ -224,12 +224,14 @@ class Model(nn.Module):
     `causal`: whether the hidden state of a position depends only on that position and those before
     it. Only a causal model can predict what comes next, and only to a causal model can padded rows
     be given without a mask. `recompute`: whether blocks are computed again in the backward pass of
-    a training, so that their results need not be kept; the numbers are the same.
+    a training, so that their results need not be kept; the numbers are the same. `compiled`:
+    whether torch.compile has made the blocks, and makes the loss.
     """
 
     dim: int
     causal: bool
     recompute = False
+    compiled = False
 
     def forward(self, batch: Tensors, places: Tensor | None = None) -> Tensor:
         """Return hidden states (B, T, D).

@@ -201,6 +201,7 @@ class NextToken(Task):
                 self.heads.weight(self.model, name),
                 batch.targets[name],
                 self.config.pull,
+                compiled=self.model.compiled,
             )
             for name in self.columns
         }

@@ -10,7 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokmill.models.transformers.layers import CHUNK, LEAST_ROWS, product, product_dtype
+from tokmill.models.transformers.layers import (
+    chunk_rows,
+    product,
+    product_dtype,
+)
 
 
 class Scores(NamedTuple):
@@ -36,7 +40,7 @@ def token_scores(
     wide = torch.promote_types(hidden_BTD.dtype, torch.float32)
     loss = torch.zeros(len(targets), dtype=wide, device=targets.device)
     right = torch.zeros(len(targets), dtype=torch.bool, device=targets.device)
-    rows = max(LEAST_ROWS, CHUNK // len(weight_VD))
+    rows = chunk_rows(hidden, len(weight_VD))
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)
         logits_NV = product(hidden[part], weight_DV).to(wide)

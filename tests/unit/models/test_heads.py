@@ -42,7 +42,7 @@ def test_losses_are_those_of_plain_logits(
     rows: int, transformed: bool, bias: bool, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all positions, and of those alone that are predicted; with the gradients of weights."""
-    monkeypatch.setattr(layers, "CHUNK", 0)
+    monkeypatch.setitem(layers.CHUNK, "cpu", 0)
     monkeypatch.setattr(layers, "LEAST_ROWS", rows)
     model, heads = made(tied, bias, transformed)
     hidden, targets = problem()

@@ -36,7 +36,7 @@ def plainly(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 def test_the_loss_in_chunks_equals_the_plain_one(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "CHUNK", 0)
+    monkeypatch.setitem(layers.CHUNK, "cpu", 0)
     monkeypatch.setattr(layers, "LEAST_ROWS", rows)
     hidden, weight, targets = problem()
     found, expected = (f(hidden, weight, targets) for f in (linear_cross_entropy, plainly))
@@ -80,6 +80,30 @@ def test_the_loss_is_the_plain_one_in_bfloat16() -> None:
     ):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("pull", [0.0, 0.3])
+def test_as_on_a_gpu_ids_are_padded(
+    compiled: bool, pull: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is compiled there is the same formula."""
+    hidden, weight, targets = (x.detach().clone() for x in problem())
+    given = [x.double().requires_grad_() for x in (hidden, weight, torch.randn(len(weight)))]
+
+    def learn(**keys: bool) -> list[Tensor]:
+        loss = linear_cross_entropy(*given[:2], targets, pull, given[2], **keys)
+        return [loss, *torch.autograd.grad(loss, given)]
+
+    plain = learn()
+    monkeypatch.setitem(layers.ALIGNED, "cpu", 8)
+    monkeypatch.setitem(layers.CHUNK, "cpu", 0)
+    monkeypatch.setattr(layers, "LEAST_ROWS", 32)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    layers.compiled_gradient.cache_clear()
+    for one, other in zip(learn(compiled=compiled), plain, strict=True):
+        torch.testing.assert_close(one, other)
+    layers.compiled_gradient.cache_clear()
 
 
 def test_gradients_are_made_only_where_they_are_asked_for() -> None:

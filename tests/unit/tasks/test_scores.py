@@ -11,7 +11,7 @@ from tokmill.tasks.scores import token_scores
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("ids", [30, CHUNK // 256 + 1])
+@pytest.mark.parametrize("ids", [30, CHUNK["cpu"] // 256 + 1])
 def test_scores_are_those_of_the_logits(ids: int, biased: bool) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(3, 100, 4), torch.randn(ids, 4)

@@ -110,7 +110,7 @@ def test_which_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_process_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert pick_device("auto") == torch.device("cuda")
+    assert pick_device("auto") == torch.device("cuda:0")
     assert pick_device("cuda:3") == torch.device("cuda:3")
     assert pick_device("cpu", Place(1, 8, 1, 8)) == CPU
     assert pick_device("auto", Place(6, 8, 2, 4)) == torch.device("cuda:2")
@@ -128,3 +128,17 @@ def test_a_batch_on_the_cpu_stays_where_it_is(batch: Tensors) -> None:
     assert meta.columns["token"].device.type == meta.document.device.type == "meta"
     assert meta.whole is batch.whole
     assert np.array_equal(meta.targets["token"].shape, batch.targets["token"].shape)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of torch.compile itself
+def test_compiled_blocks_give_the_same_gradients(task: NextToken, batch: Tensors) -> None:
+    found = []
+    for compiled in (False, True):
+        engine = started(task, compile=compiled)
+        assert task.model.compiled is compiled
+        task.zero_grad()
+        engine.micro(batch, True, 1.0)
+        found.append([weight.grad.clone() for weight in task.parameters()])
+    for plain, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, plain, rtol=1e-4, atol=1e-5)

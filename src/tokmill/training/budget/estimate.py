@@ -69,7 +69,7 @@ def estimate(
     a_step = batch * task.length
     flops = task.flops_per_token(task.length)
     tensors = step_bytes(config, inputs, micro, -(-share // micro))
-    one, needed = whole_bytes(config, tensors, len(inputs.embedded), share, local or processes)
+    one, needed = whole_bytes(config, tensors, inputs.embedded, share, local or processes)
     pace: dict[str, Any] = {"seconds_per_step": None} if timed else {}
     # A step in an environment takes as long as the environment does.
     if timed and kind.reads_stores:

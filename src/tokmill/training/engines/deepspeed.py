@@ -41,6 +41,12 @@ class DeepSpeed(Several):
 
     def __init__(self, config: RunConfig, settings: EngineConfig | None = None) -> None:
         table = (settings or EngineConfig()).deepspeed
+        if config.compile:
+            raise UsageError(
+                "DeepSpeed replaces the blocks that would be compiled",
+                where="run.compile",
+                hint="--engine ddp, or --set run.compile=false",
+            )
         with one_a_machine():
             self.package = load_deepspeed(pick_device(config.device, place()))
         self.table, self.stage = table, stage_of(table)

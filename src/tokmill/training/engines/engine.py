@@ -96,6 +96,10 @@ class Engine:
         self.task, self.clip = task, optim.clip
         self.shapes = shapes_of(task)
         task.model.recompute = self.config.recompute
+        if self.config.compile:
+            task.model.compiled = True
+            for block in blocks_of(task):
+                block.compile()
         self._place(task)
         self.names = [name for name, p in task.named_parameters() if p.requires_grad]
         self.parameters: list[nn.Parameter] = [p for p in task.parameters() if p.requires_grad]

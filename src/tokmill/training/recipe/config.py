@@ -94,6 +94,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Precision of matrix products; weights and moments are float32."""
     recompute: bool = False
     """Run blocks again in the backward pass instead of keeping what they computed."""
+    compile: bool = False
+    """Compile blocks and loss by torch.compile, which takes a minute and pays on a GPU."""
     micro_tokens: int = 16_384
     """Largest number of tokens of a micro-batch; a process's share of a batch is cut into these."""
     log_every: int = 10

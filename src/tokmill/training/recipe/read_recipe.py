@@ -38,7 +38,7 @@ FREE = {
     "data.train", "data.val", "data.verify", "run.device", "run.log_every", "run.eval_every",
     "run.eval_rows", "run.checkpoint_every", "run.keep", "run.max_time", "run.prefetch",
     "run.best", "run.track", "run.peak_flops", "run.recompute", "run.engine", "run.over_memory",
-    "run.push",
+    "run.push", "run.compile",
 }  # fmt: skip
 """Keys that may change when a run is continued, because they do not decide the weights. The content
 of `data.train` is checked by its fingerprint; another device changes only rounding, and is

@@ -61,7 +61,8 @@ def pick_device(name: str, here: Place | None = None) -> torch.device:
     if not torch.cuda.is_available():
         raise UsageError("torch sees no CUDA device", where="run.device", hint="--device cpu")
     if here.world == 1:
-        return device
+        # torch takes one without a number as the current device, but not everywhere.
+        return torch.device("cuda", device.index or 0)
     count = torch.cuda.device_count()
     if device.index is not None or here.local_world > count:
         seen = f"torch sees {count}" if device.index is None else f"{name} is a single one"
