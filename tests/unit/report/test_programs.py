@@ -17,7 +17,7 @@ from x86_programs import C_SOURCE, compiles
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Path:
-    made = counted([{column: {"a": 3, "b": 1} for column in COLUMNS}], "semanticbbv")
+    made = counted({column: {"a": 3, "b": 1} for column in COLUMNS}, "semanticbbv")
     write_vocabularies(tmp_path / "v", made)
     write_texts(tmp_path / "t", made)
     return tmp_path / "v"

@@ -29,7 +29,7 @@ COUNTS = {column: {"b": 3, "a": 1, "[PAD]": 2} for column in COLUMNS}
 
 
 def lists() -> dict[str, TokenList]:
-    return counted([COUNTS], "semanticbbv")
+    return counted(COUNTS, "semanticbbv")
 
 
 def text(path: Path, *lines: str) -> Path:
