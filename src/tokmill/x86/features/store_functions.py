@@ -20,10 +20,11 @@ from tokmill.store.manifest import Plan, read_plan
 from tokmill.store.schema import Array, Strings
 from tokmill.store.store import Store
 from tokmill.x86.features.bags import Bag, bag, matrices, normalized, tf_idf
-from tokmill.x86.features.function_features import BAGS, find, functions_of, owner_of_blocks
+from tokmill.x86.features.function_features import BAGS, functions_of
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_about, read_graph
 from tokmill.x86.graphs.lifting import GRAPH, find_inputs
+from tokmill.x86.image.image import find, owners
 from tokmill.x86.image.program import Key, KeyTemplate
 
 CODES = "codes"
@@ -196,7 +197,7 @@ class _Part:
 
 def _part(graph: Graph, first: int) -> _Part:
     features = functions_of(graph)
-    owner = np.repeat(owner_of_blocks(graph), np.diff(graph.block_instructions))
+    owner = owners(graph.block_instructions[graph.function_blocks])
     codes = bag(len(graph.function_address), owner, features.instructions.code)
     bags = {CODES: codes, **features.bags}
     return _Part(first, bags, features.shape, features.calls)
