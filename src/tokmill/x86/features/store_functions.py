@@ -75,24 +75,19 @@ class StoreFunctions:
         return normalized(matrix.tocsr())[self.record]
 
 
-def store_functions(
-    store: Store,
-    graphs: Sequence[Path | str],
-    layout: str | None = None,
-) -> StoreFunctions:
+def store_functions(store: Store, graphs: Sequence[Path | str]) -> StoreFunctions:
     """Return the features of the functions of a store.
 
     Args:
         store: a store of `tokmill build x86`, or selected from such stores.
         graphs: graph files, or folders of them, that the store was built of; others are not read.
-        layout: the layout that the store was built with; None: the one in its plan.
 
     Raises:
         TokmillError: the store has other columns, a record belongs to none of the graphs, or a
             graph knows no imports, strings and constants.
     """
     check_columns(store)
-    template = KeyTemplate(layout_of(store) if layout is None else layout)
+    template = KeyTemplate(layout_of(store))
     numbers, keys = _programs(store)
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(len(keys) + 1))
@@ -111,7 +106,7 @@ def store_functions(
         raise TokmillError(
             f"{lost:,} of {len(record):,} records belong to none of the graphs",
             where=str(store.path),
-            hint="name the graphs that the store was built of, and the layout if it had one",
+            hint="name the graphs that the store was built of",
         )
     return _joined(record, parts, first)
 
@@ -143,7 +138,7 @@ def layout_of(store: Store) -> str:
         raise TokmillError(
             "the store does not say by which layout its programs are called",
             where=str(store.path),
-            hint="give the one that `tokmill build x86` was given, or '' where it had none",
+            hint="take a store of `tokmill build x86`, or one that was selected from such",
         )
     return result
 
