@@ -35,6 +35,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write vocabularies as asm_tokens.txt …, or with their counts as asm_tokens_dict.pkl …"""
+    check_name("no format is", form, FORMATS)
     found, _ = _lists(path)
     files = write_lists(out, found, form)
     if json:
@@ -219,7 +220,6 @@ def write_lists(
     folder: Path, vocabularies: Mapping[str, TokenList], form: str = "txt"
 ) -> list[Path]:
     """Write lists in one of `FORMATS`; raises `TokmillError` for those that have no such form."""
-    check_name("no format is", form, FORMATS)
     ending, made = FORMATS[form]
     files = {f"{column}{ending}": made(tokens) for column, tokens in vocabularies.items()}
     make_folder(folder)
