@@ -111,7 +111,8 @@ def test_unexplained_is_that_of_dense_vectors() -> None:
     assert simpoint.unexplained(made.vectors, weights, labels) == pytest.approx(inside / around)
 
 
-def test_more_dimensions_where_fifteen_hide_a_phase() -> None:
+def test_more_dimensions_where_fifteen_hide_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "RESTARTS", 2)
     random = np.random.default_rng(2)
     blocks, kinds = 4000, 60
     own = np.zeros((kinds, blocks))
@@ -183,9 +184,10 @@ def test_wrong_numbers_are_refused() -> None:
 
 
 @pytest.mark.long
-def test_a_million_intervals_of_sparse_ids_stay_small() -> None:
+def test_a_million_intervals_of_sparse_ids_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     import tracemalloc
 
+    monkeypatch.setattr(clusters, "RESTARTS", 2)
     random = np.random.default_rng(0)
     count, each = 1_000_000, 10
     ids = np.unique(random.integers(1, 2**62, 50_000))
