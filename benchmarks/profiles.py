@@ -259,8 +259,8 @@ def main() -> int:
     if before.get("scale", asked.scale) != asked.scale:
         options.error(f"{folder} has programs at scale {before['scale']}: remove it, or --scale it")
     left_out: dict[str, str] = before.get("left_out", {})
-    processor = max(os.sched_getaffinity(0))
-    how = Asked(measured=True, intervals=asked.intervals, runs=asked.runs, processor=processor)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    how = Asked(measured=True, intervals=asked.intervals, runs=asked.runs)
     table = commands(inputs)
     since = time.monotonic()
     for name in asked.only or table:

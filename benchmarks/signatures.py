@@ -248,10 +248,11 @@ def main(
 ) -> list[str]:
     """Return the lines of the section."""
     folder = cache / "signatures"
-    processor = max(os.sched_getaffinity(0))
-    how = Asked(measured=True, intervals=15 if small else 100, runs=2 if small else 15,
-                processor=processor)  # fmt: skip
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(processors)})
+    how = Asked(measured=True, intervals=15 if small else 100, runs=2 if small else 15)
     programs = profiled(folder, 0.05 if small else 1.0, how)
+    os.sched_setaffinity(0, processors)
     made = stores(folder, programs)
     block_vectors(folder, 2 if small else 300)
     lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 
 import made_times
-from tokmill.cli import main
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import generators
 
+Here = Callable[..., tuple[str, str]]
 torch.set_num_threads(1)
 SMALL = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
 
@@ -27,28 +28,12 @@ def settings(folder: Path, kind: str = "distilbert", **sizes: Any) -> Path:
     """Write a file of settings for two modules, of which one is held out."""
     (folder / "code_files").mkdir(exist_ok=True)
     (folder / "code_files" / "a.mlir").write_text(generators.chain("matmul 8 8 8, relu"))
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "model_type": kind,
-                "bench_count": 4,
-                "benchmarks_folder_path": str(folder / "code_files"),
-                "held_out": ["add 8 16"],
-                "steps": 2,
-                "model_config": {kind: sizes},
-            }
-        )
-    )
+    said = {
+        "model_type": kind, "bench_count": 4, "held_out": ["add 8 16"], "steps": 2,
+        "benchmarks_folder_path": str(folder / "code_files"), "model_config": {kind: sizes},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(said))
     return folder / "config.json"
-
-
-def command(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
-    """Run `tokmill rl train`; return what it prints on stdout and on stderr."""
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "train", *words])
-    shown = capsys.readouterr()
-    assert ended.value.code == code, shown.err
-    return shown.out, shown.err
 
 
 FIELDS = {**SMALL, "max_seq_length": 128, "vocab_size": 10_000, "dropout": 0.1}
@@ -56,9 +41,7 @@ BUCKETS = {**SMALL, "tokens": "buckets", "max_seq_length": 128, "vocab_size": 10
            "truncate": True, "seed_compatible": True}  # fmt: skip
 
 
-def test_a_dry_run_and_a_training_say_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_and_a_training_say_the_same(here: Here, tmp_path: Path) -> None:
     for sizes, facts, notes in (
         (
             FIELDS,
@@ -77,8 +60,8 @@ def test_a_dry_run_and_a_training_say_the_same(
             "evaluations a step": "4", "evaluations in all": "8", "operation features": "347",
             "history features": "1,280",
         }  # fmt: skip
-        file = str(settings(tmp_path, **sizes))
-        out, err = command(capsys, file, "--dry-run")
+        file = settings(tmp_path, **sizes)
+        out, err = here("rl", "train", file, "--dry-run")
         rows = [line.split("  ") for line in out.splitlines()]
         table = {row[0]: row[-1].strip() for row in rows}
         assert facts.items() <= table.items()
@@ -86,35 +69,32 @@ def test_a_dry_run_and_a_training_say_the_same(
         # What is said of stores is not there.
         assert not table.keys() & {"columns", "batch", "micro-batch", "tokens a step"}
         assert not table.keys() & {"tokens in all", "operations in all"}
-        run = str(tmp_path / f"run-{len(sizes)}")
-        _, err = command(capsys, file, "-o", run)
+        run = f"run-{len(sizes)}"
+        _, err = here("rl", "train", file, "-o", run)
         assert all(f"{name}: {value}" in err for name, value in facts.items())
         assert all(note in err for note in notes)
         # A run that goes on says none of it again.
-        _, err = command(capsys, "-o", run)
+        _, err = here("rl", "train", "-o", run)
         assert "operation features" not in err and "has no effect" not in err
 
 
-def test_long_sequences_are_warned_of_and_short_ones_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, err = command(capsys, str(settings(tmp_path, **SMALL, tokens="buckets")), "--dry-run")
+def test_long_sequences_are_warned_of_and_short_ones_refused(here: Here, tmp_path: Path) -> None:
+    _, err = here("rl", "train", settings(tmp_path, **SMALL, tokens="buckets"), "--dry-run")
     assert "reads sequences of 696 tokens" in err and "square" in err
-    out, err = command(capsys, str(settings(tmp_path, kind="lstm")), "--dry-run")
+    out, err = here("rl", "train", settings(tmp_path, kind="lstm"), "--dry-run")
     assert "vectors a sequence" in out and "note:" not in err
     # The sequence has no room for the module; a training would say so too.
-    file = str(settings(tmp_path, **SMALL, max_seq_length=20))
-    for words in (["--dry-run"], ["-o", str(tmp_path / "run")]):
-        _, err = command(capsys, file, *words, code=2)
+    file = settings(tmp_path, **SMALL, max_seq_length=20)
+    for words in (["--dry-run"], ["-o", "run"]):
+        _, err = here("rl", "train", file, *words, code=2)
         assert "a sequence can have 68 tokens" in err and "hint: 68 keeps all" in err
-    out, err = command(
-        capsys, str(settings(tmp_path, **SMALL, max_seq_length=20, truncate=True)), "--dry-run"
-    )
+    file = settings(tmp_path, **SMALL, max_seq_length=20, truncate=True)
+    out, err = here("rl", "train", file, "--dry-run")
     assert "tokens of it kept" in out and "29.4%" in out and "cut to 20 tokens" in err
 
 
-def test_facts_are_numbers_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = command(capsys, str(settings(tmp_path, **BUCKETS)), "--dry-run", "--json")
+def test_facts_are_numbers_for_programs(here: Here, tmp_path: Path) -> None:
+    out, _ = here("rl", "train", settings(tmp_path, **BUCKETS), "--dry-run", "--json")
     found = json.loads(out)["environment"]
     assert found["modules_to_learn_from"] == found["modules_held_out"] == 1
     assert found["features_kept"] == pytest.approx(127 / 694)

@@ -6,27 +6,25 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tokmill.cli import main
 from tokmill.mlir.loops.schedule import HEADER
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules import generators
 
+Here = Callable[..., tuple[str, str]]
 
-def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: Any) -> None:
+
+def test_what_a_folder_has_besides_modules_is_counted(here: Here, tmp_path: Path) -> None:
     (tmp_path / "a.mlir").write_text(generators.chain("matmul 4 4 4"))
     (tmp_path / "b.txt").write_text("")
     (tmp_path / "deep").mkdir()
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "search", str(tmp_path), "--evaluations", "1"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr()
-    assert "a.mlir" in shown.out
-    assert "2 entries left out: not named .mlir" in shown.err
+    out, err = here("rl", "search", tmp_path, "--evaluations", 1)
+    assert "a.mlir" in out and "2 entries left out: not named .mlir" in err
 
 
 @pytest.mark.parametrize(
@@ -56,15 +54,7 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "tune", "none.onnx", "-o", "spec"], 5, "no such file"),
     ],
 )
-def test_wrong_inputs_say_why(
-    arguments: list[str],
-    code: int,
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_wrong_inputs_say_why(here: Here, arguments: list[str], code: int, says: str) -> None:
     Path("folder").mkdir()
     os.mkfifo("pipe")
     os.mkfifo("pipe.onnx")
@@ -76,12 +66,8 @@ def test_wrong_inputs_say_why(
     with open("large", "wb") as file:
         file.write(HEADER.encode() + b"[] []\nmodule {}\n")
         file.truncate((16 << 20) + 1)
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == code
-    said = capsys.readouterr().err
-    assert says in said
-    assert "hint:" in said
+    _, said = here(*arguments, code=code)
+    assert says in said and "hint:" in said
 
 
 @pytest.mark.parametrize(
@@ -111,20 +97,16 @@ def test_a_missing_extra_is_named(arguments: list[str], tmp_path: Path) -> None:
     assert "pip install 'tokmill[mlir]'" in done.stderr
 
 
-def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path, capsys: Any) -> None:
+def test_names_that_are_no_utf8_are_read_and_shown(here: Here, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     module = folder / os.fsdecode(b"\xff a\n.mlir")
     module.write_text(generators.chain("relu 8"))
     for given in (module, folder):
-        with pytest.raises(SystemExit) as ended:
-            main(["rl", "search", str(given), "--evaluations", "1", "-q", "--json"])
-        assert ended.value.code == 0
-        (row,) = json.loads(capsys.readouterr().out)["modules"]
+        out, _ = here("rl", "search", given, "--evaluations", 1, "-q", "--json")
+        (row,) = json.loads(out)["modules"]
         assert row["module"].endswith("caf%E9/%FF%20a%0A.mlir")
-    with pytest.raises(SystemExit) as ended:
-        main(["build", "mlir", str(module), "-o", str(tmp_path / "store")])
-    assert ended.value.code == 0
+    here("build", "mlir", module, "-o", "store")
 
 
 @pytest.mark.parametrize(
@@ -137,44 +119,31 @@ def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path, capsys: Any) 
     ],
 )
 def test_no_result_replaces_a_module_that_is_read(
-    command: list[str],
-    replaced: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    here: Here, command: list[str], replaced: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("modules").mkdir()
     before = {}
     for name in ("a.mlir", "a.model.mlir", "modules/000.mlir", "new.model.irpa"):
         before[name] = generators.chain("relu 8") + "// of the user\n"
         Path(name).write_text(before[name])
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    assert ended.value.code == 2
-    assert f"{replaced}: " in (said := capsys.readouterr().err) and "replace what is read" in said
+    _, said = here(*command, code=2)
+    assert f"{replaced}: " in said and "replace what is read" in said
     assert all(Path(name).read_text() == text for name, text in before.items())
 
 
-def test_a_policy_is_trained_and_its_figures_are_drawn(tmp_path: Path) -> None:
+def test_a_policy_is_trained_and_its_figures_are_drawn(here: Here, tmp_path: Path) -> None:
     sets = ["task.bench_count=2", 'task.modules=["relu 8"]', 'task.held_out=["relu 16"]']
-    run = str(tmp_path / "run")
     words = [word for key in sets for word in ("--set", key)]
-    for command in (
-        ["rl", "train", "schedules-lstm", "-o", run, "--steps", "2", "-q", *words],
-        ["rl", "eval", run, "-q"],
-        ["plot", "speedup", run, "-o", str(tmp_path / "speedup.svg")],
-        ["plot", "entropy", run, "-o", str(tmp_path / "entropy.svg")],
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(command)
-        assert ended.value.code == 0, command
-    assert all((tmp_path / f"{name}.svg").stat().st_size for name in ("speedup", "entropy"))
+    here("rl", "train", "schedules-lstm", "-o", "run", "--steps", 2, "-q", *words)
+    here("rl", "eval", "run", "-q")
+    for name in ("speedup", "entropy"):
+        here("plot", name, "run", "-o", f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").stat().st_size
 
 
 @pytest.mark.parametrize("gain", [0.39, 1.0, 1.5])
 def test_a_schedule_that_gains_nothing_is_never_the_best(
-    gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Here, gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured again, what seemed four times as fast is slower than none, as fast, or faster."""
     measured = Measurements.__call__
@@ -193,16 +162,11 @@ def test_a_schedule_that_gains_nothing_is_never_the_best(
     monkeypatch.setattr(Measurements, "file", default)
     best = tmp_path / "best"
     words = ["rl", "search", "matmul 8 8 8", "--evaluations", "9", "--with", "random", "-q"]
-    for more in ([], ["--json", "-o", str(best)]):
-        with pytest.raises(SystemExit) as ended:
-            main([*words, *more])
-        assert ended.value.code == 0
-        out, err = capsys.readouterr()
-        if not more:
-            assert ("no schedule that was measured is faster than none" in err) == (gain <= 1)
-            assert "IREE's default is" in err and "0.500" in out
-            assert "to apply it" not in err
-    (row,) = json.loads(out)["modules"]
+    out, err = here(*words)
+    assert ("no schedule that was measured is faster than none" in err) == (gain <= 1)
+    assert "IREE's default is" in err and "0.500" in out
+    assert "to apply it" not in err
+    (row,) = json.loads(here(*words, "--json", "-o", best)[0])["modules"]
     assert (row["speedup"], bool(row["actions"]), bool(row["file"])) == (
         max(gain, 1.0), gain > 1, gain > 1,
     )  # fmt: skip
@@ -210,10 +174,7 @@ def test_a_schedule_that_gains_nothing_is_never_the_best(
     assert row["iree_default_milliseconds"] == 0.5
 
 
-def test_operations_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "show", "matmul 4 8 16, relu", "--json"])
-    assert ended.value.code == 0
-    matmul, relu = json.loads(capsys.readouterr().out)[-2:]
+def test_operations_are_listed(here: Here) -> None:
+    matmul, relu = json.loads(here("rl", "show", "matmul 4 8 16, relu", "--json")[0])[-2:]
     assert (matmul["iterators"], sorted(matmul["loops"])) == ("ppr", [4, 8, 16])
     assert set(relu["iterators"]) == {"p"} and matmul["operation"] in relu["producers"]

@@ -245,22 +245,3 @@ def test_zeros_are_said_and_are_chance(here: Here, made: Path) -> None:
     np.save(made / "half.npy", right)
     err = here("similarity", "score", made / "half.npy", made / "keys.csv")[1]
     assert "with a vector of zeros, which has the score 0" in err
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        ["p,f,gcc-12,O0", "p,f,gcc-12,O3", "p,g,gcc-12,O0", "p,g,gcc-12,O3", "p,h,clang-14,O0"],
-        ["p,f,gcc-12,O0", "p,f,gcc-12,O3", "p,g,gcc-13,O3"],
-    ],
-)
-@pytest.mark.parametrize("resamples", ["0", "20"])
-def test_a_kind_of_pairs_without_a_pair_has_no_value(
-    rows: list[str], resamples: str, tmp_path: Path, here: Here
-) -> None:
-    table = "\n".join(["project,function,compiler,level", *rows, ""])
-    (tmp_path / "keys.csv").write_text(table)
-    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(len(rows), 3)))
-    score = ("similarity", "score", tmp_path / "v.npy", tmp_path / "keys.csv")
-    assert "recall" in here(*score, "--resamples", resamples)[0]
-    json.loads(here(*score, "--resamples", resamples, "--json")[0])

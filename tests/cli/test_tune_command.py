@@ -9,17 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onnx_models import small_model
-from tokmill.cli import main
 from tokmill.mlir.iree.tune import FLAGS, Timed, Tuned, Way
 from tokmill.mlir.modules import generators
 from tokmill.rl.commands import rl_tune
 
+Here = Callable[..., tuple[str, str]]
 LOOP = """
 func.func @main(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -> tensor<32x32xf32> {
   %zero = arith.constant 0 : index
@@ -38,11 +39,8 @@ func.func @main(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -> tensor<32x32xf3
 """
 
 
-def tuned(model: Path | str, name: Path, capsys: Any) -> Any:
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "tune", str(model), "-o", str(name), "--json"])
-    assert ended.value.code == 0
-    return json.loads(capsys.readouterr().out)
+def tuned(here: Here, model: Path | str, name: Path | str) -> Any:
+    return json.loads(here("rl", "tune", model, "-o", name, "--json")[0])
 
 
 def compiles(line: str, folder: Path) -> None:
@@ -53,9 +51,8 @@ def compiles(line: str, folder: Path) -> None:
     assert (folder / "MODULE.vmfb").stat().st_size
 
 
-def test_a_model_is_tuned_and_the_printed_line_compiles_it(tmp_path: Path, capsys: Any) -> None:
-    model, name = small_model(tmp_path / "model.onnx", 64), tmp_path / "some"
-    told = tuned(model, name, capsys)
+def test_a_model_is_tuned_and_the_printed_line_compiles_it(tmp_path: Path, here: Here) -> None:
+    told = tuned(here, small_model(tmp_path / "model.onnx", 64), tmp_path / "some")
     assert [one["name"] for one in told["tried"]] == ["default", "O3", "data tiling"]
     assert {one["status"] for one in told["tried"]} == {"ok"}
     assert told["milliseconds"] <= told["default_milliseconds"]
@@ -68,7 +65,7 @@ def test_a_model_is_tuned_and_the_printed_line_compiles_it(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("form", ["onnx", "iree", "linalg"])
-def test_the_time_begins_before_the_model_is_read(form: str, tmp_path: Path, capsys: Any) -> None:
+def test_the_time_begins_before_the_model_is_read(form: str, tmp_path: Path, here: Here) -> None:
     model = tmp_path / f"model.{'onnx' if form == 'onnx' else 'mlir'}"
     if form == "onnx":
         small_model(model, 64)
@@ -78,14 +75,12 @@ def test_the_time_begins_before_the_model_is_read(form: str, tmp_path: Path, cap
         model.write_text(
             f"{kind} @f(%a: tensor<4xf32>) -> tensor<4xf32> {{ {end} %a : tensor<4xf32> }}"
         )
-    with pytest.raises(SystemExit) as ended:
-        main(["rl", "tune", str(model), "-o", str(tmp_path / "some"), "--max-time=0.006s"])
-    assert ended.value.code == 1
-    assert "hint: allow more minutes" in capsys.readouterr().err
+    said = here("rl", "tune", model, "-o", "some", "--max-time=0.006s", code=1)[1]
+    assert "hint: allow more minutes" in said
     assert not list(tmp_path.glob("some*"))
 
 
-def test_two_processes_do_not_tune_into_one_file(tmp_path: Path, capsys: Any) -> None:
+def test_two_processes_do_not_tune_into_one_file(tmp_path: Path, here: Here) -> None:
     words = ["rl", "tune", "matmul 16 16 16", "-o", str(tmp_path / "some"), "--quiet"]
     first = subprocess.Popen(
         [sys.executable, "-m", "tokmill", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -93,28 +88,23 @@ def test_two_processes_do_not_tune_into_one_file(tmp_path: Path, capsys: Any) ->
     while not list(tmp_path.glob(".some*.lock")):
         assert first.poll() is None, first.communicate()
         time.sleep(0.01)
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 5
-    said = capsys.readouterr().err
+    _, said = here(*words, code=5)
     assert "another process is writing some.model.mlir" in said and "hint:" in said
     # One that was killed does not keep others out.
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 0
+    here(*words)
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".lock")]
 
 
 def test_the_printed_line_compiles_operations_that_iree_does_not_name(
-    tmp_path: Path, capsys: Any
+    tmp_path: Path, here: Here
 ) -> None:
     """`linalg.add` is written as what it computes."""
     module = tmp_path / "sum.mlir"
     module.write_text(generators.chain("add 16 64"))
     assert "linalg.add" in module.read_text()
-    compiles(tuned(module, tmp_path / "sum", capsys)["compile"], tmp_path)
+    compiles(tuned(here, module, tmp_path / "sum")["compile"], tmp_path)
 
 
 def shown(best: int, moved: float, capsys: Any) -> str:
@@ -140,16 +130,16 @@ def test_results_that_no_input_changes_are_said(moved: float, capsys: Any) -> No
     assert ("another input gives the same results" in shown(1, moved, capsys)) == (moved != 0.5)
 
 
-def test_the_printed_line_is_one_for_a_shell(tmp_path: Path, capsys: Any) -> None:
+def test_the_printed_line_is_one_for_a_shell(tmp_path: Path, here: Here) -> None:
     name = tmp_path / "two words; true" / "some name"
-    line = tuned("matmul 32 32 32", name, capsys)["compile"]
+    line = tuned(here, "matmul 32 32 32", name)["compile"]
     assert shlex.split(line)[1] == f"{name}.model.mlir"
 
 
 def test_a_model_whose_operations_stand_in_a_loop_is_tuned_as_a_whole(
-    tmp_path: Path, capsys: Any
+    tmp_path: Path, here: Here
 ) -> None:
     module = tmp_path / "loop.mlir"
     module.write_text(LOOP)
-    told = tuned(module, tmp_path / "loop", capsys)
+    told = tuned(here, module, tmp_path / "loop")
     assert "default" in {one["name"] for one in told["tried"] if one["status"] == "ok"}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.store.store import Store
 from tokmill.x86.tokens.vocabularies.vocabulary import closed, read_vocabularies, write_vocabularies
 from x86_programs import C_SOURCE, compiles
 
@@ -38,17 +37,6 @@ def test_vocabularies_of_programs(here: Here, program: Path) -> None:
     kept = sum(read_vocabularies("w", "tokmill")["asm"].counts or ())
     counted = facts["counted"]["asm"]
     assert counted["tokens"] - counted["unknown"] == kept and counted["unknown"] > kept
-
-
-def test_a_store_keeps_to_a_counted_vocabulary(here: Here, program: Path) -> None:
-    rules = ("--rules", "semanticbbv")
-    here("vocab", "build", "x86", program, "-o", "v", *rules, "--workers", 0)
-    here("build", "x86", program, "-o", "s", *rules, "--vocab", "v", "--workers", 0)
-    assert not any("unk" in note for note in Store("s").manifest.notes)
-    counts = read_vocabularies("v")["asm"].counts
-    here("vocab", "export", "v", "--format", "pkl", "-o", "p")
-    found = pickle.loads(Path("p/asm_tokens_dict.pkl").read_bytes())  # noqa: S301
-    assert sum(found.values()) == sum(counts or ()) == Store("s").tokens
 
 
 def test_refused_programs_are_told(here: Here, program: Path) -> None:

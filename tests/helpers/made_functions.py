@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.similarity.functions import NAMES, Coder, Functions
+from tokmill.similarity.functions import NAMES, Functions, coded
 
 One = dict[str, Any]
 
@@ -14,11 +14,7 @@ One = dict[str, Any]
 def functions(*ones: One) -> Functions:
     """Functions by their columns; what is not said is the same for all, and codes all differ."""
     plain = {"project": "p", "program": "a", "version": "1", "compiler": "gcc-12", "level": "O0"}
-    names = {}
-    for column in NAMES:
-        coder = Coder()
-        coder.add([str({**plain, **one}[column]) for one in ones], np.arange(len(ones)))
-        names[column] = coder.coded()
+    names = {column: coded([str({**plain, **one}[column]) for one in ones]) for column in NAMES}
     return Functions(
         "here",
         names,

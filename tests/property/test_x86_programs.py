@@ -179,24 +179,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("damaged")
 
 
-def test_damaged_programs_are_refused_or_lifted(folder: Path) -> None:
-    check_damaged(folder, seed=1, count=150)
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
 
 
-def test_random_bytes_are_lifted(folder: Path) -> None:
-    check_random(seed=1, count=2000)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_damaged_programs_are_refused_or_lifted(folder: Path, seed: int) -> None:
+    check_damaged(folder, seed, count=150 if seed == 1 else 1000)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(2, 12))
-def test_many_damaged_programs(folder: Path, seed: int) -> None:
-    check_damaged(folder, seed, 1000)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(2, 12))
-def test_many_random_bytes(seed: int) -> None:
-    check_random(seed, 10_000)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_bytes_are_lifted(seed: int) -> None:
+    check_random(seed, count=2000 if seed == 1 else 10_000)
 
 
 @given(st.binary(min_size=1, max_size=120), st.sampled_from((64, 32)))

@@ -106,18 +106,6 @@ REASONS = {
 }
 
 
-class Placed(NamedTuple):
-    """Where a program of the store lay in memory."""
-
-    program: str
-    base: int
-    """Address in memory - address in the file."""
-    begins: int
-    """Blocks that ran and begin where one of the program begins."""
-    ran: int
-    """Blocks that ran in its range."""
-
-
 class Joined(NamedTuple):
     """What the rows of a pc file are in a store of blocks."""
 
@@ -129,7 +117,8 @@ class Joined(NamedTuple):
     """uint8 a row: `BEGINS` … `NO_PROGRAM`."""
     shared: Array
     """bool a row: whether several functions have the block; `records` has the first."""
-    placed: list[Placed]
+    placed: list[tuple[str, int]]
+    """Name of a program that lay in memory, and its address there less that in the file."""
     missing: list[str]
     """Files of the map in which blocks ran and that the store does not have."""
 
@@ -147,7 +136,7 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
     records = np.full(len(at), -1, np.int64)
     how = np.full(len(at), NO_PROGRAM, np.uint8)
     shared = np.zeros(len(at), bool)
-    placed: list[Placed] = []
+    placed: list[tuple[str, int]] = []
     chains: list[tuple[Array, Chains]] = []
     open_rows = at >= 0
     places, missing, equal = _by_map(at, blocks.programs, mapped)
@@ -174,7 +163,7 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
         chains.append((here[there], follow(program, rows[there], begins[there], taken)))
         how[here] = np.where(begins, BEGINS, np.where(there, INSIDE, NO_BLOCK))
         open_rows[here] = False
-        placed.append(Placed(program.name, base, int(begins.sum()), len(here)))
+        placed.append((program.name, base))
     return Joined(records, _all_chains(len(at), chains), how, shared, placed, missing)
 
 

@@ -69,7 +69,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     error: float = float("nan")
     """Largest difference of results in units of the largest one."""
     allowed: float = float("nan")
-    compile_seconds: float = float("nan")
 
     def __post_init__(self) -> None:
         times = (self.nanoseconds, self.baseline)
@@ -242,7 +241,6 @@ def _result(answer: dict[str, Any]) -> Result:
     common = {
         "error": answer["error"],
         "allowed": answer["allowed"],
-        "compile_seconds": answer["compile"],
     }
     if answer["status"] == "wrong":
         return Result(status="wrong", reason=answer["reason"], **common)

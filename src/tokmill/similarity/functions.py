@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,27 +71,10 @@ def spelled(column: str, words: list[str]) -> list[str]:
     return [word.removeprefix("-") for word in words] if column == "level" else words
 
 
-class Coder:
-    """Numbers strings in the order of first use, batch after batch."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, int] = {}
-        self.parts: list[Array] = []
-
-    def add(self, distinct: Iterable[str], place: Array) -> None:
-        """Add the strings of a batch, `place` numbers of the distinct ones."""
-        numbers = self.known
-        codes = np.asarray([numbers.setdefault(text, len(numbers)) for text in distinct], np.int64)
-        self.parts.append(codes[place])
-
-    def coded(self) -> Coded:
-        """Return all strings, their numbers in the order of the alphabet."""
-        names = sorted(self.known)
-        new = np.empty(len(names), np.int64)
-        for number, name in enumerate(names):
-            new[self.known[name]] = number
-        codes = np.concatenate([np.zeros(0, np.int64), *self.parts])
-        return Coded(new[codes], names)
+def coded(texts: Sequence[str]) -> Coded:
+    names = sorted(set(texts))
+    number = {name: i for i, name in enumerate(names)}
+    return Coded(np.asarray([number[text] for text in texts], np.int64), names)
 
 
 def functions_of(store: Store) -> Functions:
@@ -108,16 +91,19 @@ def functions_of(store: Store) -> Functions:
             where=str(store.path),
             hint="`tokmill build x86` makes stores of functions with all that is needed",
         )  # fmt: skip
-    coders = {name: Coder() for name in NAMES}
+    words: dict[str, list[str]] = {name: [] for name in NAMES}
+    places: dict[str, list[Array]] = {name: [np.zeros(0, np.int64)] for name in NAMES}
     blocks = [np.zeros(0, np.int64)]
     for number, entry in enumerate(store.shards):
         shard = store.shard(number)
-        for name, coder in coders.items():
+        for name in NAMES:
             found, place = shard.text(name, 0, entry.records).distinct()
-            words = [one.decode("utf-8", "surrogatepass") for one in found]
-            coder.add(spelled(name, words), place)
+            places[name].append(place + len(words[name]))
+            words[name] += (one.decode("utf-8", "surrogatepass") for one in found)
         blocks.append(_blocks(shard))
-    names = {name: coder.coded() for name, coder in coders.items()}
+    names = {
+        name: coded(spelled(name, words[name])).take(np.concatenate(places[name])) for name in NAMES
+    }
     record = _of_records(store, names)
     count = int(record.max()) + 1 if len(record) else 0
     first = np.zeros(count, np.int64)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokmill.store.schema import Array
+from tokmill.x86.image.image import find, numbered, owners
 
 
 class Edge(enum.IntEnum):
@@ -149,3 +150,23 @@ class Graph:
         for name in ("block_strings", "block_constants"):
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.block_address) + 1, np.int64))
+
+
+class BlockPlaces:
+    """Finds the blocks of functions by their addresses: several functions may share an address."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.function = owners(graph.function_blocks)
+        """(B,) i8, the function of each block."""
+        self.addresses, rank = numbered(graph.block_address)
+        # Ascending, because blocks are ordered by function, and by address within it.
+        self.keys = self._key(self.function, rank)
+
+    def _key(self, function: Array, rank: Array) -> Array:
+        result: Array = function * max(len(self.addresses), 1) + rank
+        return result
+
+    def find(self, function: Array, address: Array) -> tuple[Array, Array]:
+        """Return the blocks of functions at some addresses, and which there are."""
+        rank, there = find(self.addresses, address)
+        return find(self.keys, np.where(there, self._key(function, rank), -1))

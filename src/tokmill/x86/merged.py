@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.walks import WALKED, WalkGraph, Walking, entries_of, flow_of_edges, keys_of
+from tokmill.x86.graph import BlockPlaces, Edge, Graph
+from tokmill.x86.image.image import find, owners
+from tokmill.x86.walks import WalkGraph, Walking, entries_of, flow_of_edges, keys_of, walked
 
 LEAST_STRING = 6
 """Fewest characters of a string that joins two programs: more than 5, as in DeepBinDiff. Shorter
@@ -102,20 +103,21 @@ class _Edges:
     """The edges of one program as numbers of nodes; its first block is node `block`."""
 
     def __init__(self, graph: Graph, block: int, exit: int, imported: Array) -> None:
-        self.graph, self.block, self.exit, self.imported = graph, block, exit, imported
+        self.graph, self.block, self.exit = graph, block, exit
         self.sources: list[Array] = []
         self.targets: list[Array] = []
         self.count = len(graph.block_address)
-        self.function = np.repeat(
-            np.arange(len(graph.function_address)), np.diff(graph.function_blocks)
-        ).astype(np.int64)
-        self.entry = entries_of(graph)
-        self.of_edge = np.repeat(np.arange(self.count), np.diff(graph.block_edges))
-        # If several functions share a block, this is the first of its copies.
-        self.addresses, self.any_block = np.unique(graph.block_address, return_index=True)
-        rank = np.searchsorted(self.addresses, graph.block_address)
-        self.places = self.function * max(len(self.addresses), 1) + rank
-        """(B,) ascending: function and address of each block, as one number."""
+        self.places = BlockPlaces(graph)
+        self.function = self.places.function
+        self.of_edge = owners(graph.block_edges)
+        filled = np.diff(graph.function_blocks) > 0
+        self.nodes = (
+            # If several functions share a block, this is the first of its copies.
+            (self.places.addresses, np.unique(graph.block_address, return_index=True)[1] + block),
+            (graph.function_address[filled], entries_of(graph)[filled] + block),
+            (graph.import_address, imported),
+        )
+        """Addresses, ascending, and their nodes: blocks, entries of functions, imports."""
 
     def _add(self, source: Array, target: Array) -> None:
         """Add edges between nodes; an edge with a node -1 is left out."""
@@ -126,15 +128,14 @@ class _Edges:
     def to_strings(self, shown: Array) -> None:
         """Add the edges between blocks and strings; `shown` is the node of each string, or -1."""
         graph = self.graph
-        block = np.repeat(np.arange(self.count), np.diff(graph.block_strings)) + self.block
+        block = owners(graph.block_strings) + self.block
         node = shown[graph.string]
         self._add(np.where(node < 0, -1, block), node)
         self._add(node, block)
 
     def within(self) -> None:
         """Add the edges that are not calls; a jump to another function also ends this one."""
-        graph, kind = self.graph, self.graph.edge_kind
-        jumps = np.isin(kind, WALKED) & ((kind != Edge.INDIRECT) | (graph.edge_target != 0))
+        graph, jumps = self.graph, walked(self.graph)
         source, address = self.of_edge[jumps], graph.edge_target[jumps]
         inside = self._in_function(self.function[source], address)
         beyond = self._beyond(address)
@@ -160,38 +161,20 @@ class _Edges:
 
     def _in_function(self, function: Array, address: Array) -> Array:
         """Return the node of a function's block at an address, or -1."""
-        rank, hit = _found(self.addresses, address)
-        wanted = function * max(len(self.addresses), 1) + rank
-        place, there = _found(self.places, wanted)
-        return np.where(hit & there, place + self.block, -1)
+        place, there = self.places.find(function, address)
+        return np.where(there, place + self.block, -1)
 
     def _beyond(self, address: Array) -> Array:
         """Return the node at an address (an import, a function's entry, any block), or -1."""
-        place, hit = _found(self.addresses, address)
-        node = np.where(hit, _take(self.any_block, place) + self.block, -1)
-        filled = np.diff(self.graph.function_blocks) > 0
-        place, hit = _found(self.graph.function_address, address)
-        hit &= _take(filled, place)
-        node = np.where(hit, _take(self.entry, place) + self.block, node)
-        place, hit = _found(self.graph.import_address, address)
-        return np.where(hit, _take(self.imported, place), node)
+        node = np.full(len(address), -1)
+        for addresses, nodes in self.nodes:
+            place, there = find(addresses, address)
+            node[there] = nodes[place[there]]
+        return node
 
     def _exit_of(self, node: Array) -> Array:
         """Return where a callee ends: the exit of a block's function, or the import itself."""
-        block = node - self.block
+        block, result = node - self.block, node.copy()
         inside = (block >= 0) & (block < self.count)
-        exits = _take(self.function, np.where(inside, block, 0)) + self.exit
-        return np.where(inside, exits, node)
-
-
-def _found(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
-    """Return the place of each value (any place if it is absent), and whether it is present."""
-    place = np.searchsorted(sorted_values, wanted)
-    hit = place < len(sorted_values)
-    hit[hit] = sorted_values[place[hit]] == wanted[hit]
-    return np.where(hit, place, 0), hit
-
-
-def _take(values: Array, place: Array) -> Array:
-    """Return values[place]; zeros if there are no values."""
-    return values[place] if len(values) else np.zeros(len(place), values.dtype)
+        result[inside] = self.function[block[inside]] + self.exit
+        return result

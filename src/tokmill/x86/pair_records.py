@@ -23,6 +23,7 @@ from tokmill.store.schema import (
     take_flat,
 )
 from tokmill.x86.graph import Graph
+from tokmill.x86.image.image import expand, offsets
 from tokmill.x86.image.program import Key
 from tokmill.x86.merged import Merged, merge
 from tokmill.x86.records import Portion, cut_short, names_of, unknown_in
@@ -216,10 +217,9 @@ class _Pair:
             walk: (n,), numbers of walks.
         """
         n = len(bounds) - 1
-        ends = np.concatenate([[0], np.cumsum(stop - start)])
-        place = np.repeat(start - ends[:-1], stop - start) + np.arange(ends[-1])
-        tokens = np.concatenate([[0], np.cumsum(self.ends[stop] - self.ends[start])])
-        ids, table = self.ids[place], self.table
+        ends = offsets(stop - start)
+        tokens = offsets(self.ends[stop] - self.ends[start])
+        ids, table = self.ids[expand(start, stop - start)], self.table
         address = self.addresses[block]
         columns: dict[str, Array | Strings] = {
             "address": address,

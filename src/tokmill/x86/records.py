@@ -20,6 +20,8 @@ from tokmill.store.schema import (
     take_flat,
 )
 from tokmill.x86.graph import Graph
+from tokmill.x86.image.image import expand
+from tokmill.x86.image.image import offsets as cumulated
 from tokmill.x86.image.program import Key
 from tokmill.x86.tokens.rules import DecodeError
 from tokmill.x86.tokens.templates import Table, Templates
@@ -274,10 +276,9 @@ class Portion:
             walk: (n,), numbers of walks.
         """
         n = len(offsets) - 1
-        bounds = np.concatenate([[0], np.cumsum(stop - start)])
-        place = np.repeat(start - bounds[:-1], stop - start) + np.arange(bounds[-1])
-        tokens = np.concatenate([[0], np.cumsum(self.ends[stop] - self.ends[start])])
-        ids = self.ids[place]
+        bounds = cumulated(stop - start)
+        tokens = cumulated(self.ends[stop] - self.ends[start])
+        ids = self.ids[expand(start, stop - start)]
         columns: dict[str, Array | Strings] = {
             "address": address,
             "function": self.names.take(function - self.first),

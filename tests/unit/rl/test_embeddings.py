@@ -164,35 +164,6 @@ def test_sizes_from_small_to_the_documents() -> None:
     assert embeddings.weights_of(whole) < 50_000_000
 
 
-def test_the_originals_configuration() -> None:
-    """The document's table as it is, with the vector of the published sizes."""
-    config = {
-        "distilbert": {
-            "hidden_size": 768,
-            "num_attention_heads": 12,
-            "num_hidden_layers": 6,
-            "max_seq_length": 128,
-            "vocab_size": 10_000,
-            "dropout": 0.1,
-        }
-    }
-    assert embeddings.config_of("distilbert", config)
-    lines = ["matmul 16 16 16"]
-    config["distilbert"] |= {"tokens": "buckets"}
-    with pytest.raises(UsageError, match="keeps 127 of"):
-        shown("distilbert", config, lines)
-    config["distilbert"] |= {"truncate": True, "seed_compatible": True}
-    spaces, found = shown("distilbert", config, lines)
-    assert found[0]["ids"].shape == (128,)
-    with torch.device("meta"):
-        embedding = embeddings.make("distilbert", spaces, config)
-    assert 50_000_000 < embeddings.weights_of(embedding) < 51_000_000
-    cut, heavy, dropped = PolicyConfig(model_type="distilbert", model_config=config).notes()
-    assert "cut to 128 tokens: 127 of 694 numbers (18.3%) are kept" in cut
-    assert "weights" in heavy
-    assert "distilbert.dropout = 0.1 has no effect" in dropped
-
-
 def test_long_sequences_are_said_before_training() -> None:
     (said,) = PolicyConfig(model_type="distilbert", model_config=BUCKETS).notes()
     assert 'tokens = "fields" has a few hundred' in said

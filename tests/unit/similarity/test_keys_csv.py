@@ -36,8 +36,7 @@ def test_levels_are_written_as_options_too(tmp_path: Path) -> None:
         read(tmp_path, f"{HEAD}\np,f,gcc,-O2\np,f,gcc,O2\n")
 
 
-def test_many_lines_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokmill.similarity.keys_csv.BATCH", 3)
+def test_many_lines(tmp_path: Path) -> None:
     lines = [f"p{i % 2},f{i % 5},gcc,O{i // 5}" for i in range(10)]
     made, _ = read(tmp_path, "\n".join([HEAD, *lines]))
     assert [made.text("function", i) for i in range(10)] == [f"f{i % 5}" for i in range(10)]

@@ -118,8 +118,6 @@ def test_what_does_not_belong_together_is_refused(made: tuple[Path, Store], tmp_
     assert "opcodes" in error.value.hint
     with pytest.raises(TokmillError, match="records belong to none of the graphs"):
         baselines(store, [graphs / "one"], ["opcodes"])
-    with pytest.raises(TokmillError, match="records belong to none of the graphs"):
-        baselines(store, [graphs], ["opcodes"], layout="")
     text = tmp_path / "walks.txt"
     text.write_text("a b c\n")
     plain = quick_build("corpus", text, tmp_path / "corpus")

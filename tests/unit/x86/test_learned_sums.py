@@ -26,7 +26,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> StoreFunctions:
     program.rename(folder / "in/tool")
     lift_files([str(folder / "in")], folder / "graphs")
     store = quick_build("x86", folder / "graphs", folder / "s")
-    return store_functions(Store(store.path), [folder / "graphs"], layout="{program}")
+    return store_functions(Store(store.path), [folder / "graphs"])
 
 
 def test_rows_are_of_a_function_and_of_those_around_it(functions: StoreFunctions) -> None:

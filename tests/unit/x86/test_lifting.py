@@ -54,15 +54,6 @@ def test_a_folder_gives_a_graph_a_program(programs: Path, tmp_path: Path) -> Non
     assert report.blocks > 50 and report.instructions > report.blocks
 
 
-def test_graphs_of_programs_that_are_gone_are_named(programs: Path, tmp_path: Path) -> None:
-    out = tmp_path / "graphs"
-    assert lift_files([str(programs)], out).others == []
-    (programs / "sub/second").unlink()
-    (out / "table.parquet").write_bytes(b"no graph")
-    assert lift_files([str(programs)], out).others == ["sub/second"]
-    assert (out / "sub/second.parquet").exists()
-
-
 def test_what_is_there_is_kept_and_what_changed_is_made_again(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,7 +316,7 @@ def test_other_rules_need_vocabularies(tmp_path: Path, program: Path, graph: Gra
     counts = templates.counts(templates.numbers(graph.code, graph.lengths))
     folder = tmp_path / "vocab"
     folder.mkdir()
-    lists = counted([counts], "semanticbbv", 2)
+    lists = counted(counts, "semanticbbv", 2)
     for column, tokens in lists.items():
         (folder / f"{column}.json").write_bytes(tokens.to_json())
     store = build(tmp_path / "s", program, rules="semanticbbv", vocab=str(folder))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.x86.commands.vocab_lists import write_counts, write_texts
+from tokmill.x86.commands.vocab_lists import write_lists
 from tokmill.x86.tokens.rules import COLUMNS
 from tokmill.x86.tokens.vocabularies.vocabulary import (
     SPECIALS,
@@ -29,7 +29,7 @@ COUNTS = {column: {"b": 3, "a": 1, "[PAD]": 2} for column in COLUMNS}
 
 
 def lists() -> dict[str, TokenList]:
-    return counted([COUNTS], "semanticbbv")
+    return counted(COUNTS, "semanticbbv")
 
 
 def text(path: Path, *lines: str) -> Path:
@@ -53,7 +53,7 @@ def test_the_frozen_form_comes_back(tmp_path: Path) -> None:
 
 
 def test_text_has_a_token_a_line_in_the_order_of_ids(tmp_path: Path) -> None:
-    write_texts(tmp_path, lists())
+    write_lists(tmp_path, lists())
     lines = (tmp_path / "eflag_tokens.txt").read_text().split("\n")
     assert lines == [*SPECIALS, "a", "b", ""]
     found = read_vocabularies(tmp_path)
@@ -66,7 +66,7 @@ def test_pickles_hold_what_stood_and_python_reads_them(tmp_path: Path) -> None:
     large = lists()
     for tokens in large.values():
         tokens.counts = [5, 0, 0, 0, 0, 127, 1 << 40]
-    first, *_ = write_counts(tmp_path, large)
+    first, *_ = write_lists(tmp_path, large, "pkl")
     assert first.name == "asm_tokens_dict.pkl"
     read = pickle.loads(first.read_bytes())  # noqa: S301
     assert read == {"[PAD]": 5, "a": 127, "b": 1 << 40}
@@ -74,7 +74,7 @@ def test_pickles_hold_what_stood_and_python_reads_them(tmp_path: Path) -> None:
     assert (found.tokens, found.counts) == (large["asm"].tokens, large["asm"].counts)
     assert read_list(first).ids is None
     with pytest.raises(TokmillError, match="asm has no counts"):
-        write_counts(tmp_path, closed())
+        write_lists(tmp_path, closed(), "pkl")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_names_that_say_nothing(tmp_path: Path) -> None:
 def test_a_token_that_no_line_can_hold(tmp_path: Path) -> None:
     made = {"asm": TokenList.of("asm", "semanticbbv", ["a\nb"])}
     with pytest.raises(TokmillError, match="written as a line"):
-        write_texts(tmp_path, made)
+        write_lists(tmp_path, made)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -241,8 +241,8 @@ def test_lists_of_other_scripts_are_not_replaced(tmp_path: Path) -> None:
     mine = tmp_path / "asm_tokens.txt"
     mine.write_text("[PAD]\n")
     with pytest.raises(UsageError, match="would be replaced"):
-        write_texts(tmp_path, closed() | lists())
+        write_lists(tmp_path, closed() | lists())
     assert mine.read_text() == "[PAD]\n" and [*tmp_path.iterdir()] == [mine]
     mine.unlink()
-    write_texts(tmp_path, lists())
-    write_texts(tmp_path, lists())
+    write_lists(tmp_path, lists())
+    write_lists(tmp_path, lists())

@@ -13,21 +13,11 @@ from hypothesis import strategies as st
 
 from tokmill.x86 import walks as walks_module
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.walks import Walker, Walking, flow_of, walk_graph_of
+from tokmill.x86.walks import Walker, Walking, walk_graph_of
 from x86_graphs import Block, graph_of
 
 U64 = (1 << 64) - 1
 STEP, START = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
-
-DIAMOND = {
-    0x100: [
-        Block(0x100, edges=[(Edge.BRANCH, 0x120), (Edge.FALL, 0x110)]),
-        Block(0x110, edges=[(Edge.JUMP, 0x130), (Edge.CALL, 0x200)]),
-        Block(0x120, edges=[(Edge.FALL, 0x130), (Edge.FALL, 0x130)]),
-        Block(0x130, edges=[(Edge.RETURN, 0)]),
-    ],
-    0x200: [Block(0x200, edges=[(Edge.JUMP, 0x100)])],
-}
 
 
 def numbers(graph: Graph, walking: Walking, functions: Sequence[int] | None = None) -> list[Any]:
@@ -52,13 +42,6 @@ def check_ways(walker: Walker, blocks: list[int], ways: list[int]) -> None:
     assert ways[0] == -1
     for before, block, way in zip(blocks, blocks[1:], ways[1:], strict=False):
         assert first[before] <= way < first[before + 1] and target[way] == block
-
-
-def test_only_ways_within_a_function_are_walked_and_equal_ones_are_one() -> None:
-    flow = flow_of(graph_of(DIAMOND), "degree")
-    assert flow.first.tolist() == [0, 2, 3, 4, 4, 4]
-    assert flow.target.tolist() == [1, 2, 3, 3]
-    assert flow.below.tolist() == [0, 2, 4, 5, 6]
 
 
 def test_weights_by_degree_prefer_what_goes_on() -> None:

@@ -49,7 +49,7 @@ def semanticbbv() -> dict[str, TokenList]:
     counts = {
         column: dict.fromkeys(tokens, 1) for column, tokens in aligned(CODE, "semanticbbv").items()
     }
-    return counted([counts], "semanticbbv")
+    return counted(counts, "semanticbbv")
 
 
 def test_bytes_and_back() -> None:

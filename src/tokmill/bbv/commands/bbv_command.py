@@ -23,8 +23,6 @@ from tokmill.terminal.lazy import group_of
 from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import print_json, print_table, say
 
-Trace = Annotated[Path, typer.Argument(metavar="BBV", help="File of basic block vectors.")]
-
 UNTRAINED = "untrained"
 PUBLISHED = (
     "published, for another measure and other programs: 86.3 % accuracy at a speed-up of 7,143, "
@@ -55,9 +53,6 @@ def profile(
     runs: Annotated[
         int, typer.Option(metavar="N", help="With --measured: runs that are timed.")
     ] = 25,
-    processor: Annotated[
-        int | None, typer.Option(metavar="N", help="With --measured: the processor to run on.")
-    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -65,7 +60,7 @@ def profile(
     from tokmill.bbv.traces.profile import Asked
     from tokmill.bbv.traces.profile import profile as run_profile
 
-    asked = Asked(every_blocks, measured, intervals, runs, processor)
+    asked = Asked(every_blocks, measured, intervals, runs)
     profiled = run_profile(words, out, asked, name=name, stdin=stdin, quiet=quiet)
     if json:
         print_json(_facts(profiled))
@@ -107,10 +102,7 @@ def _print_profile(profiled: Any) -> None:
 
 
 def check(
-    trace: Trace,
-    interval: Annotated[
-        int | None, typer.Option(metavar="N", help="Instructions of an interval, if not declared.")
-    ] = None,
+    trace: Annotated[Path, typer.Argument(metavar="BBV", help="File of basic block vectors.")],
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -126,13 +118,13 @@ def check(
         low = min(low, int(piece.ids.min(initial=low)))
         high = max(high, int(piece.ids.max(initial=0)))
     totals = np.concatenate(sums)
-    facts = piece.compare(totals, interval)
+    sizes = {"smallest": int(totals.min()), "largest": int(totals.max())}
     if json:
         print_json(
             {
                 "intervals": rows, "entries": entries, "ids": [low, high],
                 "instructions": int(totals.sum()),
-                "declared": piece.declared._asdict(), "sizes": facts._asdict(),
+                "declared": piece.declared._asdict(), "sizes": sizes,
                 "ignored": piece.ignored, "torn": piece.torn,
             }
         )  # fmt: skip
@@ -142,9 +134,7 @@ def check(
         f"{trace}: {human_count(rows, 'interval')}, {human_count(entries, 'entry', 'entries')}, "
         f"{totals.sum():,} instructions, ids {low:,} to {high:,}, {size}"
     )
-    print(f"intervals: {facts.smallest:,} to {facts.largest:,} instructions")
-    for line in facts.lines():
-        print(line)
+    print(f"intervals: {totals.min():,} to {totals.max():,} instructions")
     declared = {
         name: value for name, value in piece.declared._asdict().items() if value is not None
     }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -164,28 +162,19 @@ def positive(cpi: Floats, path: Path) -> None:
         )
 
 
-def choose(
-    trace: Trace,
-    options: Options,
-    simulated: Path | None = None,
-    advance: Callable[[float], Any] = lambda amount: None,
-) -> Chosen:
+def choose(trace: Trace, options: Options, simulated: Path | None = None) -> Chosen:
     """Choose the points of a program.
 
     Args:
         trace: what is known of it.
         options: what is asked for.
         simulated: a table of `interval` and `cpi` of the points that the same options chose.
-        advance: called with 1 after each step.
     """
-    if options.method == SIMPOINT:
-        return by_clusters(trace, options, simulated, advance)
-    return by_sample(trace, options, simulated)
+    method = by_clusters if options.method == SIMPOINT else by_sample
+    return method(trace, options, simulated)
 
 
-def by_clusters(
-    trace: Trace, options: Options, simulated: Path | None, advance: Callable[[float], Any]
-) -> Chosen:
+def by_clusters(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
     """Choose simulation points as SimPoint does."""
     points = simpoint.simpoints(
         trace.vectors,
@@ -196,13 +185,10 @@ def by_clusters(
         exactly=options.points,
         threshold=options.threshold,
         seed=options.seed,
-        advance=advance,
     )
     report = _report(trace, options.method, points.intervals)
     report.dimensions, report.unexplained = points.dimensions, points.unexplained
-    cpi = None if trace.cpi is None else trace.cpi[points.intervals]
-    if simulated:
-        cpi = _of_points(simulated, trace.vectors.shape[0], points.intervals)
+    cpi = _cpi_of(trace, points.intervals, simulated)
     if cpi is not None:
         fill(report, designs.Estimate(float(points.weights @ cpi), -np.inf, np.inf), trace)
     return Chosen(points.intervals, points.weights, report)
@@ -213,23 +199,21 @@ def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
     frame = population(
         trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
     )
-    of_all = None if trace.cpi is None else trace.cpi[frame.intervals]
     points = min(options.points or POINTS, len(frame))
     sample = designs.two_phase(frame, points, np.random.default_rng(options.seed))
     intervals = frame.intervals[sample.places]
     report = _report(trace, options.method, intervals)
-    cpi = None
-    if simulated:
-        cpi = _of_points(simulated, trace.vectors.shape[0], intervals)
-    elif of_all is not None:
-        cpi = of_all[sample.places]
+    cpi = _cpi_of(trace, intervals, simulated)
     if cpi is not None:
         fill(report, designs.expansion(sample, cpi), trace)
     return Chosen(intervals, sample.shares, report)
 
 
-def _of_points(path: Path, count: int, intervals: Ints) -> Floats:
-    table = read_table(path, count, partly=True)
+def _cpi_of(trace: Trace, intervals: Ints, path: Path | None) -> Floats | None:
+    """Return the CPI of points: those that were simulated, or else those of the trace."""
+    if path is None:
+        return None if trace.cpi is None else trace.cpi[intervals]
+    table = read_table(path, trace.vectors.shape[0], partly=True)
     named = [name for name in CPI if name in table]
     if not named:
         raise TokmillError("there is no column 'cpi'", where=str(path), hint=nearest("cpi", table))

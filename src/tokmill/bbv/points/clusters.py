@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +47,6 @@ def k_means(
     weights: Floats,
     k: int,
     *,
-    restarts: int = RESTARTS,
     seed: int = SEED,
     begin: Floats | None = None,
 ) -> tuple[Ints, Floats]:
@@ -62,7 +59,6 @@ def k_means(
         points: (intervals, dimensions).
         weights: (intervals,) such as counts of instructions; some must be above 0.
         k: number of clusters.
-        restarts: with other random centres (k-means++); the least sum of squares wins.
         seed: of the random centres.
         begin: (k, dimensions) centres to begin with, in place of random ones.
     """
@@ -72,7 +68,7 @@ def k_means(
     means = cluster.KMeans(
         k,
         init="k-means++" if begin is None else begin,
-        n_init=restarts if begin is None else 1,
+        n_init=RESTARTS if begin is None else 1,
         max_iter=ITERATIONS,
         tol=0,
         algorithm="lloyd",
@@ -170,9 +166,7 @@ def find_clusters(
     *,
     exactly: int = 0,
     threshold: float = THRESHOLD,
-    restarts: int = RESTARTS,
     seed: int = SEED,
-    advance: Callable[[float], Any] = lambda amount: None,
 ) -> Clusters:
     """Cluster intervals, with as many clusters as BIC says, or `exactly` so many.
 
@@ -184,14 +178,12 @@ def find_clusters(
         most: largest number of clusters.
         exactly: the number; 0: by BIC.
         threshold: as of `choose`, between 0 and 1.
-        restarts: of each k-means.
         seed: of all that is random.
-        advance: called with 1 after each number that was tried.
     """
-    if min(most, restarts) < 1 or not 0 <= threshold <= 1:
+    if most < 1 or not 0 <= threshold <= 1:
         raise UsageError(
-            f"{most} clusters, {restarts} restarts, a threshold of {threshold}",
-            hint="at least 1 cluster and 1 restart, and a threshold from 0 to 1",
+            f"{most} clusters, a threshold of {threshold}",
+            hint="at least 1 cluster, and a threshold from 0 to 1",
         )
     few = np.arange(len(points))
     if len(points) > SEARCHED:
@@ -202,9 +194,8 @@ def find_clusters(
     scores, found = {}, {}
     most = min(exactly or most, different(part, exactly or most))
     for k in [most] if exactly else range(1, most + 1):
-        found[k] = k_means(part, of_part, k, restarts=restarts, seed=seed)
+        found[k] = k_means(part, of_part, k, seed=seed)
         scores[k] = bic(part, of_part, *found[k])
-        advance(1)
     labels, centres = found[choose(scores, threshold)]
     if len(few) < len(points):
         labels, centres = k_means(points, weights, len(centres), seed=seed, begin=centres)

@@ -6,7 +6,6 @@ centre of each cluster is its simulation point, weighted by the instructions of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +55,7 @@ def simpoints(
     most: int = clusters.MOST,
     exactly: int = 0,
     threshold: float = clusters.THRESHOLD,
-    restarts: int = clusters.RESTARTS,
     seed: int = clusters.SEED,
-    advance: Callable[[float], Any] = lambda amount: None,
 ) -> SimPoints:
     """Choose the simulation points of a program; the same in every run.
 
@@ -68,8 +65,7 @@ def simpoints(
         memory: (intervals, rates) further numbers of each interval, such as miss rates.
         dimensions: of the projection; 0: 15, doubled as long as that takes a tenth of the
             unexplained variance away.
-        most, exactly, threshold, restarts, seed: as of `clusters.find_clusters`.
-        advance: called with 1 after each clustering.
+        most, exactly, threshold, seed: as of `clusters.find_clusters`.
 
     Raises:
         TokmillError: there is no interval with instructions.
@@ -79,20 +75,13 @@ def simpoints(
     while True:
         points = features(vectors, ids, tried, memory)
         clustering = clusters.find_clusters(
-            points,
-            weights,
-            most,
-            exactly=exactly,
-            threshold=threshold,
-            restarts=restarts,
-            seed=seed,
-            advance=advance,
+            points, weights, most, exactly=exactly, threshold=threshold, seed=seed
         )
         error = unexplained(vectors, weights, clustering.labels)
         if dimensions or tried >= WIDEST or len(clustering) < 2:
             break
         wider = features(vectors, ids, 2 * tried, memory)
-        labels, _ = clusters.k_means(wider, weights, len(clustering), restarts=restarts, seed=seed)
+        labels, _ = clusters.k_means(wider, weights, len(clustering), seed=seed)
         if unexplained(vectors, weights, labels) > (1 - WORTH) * error:
             break
         tried *= 2

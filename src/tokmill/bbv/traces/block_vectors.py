@@ -11,11 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tokmill.base.files import write_file
-from tokmill.base.progress import human_count
 from tokmill.store.schema import Array
 
-SHORT = 0.5
-"""A last interval with less than this share of the declared instructions is called short."""
 ROWS = 256
 """Rows whose text is made at once."""
 
@@ -30,31 +27,6 @@ class Declared(NamedTuple):
     repetitions: int | None = None
     """Repetitions of REP instructions beyond the first; exp-bbv does not count them."""
     thread: int | None = None
-
-
-class IntervalFacts(NamedTuple):
-    """Intervals compared with the size that they should have, in instructions."""
-
-    size: int | None
-    """The size that was declared; None: none was, and nothing is compared."""
-    smallest: int
-    largest: int
-    off: int
-    """Intervals, without a short last one, that are more than 1 % away from the size."""
-    short_last: bool
-    """Whether the last interval has less than half of the size."""
-
-    def lines(self) -> list[str]:
-        """Return in words what is unusual."""
-        remarks = []
-        if self.off and self.size is not None:
-            remarks.append(
-                f"{human_count(self.off, 'interval')} more than 1 % away from the declared "
-                f"{self.size:,} instructions ({self.smallest:,} to {self.largest:,})"
-            )
-        if self.short_last:
-            remarks.append("the last interval is short")
-        return remarks
 
 
 TORN = "the last line does not end: the file may be cut off"
@@ -109,19 +81,6 @@ class BlockVectors:
             ids=self.ids[first:last],
             counts=self.counts[first:last],
         )
-
-    def compare(self, sums: Array, size: int | None = None) -> IntervalFacts:
-        """Compare instructions of intervals (int64), such as of all pieces, with such a size."""
-        size = self.declared.interval if size is None else size
-        if not len(sums):
-            return IntervalFacts(size, 0, 0, 0, False)
-        facts = int(sums.min()), int(sums.max())
-        if size is None:
-            return IntervalFacts(None, *facts, 0, False)
-        short = bool(sums[-1] < SHORT * size)
-        full = sums[: len(sums) - short]
-        off = int(np.count_nonzero(np.abs(full - size) > size // 100))
-        return IntervalFacts(size, *facts, off, short)
 
 
 def row_sums(counts: Array, indptr: Array) -> Array:

@@ -127,22 +127,15 @@ def count_marks(command: Command, library: Path, folder: Path) -> int:
 
 
 def time_marks(
-    command: Command,
-    library: Path,
-    folder: Path,
-    every: int,
-    runs: int,
-    processor: int | None,
-    progress: Progress,
+    command: Command, library: Path, folder: Path, every: int, runs: int, progress: Progress
 ) -> Array:
     """Run the program several times; return the ticks between marks: (runs, marks + 1) int64.
 
     Raises `TokmillError` if two runs pass different numbers of marks.
     """
     found: list[Array] = []
-    pin = _pin(processor)
     for number in range(runs):
-        stamps, _ = _stamps(command, library, folder, every, pin=pin)
+        stamps, _ = _stamps(command, library, folder, every)
         if found:
             _same_marks(command, f"run {number + 1}", len(stamps), len(found[0]) + 1)
         found.append(np.diff(stamps))
@@ -151,14 +144,12 @@ def time_marks(
     if (ticks <= 0).any():
         raise MachineError(
             "the time stamp counter went back between two marks",
-            hint="the program moved between processors whose counters differ: --processor N",
+            hint="the program moved between processors whose counters differ: taskset -c N",
         )
     return ticks
 
 
-def count_faults(
-    command: Command, library: Path, folder: Path, every: int, passed: int, processor: int | None
-) -> Array:
+def count_faults(command: Command, library: Path, folder: Path, every: int, passed: int) -> Array:
     """Run the program once more; return the page faults between marks: (marks + 1,) int64.
 
     Args:
@@ -166,15 +157,11 @@ def count_faults(
 
     Raises `TokmillError` if this run passes another number of marks.
     """
-    counts, _ = _stamps(command, library, folder, every, pin=_pin(processor), faults=True)
+    counts, _ = _stamps(command, library, folder, every, faults=True)
     _same_marks(command, "the run that counts page faults", len(counts), passed)
     # Threads that pass marks at once may write their counts in the other order.
     faults: Array = np.diff(np.maximum.accumulate(counts))
     return faults
-
-
-def _pin(processor: int | None) -> list[str]:
-    return [] if processor is None else ["taskset", "-c", str(processor)]
 
 
 def _same_marks(command: Command, run: str, passed: int, first: int) -> None:
@@ -193,7 +180,6 @@ def _stamps(
     folder: Path,
     every: int,
     *,
-    pin: Sequence[str] = (),
     room: int = ROOM,
     faults: bool = False,
 ) -> tuple[Array, range]:
@@ -210,7 +196,7 @@ def _stamps(
         "LD_PRELOAD": str(library), "TOKMILL_EVERY": f"{every:0{DIGITS}}",
         "TOKMILL_MARKS": str(path), "TOKMILL_FAULTS": f"{faults:d}",
     }  # fmt: skip
-    command.run(pin, marking)
+    command.run(environment=marking)
     words = np.fromfile(path, np.uint64)
     passed = int(words[0])
     if passed < 2:

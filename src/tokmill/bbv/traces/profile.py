@@ -70,8 +70,6 @@ class Asked(NamedTuple):
     intervals: int = 300
     """Intervals that are asked for, where CPI is measured."""
     runs: int = 25
-    processor: int | None = None
-    """Processor on which the measured runs stay."""
 
 
 class Timed(NamedTuple):
@@ -145,11 +143,9 @@ def profile(
             library, kind, every, calls = choose(command, folder, asked.intervals)
             about["marks"] = {"kind": kind, "every": every, "calls": calls}
             with Progress("timed runs", asked.runs, unit="runs", quiet=quiet) as progress:
-                ticks = time_marks(
-                    command, library, folder, every, asked.runs, asked.processor, progress
-                )
+                ticks = time_marks(command, library, folder, every, asked.runs, progress)
             passed = ticks.shape[1] + 1
-            faults = count_faults(command, library, folder, every, passed, asked.processor)
+            faults = count_faults(command, library, folder, every, passed)
             cutting = [f"--dump-before={MARKER}"]
             environment = {"LD_PRELOAD": str(library), "TOKMILL_EVERY": str(every)}
         dumps, code, about["forked"] = _callgrind(command, folder, cutting, environment, quiet)

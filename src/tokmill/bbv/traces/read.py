@@ -86,10 +86,15 @@ def pieces(
     with Progress(f"reading {Path(path).name}", size, quiet=quiet) as progress:
         for found in parser.run(progress):
             instructions += found.counts.sum(dtype=np.float64)
-            if instructions >= 2.0**63:
-                raise _too_many(path, found, rows, instructions)
             held.append(found)
             rows, count = rows + len(found), count + found.entries
+            if instructions >= 2.0**63:
+                raise TokmillError(
+                    f"the counts of the first {human_count(rows, 'interval')} add up to more than "
+                    "63 bits",
+                    where=str(path),
+                    hint="no program executes so many instructions: the file is damaged",
+                )
             if count >= PIECE:
                 tell(min(1.0, progress.reached / max(size, 1)))
                 yield joined(held)
@@ -114,19 +119,6 @@ def pieces(
         declared=parser.declared(),
         ignored=dict(parser.ignored),
         torn=parser.torn,
-    )
-
-
-def _too_many(
-    path: Path | str, found: BlockVectors, rows: int, instructions: float
-) -> TokmillError:
-    sums = instructions - found.counts[::-1].cumsum(dtype=np.float64)[::-1]
-    entry = int(np.count_nonzero(sums < 2.0**63)) - 1
-    row = rows + int(np.searchsorted(found.indptr, entry, side="right")) - 1
-    return TokmillError(
-        f"the counts up to interval {row} add up to more than 63 bits",
-        where=str(path),
-        hint="no program executes so many instructions: the file is damaged",
     )
 
 

@@ -92,7 +92,7 @@ class TokenDictsSource(GatheredFiles):
                     hint=f"--rules {rules}",
                 )
         counted = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").counted
-        lists = counted([counts], config.rules, config.min_count)
+        lists = counted(counts, config.rules, config.min_count)
         return {column: Frozen(*tokens.vocabulary()) for column, tokens in lists.items()}
 
     @cached_property

@@ -45,7 +45,6 @@ class Kernel:
     """A compiled module and its buffers."""
 
     def __init__(self, text: str, schedule: str | None, seed: int) -> None:
-        since = time.thread_time()
         inside = toolkit.context()
         module = toolkit.parse(text, inside, "module")
         with inside, toolkit.ir().Location.unknown():
@@ -62,7 +61,6 @@ class Kernel:
                 lower.transform(module, schedule)
             lower.lower(module)
             self.engine = lower.compiled(module)
-        self.seconds = time.thread_time() - since
         self.buffers = [_aligned(shape, dtypes.of(element)) for shape, element in shapes]
         dtypes.fill(self.buffers[: self.inputs], seed, text)
         descriptor = plugins.require("torch_mlir.runtime").get_ranked_memref_descriptor
@@ -114,7 +112,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
 
     `request`: `module`, `schedule` (texts), `runs`, `seed`, `length` (longest sum of additions),
     `most_seconds` of CPU for all runs. The answer: `status` (`ok`, `wrong` or `refused`),
-    `reason`, and for what ran `times` and `baseline` (ns, a run each), `compile` (s), `error` and
+    `reason`, and for what ran `times` and `baseline` (ns, a run each), `error` and
     `allowed`, the largest difference found and allowed, in units of the largest result.
     """
     module, seed = request["module"], request["seed"]
@@ -124,11 +122,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     except lower.Refused as refused:
         return {"status": "refused", "reason": refused.what}
     error, allowed = _difference(base, kernel, request["length"])
-    answer = {
-        "compile": kernel.seconds,
-        "error": error,
-        "allowed": allowed,
-    }
+    answer = {"error": error, "allowed": allowed}
     if not error <= allowed:
         return answer | {"status": "wrong", "reason": f"results differ by {error:.2g}"}
     times, baseline = in_turns(base, kernel, request["runs"], request["most_seconds"])

@@ -6,7 +6,6 @@ is computed, in f32. Chains are operations one after the other: `chain("matmul 6
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -107,14 +106,12 @@ class Writer:
         )
 
 
-def _matmul(w: Writer, before: Tensor | None, m: int, n: int, k: int) -> Tensor:
-    left = before or w.input(m, k)
+def _matmul(w: Writer, left: Tensor, n: int) -> Tensor:
     right = w.input(left.shape[1], n)
     return w.operation("matmul", [left, right], w.filled((left.shape[0], n), "0.0"))
 
 
-def _batch_matmul(w: Writer, before: Tensor | None, b: int, m: int, n: int, k: int) -> Tensor:
-    left = before or w.input(b, m, k)
+def _batch_matmul(w: Writer, left: Tensor, n: int) -> Tensor:
     right = w.input(left.shape[0], left.shape[2], n)
     return w.operation("batch_matmul", [left, right], w.filled((*left.shape[:2], n), "0.0"))
 
@@ -123,30 +120,21 @@ def _window(stride: int) -> str:
     return f"{{dilations = dense<1> : vector<2xi64>, strides = dense<{stride}> : vector<2xi64>}} "
 
 
-def _conv_nchw(
-    w: Writer, before: Tensor | None, n: int, c: int, h: int, f: int, k: int, s: int = 1
-) -> Tensor:
-    image = before or w.input(n, c, h, h)
+def _conv_nchw(w: Writer, image: Tensor, f: int, k: int, s: int = 1) -> Tensor:
     kernel = w.input(f, image.shape[1], k, k)
     high, wide = ((size - k) // s + 1 for size in image.shape[2:])
     out = w.filled((image.shape[0], f, high, wide), "0.0")
     return w.operation("conv_2d_nchw_fchw", [image, kernel], out, _window(s))
 
 
-def _conv_nhwc(
-    w: Writer, before: Tensor | None, n: int, c: int, h: int, f: int, k: int, s: int = 1
-) -> Tensor:
-    image = before or w.input(n, h, h, c)
+def _conv_nhwc(w: Writer, image: Tensor, f: int, k: int, s: int = 1) -> Tensor:
     kernel = w.input(k, k, image.shape[3], f)
     high, wide = ((size - k) // s + 1 for size in image.shape[1:3])
     out = w.filled((image.shape[0], high, wide, f), "0.0")
     return w.operation("conv_2d_nhwc_hwcf", [image, kernel], out, _window(s))
 
 
-def _pooling(
-    w: Writer, before: Tensor | None, n: int, c: int, h: int, k: int, s: int = 1
-) -> Tensor:
-    image = before or w.input(n, c, h, h)
+def _pooling(w: Writer, image: Tensor, k: int, s: int = 1) -> Tensor:
     window = w.empty((k, k))
     high, wide = ((size - k) // s + 1 for size in image.shape[2:])
     out = w.filled((*image.shape[:2], high, wide), "0xFF800000")
@@ -157,29 +145,25 @@ def _same(shape: tuple[int, ...]) -> str:
     return ", ".join(f"d{i}" for i in range(len(shape)))
 
 
-def _add(w: Writer, before: Tensor | None, *shape: int) -> Tensor:
-    left = before or w.input(*shape)
+def _add(w: Writer, left: Tensor) -> Tensor:
     return w.operation("add", [left, w.input(*left.shape)], w.empty(left.shape))
 
 
-def _relu(w: Writer, before: Tensor | None, *shape: int) -> Tensor:
-    source = before or w.input(*shape)
+def _relu(w: Writer, source: Tensor) -> Tensor:
     same = _same(source.shape)
     body = ["%z = arith.constant 0.0 : f32", "%r = arith.maximumf %x0, %z : f32"]
     kinds = ["parallel"] * len(source.shape)
     return w.generic([source], w.empty(source.shape), [same, same], kinds, body, "%r")
 
 
-def _exp(w: Writer, before: Tensor | None, *shape: int) -> Tensor:
-    source = before or w.input(*shape)
+def _exp(w: Writer, source: Tensor) -> Tensor:
     same = _same(source.shape)
     kinds = ["parallel"] * len(source.shape)
     body = ["%r = math.exp %x0 : f32"]
     return w.generic([source], w.empty(source.shape), [same, same], kinds, body, "%r")
 
 
-def _reduce(w: Writer, before: Tensor | None, *shape: int) -> Tensor:
-    source = before or w.input(*shape)
+def _reduce(w: Writer, source: Tensor) -> Tensor:
     if len(source.shape) < 2:
         raise UsageError(
             "a reduction needs two dimensions or more", hint="for example `reduce 64 128`"
@@ -191,9 +175,9 @@ def _reduce(w: Writer, before: Tensor | None, *shape: int) -> Tensor:
     return w.generic([source], out, [loops, kept], kinds, ["%r = arith.addf %x0, %y : f32"], "%r")
 
 
-def _softmax(w: Writer, before: Tensor | None, *shape: int) -> Tensor:
+def _softmax(w: Writer, source: Tensor) -> Tensor:
     """Exponentials, their sums along the last dimension, and the quotients: three operations."""
-    above = _exp(w, before, *shape)
+    above = _exp(w, source)
     sums = _reduce(w, above)
     same, kept = _same(above.shape), _same(above.shape[:-1])
     kinds = ["parallel"] * len(above.shape)
@@ -201,8 +185,13 @@ def _softmax(w: Writer, before: Tensor | None, *shape: int) -> Tensor:
     return w.generic([above, sums], w.empty(above.shape), [same, kept, same], kinds, body, "%r")
 
 
+Read = Callable[..., tuple[tuple[int, ...], tuple[int, ...]]]
+"""All sizes of an operation → the shape of what it reads first, and its other sizes."""
+
+
 class _Kind(NamedTuple):
     write: Callable[..., Tensor]
+    read: Read
     fewest: int
     most: int
     sizes: str
@@ -212,17 +201,29 @@ class _Kind(NamedTuple):
     """Dimensions of what it goes on from; None for any."""
 
 
+def _nchw(n: int, c: int, h: int, *new: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (n, c, h, h), new
+
+
+def _all(*shape: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return shape, ()
+
+
 GENERATORS: dict[str, _Kind] = {
-    "matmul": _Kind(_matmul, 3, 3, "M N K", (1, 1), 2),
-    "batch_matmul": _Kind(_batch_matmul, 4, 4, "B M N K", (1, 1), 3),
-    "conv_2d_nchw": _Kind(_conv_nchw, 5, 6, "N C H F K [STRIDE]", (2, 3), 4),
-    "conv_2d_nhwc": _Kind(_conv_nhwc, 5, 6, "N C H F K [STRIDE]", (2, 3), 4),
-    "pooling": _Kind(_pooling, 4, 5, "N C H K [STRIDE]", (1, 2), 4),
-    "add": _Kind(_add, 1, 6, "D…", (0, 0)),
-    "relu": _Kind(_relu, 1, 6, "D…", (0, 0)),
-    "exp": _Kind(_exp, 1, 6, "D…", (0, 0)),
-    "reduce": _Kind(_reduce, 2, 6, "D…", (0, 0)),
-    "softmax": _Kind(_softmax, 2, 6, "D…", (0, 0)),
+    "matmul": _Kind(_matmul, lambda m, n, k: ((m, k), (n,)), 3, 3, "M N K", (1, 1), 2),
+    "batch_matmul": _Kind(
+        _batch_matmul, lambda b, m, n, k: ((b, m, k), (n,)), 4, 4, "B M N K", (1, 1), 3
+    ),
+    "conv_2d_nchw": _Kind(_conv_nchw, _nchw, 5, 6, "N C H F K [STRIDE]", (2, 3), 4),
+    "conv_2d_nhwc": _Kind(
+        _conv_nhwc, lambda n, c, h, *new: ((n, h, h, c), new), 5, 6, "N C H F K [STRIDE]", (2, 3), 4
+    ),
+    "pooling": _Kind(_pooling, _nchw, 4, 5, "N C H K [STRIDE]", (1, 2), 4),
+    "add": _Kind(_add, _all, 1, 6, "D…", (0, 0)),
+    "relu": _Kind(_relu, _all, 1, 6, "D…", (0, 0)),
+    "exp": _Kind(_exp, _all, 1, 6, "D…", (0, 0)),
+    "reduce": _Kind(_reduce, _all, 2, 6, "D…", (0, 0)),
+    "softmax": _Kind(_softmax, _all, 2, 6, "D…", (0, 0)),
 }
 """Name → how it is written. Images are square; no padding."""
 
@@ -271,7 +272,8 @@ def _continue(
                 f"{name} in {text!r} has {human_count(len(sizes), 'size')}",
                 hint=f"{name} {kind.sizes}",
             )
-        result = kind.write(writer, None, *sizes)
+        shape, new = kind.read(*sizes)
+        result = kind.write(writer, writer.input(*shape), *new)
     else:
         rank, (least, most) = kind.rank or len(before.shape), kind.continued
         if len(before.shape) != rank or not least <= len(sizes) <= most:
@@ -281,26 +283,7 @@ def _continue(
                 f"{before.shape}",
                 hint=f"it wants {rank} dimensions and {wanted} new sizes",
             )
-        result = _after(writer, before, name, sizes)
+        result = kind.write(writer, before, *sizes)
     if min(result.shape, default=1) < 1:
         raise UsageError(f"a window of {text!r} is larger than its image", hint=f"{kind.sizes}")
     return result
-
-
-def _after(writer: Writer, before: Tensor, name: str, sizes: list[int]) -> Tensor:
-    shape = before.shape
-    if name == "matmul":
-        return _matmul(writer, before, shape[0], sizes[0], shape[1])
-    if name == "batch_matmul":
-        return _batch_matmul(writer, before, shape[0], shape[1], sizes[0], shape[2])
-    if name == "conv_2d_nchw":
-        return _conv_nchw(writer, before, *shape[:3], *sizes)
-    if name == "conv_2d_nhwc":
-        return _conv_nhwc(writer, before, shape[0], shape[3], shape[1], *sizes)
-    if name == "pooling":
-        return _pooling(writer, before, *shape[:3], *sizes)
-    return GENERATORS[name].write(writer, before)
-
-
-def elements(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def of_text(text: str, name: str) -> Problem:
                     where=name,
                     hint=f"arguments and results are tensors of {', '.join(dtypes.TYPES)}",
                 )
-            total += generators.elements(shape) * dtypes.of(element).itemsize
+            total += math.prod(shape) * dtypes.of(element).itemsize
         if total > LARGEST:
             raise TokmillError(
                 f"inputs and outputs take {total >> 20:,} MiB",

@@ -11,7 +11,6 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.progress import human_count, human_time
 from tokmill.terminal.options import Json
 from tokmill.x86.commands.program_options import (
-    MOST_LISTED,
     Programs,
     end,
     left_out_line,
@@ -82,11 +81,4 @@ def _lines(out: Path, report: Any) -> list[str]:
     lines += left_out_line(report.left_out)
     for reason, number in report.cut_short.items():
         lines.append(f"not complete: {human_count(number, 'program')}: {reason}")
-    if report.others:
-        shown = ", ".join(report.others[:MOST_LISTED])
-        more = ", …" if len(report.others) > MOST_LISTED else ""
-        lines.append(
-            f"{human_count(len(report.others), 'graph')} of programs that are not among the "
-            f"inputs: {shown}{more}"
-        )
     return lines

@@ -50,7 +50,7 @@ def build(
         raise UsageError("no program is named", hint="vocab build x86 INPUT…")
     check_target(out, rules)
     counted = count_programs(inputs, rules, **how)
-    lists = vocabulary.counted([counted.counts], rules, min_count)
+    lists = vocabulary.counted(counted.counts, rules, min_count)
     write_vocabularies(out, lists)
     rows = []
     for column, tokens in lists.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,6 @@ from tokmill.x86.tokens.vocabularies.vocabulary import TokenList
 
 MAP = "ids.json"
 BECAME = "tokens.json"
-FORMATS = {"txt": "a token per line", "pkl": "{token: frequency}"}
 
 Lists = Annotated[
     Path,
@@ -38,8 +37,11 @@ def export(
     """Write vocabularies as asm_tokens.txt …, or with their counts as asm_tokens_dict.pkl …"""
     check_name("no format is", form, FORMATS)
     found, _ = _lists(path)
-    write = write_texts if form == "txt" else write_counts
-    _print_files(write(out, found), json)
+    files = write_lists(out, found, form)
+    if json:
+        print_json({"files": [str(path) for path in files]})
+    else:
+        print(*files, sep="\n")
 
 
 def import_(
@@ -214,39 +216,11 @@ def _write_map(
     write_file(path, msgspec.json.encode(maps) + b"\n")
 
 
-def _print_files(paths: list[Path], json: bool) -> None:
-    if json:
-        print_json({"files": [str(path) for path in paths]})
-    else:
-        for path in paths:
-            print(path)
-
-
-def write_texts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
-    """Write `asm_tokens.txt` …, a token per line in the order of the ids."""
-    return _write(folder, vocabularies, "_tokens.txt", _text)
-
-
-def write_counts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
-    """Write `asm_tokens_dict.pkl` …, {token: frequency} of tokens with a count above 0.
-
-    Raises `TokmillError` for lists without counts.
-    """
-    for tokens in vocabularies.values():
-        if tokens.counts is None:
-            raise TokmillError(
-                f"the list of {tokens.column} has no counts, which a pickle needs",
-                hint="count programs: `tokmill vocab build x86`",
-            )
-    return _write(folder, vocabularies, "_tokens_dict.pkl", _pickle)
-
-
-def _write(
-    folder: Path,
-    vocabularies: Mapping[str, TokenList],
-    ending: str,
-    made: Callable[[TokenList], bytes],
+def write_lists(
+    folder: Path, vocabularies: Mapping[str, TokenList], form: str = "txt"
 ) -> list[Path]:
+    """Write lists in one of `FORMATS`; raises `TokmillError` for those that have no such form."""
+    ending, made = FORMATS[form]
     files = {f"{column}{ending}": made(tokens) for column, tokens in vocabularies.items()}
     make_folder(folder)
     # Other scripts write lists with the same names and the same form.
@@ -264,5 +238,15 @@ def _text(tokens: TokenList) -> bytes:
 
 
 def _pickle(tokens: TokenList) -> bytes:
-    pairs = zip(tokens.tokens, tokens.counts or (), strict=True)
+    if tokens.counts is None:
+        raise TokmillError(
+            f"the list of {tokens.column} has no counts, which a pickle needs",
+            hint="count programs: `tokmill vocab build x86`",
+        )
+    pairs = zip(tokens.tokens, tokens.counts, strict=True)
     return pickled_counts({token: count for token, count in pairs if count})
+
+
+FORMATS = {"txt": ("_tokens.txt", _text), "pkl": ("_tokens_dict.pkl", _pickle)}
+"""Format → the end of the names of its files, and what makes the content: a token per line in the
+order of the ids; {token: frequency} of tokens with a count above 0."""

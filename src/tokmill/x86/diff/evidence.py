@@ -11,8 +11,9 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs
 from tokmill.x86.features.bags import matrices, normalized, row_sums, tf_idf
 from tokmill.x86.features.cosines import row_products
-from tokmill.x86.features.function_features import BAGS, SHAPE, Functions, find
+from tokmill.x86.features.function_features import BAGS, SHAPE, Functions
 from tokmill.x86.features.tables import Tables
+from tokmill.x86.image.image import find
 
 FACTS = ("constants", "strings", "imports")
 """Kinds of features that optimisation does not change."""

@@ -14,9 +14,10 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.result import Reason
 from tokmill.x86.features.bags import Bag, bag, hash_texts, matrices, normalized, tf_idf
 from tokmill.x86.features.cosines import row_products
-from tokmill.x86.features.function_features import find, import_names
+from tokmill.x86.features.function_features import import_names
 from tokmill.x86.features.instruction_features import Instructions
 from tokmill.x86.graph import Graph
+from tokmill.x86.image.image import find, owners
 from tokmill.x86.walks import flow_of
 
 ALL = 96
@@ -291,20 +292,16 @@ def _sizes(side: Side) -> Array:
 
 
 def _forms(graph: Graph, instructions: Instructions) -> Bag:
-    blocks = len(graph.block_address)
-    owner = np.repeat(np.arange(blocks), np.diff(graph.block_instructions))
-    return bag(blocks, owner, instructions.form)
+    return bag(len(graph.block_address), owners(graph.block_instructions), instructions.form)
 
 
 def _facts(graph: Graph, more: tuple[Array, Array]) -> Bag:
     """Return constants, strings and imports of each block, and `more` (block, u8 of what)."""
-    blocks = np.arange(len(graph.block_address))
-    caller = np.repeat(blocks, np.diff(graph.block_edges))
     slot, known = find(graph.import_address, graph.edge_target)
     rows = (
-        np.repeat(blocks, np.diff(graph.block_constants)),
-        np.repeat(blocks, np.diff(graph.block_strings)),
-        caller[known],
+        owners(graph.block_constants),
+        owners(graph.block_strings),
+        owners(graph.block_edges)[known],
         more[0],
     )
     keys = (
@@ -313,7 +310,7 @@ def _facts(graph: Graph, more: tuple[Array, Array]) -> Bag:
         mix(hash_texts(import_names(graph))[slot[known]] + _IMPORT),
         mix(mix(more[1]) + _MORE),
     )
-    return bag(len(blocks), np.concatenate(rows), np.concatenate(keys))
+    return bag(len(graph.block_address), np.concatenate(rows), np.concatenate(keys))
 
 
 def _cosine_matrices(bags: list[Bag]) -> list[Any]:

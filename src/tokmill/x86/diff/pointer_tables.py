@@ -9,9 +9,8 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs
-from tokmill.x86.features.function_features import find
 from tokmill.x86.features.tables import Tables
-from tokmill.x86.image.image import expand
+from tokmill.x86.image.image import expand, find, owners
 
 PLACES = ("row before", "row behind", "same place")
 """Columns of `Places.support`."""
@@ -90,7 +89,7 @@ class Places:
         pair, one, other = pair[same], one[same], other[same]
         table = self.similarity(pairs, probability)
         table.sort_indices()
-        row = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
+        row = owners(table.indptr)
         key = row * table.shape[1] + table.indices
         value = _values(key, table.data, a.table[one] * table.shape[1] + b.table[other])
         value *= np.where(a.size[one] == b.size[other], 1, np.float32(RESIZED))

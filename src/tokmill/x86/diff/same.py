@@ -11,9 +11,9 @@ import numpy as np
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import hash_texts
-from tokmill.x86.features.function_features import Functions, find, import_names, owner_of_blocks
-from tokmill.x86.graph import DIRECT, PLACES, TEXT, Edge, Graph
-from tokmill.x86.image.image import numbered
+from tokmill.x86.features.function_features import Functions, import_names
+from tokmill.x86.graph import DIRECT, PLACES, TEXT, BlockPlaces, Edge, Graph
+from tokmill.x86.image.image import find, owners
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _IMPORT, _FUNCTION, _ELSEWHERE, _OPERAND = (
@@ -52,7 +52,7 @@ def content_of(graph: Graph, functions: Functions) -> Content:
         ends = np.searchsorted(rows, graph.block_instructions)
         within_block = places - PLACES * np.repeat(graph.block_instructions[:-1], np.diff(ends))
         shape += mix(_sequences(within_block.astype(np.uint64), ends) ^ _OPERAND)
-    edge_owner = np.repeat(np.arange(len(graph.block_address)), np.diff(graph.block_edges))
+    edge_owner = owners(graph.block_edges)
     place = np.arange(len(edge_owner)) - graph.block_edges[edge_owner]
     at = mix(place.astype(np.uint64) * _STEP + graph.edge_kind)
     kind, other, number = _targets(graph, edge_owner)
@@ -81,16 +81,11 @@ def _targets(graph: Graph, edge_owner: Array) -> tuple[Array, Array, Array]:
     """Return for each edge a `Target`, the hash of an import, and the number of the block in its
     function or of the function.
     """
-    owner = owner_of_blocks(graph)[edge_owner]
+    places = BlockPlaces(graph)
+    owner = places.function[edge_owner]
     kind = np.full(len(edge_owner), Target.ELSEWHERE)
     number, other = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.uint64)
-    # Blocks are ordered by function, and by address within it; functions may share an address.
-    addresses, rank = numbered(graph.block_address)
-    width = max(len(addresses), 1)
-    key = owner_of_blocks(graph) * width + rank
-    place, there = find(addresses, graph.edge_target)
-    wanted = np.where(there, owner * width + place, -1)
-    block, inside = find(key, wanted)
+    block, inside = places.find(owner, graph.edge_target)
     inside &= graph.edge_kind != Edge.CALL
     function, is_function = find(graph.function_address, graph.edge_target)
     slot, is_import = find(graph.import_address, graph.edge_target)

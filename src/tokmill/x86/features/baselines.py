@@ -29,7 +29,6 @@ def baselines(
     store: Store,
     graphs: Sequence[Path | str],
     names: Sequence[str],
-    layout: str | None = None,
     functions: StoreFunctions | None = None,
 ) -> dict[str, Any]:
     """Return the rows of the records of a store by each of some baselines.
@@ -38,7 +37,6 @@ def baselines(
         store: a store of functions of `tokmill build x86`, or selected from such.
         graphs: graph files, or folders of them, that the store was built of.
         names: of `plugins.BASELINES`.
-        layout: as of `tokmill build x86`; None: the one in the store's plan.
         functions: the features of the store's functions, where they are there already.
 
     Returns:
@@ -50,7 +48,7 @@ def baselines(
     """
     for name in names:
         check_name("no baseline is", name, plugins.BASELINES)
-    features = store_functions(store, graphs, layout) if functions is None else functions
+    features = store_functions(store, graphs) if functions is None else functions
     return {name: plugins.load(plugins.BASELINES, name)(features) for name in names}
 
 

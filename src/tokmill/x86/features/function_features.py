@@ -17,7 +17,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.features.bags import Bag, bag, grams, hash_texts
 from tokmill.x86.features.instruction_features import Instructions, instructions_of
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.image import distinct
+from tokmill.x86.image.image import distinct, find, owners
 from tokmill.x86.walks import flow_of
 
 SHAPE = ("blocks", "instructions", "edges", "loops", "calls", "callees", "callers")
@@ -42,7 +42,7 @@ class Functions:
 def functions_of(graph: Graph) -> Functions:
     instructions = instructions_of(graph)
     size = len(graph.function_address)
-    owner = owner_of_blocks(graph)
+    owner = owners(graph.function_blocks)
     of_instruction = np.repeat(owner, np.diff(graph.block_instructions))
     pair, first = grams(instructions.form, 2, graph.block_instructions[1:])
     calls, imported = _calls(graph, owner)
@@ -61,12 +61,6 @@ def functions_of(graph: Graph) -> Functions:
         "imports": bag(size, *imported),
     }
     return Functions(bags, _shape(graph, owner, calls), calls, instructions)
-
-
-def owner_of_blocks(graph: Graph) -> Array:
-    """Return the function of each block: (B,) i8."""
-    sizes = np.diff(graph.function_blocks)
-    return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
 
 
 def import_names(graph: Graph) -> list[str]:
@@ -98,18 +92,10 @@ def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
     return calls, (caller[hit], names[slot[hit]])
 
 
-def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
-    """Return the places of values in an ascending array, and whether each is in it."""
-    place = np.searchsorted(sorted_values, wanted)
-    there = place < len(sorted_values)
-    there[there] = sorted_values[place[there]] == wanted[there]
-    return place, there
-
-
 def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
     size = len(graph.function_address)
     flow = flow_of(graph)
-    source = np.repeat(np.arange(len(owner)), np.diff(flow.first))
+    source = owners(flow.first)
     kind = graph.edge_kind
     caller = np.repeat(owner, np.diff(graph.block_edges))
 

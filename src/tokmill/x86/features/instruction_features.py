@@ -16,7 +16,7 @@ from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.image import numbered
-from tokmill.x86.tokens.canonical import LONGEST, canonical
+from tokmill.x86.tokens.canonical import LONGEST, canonical_words
 
 AT_ONCE = 1 << 20
 """Instructions at a time."""
@@ -56,7 +56,7 @@ def instructions_of(graph: Graph) -> Instructions:
     for first in range(0, len(graph.lengths), AT_ONCE):
         last = min(first + AT_ONCE, len(graph.lengths))
         code = graph.code[ends[first] : ends[last]]
-        low, high = _words(code, graph.lengths[first:last], graph.bits)
+        low, high = canonical_words(code, graph.lengths[first:last], graph.bits)
         codes.append(mix(mix(low) + high))
         _, rows = np.unique(codes[-1], return_index=True)
         keys.append(np.stack([low[rows], high[rows]], axis=1))
@@ -69,17 +69,6 @@ def instructions_of(graph: Graph) -> Instructions:
     rows = np.unique(mix(mix(all_keys[:, 0]) + all_keys[:, 1]), return_index=True)[1]
     decoded = _decoded(different, all_keys[rows], graph.bits)
     return Instructions(*(column[number] for column in decoded))
-
-
-def _words(code: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
-    """Return the canonical bytes of each instruction and, in the last byte, its length."""
-    changed = canonical(code, lengths, bits)
-    starts = np.cumsum(lengths, dtype=np.intp) - lengths
-    words = np.ndarray((len(changed) - 7,), "<u8", changed.data, strides=(1,))
-    masks = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
-    low = words[starts] & masks[np.minimum(lengths, 8)]
-    high = words[np.minimum(starts + 8, len(words) - 1)] & masks[np.maximum(lengths, 8) - 8]
-    return low, high | (lengths.astype(np.uint64) << np.uint64(56))
 
 
 def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array, Array]:

@@ -20,10 +20,11 @@ from tokmill.store.manifest import Plan, read_plan
 from tokmill.store.schema import Array, Strings
 from tokmill.store.store import Store
 from tokmill.x86.features.bags import Bag, bag, matrices, normalized, tf_idf
-from tokmill.x86.features.function_features import BAGS, find, functions_of, owner_of_blocks
+from tokmill.x86.features.function_features import BAGS, functions_of
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import read_about, read_graph
 from tokmill.x86.graphs.lifting import GRAPH, find_inputs
+from tokmill.x86.image.image import find, owners
 from tokmill.x86.image.program import Key, KeyTemplate
 
 CODES = "codes"
@@ -74,24 +75,19 @@ class StoreFunctions:
         return normalized(matrix.tocsr())[self.record]
 
 
-def store_functions(
-    store: Store,
-    graphs: Sequence[Path | str],
-    layout: str | None = None,
-) -> StoreFunctions:
+def store_functions(store: Store, graphs: Sequence[Path | str]) -> StoreFunctions:
     """Return the features of the functions of a store.
 
     Args:
         store: a store of `tokmill build x86`, or selected from such stores.
         graphs: graph files, or folders of them, that the store was built of; others are not read.
-        layout: the layout that the store was built with; None: the one in its plan.
 
     Raises:
         TokmillError: the store has other columns, a record belongs to none of the graphs, or a
             graph knows no imports, strings and constants.
     """
     check_columns(store)
-    template = KeyTemplate(layout_of(store) if layout is None else layout)
+    template = KeyTemplate(layout_of(store))
     numbers, keys = _programs(store)
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(len(keys) + 1))
@@ -110,7 +106,7 @@ def store_functions(
         raise TokmillError(
             f"{lost:,} of {len(record):,} records belong to none of the graphs",
             where=str(store.path),
-            hint="name the graphs that the store was built of, and the layout if it had one",
+            hint="name the graphs that the store was built of",
         )
     return _joined(record, parts, first)
 
@@ -142,7 +138,7 @@ def layout_of(store: Store) -> str:
         raise TokmillError(
             "the store does not say by which layout its programs are called",
             where=str(store.path),
-            hint="give the one that `tokmill build x86` was given, or '' where it had none",
+            hint="take a store of `tokmill build x86`, or one that was selected from such",
         )
     return result
 
@@ -196,7 +192,7 @@ class _Part:
 
 def _part(graph: Graph, first: int) -> _Part:
     features = functions_of(graph)
-    owner = np.repeat(owner_of_blocks(graph), np.diff(graph.block_instructions))
+    owner = owners(graph.block_instructions[graph.function_blocks])
     codes = bag(len(graph.function_address), owner, features.instructions.code)
     bags = {CODES: codes, **features.bags}
     return _Part(first, bags, features.shape, features.calls)

@@ -15,9 +15,8 @@ from tokmill import plugins
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import Bag, bag, hash_texts
-from tokmill.x86.features.function_features import find
 from tokmill.x86.graph import PLACES, Graph
-from tokmill.x86.image.image import distinct
+from tokmill.x86.image.image import distinct, find
 
 NEAR = 3
 """Words before and after a pointer in which strings describe it."""

@@ -27,6 +27,7 @@ from tokmill.base.files import write_file
 from tokmill.base.headers import arrow_errors, loads_json, refused
 from tokmill.store.schema import Array
 from tokmill.x86.graph import PLACES, TEXT, Edge, Graph
+from tokmill.x86.image.image import owners
 from tokmill.x86.image.program import demangle
 
 KEY = b"tokmill.graph"
@@ -319,7 +320,7 @@ def _table(graph: Graph) -> Any:
     """Return a graph as an Arrow table, a row a block."""
     arrow = plugins.require("pyarrow")
     blocks = len(graph.block_address)
-    number = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
+    number = owners(graph.function_blocks)
     names, demangled = _shown(graph)
     code = [None, arrow.py_buffer(graph.block_bytes), arrow.py_buffer(graph.code)]
     kinds = arrow.DictionaryArray.from_arrays(

@@ -72,8 +72,6 @@ class Report(msgspec.Struct, frozen=True):
     left_out: dict[str, int]
     """Reason → files in folders that were not read."""
     seconds: float
-    others: list[str] = []
-    """Programs with a graph in the folder that are not among the inputs."""
     cut_short: dict[str, int] = {}
     """Reason why a search ended before it was complete → number of programs."""
 
@@ -137,8 +135,7 @@ def lift_files(
         hint = f"{MEMORY}; run the same command again and it continues"
         made = _each(_make, tasks, workers, "lift", quiet, hint)
         done = sorted(made, key=lambda outcome: outcome.program)
-        others = [] if single else _others(out, {outcome.program for outcome in done})
-    return _report(done, left_out, others, time.monotonic() - started)
+    return _report(done, left_out, time.monotonic() - started)
 
 
 def _tasks(
@@ -285,19 +282,7 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
         yield Outcome(graph.program, time.monotonic() - started, is_new, about=about)
 
 
-def _others(folder: Path, done: set[str]) -> list[str]:
-    """Return the programs with a graph in a folder that are not among those just done."""
-    with machine_errors("read", folder):
-        paths = sorted(folder.rglob(f"*{SUFFIX}"))
-    names = {path: path.relative_to(folder).as_posix().removesuffix(SUFFIX) for path in paths}
-    return [
-        name for path, name in names.items() if name not in done and read_about(path) is not None
-    ]
-
-
-def _report(
-    done: Sequence[Outcome], left_out: dict[str, int], others: list[str], seconds: float
-) -> Report:
+def _report(done: Sequence[Outcome], left_out: dict[str, int], seconds: float) -> Report:
     unresolved: dict[str, int] = {}
     refused: dict[str, int] = {}
     cut_short: dict[str, int] = {}
@@ -323,7 +308,6 @@ def _report(
         refusals=[outcome for outcome in done if outcome.refused],
         left_out=left_out,
         seconds=seconds,
-        others=others,
         cut_short=dict(sorted(cut_short.items())),
     )
 

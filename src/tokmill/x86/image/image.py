@@ -30,6 +30,19 @@ def offsets(counts: Array) -> Array:
     return result
 
 
+def owners(ends: Array) -> Array:
+    """Return the number of the range of each element (i8), of ranges as of `offsets`."""
+    return np.repeat(np.arange(len(ends) - 1, dtype=np.int64), np.diff(ends))
+
+
+def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
+    """Return the places of values in an ascending array, and whether each is in it."""
+    place = np.searchsorted(sorted_values, wanted)
+    there = place < len(sorted_values)
+    there[there] = sorted_values[place[there]] == wanted[there]
+    return place, there
+
+
 def member(values: Array, ordered: Array) -> Array:
     """Return for each value whether it is among sorted values: (n,) bool."""
     if not len(ordered):

@@ -101,6 +101,10 @@ _modrm = np.arange(256)
 _DISPLACEMENT = np.choose(_modrm >> 6, [4 * (_modrm & 7 == 5), 1, 4, 0])
 """ModRM byte → bytes of displacement, unless a SIB byte changes it."""
 _SIB = (_modrm >> 6 < 3) & (_modrm & 7 == 4)
+_MASK = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+_LOW = _MASK[np.minimum(np.arange(LONGEST + 1), 8)]
+_HIGH = _MASK[np.maximum(np.arange(LONGEST + 1) - 8, 0)]
+"""Length of an instruction → the bits of its first and of its last eight bytes."""
 _BYTE = np.full(256, 2, np.uint8)
 _BYTE[[0, 1, 255]] = 0, 1, 255
 _BYTE[128:255] = 254
@@ -137,6 +141,16 @@ def canonical(code: Array, lengths: Array, bits: int) -> Array:
     _classify(changed, np.concatenate([wide, behind[sizes == 4]]), "<u4")
     _classify(changed, behind[sizes == 8], "<u8")
     return changed
+
+
+def canonical_words(code: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
+    """Return the canonical bytes of each instruction as two u8 (n), its length in the last byte."""
+    changed = canonical(code, lengths, bits)
+    starts = np.cumsum(lengths, dtype=np.intp) - lengths
+    words = np.ndarray((len(changed) - 7,), "<u8", changed.data, strides=(1,))
+    low = words[starts] & _LOW[lengths]
+    high = words[starts + 8] & _HIGH[lengths]
+    return low, high | (lengths.astype(np.uint64) << np.uint64(56))
 
 
 def _opcodes(code: Array, starts: Array, ends: Array, bits: int) -> tuple[Array, Array]:

@@ -9,7 +9,6 @@ rules are only applied to instructions that differ in more than a number.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array, id_dtype
-from tokmill.x86.tokens.canonical import LONGEST, canonical
+from tokmill.x86.tokens.canonical import LONGEST, canonical_words
 from tokmill.x86.tokens.rules import COLUMNS, ONCE, DecodeError, Tokens, make_rules, not_decoded
 from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, UNKNOWN, Vocabularies
 
@@ -100,9 +99,6 @@ _CHUNK = 1 << 15
 """Instructions at a time, so that temporary arrays fit into the processor's cache."""
 
 _SPECIAL_IDS = {token: number for number, token in enumerate(SPECIALS)}
-_MASK = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
-_LOW = _MASK[np.minimum(np.arange(LONGEST + 1), 8)]
-_HIGH = _MASK[np.maximum(np.arange(LONGEST + 1) - 8, 0)]
 
 
 class Table(NamedTuple):
@@ -179,22 +175,20 @@ class Templates:
             {column: values.values() for column, values in self.columns.items()},
         )
 
-    def numbers(
-        self, code: Array, lengths: Array, address_of: Callable[[int], int] | None = None
-    ) -> Array:
+    def numbers(self, code: Array, lengths: Array) -> Array:
         """Return the template of each instruction.
 
         Args:
             code: u1, instructions end to end.
             lengths: u1 (n), their lengths in bytes. At most some million instructions, because the
                 cache is only emptied between two calls.
-            address_of: instruction → address, for error messages; default: the place in `code`.
 
         Returns:
             u4 (n), rows of `table()`.
 
         Raises:
             DecodeError: bytes are not an instruction of this length; nothing is cached for them.
+                It is at their place in `code`.
         """
         if len(self.index) > MOST_KEYS:
             self._clear()
@@ -210,8 +204,7 @@ class Templates:
             except _Refused as refused:
                 row = first + refused.row
                 place = int(ends[row] - lengths[row])
-                address = address_of(row) if address_of else place
-                raise _located(refused, code[place : ends[row]], address, self.bits) from None
+                raise _located(refused, code[place : ends[row]], place, self.bits) from None
         return result
 
     def _chunk(self, code: Array, lengths: Array) -> Array:
@@ -237,13 +230,7 @@ class Templates:
         """Return the canonical bytes of each instruction and its length as two u8 (n)."""
         if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= LONGEST:
             raise _Refused(int(np.flatnonzero((lengths < 1) | (lengths > LONGEST))[0]))
-        changed = canonical(code, lengths, self.bits)
-        starts = np.cumsum(lengths, dtype=np.intp) - lengths
-        words = np.ndarray((len(changed) - 7,), "<u8", changed.data, strides=(1,))
-        low = words[starts] & _LOW[lengths]
-        high = words[starts + 8] & _HIGH[lengths]
-        high |= lengths.astype(np.uint64) << np.uint64(56)
-        return low, high
+        return canonical_words(code, lengths, self.bits)
 
     def _make(self, keys: Array, rows: Array) -> Array:
         """Return the numbers (i4) of new keys; `rows`: the instruction of each key."""

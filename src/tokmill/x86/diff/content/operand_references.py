@@ -12,10 +12,10 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.content.program_memory import Memory
 from tokmill.x86.diff.match_blocks import greedy
 from tokmill.x86.features.bags import hash_texts
-from tokmill.x86.features.function_features import find, import_names
+from tokmill.x86.features.function_features import import_names
 from tokmill.x86.features.instruction_features import Instructions
 from tokmill.x86.graph import DIRECT, IMMEDIATE, PLACES, TEXT, Graph
-from tokmill.x86.image.image import distinct, expand, member, numbered
+from tokmill.x86.image.image import distinct, expand, find, member, numbered, owners
 
 FUNCTION, IMPORT, STRING, TABLE, CODE, DATA, UNKNOWN = range(7)
 """What lies at an address."""
@@ -130,9 +130,7 @@ class Operands:
         place, there = find(self._starts, graph.table_target)
         value = np.full(len(place), -1, np.int64)
         value[there] = numbers[self._first[place[there]]]
-        step = np.arange(len(value)) - np.repeat(
-            graph.table_entries[:-1], np.diff(graph.table_entries)
-        )
+        step = np.arange(len(value)) - graph.table_entries[owners(graph.table_entries)]
         mixed = mix(mix(value.astype(np.uint64)) + step.astype(np.uint64) * _STEP)
         sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
         result: Array = sums[graph.table_entries[1:]] - sums[graph.table_entries[:-1]]

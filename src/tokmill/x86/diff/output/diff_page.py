@@ -61,14 +61,6 @@ class Row(msgspec.Struct, array_like=True):
     """Number of its code; -1: the page does not have it."""
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """The content of a page."""
-
-    functions: int
-    with_code: int
-    bytes: int
-
-
 def diff_page(
     a: Graph,
     b: Graph,
@@ -77,7 +69,7 @@ def diff_page(
     *,
     called: tuple[str, str] | None = None,
     most: int = MOST_CODE,
-) -> Facts:
+) -> None:
     """Write the page of a diff: the most changed functions first, then those of only one program.
 
     Args:
@@ -94,7 +86,7 @@ def diff_page(
     names = called or (a.program, b.program)
     sides = SideBySide(a, b, diff)
     rows = _rows(sides, diff)
-    code, size = _code(sides, rows, most)
+    code = _code(sides, rows, most)
     notes = [f"{number:,} {what}" for what, number in diff.left_out.items()]
     without = len(rows) - len(code)
     if without:
@@ -128,7 +120,6 @@ def diff_page(
     )
     make_folder(out.parent)
     write_file(out, html)
-    return Facts(len(rows), len(code), size)
 
 
 def _about(graph: Graph, name: str) -> dict[str, str]:
@@ -210,8 +201,8 @@ def _alone(listing: Listing, number: int, kind: int) -> Row:
     return Row(kind, "", "", name, address, 0, 0, "", 0, size, [], -1)
 
 
-def _code(sides: SideBySide, rows: list[tuple[Row, int]], most: int) -> tuple[list[Code], int]:
-    """Return the code of the first rows that fits, and its bytes; set the numbers in the rows."""
+def _code(sides: SideBySide, rows: list[tuple[Row, int]], most: int) -> list[Code]:
+    """Return the code of the first rows that fits; set its numbers in the rows."""
     found: list[Code] = []
     size = 0
     for row, code in _made(sides, rows):
@@ -223,7 +214,7 @@ def _code(sides: SideBySide, rows: list[tuple[Row, int]], most: int) -> tuple[li
         row.code = len(found)
         found.append(code)
         size += length
-    return found, size
+    return found
 
 
 def _made(sides: SideBySide, rows: list[tuple[Row, int]]) -> Iterator[tuple[Row, Code]]:

@@ -133,22 +133,12 @@ def closed() -> Vocabularies:
 
 
 def counted(
-    parts: Iterable[Mapping[str, Mapping[str, int]]], rules: str, min_count: int = 1
+    counts: Mapping[str, Mapping[str, int]], rules: str, min_count: int = 1
 ) -> Vocabularies:
-    """Return vocabularies of counted tokens.
-
-    Args:
-        parts: for each program, column → token → count, as from `Templates.counts`, in any order.
-        rules: the rules that made the tokens.
-        min_count: tokens that occur less often are left out.
-    """
-    sums: dict[str, Counter[str]] = {column: Counter() for column in COLUMNS}
-    for part in parts:
-        for column, counts in part.items():
-            sums[column].update(counts)
+    """Return the vocabularies of tokens (column → token → count) without the rarer ones."""
     return {
-        column: TokenList.counted(column, rules, counts, min_count)
-        for column, counts in sums.items()
+        column: TokenList.counted(column, rules, counts.get(column, {}), min_count)
+        for column in COLUMNS
     }
 
 
