@@ -178,7 +178,7 @@ OPTIMIZERS: dict[str, Part] = {
 
 ENGINES: dict[str, Part] = {
     "single": Part("tokmill.training.engines.engine:Engine", "train", "one process"),
-    "ddp": Part("tokmill.training.engines.ddp:Ddp", "train", "processes that share the rows"),
+    "ddp": Part("tokmill.training.engines.several:Ddp", "train", "processes that share the rows"),
     "deepspeed": Part(
         "tokmill.training.engines.deepspeed:DeepSpeed", "deepspeed", "DeepSpeed's ZeRO"
     ),

@@ -23,7 +23,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.cli import main
 from tokmill.training.budget.estimate import estimate
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import load_task
 from toy import cycles, losses, make_store, weights
 

@@ -94,7 +94,7 @@ def engine() -> Any:
 
     from tokmill.models.model import Inputs
     from tokmill.training.engines.engine import make_engine
-    from tokmill.training.recipe.check_recipe import from_dict
+    from tokmill.training.recipe.resolve import from_dict
     from tokmill.training.runs.run import make_task
     from toy import recipe
 

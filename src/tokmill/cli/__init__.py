@@ -20,7 +20,7 @@ from tokmill.base import bounds
 from tokmill.base.bounds import explain_crashes, keep_out_of_working_directory
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
-from tokmill.terminal.lazy import as_command, flowing, lazy_group
+from tokmill.terminal.frame import as_command, flowing, lazy_group
 from tokmill.terminal.options import hint_of_option
 from tokmill.terminal.output import behind_doors
 

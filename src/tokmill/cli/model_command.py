@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tokmill.terminal.lazy import group_of
+from tokmill.terminal.frame import group_of
 from tokmill.terminal.options import AsJson, At, RunFolder
 from tokmill.terminal.output import print_json, say
 
@@ -73,13 +73,12 @@ def export(
         ),
     ],
     at: At = "last",
-    license: Annotated[str, typer.Option(help="What README.md names, such as mit.")] = "unknown",
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a run as a checkpoint of transformers, or its weights as a .pt file."""
     from tokmill.training.runs import exchange
 
-    made = exchange.export(run, out, at=at, license=license)
+    made = exchange.export(run, out, at=at)
     whole = made.is_dir()
     if as_json:
         files = {"files": sorted(path.name for path in made.iterdir())} if whole else {}

@@ -12,9 +12,9 @@ import typer
 from tokmill.base.errors import UsageError
 from tokmill.base.progress import human_count
 from tokmill.inference.drawing import Drawing
+from tokmill.terminal.frame import given, struct_parameters, with_parameters
 from tokmill.terminal.options import At, Device, RunFolder
 from tokmill.terminal.output import print_text, say
-from tokmill.terminal.structs import given, struct_parameters, with_parameters
 
 Prompt = Annotated[
     str, typer.Option(help="Text to continue; of x86 code its bytes in hexadecimal.")

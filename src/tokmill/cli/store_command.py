@@ -18,10 +18,17 @@ from tokmill.base.progress import Progress, human_bytes, human_count
 from tokmill.formats.notes import Checked
 from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
-from tokmill.terminal.lazy import as_command, group_of, lazy_group
+from tokmill.terminal.frame import (
+    as_command,
+    given,
+    group_of,
+    lazy_group,
+    settings,
+    struct_parameters,
+    with_parameters,
+)
 from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import print_json, say
-from tokmill.terminal.structs import given, settings, struct_parameters, with_parameters
 
 SAME_BUILD = "the same `tokmill build` makes again what is damaged or missing"
 StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the store.")]
@@ -110,8 +117,7 @@ def rejects(
     json: Json = False,
 ) -> None:
     """List the records that were left out: input, line, byte, reason."""
-    from tokmill.builds.remake import each_left_out
-    from tokmill.store.checks.left_out import left_out
+    from tokmill.builds.remake import each_left_out, left_out
 
     opened = Store(store)
     if skipped:

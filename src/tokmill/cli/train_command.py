@@ -20,9 +20,9 @@ from tokmill.base.progress import (
     human_time,
 )
 from tokmill.base.recipe import merge
+from tokmill.terminal.frame import PANEL, given, settings, struct_parameters, with_parameters
 from tokmill.terminal.options import AsJson, Quiet
 from tokmill.terminal.output import print_json, print_table, say
-from tokmill.terminal.structs import PANEL, given, settings, struct_parameters, with_parameters
 from tokmill.training import launch as launching
 from tokmill.training.launch import Launch
 from tokmill.training.recipe.config import DataConfig, RunConfig
@@ -199,7 +199,7 @@ def _no_folder(recipe: Path | None, has_data: bool, words: list[str]) -> UsageEr
 
 def _dry_run(config: Any, launch: Launch, line: str, continues: bool, as_json: bool) -> None:
     from tokmill.training.budget.estimate import estimate
-    from tokmill.training.recipe.check_recipe import notes
+    from tokmill.training.recipe.resolve import notes
 
     plan = estimate(config, launch.processes * launch.nodes, launch.processes, timed=True)
     if not launching.place().rank and not continues:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import inside
-from tokmill.inference.read_rows import Ids
+from tokmill.inference.vectors import Ids
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.runs.run import VOCAB, check_tokenizer

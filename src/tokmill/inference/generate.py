@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokmill.base.errors import TokmillError
 from tokmill.inference.drawing import Drawing, Numbers
-from tokmill.inference.read_rows import Ids, Reading, reading, window
+from tokmill.inference.vectors import Ids, Reading, reading, window
 from tokmill.models.transformers.layers import product_for
 from tokmill.tasks.task import Task
 

@@ -13,7 +13,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.inference.coders import load_coder, prompt_ids
 from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import End, Row, continue_rows
-from tokmill.inference.read_rows import Ids
+from tokmill.inference.vectors import Ids
 from tokmill.tasks.next_token import ends_of
 from tokmill.training.engines.devices.device import pick_device
 from tokmill.training.runs.run import load_task, read_run

@@ -27,10 +27,10 @@ from tokmill.feed.rows import Rows
 from tokmill.feed.values import Vectors
 from tokmill.models.heads import Pool
 from tokmill.models.model import Group, Inputs, Model, Tensors
+from tokmill.models.transformers.layers import Scores
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.measures import Measures
-from tokmill.tasks.scores import Scores
 from tokmill.tasks.task_inputs import Facts, store_inputs
 
 
@@ -254,7 +254,7 @@ class Task(nn.Module):
     def start_from(self, place: Path) -> list[str] | None:
         """Take the weights of a run with another task in a way of its own, and return notes on it.
 
-        None: weights with equal names are taken. `place`: as in `training.runs.warm_start`.
+        None: weights with equal names are taken. `place`: as in `training.runs.weights`.
         """
         return None
 

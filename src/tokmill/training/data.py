@@ -32,7 +32,7 @@ from tokmill.store.store import Store
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.training.recipe.config import DataConfig, TrainConfig
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
-from tokmill.training.runs.warm_start import start_facts
+from tokmill.training.runs.weights import start_facts
 
 
 def open_store(path: str, config: DataConfig, overlays: Sequence[str] = ()) -> Store:

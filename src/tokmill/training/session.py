@@ -27,7 +27,6 @@ from tokmill.base.progress import Progress, human_facts, human_metric, human_tim
 from tokmill.base.stop import Stop
 from tokmill.tasks.task import Task
 from tokmill.training.budget.memory import check_memory
-from tokmill.training.budget.meter import Meter
 from tokmill.training.data import Micro, PartLoss, open_stores, with_epochs
 from tokmill.training.engines.compared_step import compare_step
 from tokmill.training.engines.devices.device import (
@@ -38,9 +37,8 @@ from tokmill.training.engines.devices.device import (
 from tokmill.training.engines.engine import Engine, add, make_engine, over_processes
 from tokmill.training.engines.optimisers.optim import learning_rate
 from tokmill.training.launch import one_a_machine, place, resume_command
-from tokmill.training.recipe.check_recipe import MOST_STEPS, notes, seconds
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.resolve import resolve
+from tokmill.training.recipe.resolve import MOST_STEPS, notes, resolve, seconds
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.checkpoint import (
     State,
@@ -52,9 +50,15 @@ from tokmill.training.runs.checkpoint import (
 )
 from tokmill.training.runs.pushed_run import Pusher, take
 from tokmill.training.runs.run import Run
-from tokmill.training.runs.trackers import METRICS, Tracker, open_trackers
-from tokmill.training.runs.warm_start import start_facts, start_from
-from tokmill.training.runs.weights import BEST, FINAL, drop_final, save_weights
+from tokmill.training.runs.trackers import METRICS, Meter, Tracker, open_trackers
+from tokmill.training.runs.weights import (
+    BEST,
+    FINAL,
+    drop_final,
+    save_weights,
+    start_facts,
+    start_from,
+)
 
 
 class Loop(Protocol):

@@ -9,8 +9,7 @@ import pytest
 
 from making import jsonl, quick_build
 from tokmill.builds import make_shard
-from tokmill.builds.remake import each_left_out
-from tokmill.store.checks.left_out import left_out
+from tokmill.builds.remake import each_left_out, left_out
 from tokmill.store.schema import Drop, drops_of, each_drop
 
 

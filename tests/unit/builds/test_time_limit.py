@@ -27,7 +27,7 @@ from tokmill.builds.execution.resources import Amount
 from tokmill.builds.mining import name_columns
 from tokmill.builds.plan import How
 from tokmill.builds.selection import minhash as repeats
-from tokmill.builds.selection import overlay_source as overlay
+from tokmill.builds.selection import overlay_values as overlay
 from tokmill.builds.source import Item, Resources
 from tokmill.formats import arrow_files
 from tokmill.formats.pickles import triplets

@@ -11,7 +11,7 @@ import torch
 from small_models import small_model
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch
-from tokmill.inference.read_rows import reading
+from tokmill.inference.vectors import reading
 from tokmill.models.heads import Pooler
 from tokmill.models.model import Inputs, Tensors
 from tokmill.models.transformers.encoder import Encoder, EncoderConfig

@@ -22,10 +22,9 @@ from tokmill.cli import main
 from tokmill.feed.feed import Feed
 from tokmill.report.describe.inspect import describe
 from tokmill.store.store import Store
-from tokmill.tasks.classes import label_column
-from tokmill.tasks.classify import LABEL, class_metrics, class_tables
+from tokmill.tasks.classify import LABEL, class_metrics, class_tables, label_column
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, read_run
 
 torch.set_num_threads(1)

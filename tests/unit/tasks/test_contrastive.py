@@ -26,7 +26,7 @@ from tokmill.tasks.comparison.compared_entries import asking_entries, with_relat
 from tokmill.tasks.task import to_tensors
 from tokmill.training.data import open_stores
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, load_task, make_task
 from toy import losses
 

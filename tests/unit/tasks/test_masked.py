@@ -20,7 +20,7 @@ from tokmill.store.store import Store
 from tokmill.tasks.hidden.masked import PLACES, Masked
 from tokmill.tasks.hidden.masking import MaskedConfig
 from tokmill.tasks.task import to_tensors
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task
 
 torch.set_num_threads(1)

@@ -28,7 +28,7 @@ from tokmill.tasks.comparison.signature import VECTOR, heaviest
 from tokmill.tasks.task import to_tensors
 from tokmill.training.data import open_stores
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, load_task, make_task
 from toy import losses
 from weighted_sets import SCHEMA, WIDTH, blocks_store, intervals_store

@@ -13,7 +13,7 @@ from making import here, quick_build
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import How
 from tokmill.store.store import Store
-from tokmill.text.tables.tsv_encode import fitted
+from tokmill.text.tables.tsv import fitted
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.text.tokenizers.tokenizer_files import tokenizer_of_words
 

@@ -21,8 +21,8 @@ from tokmill.training.engines.optimisers.optim import (
     learning_rate,
 )
 from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.read_recipe import in_tables
+from tokmill.training.recipe.resolve import from_dict
 from toy import cycles, losses, make_store, stop_after
 
 torch.set_num_threads(1)

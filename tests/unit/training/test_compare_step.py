@@ -22,7 +22,7 @@ from tokmill.models.model import Inputs, Tensors
 from tokmill.tasks.task import Task
 from tokmill.training.engines.compared_step import compare_step, order_of
 from tokmill.training.engines.engine import Engine
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 

@@ -9,9 +9,9 @@ import pytest
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError
-from tokmill.training.recipe.check_recipe import from_dict, seconds
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import FREE, RATE, differences, flatten
+from tokmill.training.recipe.resolve import from_dict, seconds
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import Loader, make_feed, open_stores
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.launch import place
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 

@@ -23,7 +23,7 @@ from tokmill.training.budget.estimate import computed, estimate
 from tokmill.training.budget.memory import FIXED, Peak, process_bytes, tensor_bytes
 from tokmill.training.data import STEP, make_feed
 from tokmill.training.engines.engine import Engine
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, cycles, make_store, recipe
 

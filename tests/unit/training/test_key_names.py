@@ -13,7 +13,6 @@ import pytest
 from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.cli.recipe_command import training_keys
-from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import KINDS, LEARNED
 from tokmill.training.recipe.read_recipe import (
     FREE,
@@ -25,6 +24,7 @@ from tokmill.training.recipe.read_recipe import (
     in_tables,
     merged,
 )
+from tokmill.training.recipe.resolve import from_dict
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tokmill.training.budget.memory import (
     step_bytes,
     tensor_bytes,
 )
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, recipe
 

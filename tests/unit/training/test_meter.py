@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tokmill.training.budget import meter
-from tokmill.training.budget.meter import Meter
+from tokmill.training.runs import trackers as meter
 from tokmill.training.runs.checkpoint import State
+from tokmill.training.runs.trackers import Meter
 
 
 class Clock:

@@ -28,7 +28,7 @@ from tokmill.training.engines.optimisers.muon import (
 )
 from tokmill.training.engines.optimisers.optim import make_optimizer
 from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after
 

@@ -9,8 +9,7 @@ import pytest
 
 import tokmill
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.training.recipe.check_recipe import notes
-from tokmill.training.recipe.resolve import resolve
+from tokmill.training.recipe.resolve import notes, resolve
 from toy import cycles, make_store, recipe
 
 

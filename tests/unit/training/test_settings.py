@@ -21,10 +21,9 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.cli import main
 from tokmill.training.data import with_epochs
 from tokmill.training.engines.optimisers.optim import learning_rate
-from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import read_recipe
-from tokmill.training.recipe.resolve import resolve
+from tokmill.training.recipe.resolve import from_dict, resolve
 
 torch.set_num_threads(1)
 TRAIN = {

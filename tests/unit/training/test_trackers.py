@@ -13,7 +13,7 @@ import pytest
 
 from tokmill import plugins
 from tokmill.base.errors import MissingExtraError
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.trackers import JsonLines, open_trackers, read_metrics
 from toy import losses, recipe
 

@@ -11,9 +11,8 @@ from msgspec import Meta
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import machine_errors, sampled
-from tokmill.builds.mining.groups import Groups
 from tokmill.builds.mining.intervals import NO_NEGATIVE, NO_POSITIVE, NO_SEMI_HARD, Intervals
-from tokmill.builds.mining.mine_triplets import ALONE, Triplets
+from tokmill.builds.mining.mine_triplets import ALONE, Groups, Triplets
 from tokmill.builds.mining.name_columns import AMBIGUOUS, NAMELESS, WHY
 from tokmill.builds.source import Hash, Item, Source
 from tokmill.store.manifest import Reference

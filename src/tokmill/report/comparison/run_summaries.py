@@ -29,11 +29,10 @@ from tokmill.training.recipe.config import (
     OptimConfig,
     RunConfig,
 )
-from tokmill.training.recipe.read_recipe import RECIPE, flatten, read_recipe
+from tokmill.training.recipe.read_recipe import FACTS, RECIPE, flatten, read_recipe
 from tokmill.training.runs.trackers import METRICS, read_metrics
 
 Facts = dict[str, Any]
-FACTS = "schema.json"
 USES = {
     "classify": "predict RUN INPUT",
     **dict.fromkeys(["masked", "sentence_pair", "contrastive", "signature"], "embed RUN STORE"),

@@ -19,7 +19,7 @@ from tokmill.rl.embedding.embeddings import Embedding
 from tokmill.training.engines.tensors import MODEL, read_tensors
 from tokmill.training.runs.checkpoint import seal_of
 from tokmill.training.runs.run import VOCAB, read_run
-from tokmill.training.runs.warm_start import OF_MODEL, find_weights, in_words
+from tokmill.training.runs.weights import OF_MODEL, find_weights, in_words
 
 KEYS = {
     "dim": "hidden_size",

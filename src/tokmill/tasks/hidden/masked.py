@@ -20,13 +20,13 @@ from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole, Windows
 from tokmill.models.heads import Heads, Transform
 from tokmill.models.model import Group, Inputs, Model, Tensors, predicted
+from tokmill.models.transformers.layers import Scores, token_scores
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.hidden.masking import MaskedConfig, check_shares, choose, replaced, wanted
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.next_token import choose_column
-from tokmill.tasks.scores import Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
 from tokmill.tasks.task_inputs import (
     SEGMENT,

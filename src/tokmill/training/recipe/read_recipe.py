@@ -83,8 +83,8 @@ def differences(before: Mapping[str, Any], after: TrainConfig) -> dict[str, str]
     }
 
 
-RECIPE = "recipe.json"
-"""The resolved recipe in the folder of a run."""
+RECIPE, FACTS = "recipe.json", "schema.json"
+"""In the folder of a run: the resolved recipe, and the facts of its store."""
 DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", *MAGIC, ".parquet", ".bin")
 """Endings of data files, which are no recipes."""
 

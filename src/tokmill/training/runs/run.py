@@ -36,21 +36,21 @@ from tokmill.store.manifest import canonical_digest, encode, read_json
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.classes import same_classes
+from tokmill.tasks.classify import same_classes
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts, affixes_of, column_sizes
 from tokmill.terminal.output import html_table
 from tokmill.training.engines.optimisers.optim import same_rates
 from tokmill.training.launch import resume_command
-from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.read_recipe import RATE, RECIPE, differences, read_recipe
+from tokmill.training.recipe.read_recipe import FACTS, RATE, RECIPE, differences, read_recipe
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.checkpoint import RUN_ID, checkpoints, run_id
 from tokmill.training.runs.input_format import INPUT_FORMAT, keep_input_format
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
-FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
+VOCAB, LOCK = "vocab", ".lock"
 SESSIONS = "sessions.jsonl"
 BEGUN = {LOCK, FACTS, VOCAB, RUN_ID, INPUT_FORMAT}
 """What a folder holds at most before it has a recipe."""
