@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.recipe import convert
 from tokmill.inference.coders import load_coder, prompt_ids
 from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import End, Row, continue_rows
@@ -90,8 +91,8 @@ def generate(
         UsageError: an option is out of its range, or a prompt cannot be read.
         TokmillError: the run cannot be sampled, or its logits are not numbers.
     """
-    how = Drawing(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    how.check()
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    how = convert(Drawing, given)
     for name, number, least in [
         ("tokens", tokens, 0),
         ("samples", samples, 1),

@@ -17,6 +17,7 @@ from torch import Tensor
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import read_file
 from tokmill.base.headers import loads_json
+from tokmill.base.recipe import Part, check_types
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.models.heads import Classes, Pooler
@@ -147,7 +148,7 @@ class ClassifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The hidden state to predict from: of the first token ([CLS]), the mean, of the last token."""
     pooler: Literal["tanh", "none"] = "tanh"
     """Layer after this state: linear and tanh, as in BERT."""
-    dropout: float = 0.1
+    dropout: Part = 0.1
     """Dropout before the last linear map, in training."""
     segment: bool | Literal["always"] = True
     """Whether the model reads the segment of each token, if the store has it; always: if it has
@@ -169,12 +170,7 @@ class Classify(Task):
                 hint="--from RUN begins with the encoder of a run, --set model.kind=encoder with "
                 "one that has learned nothing; --set task.pool=last reads the last state",
             )
-        if not 0 <= config.dropout < 1:
-            raise UsageError(
-                f"dropout must be at least 0 and below 1, not {config.dropout}",
-                where="task.dropout",
-                hint="--set task.dropout=0.1",
-            )
+        check_types(config, "task")
         self.names = tuple(inputs.classes.get(config.column, ()))
         """Names of the classes, by number."""
         self.pooler = None if config.pooler == "none" else Pooler(model.dim)

@@ -180,7 +180,7 @@ def test_it_begins_from_masked_and_tells_what_begins_anew(
         ({"task": {"column": "labl"}}, "the label column 'labl' is not there"),
         ({"task": {"column": "token"}}, "does not have one number for each record"),
         ({"task": {"column": "number"}}, "holds fractions"),
-        ({"task": {"dropout": 1.0}}, "at least 0 and below 1"),
+        ({"task": {"dropout": 1.0}}, "task.dropout: expected `float` < 1.0"),
         ({"task": {"length": 3}}, "no room for tokens"),
         ({"task": {"length": 0}}, "no room for tokens"),
         ({"model": {"kind": "decoder"}}, "has seen only one token"),

@@ -186,7 +186,7 @@ def test_other_vectors_of_blocks_are_noticed(tmp_path: Path) -> None:
         ({"block": "count"}, {}, "no column 'count' that refers to another store"),
         ({"weight": "counts"}, {}, "no column 'counts' with a number for each block"),
         ({"cpi": "ipc"}, {}, "no column 'ipc' with a number for each interval"),
-        ({"cpi_weight": -1}, {}, "cpi_weight must be at least 0"),
+        ({"cpi_weight": -1}, {}, "task.cpi_weight"),
     ],
 )
 def test_what_cannot_be_is_refused(

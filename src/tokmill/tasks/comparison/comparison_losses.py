@@ -6,15 +6,12 @@ No function depends on the values of a tensor for its shapes, so `--dry-run` can
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from tokmill.base.errors import UsageError
 
 Negatives = Literal["auto", "own", "step"]
 """Which negatives are taken: of the own entry; of the step; own ones if there are any."""
@@ -164,21 +161,3 @@ def rank_metrics(vectors_ND: Tensor, results: Mapping[str, Tensor]) -> dict[str,
         "recall_10": float((rank <= 10).double().mean()),
         "pool": float(pool.mean()),
     }
-
-
-def check_likeness(config: Any) -> None:
-    """Refuse numbers with which nothing is learned (keys of `contrastive.LikenessConfig`)."""
-    for name, usual in (("temperature", 0.1), ("gamma", 80)):
-        value = getattr(config, name)
-        if not 0 < value < math.inf:
-            raise UsageError(
-                f"{name} must be above 0, not {value}",
-                where=f"task.{name}",
-                hint=f"--set task.{name}={usual}, for example",
-            )
-    if config.margin is not None and not 0 <= config.margin <= 2:
-        raise UsageError(
-            f"the margin of cosines is from 0 to 2, not {config.margin}",
-            where="task.margin",
-            hint="--set task.margin=0.2, for example",
-        )

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError, nearest
+from tokmill.base.recipe import Amount
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.feed.values import Vectors
@@ -32,7 +33,7 @@ from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.comparison.compared_entries import has_positives
 from tokmill.tasks.comparison.comparison_losses import mean_where, over_entries, relations
-from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig
+from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig, Margin
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import Facts
 
@@ -55,7 +56,7 @@ class SignatureConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True, k
     """Blocks of an interval that are read; what is beyond is cut off while training."""
     loss: Literal["in_batch", "triplet", "circle"] = "triplet"
     """How alike intervals are told from others."""
-    margin: float | None = 0.45
+    margin: Margin | None = 0.45
     """Margin of triplet or circle."""
     block: str = "block"
     """Column of references, a value a token: the blocks of an interval; or of their vectors. Where
@@ -73,11 +74,11 @@ class SignatureConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True, k
     """Without columns of references: record columns of which equal values mean alike intervals."""
     size: int = 2
     """With `same`: alike intervals of an entry."""
-    likeness_weight: float = 1.0
+    likeness_weight: Amount = 1.0
     """Weight of the loss of likeness; 0: signatures are learned from the CPI alone."""
-    cpi_weight: float = 0.01
+    cpi_weight: Amount = 0.01
     """Weight of the Huber loss of log CPI."""
-    consistency_weight: float = 0.01
+    consistency_weight: Amount = 0.01
     """Weight of the loss of consistency."""
 
 
@@ -89,13 +90,6 @@ class Signature(Contrastive):
 
     def __init__(self, config: SignatureConfig, model: Model, inputs: Inputs) -> None:
         super().__init__(config, model, inputs)
-        for name in ("likeness_weight", "cpi_weight", "consistency_weight"):
-            if not 0 <= getattr(config, name) < float("inf"):
-                raise UsageError(
-                    f"{name} must be at least 0, not {getattr(config, name)}",
-                    where=f"task.{name}",
-                    hint=f"--set task.{name}=0.01, for example",
-                )
         of_sets(model)
         self.cpi_head: Linear | None = Linear(model.dim, 1) if config.cpi else None
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from tokmill.base.errors import UsageError
+from tokmill.base.recipe import Natural, Share, check_types
 from tokmill.feed.order import key
 from tokmill.store.schema import Array
 from tokmill.tasks.task_inputs import RowKind
@@ -27,13 +28,13 @@ class HiddenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Positions T of a row, including special tokens."""
     columns: tuple[str, ...] = ()
     """The columns to predict; empty: all that the model reads. All are hidden together."""
-    share: float = 0.15
+    share: Share = 0.15
     """Share of the tokens that are hidden; rounded in each row, at least one token."""
-    most: int = 0
+    most: Natural = 0
     """Most hidden tokens of a row; 0: no limit."""
-    mask_share: float = 0.8
+    mask_share: Share = 0.8
     """Share of the hidden tokens that become [MASK]."""
-    random_share: float = 0.1
+    random_share: Share = 0.1
     """Share of the hidden tokens that become a random token; the others stay as they are."""
     tied: bool = True
     """Whether the head of a column is its embedding."""
@@ -56,15 +57,7 @@ class MaskedConfig(HiddenConfig, frozen=True, forbid_unknown_fields=True, kw_onl
 
 def check_shares(config: HiddenConfig) -> None:
     """Refuse shares that hide nothing or are not from 0 to 1."""
-    shares = {"share": config.share, "mask_share": config.mask_share}
-    shares["random_share"] = config.random_share
-    for name, value in shares.items():
-        if not 0 <= value <= 1:
-            raise UsageError(
-                f"{name}: {value} is not a share",
-                where=f"task.{name}",
-                hint=f"from 0 to 1: --set task.{name}={getattr(MaskedConfig(), name)}",
-            )
+    check_types(config, "task")
     if not config.share:
         raise UsageError(
             "no token is hidden, so there is nothing to learn",
@@ -79,10 +72,6 @@ def check_shares(config: HiddenConfig) -> None:
             else "all hidden tokens stay as they are, so the model sees what it has to predict",
             where="task.mask_share",
             hint="--set task.mask_share=0.8 --set task.random_share=0.1",
-        )
-    if config.most < 0:
-        raise UsageError(
-            f"most: {config.most} tokens cannot be hidden", where="task.most", hint="0: any number"
         )
 
 

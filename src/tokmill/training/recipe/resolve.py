@@ -23,7 +23,9 @@ from tokmill.builds.execution.resources import parse_seconds
 from tokmill.store.store import Store
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
+    LARGEST_NUMBER,
     LEARNED,
+    MOST_STEPS,
     OptimConfig,
     TrainConfig,
     check_kind,
@@ -241,13 +243,6 @@ def check_places(config: TrainConfig, begins: bool) -> None:
 LARGEST = {"layers": 1_000, "dim": 1 << 18, "heads": 1 << 14, "hidden": 1 << 22,
            "context": 1 << 24, "length": 1 << 24}  # fmt: skip
 """Keys of models and tasks → their maximum, far above what anybody has trained."""
-LARGEST_NUMBER = 1 << 31
-"""The maximum of other whole numbers, and of sizes of what is in memory at a time."""
-
-MOST_STEPS = 10**15
-"""The most steps; a recipe of epochs alone has so many until its stores are open."""
-SEEDS = (-(1 << 63), (1 << 63) - 1)
-"""The least and the most that a seed may be: what fits into eight bytes."""
 
 
 def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
@@ -322,71 +317,14 @@ def check_sizes(section: str, table: Any, where: str = "") -> None:
             )
 
 
-def limits_of(config: TrainConfig) -> dict[str, tuple[float, float, float]]:
-    """Return key → its value, the least and the most that it may be."""
-    data, optim, run = config.data, config.optim, config.run
-    return {
-        "run.steps": (run.steps, 1, MOST_STEPS),
-        "run.epochs": (run.epochs, 0, MOST_STEPS),
-        "run.micro_tokens": (run.micro_tokens, 1, LARGEST_NUMBER),
-        "run.log_every": (run.log_every, 1, math.inf),
-        "run.eval_every": (run.eval_every, 0, math.inf),
-        "run.eval_rows": (run.eval_rows, 0, math.inf),
-        "run.checkpoint_every": (run.checkpoint_every, 0, math.inf),
-        "run.keep": (run.keep, 1, math.inf),
-        "run.prefetch": (run.prefetch, 1, 10_000),
-        "run.peak_flops": (run.peak_flops, 0, math.inf),
-        "data.seed": (data.seed, *SEEDS),
-        "run.seed": (run.seed, *SEEDS),
-        "data.batch": (data.batch, 1, LARGEST_NUMBER),
-        "data.batch_tokens": (data.batch_tokens, 0, 1 << 40),
-        "data.shards": (data.shards, 0, math.inf),
-        "optim.lr": (optim.lr, 0, math.inf),
-        "optim.warmup": (optim.warmup, 0, math.inf),
-        "optim.decay": (optim.decay, 0, 1),
-        "optim.floor": (optim.floor, 0, 1),
-        "optim.clip": (optim.clip, 0, math.inf),
-        "optim.weight_decay": (optim.weight_decay, 0, math.inf),
-        "optim.eps": (optim.eps, 0, math.inf),
-    }
-
-
 def check(config: TrainConfig, where: str = "") -> None:
     """Refuse impossible numbers and unknown names; needs no torch."""
-    data, optim, run = config.data, config.optim, config.run
-    for name, (value, least, most) in limits_of(config).items():
-        if not math.isfinite(value):
-            raise UsageError(
-                f"{name}: {value} is not a finite number",
-                where=where,
-                hint=f"give a number of at least {least}",
-            )
-        if not least <= value <= most:
-            side, limit, word = (
-                ("below", least, "least") if value < least else ("above", most, "most")
-            )
-            raise UsageError(
-                f"{name}: {value} is {side} {limit}",
-                where=where,
-                hint=f"--set {name}={limit} is the {word}",
-            )
-    if not all(0 <= beta < 1 for beta in optim.betas):
-        raise UsageError(
-            f"optim.betas: {list(optim.betas)} are not both from 0 to below 1",
-            where=where,
-            hint="--set 'optim.betas=[0.9, 0.95]'",
-        )
+    data, run = config.data, config.run
     if data.weights and len(data.weights) != len(data.stores):
         raise UsageError(
             f"data.weights: {len(data.weights)} weights for {len(data.stores)} stores",
             where=where,
             hint="one for each store of data.train, in its order",
-        )
-    if not all(0 < weight < math.inf for weight in data.weights):
-        raise UsageError(
-            "data.weights: a weight must be a finite number above 0",
-            where=where,
-            hint="to read nothing of a store, remove it from data.train",
         )
     check_name("run.engine: no engine is", run.engine, ("auto", *plugins.ENGINES), where)
     for tracker in run.track:
