@@ -18,7 +18,7 @@ import torch
 
 from jsonl_store import remove
 from tokmill.inference.drawing import Drawing
-from tokmill.inference.generate import Row, continue_rows
+from tokmill.inference.sample import Row, continue_rows
 from tokmill.inference.vectors import reading
 from tokmill.store.schema import Column
 from tokmill.tasks.next_token import NextToken

@@ -93,7 +93,7 @@ EXECUTORS: dict[str, Part] = {}
 MODELS: dict[str, Part] = {
     "decoder": Part(".models.transformers.transformer:Decoder", "train", "causal Transformer"),
     "encoder": Part(
-        ".models.transformers.encoder:Encoder", "train", "Transformer that looks both ways"
+        ".models.transformers.transformer:Encoder", "train", "Transformer that looks both ways"
     ),
     "rwkv7": Part(".models.rwkv.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
     "bag": Part(".models.sets.bag:Bag", "train", "a bag of n-grams, quick to learn"),
@@ -260,12 +260,12 @@ COMMANDS: dict[str, Part] = {
     "train": Part(".cli.train_command:train", "", "Train a model on a store."),
     "eval": Part(".cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
     "trace": Part(".cli.trace_command:trace", "", "Tell which documents a step of a run reads."),
-    "predict": Part(".cli.predict_command:predict", "", "Tell the classes of records."),
-    "embed": Part(".cli.embed_command:embed", "", "Make vectors of records with a run."),
+    "predict": Part(".cli.eval_command:predict", "", "Tell the classes of records."),
+    "embed": Part(".cli.eval_command:embed", "", "Make vectors of records with a run."),
     "sample": Part(".cli.sample_command:sample", "", "Continue prompts with a trained model."),
     "model": Part(".cli.model_command:app", "", "Read and write public checkpoints."),
     "inspect": Part(".cli.inspect_command:inspect", "", "Describe a file or folder of any kind."),
-    "compare": Part(".cli.compare_command:compare", "", "Compare runs, seeds together."),
+    "compare": Part(".cli.inspect_command:compare", "", "Compare runs, seeds together."),
     "plot": Part(".cli.inspect_command:plot", "", "Draw a figure of a store, tokenizer or run."),
     "report": Part(".cli.inspect_command:report", "", "Write one HTML page of runs."),
     "demo": Part(".cli.demo_command:demo", "", "From text and programs to trained models."),

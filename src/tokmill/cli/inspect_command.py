@@ -1,8 +1,9 @@
-"""`tokmill inspect`, `plot`, `report` and `doctor`."""
+"""`tokmill inspect`, `compare`, `plot`, `report` and `doctor`."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill.base.errors import UsageError, one_line
+from tokmill.base.errors import UsageError, check_name, one_line
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share
 from tokmill.report.describe.shown_records import fact_in_words, input_in_words
 from tokmill.store.checks.stats import Statistics
@@ -337,3 +338,40 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     return in_words(value)
+
+
+FORMATS = ("table", "latex")
+
+
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs, and folders of runs.")],
+    metric: Annotated[
+        str,
+        typer.Option(help="A name in metrics.jsonl.", show_default="val_loss, or else loss"),
+    ] = "",
+    at: Annotated[
+        str,
+        typer.Option(
+            metavar="best|last|STEP", help="The value at a step, or the best of each run."
+        ),
+    ] = "last",
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORM", help="table or latex.")
+    ] = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs; runs that differ only in seeds are one line with mean and 95 % interval."""
+    from tokmill.report.comparison import comparison_table as tables
+    from tokmill.report.comparison.compare_runs import compare as compare_runs
+
+    check_name("no format is", form, FORMATS)
+    comparison = compare_runs(paths, metric, at)
+    if as_json:
+        print_json(tables.as_json(comparison))
+    elif form == "latex":
+        sys.stdout.write(tables.write_latex(comparison))
+    else:
+        headers, rows = tables.text_rows(comparison)
+        print_table(headers, rows)
+    for note in comparison.notes:
+        say(f"note: {note}")

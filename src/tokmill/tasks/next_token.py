@@ -20,7 +20,7 @@ from tokmill.feed.rows import Rows, Windows
 from tokmill.models.heads import Heads
 from tokmill.models.model import Group, Inputs, Model, Tensors
 from tokmill.models.transformers.layers import Scores, linear, linear_cross_entropy, token_scores
-from tokmill.store.mask import LOSS
+from tokmill.store.overlay import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.measures import Measures

@@ -24,8 +24,7 @@ from tokmill.feed.rows import Rows
 from tokmill.models.model import Inputs, Tensors
 from tokmill.store.checks.background_check import same_engine
 from tokmill.store.manifest import ShardEntry
-from tokmill.store.mask import LOSS, check_mask_of, leaves_out
-from tokmill.store.overlay import overlay_names
+from tokmill.store.overlay import LOSS, check_mask_of, leaves_out, overlay_names
 from tokmill.store.remote_store import Remote, cache_limit, check_room
 from tokmill.store.schema import Array
 from tokmill.store.store import Store

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
-from tokmill.store.mask import LOSS, check_mask_of
+from tokmill.store.overlay import LOSS, check_mask_of
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import choose_column, ends_of, nothing_to_learn, targets_of
 from tokmill.tasks.task import positions

@@ -17,7 +17,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.base.progress import Progress
 from tokmill.feed.feed import Batch, Feed
 from tokmill.store.checks.background_check import ShardCheck
-from tokmill.store.mask import leaves_out
+from tokmill.store.overlay import leaves_out
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task

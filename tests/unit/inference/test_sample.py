@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.recipe import convert
 from tokmill.inference.drawing import Drawing
-from tokmill.inference.generate import Row, choose, continue_rows
+from tokmill.inference.sample import Row, choose, continue_rows
 from tokmill.inference.vectors import Carried, reading, window
 from tokmill.models.model import Inputs, Model, Recurrent, Tensors
 from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config

@@ -14,7 +14,7 @@ from tokmill.feed.feed import Batch
 from tokmill.inference.vectors import reading
 from tokmill.models.heads import Pooler
 from tokmill.models.model import Inputs, Tensors
-from tokmill.models.transformers.encoder import Encoder, EncoderConfig
+from tokmill.models.transformers.transformer import Encoder, EncoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 

@@ -20,8 +20,7 @@ from tokmill.models.public.public_tensors import (
     to_public,
 )
 from tokmill.models.transformers.attention import RopeScaling
-from tokmill.models.transformers.encoder import EncoderConfig
-from tokmill.models.transformers.transformer import Decoder, DecoderConfig
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig, EncoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.training.runs.exchange import end_ids
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokmill.base.errors import MissingExtraError
-from tokmill.models.rwkv.wkv7 import by_fla, wkv7
-from tokmill.models.rwkv.wkv7_torch import chunked, step_by_step
+from tokmill.models.rwkv.wkv7 import by_fla, chunked, step_by_step, wkv7
 from tokmill.training.budget.memory import Peak
 
 

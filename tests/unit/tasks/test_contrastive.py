@@ -22,7 +22,7 @@ from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole
 from tokmill.store.schema import ROLES, Column
 from tokmill.store.store import Store
-from tokmill.tasks.comparison.compared_entries import asking_entries, with_relations
+from tokmill.tasks.comparison.comparison_losses import asking_entries, with_relations
 from tokmill.tasks.task import to_tensors
 from tokmill.training.data import open_stores
 from tokmill.training.evaluate import evaluate

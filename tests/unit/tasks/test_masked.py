@@ -17,8 +17,7 @@ from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
 from tokmill.models.model import Inputs
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.masked import PLACES, Masked
-from tokmill.tasks.hidden.masking import MaskedConfig
+from tokmill.tasks.hidden.masked import PLACES, Masked, MaskedConfig
 from tokmill.tasks.task import to_tensors
 from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task

@@ -20,10 +20,36 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.mining.mine_triplets import below, drawn
 from tokmill.builds.selection.minhash import batches
 from tokmill.builds.selection.overlay_values import open_arrays
+from tokmill.store.checks.hashes import mix
 from tokmill.store.overlay import vector_column
-from tokmill.store.projection import projection_rows, shares_of
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
+
+BITS = 31
+"""Random numbers are whole numbers from -2^31 to 2^31 - 1."""
+WHOLE = 1 << 30
+"""The whole of an interval: shares are whole numbers of this part of it."""
+STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def projection_rows(ids: Array, dimensions: int, seed: int) -> Array:
+    """Return a random row for each id, int64 (ids, dimensions), uniform in [-2^31, 2^31).
+
+    The numbers are splitmix64 (Steele, Lea, Flood 2014) of seed, id and dimension.
+    """
+    with np.errstate(over="ignore"):
+        key = mix(ids.astype(np.uint64) + STEP * np.uint64(seed & (2**64 - 1)))
+        place = np.arange(1, dimensions + 1, dtype=np.uint64) * STEP
+        bits = mix(key[:, None] + place)
+    return (bits >> np.uint64(63 - BITS)).astype(np.int64) - (1 << BITS)
+
+
+def shares_of(counts: Array, totals: Array) -> Array:
+    """Return counts as parts of totals, int64 in units of 1 / `WHOLE`; 0 where a total is 0."""
+    totals = totals.astype(np.float64)
+    shares = counts.astype(np.float64) / np.where(totals > 0, totals, 1.0)
+    return np.rint(shares * WHOLE).astype(np.int64)
+
 
 UNIT = 2048
 """Length of a rounded vector."""
@@ -104,8 +130,7 @@ PAIRS = 1 << 16
 def projected(store: Store, dimensions: int, seed: int) -> Array:
     """Return each record's counts, projected and rounded (`vectors.rounded`), as int16 (n, D).
 
-    The projection is that of SimPoint (`tokmill.store.projection`). Records without blocks have
-    zeros.
+    The projection is that of SimPoint. Records without blocks have zeros.
     """
     parts = [np.zeros((0, dimensions), np.int16)]
     for place in range(len(store.shards)):

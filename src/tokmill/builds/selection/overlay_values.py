@@ -18,8 +18,7 @@ from tokmill.base.files import machine_errors, open_file, read_file, sampled
 from tokmill.base.headers import ZIP_ERRORS, array_header
 from tokmill.builds.source import Hash, Item, Source
 from tokmill.store.manifest import Overlay, Reference, ShardEntry
-from tokmill.store.mask import LOSS, check_mask
-from tokmill.store.overlay import overlay_path
+from tokmill.store.overlay import LOSS, check_mask, overlay_path
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column, DType, Records, Schema, check_schema
 from tokmill.store.store import Store

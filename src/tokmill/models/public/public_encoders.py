@@ -17,7 +17,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.models.model import PREFIX
 from tokmill.models.public.public import Public, divided
 from tokmill.models.public.public_tensors import Head, PublicModule, TensorNames, both
-from tokmill.models.transformers.encoder import EncoderConfig
+from tokmill.models.transformers.transformer import EncoderConfig
 
 SEGMENT = f"fields.embeddings.{PREFIX}segment"
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}

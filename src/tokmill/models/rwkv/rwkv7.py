@@ -27,8 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from tokmill.base.errors import UsageError
 from tokmill.base.recipe import Natural, Positive, check_types
 from tokmill.models.model import Fields, Group, Inputs, Join, Model, Tensors, taken
-from tokmill.models.rwkv.wkv7 import wkv7
-from tokmill.models.rwkv.wkv7_torch import CHUNK, continues
+from tokmill.models.rwkv.wkv7 import CHUNK, continues, wkv7
 from tokmill.models.transformers.layers import Linear
 
 SLOWEST = -math.exp(-0.5)

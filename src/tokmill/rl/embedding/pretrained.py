@@ -13,7 +13,7 @@ from tokmill.base.files import read_file
 from tokmill.base.headers import loads_json, refused
 from tokmill.mlir.tokens import field_tokens
 from tokmill.models.model import PREFIX
-from tokmill.models.transformers.encoder import EncoderConfig
+from tokmill.models.transformers.transformer import EncoderConfig
 from tokmill.rl.embedding.distilbert import DistilBert
 from tokmill.rl.embedding.embeddings import Embedding
 from tokmill.training.engines.tensors import MODEL, read_tensors

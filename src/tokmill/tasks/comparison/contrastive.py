@@ -22,22 +22,20 @@ from tokmill.models.heads import Pool, of_sets, vector_of
 from tokmill.models.model import Inputs, Model, Tensors
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
-from tokmill.tasks.comparison.compared_entries import (
-    RELATIONS,
-    asking_entries,
-    entry_rows,
-    reference_columns,
-    value_columns,
-    with_relations,
-)
 from tokmill.tasks.comparison.comparison_losses import (
     ANCHOR,
+    RELATIONS,
+    asking_entries,
     circle,
+    entry_rows,
     in_batch,
     over_entries,
     rank_metrics,
+    reference_columns,
     relations,
     triplet,
+    value_columns,
+    with_relations,
 )
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task

@@ -31,8 +31,12 @@ from tokmill.models.transformers.layers import Linear
 from tokmill.store.overlay import overlay_names
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.comparison.compared_entries import has_positives
-from tokmill.tasks.comparison.comparison_losses import mean_where, over_entries, relations
+from tokmill.tasks.comparison.comparison_losses import (
+    has_positives,
+    mean_where,
+    over_entries,
+    relations,
+)
 from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig, Margin
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import Facts

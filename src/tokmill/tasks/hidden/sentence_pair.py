@@ -22,8 +22,7 @@ from tokmill.models.heads import Classes, Pooler
 from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.models.transformers.layers import Scores
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.masked import PLACES, Masked
-from tokmill.tasks.hidden.masking import HiddenConfig
+from tokmill.tasks.hidden.masked import PLACES, HiddenConfig, Masked
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import (
     SEGMENT,

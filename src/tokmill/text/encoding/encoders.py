@@ -23,10 +23,9 @@ from tokmill import plugins
 from tokmill.base.bounds import resident_bytes
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.text.encoding import guards
-from tokmill.text.encoding.cutting import segments
 from tokmill.text.encoding.guards import no_panic
 from tokmill.text.tokenizers import tokenizer_json as files
-from tokmill.text.tokenizers.patterns import GPT2, safe_cut
+from tokmill.text.tokenizers.patterns import GPT2, safe_cut, segments
 from tokmill.text.tokenizers.tokenizer_json import template_tokens
 
 __all__ = ["BatchEncoder", "make_encoder", "template_tokens"]

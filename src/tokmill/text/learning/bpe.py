@@ -14,9 +14,8 @@ from typing import Any, Literal, get_args
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.text.encoding.cutting import segments
 from tokmill.text.encoding.guards import Panic, no_panic
-from tokmill.text.tokenizers.patterns import GPT2, safe_cut
+from tokmill.text.tokenizers.patterns import GPT2, safe_cut, segments
 from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER
 
 TieBreak = Literal["first", "greatest-bytes"]

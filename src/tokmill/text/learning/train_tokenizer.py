@@ -30,7 +30,6 @@ from tokmill.store.manifest import read_sealed, sealed
 from tokmill.store.marks import is_store
 from tokmill.store.vocab import LEARNED, Learned
 from tokmill.text.documents import iter_documents
-from tokmill.text.encoding.cutting import pieces
 from tokmill.text.encoding.guards import texts_with_newer_characters
 from tokmill.text.learning.bpe import (
     TIE_BREAKS,
@@ -43,7 +42,7 @@ from tokmill.text.learning.bpe import (
 )
 from tokmill.text.learning.train_child import BORDER, read_spool
 from tokmill.text.tokenizers import tokenizer_json
-from tokmill.text.tokenizers.patterns import GPT2, resolve_pattern
+from tokmill.text.tokenizers.patterns import GPT2, pieces, resolve_pattern
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER
 
