@@ -1,7 +1,5 @@
 """Recipes: TOML into strict structs, with `extends` and `--set a.b=c`."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

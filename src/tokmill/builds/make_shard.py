@@ -1,7 +1,5 @@
 """Making one shard: read its items, write the file, then the receipt that commits it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import time

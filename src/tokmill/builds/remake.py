@@ -1,7 +1,5 @@
 """What a build left out, and its inputs read again: to list all of that, or to compare shards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Arrays that several processes of a build need: one of them computes, the others read a file."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

@@ -4,8 +4,6 @@
 build of a store's shards writes the probe of its source, all later ones compare with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

@@ -5,8 +5,6 @@ An entry is a record of the store with these columns; its tokens come from the r
 Keyed entries are records with equal keys, such as a function at several levels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

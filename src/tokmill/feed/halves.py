@@ -1,7 +1,5 @@
 """Two halves in a row: those of one record, or of two alike ones, for telling which they are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

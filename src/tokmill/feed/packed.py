@@ -7,8 +7,6 @@ Pieces of the same length are interchangeable, and so are bins with the same fre
 handles groups of bins; its cost depends on the number of different lengths, not of pieces.
 """
 
-from __future__ import annotations
-
 import contextlib
 from bisect import bisect_left, insort
 from dataclasses import dataclass, fields

@@ -11,8 +11,6 @@ floor(n · w); it is then its row number floor(n · w). More than two stores are
 halves recursively.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Read columns with a value per record, by record numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A headerless `.bin` is `np.fromfile(path, dtype)`: little-endian uint16, or uint
 ids, and nothing else. Source of the format: nanoGPT, `data/openwebtext/prepare.py`.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ of exports. Readers of the formats ignore it. A file whose name tokmill chooses 
 a note names it.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Common parts of all sources that read foreign token files."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property

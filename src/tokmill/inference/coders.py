@@ -1,7 +1,5 @@
 """Encodes the text of a prompt as ids of a run's columns, and decodes ids."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol

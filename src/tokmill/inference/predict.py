@@ -1,7 +1,5 @@
 """`tokmill predict`: the class of each record of a store, of a file or of lines."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

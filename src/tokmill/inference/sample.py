@@ -1,7 +1,5 @@
 """Continues prompts with a trained model; only the run's folder is needed."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Shapes: B rows, T positions, D width of the model.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol

@@ -9,8 +9,6 @@ segment by segment (T positions of a segment). Rows are then in falling order of
 rows which are in a segment are the first ones. Sums are in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Literal, Self, get_args
 

@@ -1,7 +1,5 @@
 """The JSON files of a store: plan, receipts and manifest."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ many shards in the same order, as many records and tokens in each, but other col
 names the base's fingerprint, so a changed base is noticed.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

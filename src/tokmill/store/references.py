@@ -5,8 +5,6 @@ trusted: whatever lies there is only opened for reading, and only used if it is 
 stated fingerprint.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

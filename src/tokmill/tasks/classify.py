@@ -3,8 +3,6 @@
 Shapes: B rows, T positions, D width of the model, C classes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 Shapes: B rows, T positions, D width of the model, V ids of the column.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Literal

@@ -9,8 +9,6 @@ step with each other sets `compares`. Its loss is `compare`, which gets the resu
 entries of the step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

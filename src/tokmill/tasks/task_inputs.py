@@ -4,8 +4,6 @@ Special tokens around the tokens of a row: `[CLS] a [SEP]` or `[CLS] a [SEP] b [
 B rows, W positions before and T positions after.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, get_args

@@ -1,7 +1,5 @@
 """Options that several commands share, and where options are that a command does not have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -3,8 +3,6 @@
 An error about a missing field names the keys that the lines have.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -1,7 +1,5 @@
 """Parquet and Arrow files: one record per row, documents from its columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 It learns the same targets as the task next_token (`targets_of`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A loss is shown with that of a baseline that knows only how often each id occurs (unigram).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

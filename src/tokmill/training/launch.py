@@ -6,8 +6,6 @@ of its own, with exit codes and errors that are those of the training. Nothing h
 before processes are started.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

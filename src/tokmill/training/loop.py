@@ -1,7 +1,5 @@
 """A loop over the rows of stores, and a store to evaluate on."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

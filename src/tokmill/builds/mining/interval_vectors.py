@@ -5,8 +5,6 @@ of them, and each partial sum of it, is a whole number below 2^24, which float32
 matrix product is the same in any order of summation: for any number of threads, on any machine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -7,8 +7,6 @@ among the nearest ones. Where no pair of a program is above or below, a quantile
 threshold.
 """
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ Groups: the builds of one function side by side, for losses that compare all wit
 Random numbers are hashes of a seed and of what they are for: equal on every machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

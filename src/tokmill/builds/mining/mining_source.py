@@ -1,7 +1,5 @@
 """`build mine`: entries for contrastive learning, made of the records of one store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal

@@ -3,8 +3,6 @@
 Names are compared by 128-bit digests, in columns.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

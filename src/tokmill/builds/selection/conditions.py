@@ -1,7 +1,5 @@
 """Conditions on records (COLUMN OP VALUE), and the selection of records of a batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 import re

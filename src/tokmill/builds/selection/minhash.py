@@ -5,8 +5,6 @@ signature keeps 8 bits of each minimum (Li and König 2010). Signatures are comp
 that share a band of minima.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 

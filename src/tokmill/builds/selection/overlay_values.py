@@ -1,7 +1,5 @@
 """Sources of overlays, and `build overlay`: columns from a numpy file, a shard at a time."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

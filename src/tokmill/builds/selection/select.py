@@ -1,7 +1,5 @@
 """`build select`: filter, sample, split and merge stores, as one mechanism."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ numbers, in protocol 4. The operations are written directly, so the bytes of eac
 made once. Source of the formats: SemanticBBV, `pre_processing/`, and CPython, `Lib/pickletools.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path

@@ -3,8 +3,6 @@
 Formats: the configuration files of transformers, https://github.com/huggingface/transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

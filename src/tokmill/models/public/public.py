@@ -1,7 +1,5 @@
 """The interface of families of public checkpoints: keys of config.json, tensors, heads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 

@@ -5,8 +5,6 @@ Formats: the configuration files of transformers, https://github.com/huggingface
 here what it means there.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokmill.models.public.public import Public, divided, unlike

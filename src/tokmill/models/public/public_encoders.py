@@ -5,8 +5,6 @@ https://github.com/huggingface/transformers, for BERT and DistilBERT. Keys and d
 so that an absent key means here what it means there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

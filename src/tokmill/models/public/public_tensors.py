@@ -4,8 +4,6 @@ Formats: the modelling files of transformers, https://github.com/huggingface/tra
 `GPT2LMHeadModel` and `LlamaForCausalLM`; encoders are in `public_encoders`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple

@@ -11,8 +11,6 @@ Parameters have the names of the official checkpoints, so that these map name by
     blocks.N.ffn.x_k   blocks.N.ffn.{key,value}.weight
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ positions at a time; `by_fla` is that in the kernels of flash-linear-attention, 
 bf16 on CUDA.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Literal
 

@@ -10,8 +10,6 @@ are hashed into a table (Weinberger et al. 2009), so two of them may share an em
 tokens have one of their own for each column.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 import msgspec

@@ -9,8 +9,6 @@ element of weight 2 is the same as two equal elements of weight 1, and one of we
 So the signature is a function of the weighted elements alone, not of padding or of other rows.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import msgspec

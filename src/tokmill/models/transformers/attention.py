@@ -13,8 +13,6 @@ except for rounding; the mask is the slow and readable one. Dropout draws from t
 and differs between the ways.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

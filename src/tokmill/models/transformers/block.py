@@ -3,8 +3,6 @@
 Names of tensors carry their shape: T positions, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

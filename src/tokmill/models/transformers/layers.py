@@ -10,8 +10,6 @@ fast, and as exact. On an Intel Xeon MKL is faster, 1.05 to 1.3 times in forward
 times in gradients of weights. oneDNN's operator has no gradient of its own; `OneDnn` gives it one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 

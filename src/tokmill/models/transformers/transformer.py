@@ -21,8 +21,6 @@ pair must be adjacent. (The rows of q and k are put into the same new order, so 
 not change.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple

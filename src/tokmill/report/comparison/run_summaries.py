@@ -1,7 +1,5 @@
 """Summaries of runs for tables and figures, read from their folders without torch."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

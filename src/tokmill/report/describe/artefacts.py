@@ -1,7 +1,5 @@
 """Recognises files and folders of tokmill: stores, their files, runs, checkpoints."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recognises programs, graphs of their control flow, and vocabularies of x86 columns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokmill import plugins

@@ -1,7 +1,5 @@
 """Recognises files of other programs: token files, arrays, text, pickles."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io

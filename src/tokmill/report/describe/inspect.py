@@ -1,7 +1,5 @@
 """Describes a file or folder of any kind: a table of recognisers, one for each kind."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records of a store for people: text if there is a tokenizer, else tokens, else ids."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The numbers of figures; `plot.py` draws them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

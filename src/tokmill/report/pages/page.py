@@ -1,7 +1,5 @@
 """One HTML page about runs, which needs no network and no scripts."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The figures `tsne`, vectors in two dimensions, and `phases`, an execution over time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A digest for each record, computed in columns: to find equal records and to sample by content."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ token that begins a text, or cut text differently, and nothing in a store would 
 of text keeps 64 short texts with their ids in `vocab/probe.json`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ Shapes: N rows of a step, D width. All similarities are cosines.
 No function depends on the values of a tensor for its shapes, so `--dry-run` can run them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 

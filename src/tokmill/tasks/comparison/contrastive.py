@@ -3,8 +3,6 @@
 Shapes: B rows, T positions, N rows of a step, D width of the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

@@ -8,8 +8,6 @@ cycles an instruction (CPI), and a loss of consistency, which is the distance of
 times the difference of their CPI.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal

@@ -6,8 +6,6 @@ Shapes: B rows, T positions, M positions that are predicted in the row that has 
 width of the model, V ids of a column.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal

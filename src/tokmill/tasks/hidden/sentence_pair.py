@@ -3,8 +3,6 @@
 Shapes: B rows, T positions, M most hidden tokens of a row, D width of the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal

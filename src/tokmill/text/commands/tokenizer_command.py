@@ -1,7 +1,5 @@
 """`tokmill tokenizer train|encode|decode`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

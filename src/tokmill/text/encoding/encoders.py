@@ -6,8 +6,6 @@ Otherwise `tokenizers` is used. The two have different versions of Unicode, so t
 newer than Unicode 16.0 are always encoded by `tokenizers`, one by one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -5,8 +5,6 @@ words that change (Sennrich et al. 2016, with byte units as in GPT-2). Counts ar
 so they do not overflow.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Training with libraries in Rust, in a child process: they print, panic, and ignore Ctrl-C."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

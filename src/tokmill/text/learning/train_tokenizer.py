@@ -1,7 +1,5 @@
 """Train a byte-level BPE tokenizer on records, alone or before a build, with the fastest engine."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -5,8 +5,6 @@ A line is a record, its columns end at tabs, and quotation marks are text. A rec
 after it) and the number of its class in the column `label`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal

@@ -4,8 +4,6 @@ A pattern is a regular expression of the library Oniguruma, as in tokenizer file
 `(?i:…)`); the package `tokenizers` runs it.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Collection, Iterable, Iterator

@@ -1,7 +1,5 @@
 """The class `Tokenizer`: text ↔ ids, and the vocabulary of a store."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping

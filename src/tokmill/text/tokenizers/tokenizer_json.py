@@ -4,8 +4,6 @@ Format: Hugging Face `tokenizers`. Byte-level files spell each byte as one print
 (GPT-2's `bytes_to_unicode`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What `--dry-run` reports of a training: shapes, sizes, work and memory."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -4,8 +4,6 @@ Torch's fake tensors go through the forward and backward pass as real ones would
 are alive at each moment are added up. So no formula has to follow the models.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import weakref

@@ -6,8 +6,6 @@ checkpoints are not used: weights and moments are gathered by name into the file
 writes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

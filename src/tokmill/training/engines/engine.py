@@ -3,8 +3,6 @@
 Other engines derive from `Engine`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

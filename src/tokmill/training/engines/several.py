@@ -4,8 +4,6 @@
 communicate through gloo, on GPUs (one for each process) through NCCL; the latter is not tested.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

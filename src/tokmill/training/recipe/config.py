@@ -1,7 +1,5 @@
 """The recipe of a training: `[data] [model] [task] [optim] [run] [engine]`, and its kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """DeepSpeed's settings: the table `[engine.deepspeed]`, what other keys decide, and its file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ recipe, or `--set lr=1e-3`, is `optim.lr`; `n_layer` is `model.layers`; `seed` i
 and `run.seed`.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path

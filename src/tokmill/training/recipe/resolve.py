@@ -3,8 +3,6 @@
 Simple mistakes are found before torch is imported, so that their errors come at once.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,6 @@ It is written under a private name, every file is synced, and then it is renamed
 pickled. `find_whole` finds the newest checkpoint that is not damaged.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

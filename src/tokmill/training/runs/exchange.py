@@ -6,8 +6,6 @@ FOLDER/                 what `save_pretrained` of transformers writes
   tokenizer.json  tokenizer_config.json  special_tokens_map.json
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

@@ -10,8 +10,6 @@ RUN/
   model/ best/           weights at the end, and with the lowest validation loss
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import shlex

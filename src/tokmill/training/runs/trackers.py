@@ -1,7 +1,5 @@
 """The metrics of a run: metrics.jsonl, a tracker beside it (`run.track = ["wandb"]`), the clock."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

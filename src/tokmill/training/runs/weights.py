@@ -9,8 +9,6 @@ The file of weights is replaced by one rename, so after a kill it holds the old 
 ones. config.json is written after it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

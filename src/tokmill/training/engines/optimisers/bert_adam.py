@@ -14,8 +14,6 @@ biases and norms decay too; its rate begins at 0, and after the warm-up it follo
 `exact_original` does the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 

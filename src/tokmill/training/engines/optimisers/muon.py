@@ -14,8 +14,6 @@ bfloat16, which takes 20 to 40 times as long as float32 on a processor without i
 And it works on one matrix at a time, which takes 4 times as long for small ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal

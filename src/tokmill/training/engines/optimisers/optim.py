@@ -1,7 +1,5 @@
 """The optimiser of a recipe, its gradients' norm, and the learning rate of a step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol

@@ -6,8 +6,6 @@ FOLDER/                       what Google publishes
   vocab.txt
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 
