@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
 from tokmill.models.model import Tensors
-from tokmill.models.public.public_tensors import to_public
+from tokmill.models.public.public import to_public
 from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.tensors import write_tensors
 from tokmill.training.runs.exchange import export_model, import_model, public_parts

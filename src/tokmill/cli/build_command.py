@@ -24,6 +24,8 @@ from tokmill.cli.print_facts import report
 from tokmill.store.receipts import read_receipts
 from tokmill.store.store import Store
 from tokmill.terminal.frame import (
+    FilesFrom,
+    Json,
     as_command,
     given,
     lazy_group,
@@ -31,7 +33,6 @@ from tokmill.terminal.frame import (
     struct_parameters,
     with_parameters,
 )
-from tokmill.terminal.options import FilesFrom, Json
 from tokmill.terminal.output import print_json, say
 from tokmill.text.commands import build_text
 

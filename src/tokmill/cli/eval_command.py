@@ -12,7 +12,7 @@ import typer
 from tokmill.base.errors import UsageError
 from tokmill.base.files import read_file, write_file
 from tokmill.base.progress import human_metric, human_share
-from tokmill.terminal.options import AsJson, At, Device, Quiet, RunFolder
+from tokmill.terminal.frame import AsJson, At, Device, Quiet, RunFolder
 from tokmill.terminal.output import check_outputs, print_json, print_table, say
 
 MOST_CLASSES = 12

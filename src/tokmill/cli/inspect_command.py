@@ -16,7 +16,7 @@ from tokmill.base.errors import UsageError, check_name, one_line
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share
 from tokmill.report.describe.shown_records import fact_in_words, input_in_words
 from tokmill.store.checks.stats import Statistics
-from tokmill.terminal.options import AsJson
+from tokmill.terminal.frame import AsJson
 from tokmill.terminal.output import in_words, print_json, print_table, say
 
 Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
@@ -239,7 +239,8 @@ def _statistics(path: Path, overlays: list[str], width: int) -> Any:
 
 def print_facts(facts: dict[str, Any]) -> None:
     """Print facts as name and value, and lists of dicts as tables below."""
-    tables = {k: v for k, v in facts.items() if isinstance(v, list) and v and _alike(v)}
+    lists = {k: v for k, v in facts.items() if isinstance(v, list) and v}
+    tables = {k: v for k, v in lists.items() if all(isinstance(one, dict) for one in v)}
     rows = []
     for name, value in facts.items():
         if name in tables or name == "recipe" or value in (None, {}, []):
@@ -324,10 +325,6 @@ def _vocabulary(name: str, facts: dict[str, Any]) -> str:
     roles = ", ".join(f"{role} {number}" for role, number in facts["roles"].items())
     line = f"{name}: {facts['size']:,} ids, {facts['file']}, sha256 {facts['sha256'][:12]}"
     return f"{line}, roles {roles}" if roles else line
-
-
-def _alike(values: list[Any]) -> bool:
-    return all(isinstance(value, dict) for value in values)
 
 
 def _text(value: Any) -> str:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tokmill.terminal.frame import group_of
-from tokmill.terminal.options import AsJson, At, RunFolder
+from tokmill.terminal.frame import AsJson, At, RunFolder, group_of
 from tokmill.terminal.output import print_json, say
 
 

@@ -13,8 +13,7 @@ import typer
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.recipe import read_toml, shipped, struct_of
-from tokmill.terminal.frame import field_docs
-from tokmill.terminal.options import AsJson
+from tokmill.terminal.frame import AsJson, field_docs
 from tokmill.terminal.output import print_json, print_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)

@@ -12,8 +12,7 @@ import typer
 from tokmill.base.errors import UsageError
 from tokmill.base.progress import human_count
 from tokmill.inference.drawing import Drawing
-from tokmill.terminal.frame import given, struct_parameters, with_parameters
-from tokmill.terminal.options import At, Device, RunFolder
+from tokmill.terminal.frame import At, Device, RunFolder, given, struct_parameters, with_parameters
 from tokmill.terminal.output import print_text, say
 
 Prompt = Annotated[

@@ -12,13 +12,15 @@ import typer
 
 from tokmill import plugins
 from tokmill.base import recipe
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import UsageError
 from tokmill.base.files import address_of
 from tokmill.base.progress import Progress, human_bytes, human_count
 from tokmill.formats.notes import Checked
 from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
 from tokmill.terminal.frame import (
+    Json,
+    Quiet,
     as_command,
     given,
     group_of,
@@ -27,7 +29,6 @@ from tokmill.terminal.frame import (
     struct_parameters,
     with_parameters,
 )
-from tokmill.terminal.options import Json, Quiet
 from tokmill.terminal.output import print_json, say
 
 SAME_BUILD = "the same `tokmill build` makes again what is damaged or missing"
@@ -205,10 +206,8 @@ def load_format(name: str) -> Any:
         **more: Any,
     ) -> None:
         opened = Store(store)
-        if opened.partial and not partial:
-            raise TokmillError(
-                "the store is not complete", where=str(store), hint="finish it, or use --partial"
-            )
+        if not partial:
+            opened.whole("finish it, or use --partial")
         options = recipe.merge(given(more), settings(set_))
         config = recipe.convert(kind.Config, options, f"options of {name}")
         written = kind(config).write(opened, out)

@@ -11,7 +11,7 @@ import typer
 
 from tokmill.base.errors import UsageError, one_line
 from tokmill.base.progress import human_count, human_metric
-from tokmill.terminal.options import AsJson, RunFolder
+from tokmill.terminal.frame import AsJson, RunFolder
 from tokmill.terminal.output import print_json, print_table, say
 
 HEAD = 40

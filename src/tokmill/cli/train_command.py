@@ -20,8 +20,15 @@ from tokmill.base.progress import (
     human_time,
 )
 from tokmill.base.recipe import merge
-from tokmill.terminal.frame import PANEL, given, settings, struct_parameters, with_parameters
-from tokmill.terminal.options import AsJson, Quiet
+from tokmill.terminal.frame import (
+    PANEL,
+    AsJson,
+    Quiet,
+    given,
+    settings,
+    struct_parameters,
+    with_parameters,
+)
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.training import launch as launching
 from tokmill.training.launch import Launch

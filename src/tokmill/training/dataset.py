@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
 from tokmill.store.overlay import LOSS, check_mask_of
 from tokmill.store.store import Store
@@ -149,12 +149,5 @@ def opened(store: Store | Path | str) -> Store:
             hint="torch.utils.data.ConcatDataset joins the datasets of several; "
             "`tokmill build select A B -o C` makes one store of them",
         )
-    result = Store(store)
-    if result.partial:
-        raise TokmillError(
-            "the store is not complete",
-            where=str(store),
-            hint="finish it with the same `tokmill build`, or give tokmill.Store(folder) to read "
-            "what is there",
-        )
-    return result
+    hint = "finish it with the same `tokmill build`; tokmill.Store(FOLDER) reads what is there"
+    return Store(store).whole(hint)

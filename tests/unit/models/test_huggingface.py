@@ -12,13 +12,13 @@ from torch import Tensor
 from tokmill.base.errors import TokmillError
 from tokmill.models.model import Inputs
 from tokmill.models.public.huggingface import architecture, public_of, read_config
-from tokmill.models.public.public_decoders import GPT2, Llama
-from tokmill.models.public.public_tensors import (
+from tokmill.models.public.public import (
     GPT2_NAMES,
     LLAMA_NAMES,
     from_public,
     to_public,
 )
+from tokmill.models.public.public_decoders import GPT2, Llama
 from tokmill.models.transformers.attention import RopeScaling
 from tokmill.models.transformers.transformer import Decoder, DecoderConfig, EncoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig

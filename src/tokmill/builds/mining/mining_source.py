@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import UsageError
 from tokmill.base.files import machine_errors, sampled
 from tokmill.builds.mining.intervals import NO_NEGATIVE, NO_POSITIVE, NO_SEMI_HARD, Intervals
 from tokmill.builds.mining.mine_triplets import ALONE, Groups, Triplets
@@ -159,14 +159,7 @@ def open_store(inputs: Sequence[str]) -> Store:
             f"entries refer to one store, not to {len(inputs) or 'none'}",
             hint="merge stores first: tokmill build select STORE STORE -o MERGED",
         )
-    store = Store(Path(inputs[0]))
-    if store.partial:
-        raise TokmillError(
-            "the store is not complete, so the numbers of its records will change",
-            where=str(store.path),
-            hint="finish it with the same `tokmill build` first",
-        )
-    return store
+    return Store(Path(inputs[0])).whole()
 
 
 def check(config: MineConfig) -> None:

@@ -109,13 +109,7 @@ def open_base(inputs: Sequence[str]) -> Store:
             f"an overlay belongs to one store, not to {len(inputs) or 'none'}",
             hint="name the one store that gets the columns",
         )
-    store = Store(Path(inputs[0]))
-    if store.partial:
-        raise TokmillError(
-            "the store is not complete",
-            where=str(store.path),
-            hint="finish it with the same `tokmill build`: columns are added to finished stores",
-        )
+    store = Store(Path(inputs[0])).whole()
     if isinstance(store.manifest.overlay, msgspec.Struct):
         raise UsageError(
             "this is an overlay itself",

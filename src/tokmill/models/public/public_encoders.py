@@ -13,8 +13,7 @@ import msgspec
 
 from tokmill.base.errors import TokmillError
 from tokmill.models.model import PREFIX
-from tokmill.models.public.public import Public, divided
-from tokmill.models.public.public_tensors import Head, PublicModule, TensorNames, both
+from tokmill.models.public.public import Head, Public, PublicModule, TensorNames, both, divided
 from tokmill.models.transformers.transformer import EncoderConfig
 
 SEGMENT = f"fields.embeddings.{PREFIX}segment"

@@ -16,8 +16,7 @@ from tokmill.base.inflate import MAGIC
 from tokmill.base.locks import writing
 from tokmill.base.progress import human_count, human_time
 from tokmill.builds.scan import with_lists
-from tokmill.terminal.frame import settings
-from tokmill.terminal.options import AsJson, FilesFrom
+from tokmill.terminal.frame import AsJson, FilesFrom, settings
 from tokmill.terminal.output import print_json, print_text, say, say_not_reached
 
 app = typer.Typer(

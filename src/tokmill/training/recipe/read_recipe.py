@@ -270,7 +270,8 @@ def in_tables(
     result: dict[str, Any] = {}
     given: dict[str, str] = {}
     for name, inner in value.items():
-        if name in TABLES or name in DEFAULT_KINDS or is_table(name, inner):
+        is_table = isinstance(inner, Mapping) and name not in NESTED
+        if name in TABLES or name in DEFAULT_KINDS or is_table:
             result = recipe.merge(result, {name: inner})
             if isinstance(inner, Mapping):
                 given |= {f"{name}.{key}": f"{name}.{key}" for key in inner}
@@ -286,11 +287,6 @@ def in_tables(
             table, _, key = place.partition(".")
             result = recipe.merge(result, {table: {key: value[name]}})
     return with_size(result, kinds_of(whole)["model"], where)
-
-
-def is_table(name: str, value: Any) -> bool:
-    """Say whether nested dicts are a table of a recipe, and not the value of a key."""
-    return isinstance(value, Mapping) and name not in NESTED
 
 
 def places_of(name: str, value: Any, whole: Mapping[str, Any], where: str = "") -> list[str]:

@@ -21,8 +21,7 @@ from tokmill.base.files import inside, make_folder, read_file, write_file
 from tokmill.base.headers import loads_json, refused
 from tokmill.base.locks import lock_of, writing
 from tokmill.models.public.huggingface import architecture, public_of, read_config
-from tokmill.models.public.public import Public
-from tokmill.models.public.public_tensors import Head, from_public, to_public, unused
+from tokmill.models.public.public import Head, Public, from_public, to_public, unused
 from tokmill.models.transformers.block import TransformerConfig
 from tokmill.models.transformers.transformer import Transformer
 from tokmill.store.manifest import encode
