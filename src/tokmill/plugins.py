@@ -9,8 +9,6 @@ Installed packages add parts by entry points of the group `tokmill.parts`, named
     "LIFTERS.angr" = "tokmill_angr:lift"
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib
@@ -268,7 +266,7 @@ COMMANDS: dict[str, Part] = {
     "compare": Part(".cli.inspect_command:compare", "", "Compare runs, seeds together."),
     "plot": Part(".cli.inspect_command:plot", "", "Draw a figure of a store, tokenizer or run."),
     "report": Part(".cli.inspect_command:report", "", "Write one HTML page of runs."),
-    "demo": Part(".cli.demo_command:demo", "", "From text and programs to trained models."),
+    "demo": Part(".cli.inspect_command:demo", "", "From text and programs to trained models."),
     "doctor": Part(".cli.inspect_command:doctor", "", "Check the machine and what is installed."),
     "recipe": Part(".cli.recipe_command:app", "", "List recipes and their keys."),
 }

@@ -17,7 +17,7 @@ from tokmill import plugins
 from tokmill.base.errors import Interrupted, UsageError
 from tokmill.cli import main
 from tokmill.mlir.measure import Measurements
-from tokmill.training.budget.estimate import estimate
+from tokmill.training.budget.memory import estimate
 from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import load_task
 from toy import losses, stop_after, weights

@@ -21,7 +21,7 @@ from task_runs import same
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.cli import main
-from tokmill.training.budget.estimate import estimate
+from tokmill.training.budget.memory import estimate
 from tokmill.training.evaluate import evaluate
 from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import load_task

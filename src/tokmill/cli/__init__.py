@@ -1,7 +1,5 @@
 """The `tokmill` command; the file of a command is imported when the command is used."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """`tokmill build KIND INPUT… -o STORE` and `tokmill build RECIPE.toml`."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Mapping

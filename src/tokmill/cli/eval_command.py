@@ -1,7 +1,5 @@
 """Commands on a run and data: `tokmill eval`, `predict` and `embed`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path

@@ -1,17 +1,21 @@
-"""`tokmill inspect`, `compare`, `plot`, `report` and `doctor`."""
+"""`tokmill inspect`, `compare`, `plot`, `report`, `doctor` and `demo`."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tokmill import plugins
 from tokmill.base.errors import UsageError, check_name, one_line
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share
 from tokmill.report.describe.shown_records import fact_in_words, input_in_words
@@ -372,3 +376,27 @@ def compare(
         print_table(headers, rows)
     for note in comparison.notes:
         say(f"note: {note}")
+
+
+def demo(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where all is written.")] = Path(
+        "demo"
+    ),
+) -> int:
+    """From real text and real programs to two trained models and a report, in some four minutes.
+
+    It runs a short shell script, which says each command that it runs. The same command again
+    continues where it was stopped.
+    """
+    for package in ("gigatoken", "torch", "iced_x86", "matplotlib"):
+        with plugins.extras():
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
+    here = Path(__file__).parents[1]
+    # In a wheel the examples are in the package, in a clone of the repository at its root.
+    root = here if (here / "examples").is_dir() else here.parents[1]
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return subprocess.run(
+        ["sh", str(root / "examples/demo/demo.sh"), str(folder)],
+        env={**os.environ, "PATH": programs},
+    ).returncode

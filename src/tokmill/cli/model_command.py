@@ -75,6 +75,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a run as a checkpoint of transformers, or its weights as a .pt file."""
+    from tokmill.training.recipe.read_recipe import read_recipe
     from tokmill.training.runs import exchange
 
     made = exchange.export(run, out, at=at)
@@ -83,7 +84,8 @@ def export(
         files = {"files": sorted(path.name for path in made.iterdir())} if whole else {}
         print_json({"folder" if whole else "file": str(made), **files})
     elif whole:
-        say(f"{made}: {exchange.reader(run)}.from_pretrained({str(made)!r}) reads it")
+        reader = exchange.READERS[read_recipe(run)["task"]["kind"]]
+        say(f"{made}: {reader}.from_pretrained({str(made)!r}) reads it")
     else:
         say(f"{made}: the weights of {run}")
 

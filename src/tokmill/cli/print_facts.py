@@ -1,7 +1,5 @@
 """Prints what a build has made."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`tokmill recipe list` and `recipe schema`."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import typing

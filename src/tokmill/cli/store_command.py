@@ -1,7 +1,5 @@
 """`tokmill store`: validate, rejects, push, pull, export."""
 
-from __future__ import annotations
-
 import shlex
 from itertools import islice
 from pathlib import Path

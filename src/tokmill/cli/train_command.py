@@ -1,7 +1,5 @@
 """`tokmill train`."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import shlex
@@ -205,7 +203,7 @@ def _no_folder(recipe: Path | None, has_data: bool, words: list[str]) -> UsageEr
 
 
 def _dry_run(config: Any, launch: Launch, line: str, continues: bool, as_json: bool) -> None:
-    from tokmill.training.budget.estimate import estimate
+    from tokmill.training.budget.memory import estimate
     from tokmill.training.recipe.resolve import notes
 
     plan = estimate(config, launch.processes * launch.nodes, launch.processes, timed=True)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.feed.entries import FAMILY, Values, Vectors
 from tokmill.feed.order import Order, key
 from tokmill.feed.rows import Mix, Rows, column_dtypes, row_shares
-from tokmill.feed.values import FAMILY, Values, Vectors
 from tokmill.store.schema import Array, ranges
 from tokmill.store.store import Gather, Store
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tokmill.feed.entries import Vectors
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
-from tokmill.feed.values import Vectors
 from tokmill.models.heads import Pool
 from tokmill.models.model import Group, Inputs, Model, Tensors
 from tokmill.models.transformers.layers import Scores

@@ -1,7 +1,5 @@
 """Commands that are imported when they are called, and their flags, made of structs of options."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import os

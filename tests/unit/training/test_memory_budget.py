@@ -13,9 +13,9 @@ from tokmill import plugins
 from tokmill.base.errors import MachineError, UsageError
 from tokmill.models.model import Inputs
 from tokmill.training.budget import memory as memory_budget
-from tokmill.training.budget.estimate import estimate
 from tokmill.training.budget.memory import (
     check_memory,
+    estimate,
     parameter_count,
     rough_bytes,
     step_bytes,

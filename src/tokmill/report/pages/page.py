@@ -13,7 +13,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import make_folder, write_file
-from tokmill.base.progress import human_metric, human_share, human_time
+from tokmill.base.progress import human_metric, human_time
 from tokmill.report.comparison.compare_runs import compare
 from tokmill.report.comparison.comparison_table import columns, text_rows
 from tokmill.report.comparison.run_summaries import RunSummary, read_runs
@@ -132,7 +132,7 @@ def run_section(run: RunSummary, section: Section) -> Section:
     learned = schedules.learns_schedules(run)
     hidden = (*HIDDEN, "targets", "tokens_per_second") if learned else HIDDEN
     rows = [
-        [name.replace("_", " "), metric_in_words(name, value)]
+        [name.replace("_", " "), human_time(value) if name == "seconds" else human_metric(value)]
         for name, value in run.latest.items()
         if isinstance(value, int | float) and name not in hidden
     ]
@@ -252,17 +252,6 @@ def run_samples(run: RunSummary) -> list[Sample]:
         )
         for title, text, one in zip(titles, texts, continuations, strict=True)
     ]
-
-
-def metric_in_words(name: str, value: float) -> str:
-    """Return the value of a metric for people; large values have no powers of ten."""
-    if name == "seconds":
-        return human_time(value)
-    if name == "mfu":
-        return human_share(value)
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
 
 
 def picture(figure: figures.Figure, section: Section, caption: str) -> Picture:

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
-from tokmill.feed.entries import KeyedEntries, Tuples
+from tokmill.feed.entries import FAMILY, KeyedEntries, Tuples
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
-from tokmill.feed.values import FAMILY
 from tokmill.store.schema import ROLES, Array, Schema, has_entries
 from tokmill.store.store import Store
 

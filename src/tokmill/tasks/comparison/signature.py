@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.recipe import Amount
+from tokmill.feed.entries import Vectors
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
-from tokmill.feed.values import Vectors
 from tokmill.models.heads import Pool, of_sets
 from tokmill.models.model import WEIGHT, Group, Inputs, Model, Tensors, decay_groups
 from tokmill.models.transformers.layers import Linear

@@ -31,7 +31,7 @@ from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import SEGMENT, Facts, template_of
 from tokmill.training.engines.tensors import MODEL, read_tensors, write_tensors
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.read_recipe import FACTS, RECIPE, read_recipe
+from tokmill.training.recipe.read_recipe import FACTS, RECIPE
 from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import (
     VOCAB,
@@ -347,10 +347,6 @@ def export_file(run: Path | str, path: Path | str, *, at: str = "") -> Path:
     torch.save({name: value.detach().cpu() for name, value in state.items()}, buffer)
     write_file(path, buffer.getvalue())
     return path
-
-
-def reader(run: Path | str) -> str:
-    return READERS[read_recipe(Path(run))["task"]["kind"]]
 
 
 def public_parts(task: Task, where: str) -> tuple[Public, Head, str]:

@@ -26,7 +26,7 @@ from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.base.files import inside, make_folder, new_folder, read_file, write_file
 from tokmill.base.locks import locked
 from tokmill.base.progress import human_metric
-from tokmill.feed.values import Vectors
+from tokmill.feed.entries import Vectors
 from tokmill.models.model import Inputs
 from tokmill.store.checks.probe import FILE as PROBE
 from tokmill.store.checks.probe import check_coder, probe_path
