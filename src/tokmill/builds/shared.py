@@ -58,6 +58,5 @@ def _read(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Ar
             return None
         data = np.memmap(path, np.uint8, "r")
         if hashlib.sha256(data[32:].data).digest() == data[:32].tobytes():
-            result: Array = data[32:].view(dtype).reshape(shape)
-            return result
+            return data[32:].view(dtype).reshape(shape)
     return None

@@ -407,8 +407,7 @@ class KeyedEntries(Rows):
 
     def sizes(self, entries: Array) -> Array:
         entry = self._numbering.in_store_order(np.asarray(entries, np.int64))
-        sizes: Array = np.minimum(self._begin[entry + 1] - self._begin[entry], self.size)
-        return sizes
+        return np.minimum(self._begin[entry + 1] - self._begin[entry], self.size)
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
         (drawn,) = self.value_records(rows, epoch)

@@ -69,8 +69,7 @@ class Batch:
 
 
 def _cut(target: Array, which: slice | Array, length: int | None) -> Array:
-    cut: Array = target[which, :length] if target.ndim > 1 else target[which]
-    return cut
+    return target[which, :length] if target.ndim > 1 else target[which]
 
 
 class LaidOut(NamedTuple):

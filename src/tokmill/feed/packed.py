@@ -346,8 +346,7 @@ class Packed(Rows):
 
     def _records(self, place: Array) -> Array:
         """Return the records of documents by their place in the order of the pieces."""
-        records: Array = self.pieces.documents[place].astype(np.int64)
-        return records
+        return self.pieces.documents[place].astype(np.int64)
 
     def _pack_spans(self, at: Array, pack: Array, group: int, epoch: int) -> Array:
         """Return the spans (5, n), as the fields of `Spans`, of packs of a group for rows `at`."""

@@ -101,8 +101,7 @@ class Carried:
 
     def next(self, columns: Mapping[str, Tensor]) -> Tensor:
         hidden, self.state = self.model.run(columns, self.state)
-        last: Tensor = hidden[:, -1]
-        return last
+        return hidden[:, -1]
 
     def keep(self, rows: Tensor) -> None:
         self.state = take_rows(self.state, rows.to(self.device))
@@ -181,8 +180,7 @@ class Windows:
         columns = {name: ids[:rows].gather(1, source) for name, ids in self.seen.items()}
         places = place.expand(rows, -1)
         hidden = self.model(Tensors(columns, torch.zeros_like(places), places, whole=True))
-        ends: Tensor = hidden[torch.arange(rows, device=self.device), lengths - 1]
-        return ends
+        return hidden[torch.arange(rows, device=self.device), lengths - 1]
 
 
 BATCH_TOKENS = 16_384

@@ -46,8 +46,7 @@ class Transform(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return (…, D)."""
-        y: Tensor = self.norm(gelu(self.linear(hidden), self.approximate))
-        return y
+        return self.norm(gelu(self.linear(hidden), self.approximate))
 
 
 class Heads(nn.Module):
@@ -141,8 +140,7 @@ class Pooler(nn.Module):
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return (B, D) from the hidden states of rows."""
-        y_BD: Tensor = torch.tanh(self.linear(hidden_BTD[:, 0]))
-        return y_BD
+        return torch.tanh(self.linear(hidden_BTD[:, 0]))
 
 
 class Classes(nn.Module):
@@ -155,8 +153,7 @@ class Classes(nn.Module):
 
     def forward(self, vectors_BD: Tensor) -> Tensor:
         """Return the logits (B, C)."""
-        logits_BC: Tensor = self.linear(self.dropout(vectors_BD))
-        return logits_BC
+        return self.linear(self.dropout(vectors_BD))
 
     def loss(self, vectors_BD: Tensor, labels_B: Tensor) -> Tensor:
         """Return the summed cross-entropy in nats; labels int64, -1 where there is none."""

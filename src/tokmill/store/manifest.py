@@ -323,8 +323,7 @@ def read_json(path: Path, kind: Any) -> Any:
 
 def read_sealed(path: Path, kind: type[T]) -> T:
     """Read a file with a digest (plan, manifest, receipt); raises `TokmillError` if it changed."""
-    value: T = _decoded(path, kind, sealed=True)
-    return value
+    return _decoded(path, kind, sealed=True)
 
 
 PLAN, MANIFEST = "plan.json", "manifest.json"

@@ -267,8 +267,7 @@ class Classify(Task):
                 batch, last.clamp(min=0) if self.config.pool == "last" else last * 0
             )
         vectors = states[:, 0] if self.pooler is None else self.pooler(states)
-        values: Tensor = self.output(vectors).float()
-        return values
+        return self.output(vectors).float()
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         values, label = self.predicted_values(batch), batch.targets[LABEL]

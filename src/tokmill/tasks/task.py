@@ -343,8 +343,7 @@ def positions(document: Array, ends: Array | None = None) -> Array:
     """
     length, ends = document.shape[1], borders(document) if ends is None else ends
     begins = np.repeat(ends[:-1] % length, np.diff(ends)).reshape(document.shape)
-    place: Array = np.subtract(np.arange(length), begins, out=begins)
-    return place
+    return np.subtract(np.arange(length), begins, out=begins)
 
 
 def is_whole(document: Array) -> bool:

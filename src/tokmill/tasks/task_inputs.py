@@ -201,8 +201,7 @@ def template_of(vocabulary: Vocabulary, file: bytes) -> tuple[list[int], list[in
     if vocabulary.coder != "tokenizer":
         return [], []
     tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer_json")
-    result: tuple[list[int], list[int]] = tokenizers.template_tokens(file)
-    return result
+    return tokenizers.template_tokens(file)
 
 
 def framed(batch: Batch, frame: Frame, length: int, *, pair: bool = False) -> Batch:

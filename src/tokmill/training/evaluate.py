@@ -76,8 +76,7 @@ class Groups:
 
     def _read(self, records: Array) -> list[Any]:
         if self._values is not None:
-            values: list[Any] = self._values[records].tolist()
-            return values
+            return self._values[records].tolist()
         shards, places, _ = self.store.places(records)
         return [
             self.store.shard(shard).strings(self.name, place, place + 1)[0]

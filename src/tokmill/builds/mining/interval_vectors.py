@@ -95,8 +95,7 @@ def rounded(vectors: Array) -> Array:
     large = np.abs(vectors).max(axis=1, keepdims=True, initial=0).astype(np.float64)
     scaled = vectors / np.where(large > 0, large, 1)
     length = np.sqrt((scaled * scaled).sum(axis=1, keepdims=True))
-    result: Array = np.rint(scaled * (UNIT / np.where(length > 0, length, 1))).astype(np.float32)
-    return result
+    return np.rint(scaled * (UNIT / np.where(length > 0, length, 1))).astype(np.float32)
 
 
 def _array(store: Store, path: Path) -> Array:
@@ -112,8 +111,7 @@ def _array(store: Store, path: Path) -> Array:
 
 def similarity(left: Array, right: Array) -> Array:
     """Return the cosines of rounded vectors row by row, float64; exact but for the rounding."""
-    result: Array = (left * right).sum(axis=1).astype(np.float64) / UNIT**2
-    return result
+    return (left * right).sum(axis=1).astype(np.float64) / UNIT**2
 
 
 TOKENS = 1 << 15
@@ -323,5 +321,4 @@ def drawn_of(good: Array, members: Array, key: Array) -> Array:
     wanted = below(key, np.maximum(count, 1)) + 1
     column = (np.cumsum(good, axis=1) == wanted[:, None]).argmax(axis=1)
     chosen = members[column] if members.ndim == 1 else members[np.arange(len(good)), column]
-    result: Array = np.where(count > 0, chosen, -1)
-    return result
+    return np.where(count > 0, chosen, -1)

@@ -168,13 +168,11 @@ class Intervals:
     def other_content(self, left: Array, right: Array) -> Array:
         """Say of all pairs whether their counts differ."""
         content = self.facts["content"]
-        different: Array = content[left][:, None] != content[right]
-        return different
+        return content[left][:, None] != content[right]
 
     def units(self, records: Array) -> Array:
         """Return the projected vectors of records (`vectors.rounded`)."""
-        result: Array = self.vectors[records].astype(np.float32)
-        return result
+        return self.vectors[records].astype(np.float32)
 
     @cached_property
     def facts(self) -> Array:

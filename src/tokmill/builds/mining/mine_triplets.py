@@ -246,8 +246,7 @@ def columns(facts: Array, records: Array, *names: str) -> list[Array]:
 
 def ordered(values: Array, *keys: Array) -> Array:
     """Return values in the order of keys, the last the most important."""
-    result: Array = values[np.lexsort(keys)]
-    return result
+    return values[np.lexsort(keys)]
 
 
 def begins(*keys: Array) -> Array:

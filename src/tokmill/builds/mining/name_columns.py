@@ -229,8 +229,7 @@ class Members:
         def differing(begin: Array, end: Array) -> Array:
             key = begin * len(self.facts) + self.facts["content"][self.order]
             which, counts = np.unique(key, return_inverse=True, return_counts=True)[1:]
-            result: Array = end - begin - counts[which]
-            return result
+            return end - begin - counts[which]
 
         return differing(*self.groups) - differing(*self.builds)
 

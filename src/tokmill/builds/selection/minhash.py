@@ -210,8 +210,7 @@ class NearIndex:
             self._runs.append(merged)
 
     def _run(self, keys: Array, numbers: Array) -> Array:
-        run: Array = np.sort((keys | numbers.astype(np.uint64)[:, None]).reshape(-1))
-        return run
+        return np.sort((keys | numbers.astype(np.uint64)[:, None]).reshape(-1))
 
 
 EQUAL, NEAR, LEFT_OUT = 1, 2, 3

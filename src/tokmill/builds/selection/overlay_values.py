@@ -45,8 +45,7 @@ class OverlaySource(Source):
     @classmethod
     def name_of(cls, config: Any) -> str:
         """Return the name of the overlay that the options ask for."""
-        name: str = config.name
-        return name
+        return config.name
 
     @classmethod
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:

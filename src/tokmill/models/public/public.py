@@ -256,8 +256,7 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def length(self) -> int:
         """Positions that the model was made for."""
-        length: int = getattr(self, self.length_key)
-        return length
+        return getattr(self, self.length_key)
 
     def model(self, where: str) -> dict[str, Any]:
         """Return the keys of the model that computes the same, without dropout."""

@@ -234,8 +234,7 @@ class ChannelMix(nn.Module):
     def forward(self, x_BTD: Tensor, before_BD: Tensor, document: Tensor | None) -> Tensor:
         """Return the branch; `before_BD` is the position before the row."""
         ahead = shifted(x_BTD, before_BD, document) - x_BTD
-        y_BTD: Tensor = self.value(torch.relu(self.key(x_BTD + ahead * self.x_k)) ** 2)
-        return y_BTD
+        return self.value(torch.relu(self.key(x_BTD + ahead * self.x_k)) ** 2)
 
 
 class Block(nn.Module):

@@ -125,8 +125,7 @@ class Bag(Model):
         x = self.first_norm(x)
         for block in self.blocks:
             x = self.run_block(block, x)
-        y: Tensor = self.norm(x)
-        return y
+        return self.norm(x)
 
     def bags(self, batch: Tensors, document_BT: Tensor, x_BTD: Tensor | None = None) -> Tensor:
         """Return the weighed sums of embeddings (B, D) of positions whose document is not -1.
@@ -198,8 +197,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (…, D)."""
-        y: Tensor = x + self.branch(self.norm(x))
-        return y
+        return x + self.branch(self.norm(x))
 
 
 def mix(values: Tensor) -> Tensor:

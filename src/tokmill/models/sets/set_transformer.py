@@ -75,8 +75,7 @@ class Mab(nn.Module):
             bias = None if bias is None else bias[:, None].to(q.dtype)
             seen_BHLK = attention(q, k, v, bias)
         y_BLD = self.norm(x_BLD + self.o(seen_BHLK.transpose(1, 2).flatten(2)))
-        result: Tensor = self.last_norm(y_BLD + self.feed_forward(y_BLD).relu())
-        return result
+        return self.last_norm(y_BLD + self.feed_forward(y_BLD).relu())
 
 
 class Isab(nn.Module):
@@ -102,8 +101,7 @@ class Isab(nn.Module):
         if same_BTN is not None:
             other = torch.zeros_like(same_BTN, dtype=x_BTD.dtype)
             other = other.masked_fill(~same_BTN, nothing(other)).repeat_interleave(points, 2)
-        result: Tensor = self.spread(x_BTD, seen, other)
-        return result
+        return self.spread(x_BTD, seen, other)
 
 
 class SetTransformer(Model):

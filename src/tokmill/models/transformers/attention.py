@@ -158,8 +158,7 @@ class Attention(nn.Module):
             q = rotate(q, turn if places is None else turn_at(turn, places))
             k = rotate(k, turn)
         y = attend(q, k, self.split(self.v(x), self.groups))
-        out: Tensor = self.o(y.transpose(-3, -2).flatten(-2))
-        return out
+        return self.o(y.transpose(-3, -2).flatten(-2))
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """Return (…, heads, T, K) from (…, T, heads · K)."""

@@ -57,8 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · weightᵀ + bias, (…, N), from x (…, M), weight (N, M) and bias (N,)."""
     # Shapes that do not fit get PyTorch's message.
     if x.shape[-1] == weight.shape[-1] and prefers_onednn(x, weight):
-        y: Tensor = OneDnn.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return y
+        return OneDnn.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return F.linear(x, weight, bias)
 
 
@@ -81,8 +80,7 @@ def prefers_onednn(a: Tensor, b: Tensor, least: int = ROWS) -> bool:
 
 def onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · weightᵀ + bias; arguments need not be contiguous."""
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def product_for(x: Tensor, weight: Tensor) -> Product:
@@ -200,7 +198,7 @@ def linear_cross_entropy(
     `pull`: adds `pull` · the highest logit to the gradient of that logit, at each position with a
     target. It keeps logits near 0, and is not in the returned loss. (RWKV's L2Wrap.)
     """
-    summed: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    return LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.flatten(0, -2),
         weight,
         targets.flatten(),
@@ -209,7 +207,6 @@ def linear_cross_entropy(
         pull,
         bias,
     )
-    return summed
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -352,8 +349,7 @@ class FeedForward(nn.Module):
         if self.activation == "swiglu":
             gate = self.gate
             return swiglu(x, gate.weight, down.weight, up.weight, gate.bias, down.bias, up.bias)
-        y: Tensor = down(gelu(up(x), approximate=self.activation == "gelu_tanh"))
-        return y
+        return down(gelu(up(x), approximate=self.activation == "gelu_tanh"))
 
 
 class Scores(NamedTuple):

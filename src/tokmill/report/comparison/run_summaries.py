@@ -198,8 +198,7 @@ class RunSummary:
             # A running training may have removed it in the meantime.
             with contextlib.suppress(TokmillError):
                 file = self.path / "checkpoints" / name / "state.json"
-                state: Facts = read_json(file, dict[str, Any])
-                return state
+                return read_json(file, dict[str, Any])
         return {}
 
     @property

@@ -165,7 +165,6 @@ def make_probe(
 
 def _alone(encode: Callable[[Sequence[str]], tuple[Array, Array]], text: str) -> list[int]:
     try:
-        ids: list[int] = encode([text])[0].tolist()
-        return ids
+        return encode([text])[0].tolist()
     except TokmillError:
         return []

@@ -196,8 +196,7 @@ def _row_bytes(
         ]
         matrix = np.concatenate(cells, axis=1)
         found[here] = [row.tobytes() for row in matrix]
-    result: list[bytes] = found.tolist()
-    return result
+    return found.tolist()
 
 
 def write_tensors(

@@ -111,8 +111,7 @@ class Contrastive(Task):
     @classmethod
     def pool_of(cls, config: Any) -> Pool:
         """Return the pooling of the recipe."""
-        pool: Pool = config.pool
-        return pool
+        return config.pool
 
     @classmethod
     def token_store(cls, config: Any, store: Store) -> Store:

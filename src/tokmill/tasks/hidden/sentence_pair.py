@@ -158,8 +158,7 @@ class SentencePair(Masked):
     def states(self, batch: Tensors) -> Tensor:
         """Return the states of `[CLS]` and of the hidden tokens, (B, 1 + M, D)."""
         places = batch.targets[PLACES]
-        hidden: Tensor = self.model(batch, torch.cat([places[:, :1] * 0, places], 1))
-        return hidden
+        return self.model(batch, torch.cat([places[:, :1] * 0, places], 1))
 
     def with_pairs(
         self, loss: Tensor, sums: dict[str, Tensor], hidden: Tensor, batch: Tensors

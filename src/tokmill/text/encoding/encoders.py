@@ -120,8 +120,7 @@ def make_encoder(
         kind = plugins.load(plugins.ENCODERS, name)
         if not (reason := kind.why_not(data)):
             try:
-                encoder: BatchEncoder = kind(data, threads)
-                return encoder
+                return kind(data, threads)
             except MissingExtraError as error:
                 missing = error
         elif engine != "auto":
@@ -220,10 +219,7 @@ class TokenizersEncoder:
             with no_panic():
                 if not self.threads:
                     return [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
-                result: Sequence[Any] = self.tokenizer.encode_batch_fast(
-                    texts, add_special_tokens=False
-                )
-                return result
+                return self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):
             _utf8(texts)
             raise

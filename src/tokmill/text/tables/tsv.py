@@ -140,12 +140,10 @@ def fitted(lengths: Array, most: int) -> Array:
         return lengths.copy()
     room = most - 1 - lengths.shape[1]
     if lengths.shape[1] == 1:
-        alone: Array = np.minimum(lengths, room)
-        return alone
+        return np.minimum(lengths, room)
     first, second = lengths.T
     a = np.minimum(first, np.maximum(room - second, (room + 1) // 2))
-    both: Array = np.stack([a, np.minimum(second, room - a)], 1)
-    return both
+    return np.stack([a, np.minimum(second, room - a)], 1)
 
 
 BOM = b"\xef\xbb\xbf"

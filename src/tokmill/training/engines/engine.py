@@ -292,8 +292,7 @@ def make_engine(config: RunConfig, settings: EngineConfig | None = None) -> Engi
             )
         # An engine is imported when it is used: one process does not need torch.distributed.
         kind = plugins.load(plugins.ENGINES, name)
-    engine: Engine = kind(config, settings)
-    return engine
+    return kind(config, settings)
 
 
 def add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:

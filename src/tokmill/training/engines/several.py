@@ -87,8 +87,7 @@ class Several(Engine):
         sums = torch.tensor(values, dtype=torch.float64)
         with peers():
             dist.all_reduce(sums)
-        totals: list[float] = sums.tolist()
-        return totals
+        return sums.tolist()
 
     def gather(self, value: Tensor) -> list[Tensor]:
         """Return the tensors of all processes, by rank; only their first axis may differ."""

@@ -172,8 +172,7 @@ def config_type(**kinds: str) -> type[TrainConfig]:
         forbid_unknown_fields=True,
         kw_only=True,
     )
-    result: type[TrainConfig] = struct
-    return result
+    return struct
 
 
 def check_kind(section: str, kind: str, where: str = "") -> None:

@@ -159,8 +159,7 @@ def over(
 
 
 def read_recipe(run: Path) -> dict[str, Any]:
-    value: dict[str, Any] = read_json(run / RECIPE, dict[str, Any])
-    return value
+    return read_json(run / RECIPE, dict[str, Any])
 
 
 def run_of(place: Path) -> Path | None:

@@ -129,8 +129,7 @@ def find_vocabulary(
 def read_public(path: Path, kind: type[T]) -> T:
     data = read_file(path)
     with refused("the file cannot be read", path, hint="fetch it again"):
-        value: T = loads_json(data, kind)
-        return value
+        return loads_json(data, kind)
 
 
 COLUMN = "token"

@@ -102,8 +102,7 @@ class Run:
         `processes`: of a run without sessions.jsonl. Raises as `training.trace.Trace`.
         """
         trace = plugins.require("tokmill.training.trace").Trace(self.path, processes)
-        seen: list[Any] = trace.step(step)
-        return seen
+        return trace.step(step)
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
@@ -329,8 +328,7 @@ def check_tokenizer(tokenizer: Any, folder: Path) -> None:
 
     def encode(text: str) -> list[int] | None:
         try:
-            ids: list[int] = tokenizer.encode(text, specials="plain")
-            return ids
+            return tokenizer.encode(text, specials="plain")
         except TokmillError:
             return None
 
@@ -422,8 +420,7 @@ def inputs_of(config: TrainConfig, facts: Facts) -> Inputs:
 
 def task_type(config: TrainConfig) -> type[Task]:
     """Return the class of a recipe's task."""
-    task: type[Task] = plugins.load(plugins.TASKS, config.task.kind)
-    return task
+    return plugins.load(plugins.TASKS, config.task.kind)
 
 
 def make_task(config: TrainConfig, inputs: Inputs) -> Task:

@@ -91,10 +91,7 @@ def make_optimizer(
         config: of the kind.
         blocks: of the model, as `blocks_of` yields them.
     """
-    optimizer: torch.optim.Optimizer = plugins.load(plugins.OPTIMIZERS, config.kind)(
-        list(groups), config, list(blocks)
-    )
-    return optimizer
+    return plugins.load(plugins.OPTIMIZERS, config.kind)(list(groups), config, list(blocks))
 
 
 def moment_bytes(optimizer: torch.optim.Optimizer) -> int:
