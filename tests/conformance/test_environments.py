@@ -1,7 +1,5 @@
 """What tasks that act in an environment promise: exact resumes, opening alone, commands."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

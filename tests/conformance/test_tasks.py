@@ -1,7 +1,5 @@
 """What every task promises: any engine and processes, exact resumes, evaluation, vectors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib.util import find_spec

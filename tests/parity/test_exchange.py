@@ -1,7 +1,5 @@
 """Public checkpoints against transformers: what it wrote is read, and what we write it reads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Public checkpoints of encoders against transformers: read, written, and what both compute."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What holds for any text: the engines agree, cuts do not matter, nothing is lost."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """What is left out is counted in little room, whatever its number, and can be found again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

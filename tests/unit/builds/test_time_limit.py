@@ -1,7 +1,5 @@
 """A time limit holds within a shard, for every source; what goes on makes the same bytes."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Entries of several records, values of records, and vectors that references lead to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

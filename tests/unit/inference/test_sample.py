@@ -1,7 +1,5 @@
 """Which ids follow a prompt."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A bag of n-grams: counts as a plain counter has them, and nothing of order beyond n-grams."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any

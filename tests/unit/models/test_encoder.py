@@ -1,7 +1,5 @@
 """The encoder: sizes of published models, styles, and what it refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

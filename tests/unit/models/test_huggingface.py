@@ -1,7 +1,5 @@
 """What config.json of public checkpoints says, and which tensors of theirs hold ours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

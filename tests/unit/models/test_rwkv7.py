@@ -1,7 +1,5 @@
 """RWKV-7: documents do not see each other, nothing looks ahead, and its groups are the rule's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

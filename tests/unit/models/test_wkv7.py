@@ -1,7 +1,5 @@
 """The recurrence of RWKV-7: all forms are one function, gradients and states too."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Classes of records: labels, metrics, sentences, and runs that begin from others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

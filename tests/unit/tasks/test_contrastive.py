@@ -1,7 +1,5 @@
 """The task contrastive: rows of references and of keys, pooling as in `embed`, what it refuses."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

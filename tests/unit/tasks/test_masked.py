@@ -1,7 +1,5 @@
 """The task masked: frames, roles, several columns, and what hides nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which tokens are hidden, and what stands in their place."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The loss of each token, and which instructions a row holds whole."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

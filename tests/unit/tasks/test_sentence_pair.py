@@ -1,7 +1,5 @@
 """Pairs of halves with hidden tokens: rows, losses, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

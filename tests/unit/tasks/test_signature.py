@@ -1,7 +1,5 @@
 """The task signature: sets of blocks of another store, their CPI, and their vectors."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from pathlib import Path

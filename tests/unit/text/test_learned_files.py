@@ -1,7 +1,5 @@
 """The files of a tokenizer that a build has learned: damage is found, and written again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables of sentences: MRPC and MNLI as files, what is rejected, what is cut, as plain Python."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """BertAdam: its steps and rates beside a written-out reference, its groups, runs and resumes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

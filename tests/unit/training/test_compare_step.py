@@ -1,7 +1,5 @@
 """Steps of a task that compares entries: one loss and gradient, however the step is cut."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path

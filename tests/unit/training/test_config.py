@@ -1,7 +1,5 @@
 """The numbers that a recipe may hold, and which of them may change on a resume."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Which engine and device a recipe gets, and one step by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

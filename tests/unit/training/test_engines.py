@@ -1,7 +1,5 @@
 """Every engine in two real processes: one training, exact resumes, checkpoints for all of them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """What a plan says: of the rows by counting them, of memory by doing the step."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """BERT of TensorFlow as a run: what comes out, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

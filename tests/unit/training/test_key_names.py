@@ -1,7 +1,5 @@
 """Keys without their table: ours, other trainers', ambiguous and unknown ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

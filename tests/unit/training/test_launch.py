@@ -1,7 +1,5 @@
 """Where a process stands, and the torchrun line; that it runs is shown in tests/e2e."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whether a training fits: told by arithmetic, refused beyond the machine, absurd sizes by key."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

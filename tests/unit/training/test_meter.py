@@ -1,7 +1,5 @@
 """Rates, time left and MFU, by a clock that is turned by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from tokmill.training.runs import trackers as meter

@@ -1,7 +1,5 @@
 """Muon: its directions, its steps beside torch's, the weights that it moves, runs and resumes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A step that is not finite is named, costs no weights, and can be tried again."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a training is asked to be: where its recipe comes from, and paths that stay true."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stores that a run cannot read, and what is said of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Settings in JSON, as programs that train BERT have them, and epochs in place of steps."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Trackers: what was logged can be read back, also after a kill and a resume."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

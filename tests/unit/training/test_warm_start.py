@@ -1,7 +1,5 @@
 """First weights from another run."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
