@@ -250,11 +250,12 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
         return
     # Where an environment takes the place of stores, its own facts say more than rows and tokens.
     environment, tokens = plan["environment"], not plan["environment"]
+    columns = ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
     print_table(
         ["plan", ""],
         [
             ["model, task", f"{plan['model']}, {plan['task']}"],
-            *([["columns", _columns(plan)]] if tokens else []),
+            *([["columns", columns]] if tokens else []),
             ["parameters", f"{plan['parameters']:,}"],
             *([name, value] for name, value in human_facts(environment).items()),
             *(_rows(plan) if tokens else []),
@@ -284,10 +285,6 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     )
     if "torchrun" in plan:
         print(f"\n{plan['torchrun']}")
-
-
-def _columns(plan: dict[str, Any]) -> str:
-    return ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
 
 
 def _rows(plan: dict[str, Any]) -> list[list[str]]:

@@ -42,6 +42,19 @@ DEEP = 8
 SHOWN = 12
 
 
+TOGETHER = (
+    ("instruction", "input", "output"),
+    ("instruction", "context", "response"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("system_prompt", "question", "response"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+)
+"""Keys that together make a document, in data sets of instructions and answers."""
+
+
 class Seen(NamedTuple):
     """Path → number of lines with it: paths to text, and paths to other values.
 
@@ -63,6 +76,10 @@ class Seen(NamedTuple):
         shown = ", ".join(f"{path} ({count:,}{what})" for count, path, what in counts[:SHOWN])
         more = f" and {len(counts) - SHOWN} more" * (len(counts) > SHOWN)
         return f"the first {self.lines:,} lines have {shown or 'no keys'}{more}"
+
+    def together(self) -> tuple[str, ...]:
+        """Return the keys of instructions and answers that together make a document, or none."""
+        return next((keys for keys in TOGETHER if self.texts.keys() >= {*keys}), ())
 
     def nearest(self, wanted: Sequence[str]) -> str:
         """Return the path to text that is most similar to a wanted one, or ""."""
@@ -124,8 +141,12 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
             continue
         if key := chat_key(seen):
             return f"the lines are chats (the list {key}): write them by a template (docs/chats.md)"
-        near = seen.nearest(fields)
-        choose = f"--field {_shell(near)}? " if near else "name yours with --field: "
+        several, near = seen.together(), seen.nearest(fields)
+        if several:
+            near = " --field ".join(map(_shell, several))
+            choose = f"--field {near} makes one document of them; "
+        else:
+            choose = f"--field {_shell(near)}? " if near else "name yours with --field: "
         named = " or ".join(map(repr, fields))
         return f"no line has text in {named}: {choose}{seen.in_words()}"
     return ""
