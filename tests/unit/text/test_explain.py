@@ -8,7 +8,7 @@ import pytest
 from making import TOKENIZER, jsonl
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import BuildRecipe
-from tokmill.text.commands.build_text import explain
+from tokmill.text.explain import explain
 
 
 def chosen(kind: str, **keys: Any) -> BuildRecipe:
