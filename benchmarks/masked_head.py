@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from measure import highest
 from tokmill.models.heads import Heads, Transform
 from tokmill.models.model import Inputs, Tensors, predicted, taken
-from tokmill.models.transformers.encoder import Encoder, EncoderConfig
+from tokmill.models.transformers.transformer import Encoder, EncoderConfig
 
 VOCAB, ROWS, LENGTH, SHARE = 30_522, 8, 128, 0.15
 CONFIG = EncoderConfig(dim=512, layers=4, heads=8, hidden=2048, context=LENGTH)

@@ -18,12 +18,12 @@ import torch
 
 from jsonl_store import remove
 from tokmill.inference.drawing import Drawing
-from tokmill.inference.generate import Row, continue_rows
-from tokmill.inference.read_rows import reading
+from tokmill.inference.sample import Row, continue_rows
+from tokmill.inference.vectors import reading
 from tokmill.store.schema import Column
 from tokmill.tasks.next_token import NextToken
 from tokmill.tasks.task_inputs import Facts
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.exchange import export_model, write_run
 from tokmill.training.runs.run import inputs_of, make_task
 

@@ -1,7 +1,5 @@
 """Facts of the machine and of the installed packages."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -9,8 +9,6 @@ Installed packages add parts by entry points of the group `tokmill.parts`, named
     "LIFTERS.angr" = "tokmill_angr:lift"
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib
@@ -22,7 +20,7 @@ from tokmill.base.errors import MissingExtraError, UsageError, nearest
 
 
 class Part(NamedTuple):
-    """A part: where it is implemented, the extra that installs its packages, one line of help."""
+    """A part: its place (one of our own begins with a dot), the extra with its packages, a help."""
 
     target: str
     extra: str
@@ -30,70 +28,60 @@ class Part(NamedTuple):
 
 
 SOURCES: dict[str, Part] = {
-    "text": Part("tokmill.text.plain_text:TextSource", "text", "plain text files"),
-    "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
-    "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
-    "corpus": Part("tokmill.text.corpus:CorpusSource", "text", "walks as text, a walk per line"),
-    "tsv": Part(
-        "tokmill.text.tables.tsv:TsvSource", "text", "tables of labelled sentences, such as GLUE"
-    ),
-    "x86": Part("tokmill.x86.program_source:X86Source", "x86", "x86 programs, or graphs of them"),
+    "text": Part(".text.plain_text:TextSource", "text", "plain text files"),
+    "jsonl": Part(".text.jsonl:JsonlSource", "text", "JSON Lines files"),
+    "parquet": Part(".text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
+    "corpus": Part(".text.corpus:CorpusSource", "text", "walks as text, a walk per line"),
+    "tsv": Part(".text.tables.tsv:TsvSource", "text", "tables of labelled sentences, such as GLUE"),
+    "x86": Part(".x86.program_source:X86Source", "x86", "x86 programs, or graphs of them"),
     "pairs": Part(
-        "tokmill.x86.pairs:PairsSource", "x86", "pairs of graphs of programs: walks through both"
+        ".x86.pairs:PairsSource", "x86", "pairs of graphs of programs: walks through both"
     ),
     "bbv": Part(
-        "tokmill.bbv.execution_source:BbvSource",
-        "",
-        "basic block vectors of programs that ran, and CPI",
+        ".bbv.execution_source:BbvSource", "", "basic block vectors of programs that ran, and CPI"
     ),
     "mlir": Part(
-        "tokmill.mlir.module_source:MlirSource",
+        ".mlir.module_source:MlirSource",
         "mlir",
         "MLIR modules, ONNX models: operations as policies see them",
     ),
     "select": Part(
-        "tokmill.builds.selection.select:SelectSource",
-        "",
-        "other stores: filter, sample, split, merge",
+        ".builds.selection.select:SelectSource", "", "other stores: filter, sample, split, merge"
     ),
     "mine": Part(
-        "tokmill.builds.mining.mining_source:MineSource",
+        ".builds.mining.mining_source:MineSource",
         "",
         "a store of functions or intervals: entries for contrastive learning",
     ),
     "overlay": Part(
-        "tokmill.builds.selection.overlay_values:ValuesSource",
+        ".builds.selection.overlay_values:ValuesSource",
         "",
         "a store, and numpy files with more columns for it",
     ),
     "embed": Part(
-        "tokmill.inference.embed:EmbedSource", "train", "a store and a run: a vector per record"
+        ".inference.embed:EmbedSource", "train", "a store and a run: a vector per record"
     ),
-    "npz": Part("tokmill.formats.windows.npz:NpzSource", "", "npz files of padded windows"),
-    "bin": Part("tokmill.formats.bin:BinSource", "", "headerless token files"),
+    "npz": Part(".formats.windows.npz:NpzSource", "", "npz files of padded windows"),
+    "bin": Part(".formats.bin:BinSource", "", "headerless token files"),
     "token-dicts": Part(
-        "tokmill.formats.pickles.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
+        ".formats.pickles.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
     ),
     "triplets": Part(
-        "tokmill.formats.pickles.triplets:TripletsSource", "", "pickles of triplets of intervals"
+        ".formats.pickles.triplets:TripletsSource", "", "pickles of triplets of intervals"
     ),
 }
 
 EXPORTS: dict[str, Part] = {
-    "bin": Part("tokmill.formats.bin:BinExport", "", "headerless uint16 or uint32 token file"),
-    "npz": Part("tokmill.formats.windows.npz:NpzExport", "", "padded windows with attention masks"),
+    "bin": Part(".formats.bin:BinExport", "", "headerless uint16 or uint32 token file"),
+    "npz": Part(".formats.windows.npz:NpzExport", "", "padded windows with attention masks"),
     "corpus": Part(
-        "tokmill.formats.pickles.corpus_export:CorpusExport", "", "walks as text, with vocab.txt"
+        ".formats.pickles.corpus_export:CorpusExport", "", "walks as text, with vocab.txt"
     ),
     "token-dicts": Part(
-        "tokmill.formats.pickles.token_dicts_export:TokenDictsExport",
-        "",
-        "pickle of x86 token dicts",
+        ".formats.pickles.token_dicts_export:TokenDictsExport", "", "pickle of x86 token dicts"
     ),
     "triplets": Part(
-        "tokmill.formats.pickles.triplets_export:TripletsExport",
-        "",
-        "pickle of triplets of intervals",
+        ".formats.pickles.triplets_export:TripletsExport", "", "pickle of triplets of intervals"
     ),
 }
 
@@ -101,238 +89,186 @@ EXECUTORS: dict[str, Part] = {}
 """Where the shards of a build are made besides this machine; examples/plugin-ray adds a cluster."""
 
 MODELS: dict[str, Part] = {
-    "decoder": Part(
-        "tokmill.models.transformers.transformer:Decoder", "train", "causal Transformer"
-    ),
+    "decoder": Part(".models.transformers.transformer:Decoder", "train", "causal Transformer"),
     "encoder": Part(
-        "tokmill.models.transformers.encoder:Encoder", "train", "Transformer that looks both ways"
+        ".models.transformers.transformer:Encoder", "train", "Transformer that looks both ways"
     ),
-    "rwkv7": Part("tokmill.models.rwkv.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
-    "bag": Part("tokmill.models.sets.bag:Bag", "train", "a bag of n-grams, quick to learn"),
+    "rwkv7": Part(".models.rwkv.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
+    "bag": Part(".models.sets.bag:Bag", "train", "a bag of n-grams, quick to learn"),
     "set_transformer": Part(
-        "tokmill.models.sets.set_transformer:SetTransformer",
-        "train",
-        "one vector of a weighted set",
+        ".models.sets.set_transformer:SetTransformer", "train", "one vector of a weighted set"
     ),
-    "policy": Part("tokmill.rl.policy:Policy", "mlir", "sees operations of MLIR, for schedules"),
+    "policy": Part(".rl.policy:Policy", "mlir", "sees operations of MLIR, for schedules"),
 }
 
 TASKS: dict[str, Part] = {
-    "next_token": Part("tokmill.tasks.next_token:NextToken", "train", "predict the next token"),
-    "masked": Part(
-        "tokmill.tasks.hidden.masked:Masked", "train", "predict hidden tokens, as BERT does"
-    ),
+    "next_token": Part(".tasks.next_token:NextToken", "train", "predict the next token"),
+    "masked": Part(".tasks.hidden.masked:Masked", "train", "predict hidden tokens, as BERT does"),
     "sentence_pair": Part(
-        "tokmill.tasks.hidden.sentence_pair:SentencePair",
-        "train",
-        "masked, and whether halves belong",
+        ".tasks.hidden.sentence_pair:SentencePair", "train", "masked, and whether halves belong"
     ),
-    "classify": Part("tokmill.tasks.classify:Classify", "train", "a class or a number per record"),
+    "classify": Part(".tasks.classify:Classify", "train", "a class or a number per record"),
     "contrastive": Part(
-        "tokmill.tasks.comparison.contrastive:Contrastive",
+        ".tasks.comparison.contrastive:Contrastive",
         "train",
         "vectors in which alike records are near",
     ),
     "signature": Part(
-        "tokmill.tasks.comparison.signature:Signature",
+        ".tasks.comparison.signature:Signature",
         "train",
         "vectors of weighted sets of blocks, and CPI",
     ),
-    "schedules": Part(
-        "tokmill.rl.schedule_task:Schedules", "mlir", "schedule modules of MLIR by PPO"
-    ),
+    "schedules": Part(".rl.schedule_task:Schedules", "mlir", "schedule modules of MLIR by PPO"),
 }
 
 LOOPS: dict[str, Part] = {
     # what a task learns from (`Task.loop`)
-    "rows": Part("tokmill.training.loop:RowLoop", "train", "rows of stores"),
-    "schedules": Part("tokmill.rl.ppo_loop:ScheduleLoop", "mlir", "measured schedules of modules"),
+    "rows": Part(".training.loop:RowLoop", "train", "rows of stores"),
+    "schedules": Part(".rl.ppo_loop:ScheduleLoop", "mlir", "measured schedules of modules"),
 }
 
 EMBEDDINGS: dict[str, Part] = {
     # from observations of the environment of schedules to vectors: `model_type`
-    "lstm": Part("tokmill.rl.embedding.lstm:Lstm", "train", "an LSTM over flat vectors, MLIR-RL's"),
+    "lstm": Part(".rl.embedding.lstm:Lstm", "train", "an LSTM over flat vectors, MLIR-RL's"),
     "distilbert": Part(
-        "tokmill.rl.embedding.distilbert:DistilBert",
-        "train",
-        "an encoder over tokens of an operation",
+        ".rl.embedding.distilbert:DistilBert", "train", "an encoder over tokens of an operation"
     ),
     "loop_transformer": Part(
-        "tokmill.rl.embedding.loop_transformer:LoopTransformer",
-        "train",
-        "a Transformer over its loops",
+        ".rl.embedding.loop_transformer:LoopTransformer", "train", "a Transformer over its loops"
     ),
 }
 
 OPTIMIZERS: dict[str, Part] = {
-    "adamw": Part("tokmill.training.engines.optimisers.optim:AdamW", "train", "AdamW"),
+    "adamw": Part(".training.engines.optimisers.optim:AdamW", "train", "AdamW"),
     "muon": Part(
-        "tokmill.training.engines.optimisers.muon:Muon",
-        "train",
-        "Muon on matrices in blocks, else AdamW",
+        ".training.engines.optimisers.muon:Muon", "train", "Muon on matrices in blocks, else AdamW"
     ),
-    "bert_adam": Part(
-        "tokmill.training.engines.optimisers.bert_adam:BertAdam", "train", "as BERT's"
-    ),
+    "bert_adam": Part(".training.engines.optimisers.bert_adam:BertAdam", "train", "as BERT's"),
 }
 
 ENGINES: dict[str, Part] = {
-    "single": Part("tokmill.training.engines.engine:Engine", "train", "one process"),
-    "ddp": Part("tokmill.training.engines.ddp:Ddp", "train", "processes that share the rows"),
-    "deepspeed": Part(
-        "tokmill.training.engines.deepspeed:DeepSpeed", "deepspeed", "DeepSpeed's ZeRO"
-    ),
+    "single": Part(".training.engines.engine:Engine", "train", "one process"),
+    "ddp": Part(".training.engines.several:Ddp", "train", "processes that share the rows"),
+    "deepspeed": Part(".training.engines.deepspeed:DeepSpeed", "deepspeed", "DeepSpeed's ZeRO"),
 }
 
 ENCODERS: dict[str, Part] = {
     # text to ids in bulk; without a choice the first that gives the ids of the tokenizer
-    "gigatoken": Part("tokmill.text.encoding.encoders:GigatokenEncoder", "text", "the fastest"),
-    "tokenizers": Part(
-        "tokmill.text.encoding.encoders:TokenizersEncoder", "text", "every tokenizer.json"
-    ),
+    "gigatoken": Part(".text.encoding.encoders:GigatokenEncoder", "text", "the fastest"),
+    "tokenizers": Part(".text.encoding.encoders:TokenizersEncoder", "text", "every tokenizer.json"),
 }
 
 LIFTERS: dict[str, Part] = {
-    "native": Part("tokmill.x86.lift.cfg:lift", "x86", "tokmill's own, on iced-x86"),
+    "native": Part(".x86.lift.cfg:lift", "x86", "tokmill's own, on iced-x86")
 }
 
 RULES: dict[str, Part] = {
     # how an instruction becomes the tokens of its columns
-    "tokmill": Part("tokmill.x86.tokens.tokmill_rules:TokmillRules", "x86", "nothing left out"),
-    "semanticbbv": Part(
-        "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
-    ),
+    "tokmill": Part(".x86.tokens.tokmill_rules:TokmillRules", "x86", "nothing left out"),
+    "semanticbbv": Part(".x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"),
 }
 
 BASELINES: dict[str, Part] = {
     # vectors of functions of programs that no model made (`tokmill.x86.features.baselines`)
-    "opcodes": Part(
-        "tokmill.x86.features.baselines:opcodes", "x86", "code alone: histogram of mnemonics"
-    ),
+    "opcodes": Part(".x86.features.baselines:opcodes", "x86", "code alone: histogram of mnemonics"),
     "code-around": Part(
-        "tokmill.x86.features.baselines:code_around",
+        ".x86.features.baselines:code_around",
         "x86",
         "code alone: seven cosines, of a function, its callees and its callers",
     ),
     "facts": Part(
-        "tokmill.x86.features.baselines:facts",
+        ".x86.features.baselines:facts",
         "x86",
         "TF-IDF of constants, strings, imports, less of callees",
     ),
     "ranker": Part(
-        "tokmill.x86.features.baselines:ranker",
-        "x86",
-        "twelve cosines, their weights learned from pairs",
+        ".x86.features.baselines:ranker", "x86", "twelve cosines, their weights learned from pairs"
     ),
 }
 
 FIGURES: dict[str, Part] = {
     "lengths": Part(
-        "tokmill.report.pages.figures:lengths",
+        ".report.pages.figures:lengths",
         "plot",
         "histogram of the lengths of records (stores) or sequences (pickles)",
     ),
     "frequency": Part(
-        "tokmill.report.pages.figures:frequency",
+        ".report.pages.figures:frequency",
         "plot",
         "share of each id by its rank, both axes logarithmic (stores, vocabularies)",
     ),
     "tsne": Part(
-        "tokmill.report.pages.tsne:tsne",
+        ".report.pages.tsne:tsne",
         "bbv",
         "vectors of records in two dimensions (an overlay), or basic block vectors of intervals",
     ),
     "phases": Part(
-        "tokmill.report.pages.tsne:phases", "bbv", "an execution over time (basic block vectors)"
+        ".report.pages.tsne:phases", "bbv", "an execution over time (basic block vectors)"
     ),
     "attention": Part(
-        "tokmill.report.pages.schedules:attention",
+        ".report.pages.schedules:attention",
         "plot",
         "what a policy of schedules looks at in an operation (a run, and a module)",
     ),
     "speedup": Part(
-        "tokmill.report.pages.schedules:speedup",
-        "plot",
-        "speed-up by evaluations (runs of schedules)",
+        ".report.pages.schedules:speedup", "plot", "speed-up by evaluations (runs of schedules)"
     ),
     "entropy": Part(
-        "tokmill.report.pages.schedules:entropy",
-        "plot",
-        "entropy by evaluations (runs of schedules)",
+        ".report.pages.schedules:entropy", "plot", "entropy by evaluations (runs of schedules)"
     ),
     "loss": Part(
-        "tokmill.report.pages.figures:loss", "plot", "loss by step, training and validation (runs)"
+        ".report.pages.figures:loss", "plot", "loss by step, training and validation (runs)"
     ),
 }
 
 CODERS: dict[str, Part] = {
     # kind of a vocabulary: what turns text into its ids and back
-    "tokenizer": Part("tokmill.text.tokenizers.tokenizer:Tokenizer", "text", "text of one column"),
-    "x86": Part("tokmill.x86.x86_tokenizer:X86Coder", "x86", "instructions, a list a column"),
+    "tokenizer": Part(".text.tokenizers.tokenizer:Tokenizer", "text", "text of one column"),
+    "x86": Part(".x86.x86_tokenizer:X86Coder", "x86", "instructions, a list a column"),
 }
 
 TRACKERS: dict[str, Part] = {
-    "wandb": Part(
-        "tokmill.training.runs.trackers:Wandb", "track", "Weights & Biases, online or offline"
-    ),
+    "wandb": Part(".training.runs.trackers:Wandb", "track", "Weights & Biases, online or offline")
 }
 
 COMMANDS: dict[str, Part] = {
     # `tokmill NAME`: a function, or a typer app; `cli.PANELS` groups them
-    "tokenizer": Part(
-        "tokmill.text.commands.tokenizer_command:app", "", "Train and use tokenizers."
-    ),
+    "tokenizer": Part(".text.commands.tokenizer_command:app", "", "Train and use tokenizers."),
     "vocab": Part(
-        "tokmill.x86.commands.vocab_command:app", "", "Make and convert vocabularies of x86 code."
+        ".x86.commands.vocab_command:app", "", "Make and convert vocabularies of x86 code."
     ),
-    "build": Part("tokmill.cli.build_command:command", "", "Turn inputs into a token store."),
-    "store": Part("tokmill.cli.store_command:app", "", "Validate or export a store."),
-    "cfg": Part(
-        "tokmill.x86.commands.cfg_command:cfg", "", "Find functions, blocks, edges of programs."
-    ),
+    "build": Part(".cli.build_command:command", "", "Turn inputs into a token store."),
+    "store": Part(".cli.store_command:app", "", "Validate or export a store."),
+    "cfg": Part(".x86.commands.cfg_command:cfg", "", "Find functions, blocks, edges of programs."),
     "diff": Part(
-        "tokmill.x86.commands.diff_command:diff", "", "Compare two programs, function by function."
+        ".x86.commands.diff_command:diff", "", "Compare two programs, function by function."
     ),
     "similarity": Part(
-        "tokmill.similarity.commands.similarity_command:app",
+        ".similarity.commands.similarity_command:app",
         "",
         "Find functions again, and measure how well vectors do so.",
     ),
-    "bbv": Part(
-        "tokmill.bbv.commands.bbv_command:app", "", "Profile executions: block vectors, CPI."
-    ),
+    "bbv": Part(".bbv.commands.bbv_command:app", "", "Profile executions: block vectors, CPI."),
     "simpoint": Part(
-        "tokmill.bbv.commands.simpoint_command:simpoint",
+        ".bbv.commands.simpoint_command:simpoint",
         "",
         "Choose intervals that stand for a whole program.",
     ),
-    "rl": Part(
-        "tokmill.rl.commands.rl_command:app", "", "Find and replay schedules of MLIR modules."
-    ),
-    "train": Part("tokmill.cli.train_command:train", "", "Train a model on a store."),
-    "eval": Part("tokmill.cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
-    "trace": Part(
-        "tokmill.cli.trace_command:trace", "", "Tell which documents a step of a run reads."
-    ),
-    "predict": Part("tokmill.cli.predict_command:predict", "", "Tell the classes of records."),
-    "embed": Part("tokmill.cli.embed_command:embed", "", "Make vectors of records with a run."),
-    "sample": Part(
-        "tokmill.cli.sample_command:sample", "", "Continue prompts with a trained model."
-    ),
-    "model": Part("tokmill.cli.model_command:app", "", "Read and write public checkpoints."),
-    "inspect": Part(
-        "tokmill.cli.inspect_command:inspect", "", "Describe a file or folder of any kind."
-    ),
-    "compare": Part("tokmill.cli.compare_command:compare", "", "Compare runs, seeds together."),
-    "plot": Part(
-        "tokmill.cli.inspect_command:plot", "", "Draw a figure of a store, tokenizer or run."
-    ),
-    "report": Part("tokmill.cli.inspect_command:report", "", "Write one HTML page of runs."),
-    "demo": Part("tokmill.cli.demo_command:demo", "", "From text and programs to trained models."),
-    "doctor": Part(
-        "tokmill.cli.inspect_command:doctor", "", "Check the machine and what is installed."
-    ),
-    "recipe": Part("tokmill.cli.recipe_command:app", "", "List recipes and their keys."),
+    "rl": Part(".rl.commands.rl_command:app", "", "Find and replay schedules of MLIR modules."),
+    "train": Part(".cli.train_command:train", "", "Train a model on a store."),
+    "eval": Part(".cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
+    "trace": Part(".cli.trace_command:trace", "", "Tell which documents a step of a run reads."),
+    "predict": Part(".cli.eval_command:predict", "", "Tell the classes of records."),
+    "embed": Part(".cli.eval_command:embed", "", "Make vectors of records with a run."),
+    "sample": Part(".cli.sample_command:sample", "", "Continue prompts with a trained model."),
+    "model": Part(".cli.model_command:app", "", "Read and write public checkpoints."),
+    "inspect": Part(".cli.inspect_command:inspect", "", "Describe a file or folder of any kind."),
+    "compare": Part(".cli.inspect_command:compare", "", "Compare runs, seeds together."),
+    "plot": Part(".cli.inspect_command:plot", "", "Draw a figure of a store, tokenizer or run."),
+    "report": Part(".cli.inspect_command:report", "", "Write one HTML page of runs."),
+    "demo": Part(".cli.inspect_command:demo", "", "From text and programs to trained models."),
+    "doctor": Part(".cli.inspect_command:doctor", "", "Check the machine and what is installed."),
+    "recipe": Part(".cli.recipe_command:app", "", "List recipes and their keys."),
 }
 
 EXTRA_PACKAGES: dict[str, str] = {
@@ -432,7 +368,7 @@ def require(module: str) -> Any:
             # The package itself says what is missing.
             with suppress(OSError):
                 ctypes.CDLL(library)
-        return importlib.import_module(module)
+        return importlib.import_module(module, __package__)
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """The command in this process, where a child process would show nothing more."""
 
-from __future__ import annotations
-
 import io
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`inspect` names the command that comes next: each of them is run here, as it is printed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

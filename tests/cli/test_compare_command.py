@@ -1,7 +1,5 @@
 """`tokmill compare` and `inspect` of several runs, as a user meets them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the command itself offers: version, completion, help where a key is taken for an option."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

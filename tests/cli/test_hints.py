@@ -1,7 +1,5 @@
 """Hints that name a command: it exists with these options, and it works when it is followed."""
 
-from __future__ import annotations
-
 import ast
 import bz2
 import gzip

@@ -1,7 +1,5 @@
 """`inspect`, `plot`, `report`, `doctor` and `recipe`, as a user runs them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

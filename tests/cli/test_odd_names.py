@@ -1,7 +1,5 @@
 """Files with odd names: bytes that are no UTF-8, escapes, newlines, very long ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

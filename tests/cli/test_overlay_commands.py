@@ -1,7 +1,5 @@
 """`tokmill build overlay`, `tokmill embed`, and what other commands make of overlays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A report on a real run: what the model is, its metrics in plain numbers, how it continues."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

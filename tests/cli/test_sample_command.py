@@ -1,7 +1,5 @@
 """`tokmill sample`, as a user meets it."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

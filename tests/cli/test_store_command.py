@@ -1,7 +1,5 @@
 """`tokmill store` as a person types it, in child processes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tokmill trace` on a real run, as a user meets it; its answers are those of test_trace.py."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`tokmill train` and `tokmill sample`, as a user meets them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What tasks that act in an environment promise: exact resumes, opening alone, commands."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +15,8 @@ from tokmill import plugins
 from tokmill.base.errors import Interrupted, UsageError
 from tokmill.cli import main
 from tokmill.mlir.measure import Measurements
-from tokmill.training.budget.estimate import estimate
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.budget.memory import estimate
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import load_task
 from toy import losses, stop_after, weights
 

@@ -1,7 +1,5 @@
 """What every executor promises: the bytes of one process, and the errors of the input."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every kind of build keeps the promises of builds, with the inputs of `source_cases.CASES`."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

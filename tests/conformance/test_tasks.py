@@ -1,7 +1,5 @@
 """What every task promises: any engine and processes, exact resumes, evaluation, vectors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib.util import find_spec
@@ -21,9 +19,9 @@ from task_runs import same
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.cli import main
-from tokmill.training.budget.estimate import estimate
+from tokmill.training.budget.memory import estimate
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import load_task
 from toy import cycles, losses, make_store, weights
 

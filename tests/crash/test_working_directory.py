@@ -23,7 +23,7 @@ STARTED = {
     "builds/execution/processes.py": {"ProcessPoolExecutor"},
     "base/children/child.py": {"Popen", "Running"},
     "base/children/child_calls.py": {"Child", "Popen", "Running"},
-    "cli/demo_command.py": {"run"},  # minutes: its script runs commands that are tested here
+    "cli/inspect_command.py": {"run"},  # minutes: its script runs commands that are tested here
     "mlir/iree/tune.py": {"call"},
     "mlir/measure.py": {"Child"},
     "mlir/modules/guard.py": {"shared"},

@@ -26,7 +26,7 @@ def test_recipe_parses(path: Path) -> None:
         recipe.convert(kind.Config, chosen.options, str(path))
     else:
         configs = pytest.importorskip(
-            "tokmill.training.recipe.check_recipe", reason="needs the extra train"
+            "tokmill.training.recipe.resolve", reason="needs the extra train"
         )
         names = importlib.import_module("tokmill.training.recipe.read_recipe")
         configs.from_dict(names.merged(stated, {}, str(path)), str(path))

@@ -94,7 +94,7 @@ def engine() -> Any:
 
     from tokmill.models.model import Inputs
     from tokmill.training.engines.engine import make_engine
-    from tokmill.training.recipe.check_recipe import from_dict
+    from tokmill.training.recipe.resolve import from_dict
     from tokmill.training.runs.run import make_task
     from toy import recipe
 
@@ -232,7 +232,7 @@ def make_public(kind: str, files: int = 1) -> Make:
 
         from tokmill.models.model import Inputs
         from tokmill.models.public.huggingface import read_config
-        from tokmill.models.public.public_tensors import to_public
+        from tokmill.models.public.public import to_public
         from tokmill.training.runs.exchange import recipe_of
         from tokmill.training.runs.run import make_task
 
@@ -272,7 +272,7 @@ def make_encoder(folder: Path) -> Iterable[Path]:
 
     from tokmill.models.model import Inputs
     from tokmill.models.public.huggingface import architecture, read_config
-    from tokmill.models.public.public_tensors import to_public
+    from tokmill.models.public.public import to_public
     from tokmill.training.runs.exchange import recipe_of
     from tokmill.training.runs.run import make_task
 

@@ -85,7 +85,7 @@ seed = 3
 
 def read_training_recipe(folder: Path) -> Any:
     from tokmill.base.recipe import read_toml
-    from tokmill.training.recipe.check_recipe import from_dict
+    from tokmill.training.recipe.resolve import from_dict
 
     return repr(from_dict(read_toml(folder / "r.toml"), "r.toml"))
 
@@ -103,8 +103,8 @@ OF_DEEPSPEED = b"""{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4,
 
 def read_settings(folder: Path) -> Any:
     from tokmill.training.recipe import deepspeed_config, settings
-    from tokmill.training.recipe.check_recipe import from_dict
     from tokmill.training.recipe.read_recipe import over
+    from tokmill.training.recipe.resolve import from_dict
 
     file = folder / "s.json"
     said, base = settings.read_settings(file), {}

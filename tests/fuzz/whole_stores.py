@@ -117,6 +117,6 @@ def read_built(folder: Path) -> Any:
 
 
 def read_looked_up(folder: Path) -> Any:
-    from tokmill.store.checks.left_out import left_out
+    from tokmill.builds.remake import left_out
 
     return str(left_out(Store(folder / "s")))

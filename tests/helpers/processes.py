@@ -15,7 +15,7 @@ import torch.distributed as dist
 CONTEXT = multiprocessing.get_context("forkserver")
 # Loaded once, in the process that the others are forked from.
 CONTEXT.set_forkserver_preload(
-    ["tokmill.training.session", "tokmill.training.engines.ddp", "torch._dynamo"]
+    ["tokmill.training.session", "tokmill.training.engines.several", "torch._dynamo"]
 )
 SECONDS = 150
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
 from tokmill import plugins
+from tokmill.base.recipe import convert
 from tokmill.models.model import Inputs, Model
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ def small_model(kind: str, inputs: Inputs | Mapping[str, int], **keys: Any) -> M
     inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
     part = plugins.load(plugins.MODELS, kind)
     torch.manual_seed(1)
-    model: Model = part(msgspec.convert(CONFIGS[kind] | keys, part.Config), inputs)
+    model: Model = part(convert(part.Config, CONFIGS[kind] | keys), inputs)
     for parameter in model.parameters():
         # Larger than at the start, so that a leak could not hide below the tolerance.
         nn.init.normal_(parameter, mean=parameter.ndim == 1, std=0.3)

@@ -1,7 +1,5 @@
 """Public checkpoints against transformers: what it wrote is read, and what we write it reads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -13,8 +11,8 @@ from safetensors.torch import load_file
 
 from making import TOKENIZER
 from tokmill.models.model import Tensors
+from tokmill.models.public.public import GPT2_NAMES, LLAMA_NAMES, to_public
 from tokmill.models.public.public_decoders import GPT2, Llama
-from tokmill.models.public.public_tensors import GPT2_NAMES, LLAMA_NAMES, to_public
 from tokmill.tasks.next_token import NextToken
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.training.runs.exchange import export_model, import_model

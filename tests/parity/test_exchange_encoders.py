@@ -1,7 +1,5 @@
 """Public checkpoints of encoders against transformers: read, written, and what both compute."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -18,7 +16,7 @@ from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
 from tokmill.models.model import Tensors
-from tokmill.models.public.public_tensors import to_public
+from tokmill.models.public.public import to_public
 from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.tensors import write_tensors
 from tokmill.training.runs.exchange import export_model, import_model, public_parts

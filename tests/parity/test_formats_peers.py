@@ -1,7 +1,5 @@
 """Exports read by the peers' own readers, and peers' files read by tokmill."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from making import EOT, ids_of, token_store

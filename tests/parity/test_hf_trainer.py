@@ -1,7 +1,5 @@
 """transformers' Trainer on a TokenDataset: its loss is that of the store's documents, and falls."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Each part alone against PyTorch's own, or the formula in float64: plain tensors in and out."""
 
-from __future__ import annotations
-
 import io
 import math
 

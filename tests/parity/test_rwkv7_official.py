@@ -1,7 +1,5 @@
 """RWKV-7 beside the official inference package, on the same random weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ transformers 5 has no loader for checkpoints of TensorFlow. So the peer of its r
 written out in numpy on TensorFlow's own variables, inputs times kernel (Devlin et al. 2018).
 """
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ids equal those of Hugging Face `tokenizers` on adversarial text."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training gives the merges and ids of Hugging Face's `train_from_iterator`, with every engine."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the files of a checkpoint say beside its weights: end ids, kinds of outputs, model types."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ids of a vocab.txt equal those of transformers' tokenizers of BERT on difficult text."""
 
-from __future__ import annotations
-
 import json
 import random
 import unicodedata

@@ -1,7 +1,5 @@
 """Where numbers lie in code: ours beside iced-x86's, over all opcodes and kinds of operands."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

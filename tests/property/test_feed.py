@@ -1,7 +1,5 @@
 """The feed: a pure function of the step that any number of processes share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """MinHash against exact similarity, and the index against a plain loop over all pairs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

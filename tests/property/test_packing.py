@@ -1,7 +1,5 @@
 """Packing in closed form against the algorithm piece by piece, and an epoch against its pieces."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """What holds for any text: the engines agree, cuts do not matter, nothing is lost."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter
@@ -13,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenizers_peer import reference_ids, split_words
-from tokmill.text.encoding.cutting import segments
 from tokmill.text.encoding.encoders import make_encoder
 from tokmill.text.learning import bpe
 from tokmill.text.learning.bpe import count_words, train_words
 from tokmill.text.learning.train_tokenizer import train_tokenizer
-from tokmill.text.tokenizers.patterns import PATTERNS, WELL_KNOWN, safe_cut
+from tokmill.text.tokenizers.patterns import PATTERNS, WELL_KNOWN, safe_cut, segments
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 
 pytest.importorskip("tokenizers", reason="needs the extra text")

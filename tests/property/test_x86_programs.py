@@ -1,7 +1,5 @@
 """Damaged programs and random bytes: refused with a reason or lifted, in little time and room."""
 
-from __future__ import annotations
-
 import functools
 import random
 import signal

@@ -1,7 +1,5 @@
 """What holds for any code: the cache agrees with the rules, and the closed lists hold it all."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

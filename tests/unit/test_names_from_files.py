@@ -28,7 +28,7 @@ from tokmill.store.checks.validate import validate
 from tokmill.store.manifest import sealed
 from tokmill.store.store import Store
 from tokmill.store.vocab import Learned, Vocabulary
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import begin, facts_from
 
 SOURCES = Path(tokmill.__file__).parent
@@ -209,7 +209,7 @@ def test_a_shard_cannot_be_written_elsewhere(where: str, store: Path, tmp_path: 
 
 
 def test_shards_of_a_checkpoint_are_read_from_its_folder(tmp_path: Path) -> None:
-    from tokmill.training.runs.public_files import INDEX, read_weights
+    from tokmill.training.runs.exchange import INDEX, read_weights
 
     index = {"weight_map": {"a": "../other.safetensors"}, "metadata": {}}
     (tmp_path / INDEX).write_text(json.dumps(index))

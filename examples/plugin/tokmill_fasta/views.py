@@ -11,7 +11,7 @@ import typer
 
 from tokmill.report.pages.figures import Figure, Series
 from tokmill.store.store import Store
-from tokmill.terminal.options import AsJson
+from tokmill.terminal.frame import AsJson
 from tokmill.terminal.output import print_json, print_table
 
 

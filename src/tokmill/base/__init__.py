@@ -1,4 +1,3 @@
 """What all packages use: errors, atomic files, headers, children, progress. It imports no other.
 
-Read `errors` and `files` first.
-"""
+Read `errors` and `files` first."""

@@ -14,8 +14,6 @@ too, if the file is read inside of `bounded`. No program or module is taken from
 directory, which may hold the input.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

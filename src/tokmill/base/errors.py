@@ -4,8 +4,6 @@ An error says what is wrong and where (file, line or byte, key) and ends in a hi
 line prints it without a traceback; anything that is no `TokmillError` is a bug.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection, Iterable

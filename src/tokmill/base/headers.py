@@ -4,8 +4,6 @@ Each returns checked values or raises `ValueError` with a reason, whatever the b
 in a file is never trusted beyond the file's size. `refused` adds the file's name and a hint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Content of compressed files (.gz, .xz, .bz2, .zst), as a stream and in bounded memory."""
 
-from __future__ import annotations
-
 import bz2
 import lzma
 import zlib

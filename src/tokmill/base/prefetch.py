@@ -1,7 +1,5 @@
 """A thread that computes the next results of an iterator while the last one is being used."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Generator, Iterable

@@ -1,15 +1,15 @@
 """Recipes: TOML into strict structs, with `extends` and `--set a.b=c`."""
 
-from __future__ import annotations
-
 import difflib
 import re
+import sys
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import machine_errors
@@ -127,6 +127,20 @@ def overrides(settings: Sequence[str]) -> dict[str, Any]:
     return result
 
 
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Part = Annotated[float, Meta(ge=0, lt=1)]
+Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+AboveZero = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+"""Types of numbers among options; `convert` refuses others. A part is below 1, a share up to 1."""
+
+
+def check_types(options: msgspec.Struct, where: str = "") -> None:
+    """Refuse values that the types of options do not allow; of options that were made by hand."""
+    convert(type(options), msgspec.to_builtins(options), where)
+
+
 def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
     """Turn a dict into a struct; an unknown key or a wrong type is an error with its path."""
     check_numbers(value, where)
@@ -146,6 +160,8 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
             ) from None
         if "enum value" in message:
             message = f"{given!r} is not known"
+        elif re.search("[<>]", message) and given is not None:
+            message = f"{message}, not {given}"
         raise UsageError(
             f"{key}: {message[:1].lower()}{message[1:]}" if key else message,
             where=where,

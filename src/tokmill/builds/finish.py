@@ -1,7 +1,5 @@
 """The end of a build: missing shards, too many rejects, the manifest, or a partial store."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import shlex

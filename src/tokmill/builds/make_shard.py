@@ -1,7 +1,5 @@
 """Making one shard: read its items, write the file, then the receipt that commits it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import time
@@ -69,8 +67,7 @@ class Work(msgspec.Struct, frozen=True):
         }
         kind = plugins.load(plugins.SOURCES, self.kind)
         config = msgspec.convert(self.config, type=kind.Config)
-        source: Source = kind(config, self.roots, frozen, self.resources)
-        return source
+        return kind(config, self.roots, frozen, self.resources)
 
 
 def planned_work(store: Path, plan: Plan, resources: Resources | None = None) -> Work:

@@ -1,7 +1,5 @@
 """Find the files of the INPUT arguments, and count what is not read in folders."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

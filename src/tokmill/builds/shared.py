@@ -1,7 +1,5 @@
 """Arrays that several processes of a build need: one of them computes, the others read a file."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math
@@ -60,6 +58,5 @@ def _read(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Ar
             return None
         data = np.memmap(path, np.uint8, "r")
         if hashlib.sha256(data[32:].data).digest() == data[:32].tobytes():
-            result: Array = data[32:].view(dtype).reshape(shape)
-            return result
+            return data[32:].view(dtype).reshape(shape)
     return None

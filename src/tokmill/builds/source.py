@@ -4,8 +4,6 @@
 build of a store's shards writes the probe of its source, all later ones compare with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math
@@ -13,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -341,16 +339,12 @@ class GatheredFiles(Source):
                 records = gathered.records()
                 records.ends_part, records.done = ends_part, position / max(1, item.stop)
                 if part >= item.parts_done:
-                    _hash_until(position, raw, digest)
+                    while data := raw.read(min(1 << 20, position - raw.tell())):
+                        digest.update(data)
                     yield records
                 else:
                     raw.seek(position)
                 part += ends_part
-
-
-def _hash_until(stop: int, file: BinaryIO, digest: Hash) -> None:
-    while data := file.read(min(1 << 20, stop - file.tell())):
-        digest.update(data)
 
 
 PROBE_LOCK = "vocab/.probe.lock"

@@ -5,8 +5,6 @@ they are part of no identity, and may be lost. If a stamp differs, the file is r
 compared with the digests in the receipts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

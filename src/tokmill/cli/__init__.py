@@ -1,7 +1,5 @@
 """The `tokmill` command; the file of a command is imported when the command is used."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -20,8 +18,7 @@ from tokmill.base import bounds
 from tokmill.base.bounds import explain_crashes, keep_out_of_working_directory
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
-from tokmill.terminal.lazy import as_command, flowing, lazy_group
-from tokmill.terminal.options import hint_of_option
+from tokmill.terminal.frame import as_command, flowing, hint_of_option, lazy_group
 from tokmill.terminal.output import behind_doors
 
 # typer has its own copy of click, which is private; this is how its class is reached.

@@ -1,7 +1,5 @@
 """`tokmill build KIND INPUT… -o STORE` and `tokmill build RECIPE.toml`."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -23,10 +21,17 @@ from tokmill.builds.scan import in_words, with_lists
 from tokmill.cli.print_facts import report
 from tokmill.store.receipts import read_receipts
 from tokmill.store.store import Store
-from tokmill.terminal.lazy import as_command, lazy_group
-from tokmill.terminal.options import FilesFrom, Json
+from tokmill.terminal.frame import (
+    FilesFrom,
+    Json,
+    as_command,
+    given,
+    lazy_group,
+    settings,
+    struct_parameters,
+    with_parameters,
+)
 from tokmill.terminal.output import print_json, say
-from tokmill.terminal.structs import given, settings, struct_parameters, with_parameters
 from tokmill.text.commands import build_text
 
 TEXT_KINDS = ("text", "jsonl", "parquet")

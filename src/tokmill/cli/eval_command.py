@@ -1,17 +1,17 @@
-"""`tokmill eval`."""
-
-from __future__ import annotations
+"""Commands on a run and data: `tokmill eval`, `predict` and `embed`."""
 
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
+from tokmill.base.errors import UsageError
+from tokmill.base.files import read_file, write_file
 from tokmill.base.progress import human_metric, human_share
-from tokmill.terminal.options import AsJson, At, Device, Quiet, RunFolder
-from tokmill.terminal.output import print_json, print_table, say
+from tokmill.terminal.frame import AsJson, At, Device, Quiet, RunFolder
+from tokmill.terminal.output import check_outputs, print_json, print_table, say
 
 MOST_CLASSES = 12
 """Classes that are listed at most, where there are too many for a matrix."""
@@ -126,3 +126,98 @@ def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]
         ["loss", "unigram", "better"],
         [[line["loss"], line["unigram"], line["loss"] < line["unigram"]] for line in lines],
     )
+
+
+INPUT = (
+    "A store; a file of the kind that the run's store was built from, with labels or without; or "
+    "-, for lines of text from stdin, of pairs with a tab between the two."
+)
+
+
+def predict(
+    run: RunFolder,
+    input: Annotated[Path, typer.Argument(metavar="INPUT", help=INPUT)],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE.csv", help="Write CSV."),
+    ] = None,
+    at: At = "last",
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the class of each record with a run of the task `classify`, and all probabilities."""
+    if out is not None and out.suffix != ".csv":
+        raise UsageError("what is written is CSV", where=str(out), hint="-o FILE.csv, or --json")
+    check_outputs({"-o": out}, [input])
+    head = read_file(out, 10) if out is not None and out.is_file() else b""
+    if head and not head.startswith(b"record,"):
+        hint = "move it, or name another file"
+        raise UsageError("it holds no answers of `predict`", where=str(out), hint=hint)
+    from tokmill.inference import predict as module
+    from tokmill.report.comparison.comparison_table import csv_text
+
+    found = module.predict(run, input, at=at, device=device, quiet=quiet)
+    rows = list(found.rows())
+    heads = [*found.keys, "label", *(f"p({name})" for name in found.names)]
+    cells = [[*row.values()][:-1] + [*row["probabilities"].values()] for row in rows]
+    if out is not None:
+        write_file(out, csv_text([heads, *cells]))
+        say(f"{out}: written")
+    if as_json:
+        about = {"run": str(run), "step": found.step, "classes": found.names}
+        print_json({**about, "records": rows, "notes": found.notes})
+    elif out is None:
+        print_table(heads, cells)
+    for note in found.notes:
+        say(f"note: {note}")
+
+
+def embed(
+    run: RunFolder,
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE", help="A store with the run's vocabularies.")
+    ],
+    pool: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|mean|last|signature",
+            help="How the hidden states of a record become one vector; auto: as the run was "
+            "trained, else mean.",
+        ),
+    ] = "auto",
+    at: At = "last",
+    device: Device = "auto",
+    name: Annotated[
+        str, typer.Option(help="Name of the overlay; by default pooling and digest of the model.")
+    ] = "",
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Positions that are read at a time.", show_default="16384"),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start the overlay over.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a vector of every record with a trained model: an overlay of the store."""
+    from tokmill.inference import embed as module
+    from tokmill.inference.vectors import BATCH_TOKENS
+
+    vectors = module.embed_store(
+        run,
+        store,
+        pool=cast(Any, pool),
+        at=at,
+        name=name,
+        device=device,
+        batch_tokens=batch_tokens or BATCH_TOKENS,
+        fresh=fresh,
+        quiet=quiet,
+    )
+    if vectors.empty:
+        say(f"records without tokens, whose vectors are zeros: {vectors.empty:,}")
+    if as_json:
+        print_json(vectors)
+        return
+    place = f"{store}: overlay {vectors.overlay}"
+    print(f"{place}: {vectors.records:,} vectors of {vectors.width:,}, step {vectors.step:,}")

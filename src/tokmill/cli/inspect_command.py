@@ -1,21 +1,26 @@
-"""`tokmill inspect`, `plot`, `report` and `doctor`."""
+"""`tokmill inspect`, `compare`, `plot`, `report`, `doctor` and `demo`."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tokmill.base.errors import UsageError, one_line
+from tokmill import plugins
+from tokmill.base.errors import UsageError, check_name, one_line
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share
 from tokmill.report.describe.shown_records import fact_in_words, input_in_words
 from tokmill.store.checks.stats import Statistics
-from tokmill.terminal.options import AsJson
+from tokmill.terminal.frame import AsJson
 from tokmill.terminal.output import in_words, print_json, print_table, say
 
 Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
@@ -238,7 +243,8 @@ def _statistics(path: Path, overlays: list[str], width: int) -> Any:
 
 def print_facts(facts: dict[str, Any]) -> None:
     """Print facts as name and value, and lists of dicts as tables below."""
-    tables = {k: v for k, v in facts.items() if isinstance(v, list) and v and _alike(v)}
+    lists = {k: v for k, v in facts.items() if isinstance(v, list) and v}
+    tables = {k: v for k, v in lists.items() if all(isinstance(one, dict) for one in v)}
     rows = []
     for name, value in facts.items():
         if name in tables or name == "recipe" or value in (None, {}, []):
@@ -325,10 +331,6 @@ def _vocabulary(name: str, facts: dict[str, Any]) -> str:
     return f"{line}, roles {roles}" if roles else line
 
 
-def _alike(values: list[Any]) -> bool:
-    return all(isinstance(value, dict) for value in values)
-
-
 def _text(value: Any) -> str:
     if value is None:
         return ""
@@ -337,3 +339,64 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     return in_words(value)
+
+
+FORMATS = ("table", "latex")
+
+
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs, and folders of runs.")],
+    metric: Annotated[
+        str,
+        typer.Option(help="A name in metrics.jsonl.", show_default="val_loss, or else loss"),
+    ] = "",
+    at: Annotated[
+        str,
+        typer.Option(
+            metavar="best|last|STEP", help="The value at a step, or the best of each run."
+        ),
+    ] = "last",
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORM", help="table or latex.")
+    ] = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs; runs that differ only in seeds are one line with mean and 95 % interval."""
+    from tokmill.report.comparison import comparison_table as tables
+    from tokmill.report.comparison.compare_runs import compare as compare_runs
+
+    check_name("no format is", form, FORMATS)
+    comparison = compare_runs(paths, metric, at)
+    if as_json:
+        print_json(tables.as_json(comparison))
+    elif form == "latex":
+        sys.stdout.write(tables.write_latex(comparison))
+    else:
+        headers, rows = tables.text_rows(comparison)
+        print_table(headers, rows)
+    for note in comparison.notes:
+        say(f"note: {note}")
+
+
+def demo(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where all is written.")] = Path(
+        "demo"
+    ),
+) -> int:
+    """From real text and real programs to two trained models and a report, in some four minutes.
+
+    It runs a short shell script, which says each command that it runs. The same command again
+    continues where it was stopped.
+    """
+    for package in ("gigatoken", "torch", "iced_x86", "matplotlib"):
+        with plugins.extras():
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
+    here = Path(__file__).parents[1]
+    # In a wheel the examples are in the package, in a clone of the repository at its root.
+    root = here if (here / "examples").is_dir() else here.parents[1]
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return subprocess.run(
+        ["sh", str(root / "examples/demo/demo.sh"), str(folder)],
+        env={**os.environ, "PATH": programs},
+    ).returncode

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tokmill.terminal.lazy import group_of
-from tokmill.terminal.options import AsJson, At, RunFolder
+from tokmill.terminal.frame import AsJson, At, RunFolder, group_of
 from tokmill.terminal.output import print_json, say
 
 
@@ -73,19 +72,20 @@ def export(
         ),
     ],
     at: At = "last",
-    license: Annotated[str, typer.Option(help="What README.md names, such as mit.")] = "unknown",
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a run as a checkpoint of transformers, or its weights as a .pt file."""
+    from tokmill.training.recipe.read_recipe import read_recipe
     from tokmill.training.runs import exchange
 
-    made = exchange.export(run, out, at=at, license=license)
+    made = exchange.export(run, out, at=at)
     whole = made.is_dir()
     if as_json:
         files = {"files": sorted(path.name for path in made.iterdir())} if whole else {}
         print_json({"folder" if whole else "file": str(made), **files})
     elif whole:
-        say(f"{made}: {exchange.reader(run)}.from_pretrained({str(made)!r}) reads it")
+        reader = exchange.READERS[read_recipe(run)["task"]["kind"]]
+        say(f"{made}: {reader}.from_pretrained({str(made)!r}) reads it")
     else:
         say(f"{made}: the weights of {run}")
 

@@ -1,7 +1,5 @@
 """Prints what a build has made."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping
@@ -16,19 +14,15 @@ MUCH = 0.05
 """A larger share of unknown tokens means that the vocabulary is for other code or other rules."""
 
 
-def note_in_words(note: str, count: int) -> str:
-    """Return a note of a build with its count; a note begins with a noun in the plural."""
-    nouns, space, rest = note.partition(" ")
-    return f"{human_count(count, nouns.removesuffix('s'), nouns)}{space}{rest}"
-
-
 def notes_in_words(notes: Mapping[str, int], tokens: int) -> str:
     """Return the notes of a build; unknown tokens also as a share of all `tokens`."""
-    return ", ".join(
-        note_in_words(note, count)
-        + (f" ({human_share(count / tokens)})" if REPLACED.fullmatch(note) else "")
-        for note, count in notes.items()
-    )
+    shown = []
+    for note, count in notes.items():
+        # A note begins with a noun in the plural.
+        nouns, space, rest = note.partition(" ")
+        share = f" ({human_share(count / tokens)})" if REPLACED.fullmatch(note) else ""
+        shown.append(f"{human_count(count, nouns.removesuffix('s'), nouns)}{space}{rest}{share}")
+    return ", ".join(shown)
 
 
 def unknown_warning(notes: Mapping[str, int], tokens: int) -> str:

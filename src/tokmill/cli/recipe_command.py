@@ -1,7 +1,5 @@
 """`tokmill recipe list` and `recipe schema`."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import typing
@@ -13,9 +11,8 @@ import typer
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.recipe import read_toml, shipped, struct_of
-from tokmill.terminal.options import AsJson
+from tokmill.terminal.frame import AsJson, field_docs
 from tokmill.terminal.output import print_json, print_table
-from tokmill.terminal.structs import field_docs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -1,7 +1,5 @@
 """`tokmill sample`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
@@ -12,9 +10,8 @@ import typer
 from tokmill.base.errors import UsageError
 from tokmill.base.progress import human_count
 from tokmill.inference.drawing import Drawing
-from tokmill.terminal.options import At, Device, RunFolder
+from tokmill.terminal.frame import At, Device, RunFolder, given, struct_parameters, with_parameters
 from tokmill.terminal.output import print_text, say
-from tokmill.terminal.structs import given, struct_parameters, with_parameters
 
 Prompt = Annotated[
     str, typer.Option(help="Text to continue; of x86 code its bytes in hexadecimal.")

@@ -1,7 +1,5 @@
 """`tokmill store`: validate, rejects, push, pull, export."""
 
-from __future__ import annotations
-
 import shlex
 from itertools import islice
 from pathlib import Path
@@ -12,16 +10,24 @@ import typer
 
 from tokmill import plugins
 from tokmill.base import recipe
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import UsageError
 from tokmill.base.files import address_of
 from tokmill.base.progress import Progress, human_bytes, human_count
 from tokmill.formats.notes import Checked
 from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
-from tokmill.terminal.lazy import as_command, group_of, lazy_group
-from tokmill.terminal.options import Json, Quiet
+from tokmill.terminal.frame import (
+    Json,
+    Quiet,
+    as_command,
+    given,
+    group_of,
+    lazy_group,
+    settings,
+    struct_parameters,
+    with_parameters,
+)
 from tokmill.terminal.output import print_json, say
-from tokmill.terminal.structs import given, settings, struct_parameters, with_parameters
 
 SAME_BUILD = "the same `tokmill build` makes again what is damaged or missing"
 StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the store.")]
@@ -110,8 +116,7 @@ def rejects(
     json: Json = False,
 ) -> None:
     """List the records that were left out: input, line, byte, reason."""
-    from tokmill.builds.remake import each_left_out
-    from tokmill.store.checks.left_out import left_out
+    from tokmill.builds.remake import each_left_out, left_out
 
     opened = Store(store)
     if skipped:
@@ -199,10 +204,8 @@ def load_format(name: str) -> Any:
         **more: Any,
     ) -> None:
         opened = Store(store)
-        if opened.partial and not partial:
-            raise TokmillError(
-                "the store is not complete", where=str(store), hint="finish it, or use --partial"
-            )
+        if not partial:
+            opened.whole("finish it, or use --partial")
         options = recipe.merge(given(more), settings(set_))
         config = recipe.convert(kind.Config, options, f"options of {name}")
         written = kind(config).write(opened, out)

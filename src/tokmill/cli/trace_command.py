@@ -1,7 +1,5 @@
 """`tokmill trace`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -11,7 +9,7 @@ import typer
 
 from tokmill.base.errors import UsageError, one_line
 from tokmill.base.progress import human_count, human_metric
-from tokmill.terminal.options import AsJson, RunFolder
+from tokmill.terminal.frame import AsJson, RunFolder
 from tokmill.terminal.output import print_json, print_table, say
 
 HEAD = 40
@@ -21,38 +19,47 @@ DOCUMENTS = 3
 """Documents of a step that are shown, and of a jump."""
 
 
+Step = Annotated[
+    int | None, typer.Option(metavar="N", help="Show the documents of a step, from 1.")
+]
+Record = Annotated[
+    int | None, typer.Option(metavar="I", help="Show the steps that read this record.")
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="'COLUMN OP VALUE'",
+        help="Show the steps that read records whose value fits, as in `inspect`. May be repeated: "
+        "all must hold.",
+    ),
+]
+Spike = Annotated[
+    bool, typer.Option("--spike", help="Show logged steps with a jump of the loss or the gradient.")
+]
+OfStore = Annotated[
+    Path | None,
+    typer.Option("--store", help="With --record or --where: only this store of the run."),
+]
+Processes = Annotated[
+    int, typer.Option(metavar="P", min=0, help="Processes of a run that did not keep them.")
+]
+Head = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=0, help="Show the first N documents or steps.", show_default="40, 3"
+    ),
+]
+
+
 def trace(
     run: RunFolder,
-    step: Annotated[
-        int | None, typer.Option(metavar="N", help="Show the documents of a step, from 1.")
-    ] = None,
-    record: Annotated[
-        int | None, typer.Option(metavar="I", help="Show the steps that read this record.")
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="'COLUMN OP VALUE'",
-            help="Show the steps that read records whose value fits, as in `inspect`. May be "
-            "repeated: all must hold.",
-        ),
-    ] = None,
-    spike: Annotated[
-        bool,
-        typer.Option("--spike", help="Show logged steps with a jump of the loss or the gradient."),
-    ] = False,
-    store: Annotated[
-        Path | None, typer.Option(help="With --record or --where: only this store of the run.")
-    ] = None,
-    processes: Annotated[
-        int, typer.Option(metavar="P", min=0, help="Processes of a run that did not keep them.")
-    ] = 0,
-    head: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=0, help="Show the first N documents or steps.", show_default="40, 3"
-        ),
-    ] = None,
+    step: Step = None,
+    record: Record = None,
+    where: Where = None,
+    spike: Spike = False,
+    store: OfStore = None,
+    processes: Processes = 0,
+    head: Head = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which documents a step of a run reads, or which steps read a document."""

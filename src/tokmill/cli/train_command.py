@@ -1,7 +1,5 @@
 """`tokmill train`."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import shlex
@@ -20,9 +18,16 @@ from tokmill.base.progress import (
     human_time,
 )
 from tokmill.base.recipe import merge
-from tokmill.terminal.options import AsJson, Quiet
+from tokmill.terminal.frame import (
+    PANEL,
+    AsJson,
+    Quiet,
+    given,
+    settings,
+    struct_parameters,
+    with_parameters,
+)
 from tokmill.terminal.output import print_json, print_table, say
-from tokmill.terminal.structs import PANEL, given, settings, struct_parameters, with_parameters
 from tokmill.training import launch as launching
 from tokmill.training.launch import Launch
 from tokmill.training.recipe.config import DataConfig, RunConfig
@@ -198,8 +203,8 @@ def _no_folder(recipe: Path | None, has_data: bool, words: list[str]) -> UsageEr
 
 
 def _dry_run(config: Any, launch: Launch, line: str, continues: bool, as_json: bool) -> None:
-    from tokmill.training.budget.estimate import estimate
-    from tokmill.training.recipe.check_recipe import notes
+    from tokmill.training.budget.memory import estimate
+    from tokmill.training.recipe.resolve import notes
 
     plan = estimate(config, launch.processes * launch.nodes, launch.processes, timed=True)
     if not launching.place().rank and not continues:
@@ -245,11 +250,12 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
         return
     # Where an environment takes the place of stores, its own facts say more than rows and tokens.
     environment, tokens = plan["environment"], not plan["environment"]
+    columns = ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
     print_table(
         ["plan", ""],
         [
             ["model, task", f"{plan['model']}, {plan['task']}"],
-            *([["columns", _columns(plan)]] if tokens else []),
+            *([["columns", columns]] if tokens else []),
             ["parameters", f"{plan['parameters']:,}"],
             *([name, value] for name, value in human_facts(environment).items()),
             *(_rows(plan) if tokens else []),
@@ -279,10 +285,6 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     )
     if "torchrun" in plan:
         print(f"\n{plan['torchrun']}")
-
-
-def _columns(plan: dict[str, Any]) -> str:
-    return ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
 
 
 def _rows(plan: dict[str, Any]) -> list[list[str]]:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.feed.entries import FAMILY, Values, Vectors
 from tokmill.feed.order import Order, key
 from tokmill.feed.rows import Mix, Rows, column_dtypes, row_shares
-from tokmill.feed.values import FAMILY, Values, Vectors
 from tokmill.store.schema import Array, ranges
 from tokmill.store.store import Gather, Store
 
@@ -69,8 +69,7 @@ class Batch:
 
 
 def _cut(target: Array, which: slice | Array, length: int | None) -> Array:
-    cut: Array = target[which, :length] if target.ndim > 1 else target[which]
-    return cut
+    return target[which, :length] if target.ndim > 1 else target[which]
 
 
 class LaidOut(NamedTuple):

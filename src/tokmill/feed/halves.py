@@ -1,7 +1,5 @@
 """Two halves in a row: those of one record, or of two alike ones, for telling which they are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -122,8 +120,7 @@ class Halves(Rows):
 
     def own(self, rows: Array, epoch: int) -> Array:
         """Return which rows have a second half that is their own, (n,) bool."""
-        own: Array = self.spans(rows, epoch).document[1::2] == OWN
-        return own
+        return self.spans(rows, epoch).document[1::2] == OWN
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
         rows = np.asarray(rows, np.int64)
@@ -194,16 +191,14 @@ class Halves(Rows):
         share = 0.35 + 0.3 * (keys >> np.uint64(11)) * 2.0**-53
         middle = (lengths * share).astype(np.int64).clip(LEAST, lengths - LEAST)
         if BORDER not in self.store.token_columns:
-            cut: Array = middle
-            return cut
+            return middle
         start, stop = (middle - AROUND).clip(min=0), np.minimum(middle + AROUND, lengths)
         columns, inside = read(self.store, records, start, stop, 2 * AROUND, [BORDER])
         place = start[:, None] + np.arange(2 * AROUND)
         good = (columns[BORDER] & 1 > 0) & (inside >= 0)
         good &= (place >= LEAST) & (place <= (lengths - LEAST)[:, None])
         far = np.where(good, np.abs(place - middle[:, None]), 2 * AROUND)
-        cuts: Array = np.where(good.any(1), start + far.argmin(1), middle)
-        return cuts
+        return np.where(good.any(1), start + far.argmin(1), middle)
 
 
 def second_blocks(store: Store, most: int) -> Array:

@@ -4,8 +4,6 @@ A permutation of 0 … n - 1 is a Feistel network on the next even number of bit
 value is below n (cycle walking; Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 

@@ -7,8 +7,6 @@ Pieces of the same length are interchangeable, and so are bins with the same fre
 handles groups of bins; its cost depends on the number of different lengths, not of pieces.
 """
 
-from __future__ import annotations
-
 import contextlib
 from bisect import bisect_left, insort
 from dataclasses import dataclass, fields
@@ -348,8 +346,7 @@ class Packed(Rows):
 
     def _records(self, place: Array) -> Array:
         """Return the records of documents by their place in the order of the pieces."""
-        records: Array = self.pieces.documents[place].astype(np.int64)
-        return records
+        return self.pieces.documents[place].astype(np.int64)
 
     def _pack_spans(self, at: Array, pack: Array, group: int, epoch: int) -> Array:
         """Return the spans (5, n), as the fields of `Spans`, of packs of a group for rows `at`."""

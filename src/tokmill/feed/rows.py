@@ -11,8 +11,6 @@ floor(n · w); it is then its row number floor(n · w). More than two stores are
 halves recursively.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
@@ -240,8 +238,7 @@ class Numbering:
     def in_store_order(self, rows: Array) -> Array:
         if len(self.groups) == 1:
             return rows
-        ordered: Array = rows + self.shift[np.searchsorted(self.ends, rows, side="right")]
-        return ordered
+        return rows + self.shift[np.searchsorted(self.ends, rows, side="right")]
 
 
 def ribbon_spans(offsets: Array, starts: Array, length: int) -> Spans:

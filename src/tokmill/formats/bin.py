@@ -4,8 +4,6 @@ A headerless `.bin` is `np.fromfile(path, dtype)`: little-endian uint16, or uint
 ids, and nothing else. Source of the format: nanoGPT, `data/openwebtext/prepare.py`.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -313,9 +311,8 @@ class BinExport:
         """Write `out` (or `out/tokens.bin`) and return files, tokens, bytes and dtype."""
         config = self.config
         notes.check_column(store, config)
-        dtype = notes.wide_dtype(store, config.column)
-        if config.dtype != "auto":
-            dtype = np.dtype(f"<{config.dtype}")
+        kind = "u2" if notes.id_count(store, config.column) <= 1 << 16 else "u4"
+        dtype = np.dtype(f"<{kind if config.dtype == 'auto' else config.dtype}")
         path = notes.output_file(out, ".bin")
         with exporting(
             store, "bin", config, path.parent, path.name, files=[path], named=out

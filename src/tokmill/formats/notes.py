@@ -6,8 +6,6 @@ of exports. Readers of the formats ignore it. A file whose name tokmill chooses 
 a note names it.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import io
@@ -82,17 +80,12 @@ class Checked(msgspec.Struct, frozen=True):
         return not self.problems
 
 
-def note_path(folder: Path, name: str) -> Path:
-    """Return the path of the note of an export called `name`."""
-    return inside(folder, f".{name}{SUFFIX}")
-
-
 class Export:
     """Writes the files of one export, and its note."""
 
     def __init__(self, folder: Path, name: str, kind: str, identity: str) -> None:
         self.folder, self.kind, self.identity = folder, kind, identity
-        self.path = note_path(folder, name)
+        self.path = inside(folder, f".{name}{SUFFIX}")
         self.written: list[Written] = []
         self.before: Note | None = None
         self.is_damaged = False
@@ -363,11 +356,6 @@ def raw(arrays: Iterable[Array]) -> Iterator[memoryview]:
     for array in arrays:
         if array.size:
             yield array.data.cast("B")
-
-
-def wide_dtype(store: Store, name: str) -> np.dtype[Any]:
-    """Return uint16, or uint32 above 65,536 ids (nanoGPT, CS336)."""
-    return np.dtype("<u2" if id_count(store, name) <= 1 << 16 else "<u4")
 
 
 class Sink(io.RawIOBase):

@@ -1,7 +1,5 @@
 """Common parts of all sources that read foreign token files."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -74,8 +72,7 @@ class TokenSource(Source):
         """Number of ids, where it is known."""
         if self.frozen is not None:
             return self.frozen.vocabulary.size
-        size: int | None = self.config.vocab_size
-        return size
+        return self.config.vocab_size
 
     @cached_property
     def schema(self) -> Schema:

@@ -1,7 +1,5 @@
 """Encodes the text of a prompt as ids of a run's columns, and decodes ids."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +7,7 @@ from typing import Any, Protocol
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import inside
-from tokmill.inference.read_rows import Ids
+from tokmill.inference.vectors import Ids
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.runs.run import VOCAB, check_tokenizer

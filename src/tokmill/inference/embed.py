@@ -21,9 +21,9 @@ from tokmill.base.progress import Progress
 from tokmill.builds.build import run as build
 from tokmill.builds.execution.resources import Amount
 from tokmill.builds.plan import BuildRecipe, How
-from tokmill.builds.selection.overlay_source import OverlaySource, shard_identity
+from tokmill.builds.selection.overlay_values import OverlaySource, shard_identity
 from tokmill.builds.source import Hash, Item, Resources
-from tokmill.feed.values import Vectors as ReadVectors
+from tokmill.feed.entries import Vectors as ReadVectors
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors, refuse_vectors
 from tokmill.models.heads import Pool, check_pool
 from tokmill.store.checks.background_check import ShardCheck

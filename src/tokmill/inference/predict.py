@@ -1,7 +1,5 @@
 """`tokmill predict`: the class of each record of a store, of a file or of lines."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys
@@ -21,10 +19,10 @@ from tokmill.base.progress import Progress, human_count
 from tokmill.builds.build import run as build
 from tokmill.builds.execution.resources import Amount
 from tokmill.builds.plan import BuildRecipe, How
+from tokmill.builds.remake import input_paths, left_out, line_of
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
 from tokmill.store.checks.background_check import ShardCheck
-from tokmill.store.checks.left_out import input_paths, left_out, line_of
 from tokmill.store.marks import is_store
 from tokmill.store.schema import Array
 from tokmill.store.store import Store

@@ -9,8 +9,6 @@ segment by segment (T positions of a segment). Rows are then in falling order of
 rows which are in a segment are the first ones. Sums are in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Literal, Self, get_args
 
@@ -48,8 +46,7 @@ class Transform(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return (…, D)."""
-        y: Tensor = self.norm(gelu(self.linear(hidden), self.approximate))
-        return y
+        return self.norm(gelu(self.linear(hidden), self.approximate))
 
 
 class Heads(nn.Module):
@@ -148,8 +145,7 @@ class Pooler(nn.Module):
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return (B, D) from the hidden states of rows."""
-        y_BD: Tensor = torch.tanh(self.linear(hidden_BTD[:, 0]))
-        return y_BD
+        return torch.tanh(self.linear(hidden_BTD[:, 0]))
 
 
 class Classes(nn.Module):
@@ -162,8 +158,7 @@ class Classes(nn.Module):
 
     def forward(self, vectors_BD: Tensor) -> Tensor:
         """Return the logits (B, C)."""
-        logits_BC: Tensor = self.linear(self.dropout(vectors_BD))
-        return logits_BC
+        return self.linear(self.dropout(vectors_BD))
 
     def loss(self, vectors_BD: Tensor, labels_B: Tensor) -> Tensor:
         """Return the summed cross-entropy in nats; labels int64, -1 where there is none."""

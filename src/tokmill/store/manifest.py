@@ -1,7 +1,5 @@
 """The JSON files of a store: plan, receipts and manifest."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable
@@ -325,8 +323,7 @@ def read_json(path: Path, kind: Any) -> Any:
 
 def read_sealed(path: Path, kind: type[T]) -> T:
     """Read a file with a digest (plan, manifest, receipt); raises `TokmillError` if it changed."""
-    value: T = _decoded(path, kind, sealed=True)
-    return value
+    return _decoded(path, kind, sealed=True)
 
 
 PLAN, MANIFEST = "plan.json", "manifest.json"

@@ -3,8 +3,6 @@
 Names of files are not enough: a folder with the `manifest.json` of a web page is no store.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The receipts of a store and its plan: what is made, and the manifest of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ trusted: whatever lies there is only opened for reading, and only used if it is 
 stated fingerprint.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,13 +23,7 @@ def reference_to(path: Path | str) -> Reference:
 
     Raises `TokmillError` if there is no store, or its build has not finished.
     """
-    store = Store(path)
-    if store.partial:
-        raise TokmillError(
-            "the store is not complete, so the numbers of its records will change",
-            where=str(store.path),
-            hint="finish it with the same `tokmill build` before something refers to it",
-        )
+    store = Store(path).whole()
     place = path_to_text(str(store.path.resolve()))
     return Reference(store.fingerprint, place, store.records, store.manifest.recipe_id)
 

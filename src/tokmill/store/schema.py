@@ -70,13 +70,11 @@ class Strings:
         results = [function(row.decode("utf-8", "surrogatepass")) for row in rows]
         values = np.empty(len(results), object)
         values[:] = results
-        each: Array = values[place]
-        return each
+        return values[place]
 
     def decoded(self) -> list[str]:
         """Return the string of each record; raises `UnicodeDecodeError` if one is not UTF-8."""
-        texts: list[str] = self.each(str).tolist()
-        return texts
+        return self.each(str).tolist()
 
     def written_out(self) -> tuple[Array, Array]:
         """Return the strings of all records end to end: (u1, offsets int64)."""
@@ -114,8 +112,7 @@ def take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
 def ranges(begins: Array | int, lengths: Array) -> Array:
     """Return the numbers of several ranges end to end: begin, begin + 1, … of each (int64)."""
     before = np.cumsum(lengths) - lengths
-    result: Array = np.repeat(begins - before, lengths) + np.arange(int(lengths.sum()))
-    return result
+    return np.repeat(begins - before, lengths) + np.arange(int(lengths.sum()))
 
 
 DType = Literal["u1", "u2", "u4", "u8", "i8", "f4", "f8", "utf8"]
@@ -291,8 +288,7 @@ class Phrases:
         lengths = self.table_offsets[ids + 1] - begins
         if name == "border":
             return borders(self.ids, lengths)
-        values: Array = self.table[name][ranges(begins, lengths)]
-        return values
+        return self.table[name][ranges(begins, lengths)]
 
 
 def borders(phrases: Array, lengths: Array) -> Array:

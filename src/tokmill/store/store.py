@@ -478,6 +478,12 @@ class Store:
         documents = gather.documents(0, size)
         np.copyto(document, documents, where=documents >= 0)
 
+    def whole(self, hint: str = "finish it with the same `tokmill build` first") -> Store:
+        """Return the store; raises `TokmillError` if its build has not finished."""
+        if self.partial:
+            raise TokmillError("the store is not complete", where=self.place, hint=hint)
+        return self
+
     def receipt(self, number: int) -> Receipt:
         """Return the receipt of a shard."""
         path = shard_path(self.path, self.shards[number].name)

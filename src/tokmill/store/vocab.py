@@ -1,7 +1,5 @@
 """Vocabularies of stores: the file that maps tokens to ids, the number of ids, ids with a role."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 

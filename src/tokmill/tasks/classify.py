@@ -3,8 +3,6 @@
 Shapes: B rows, T positions, D width of the model, C classes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -14,17 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.files import read_file
+from tokmill.base.headers import loads_json
+from tokmill.base.recipe import Part, check_types
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.models.heads import Classes, Pooler
 from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
-from tokmill.store.schema import Array, Schema
+from tokmill.store.schema import Array, Column, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.classes import check_classes, classes_of
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import (
+    MOST_CLASSES,
     SEGMENT,
     Facts,
     Frame,
@@ -33,6 +34,96 @@ from tokmill.tasks.task_inputs import (
     is_framed,
     store_inputs,
 )
+
+
+def label_column(store: Store, name: str) -> Column:
+    """Return a label column: one number for each record, in the store or one of its overlays."""
+    column = store.schema.get(name)
+    names = [
+        n
+        for n, c in store.schema.items()
+        if c.per == "record" and c.dtype != "utf8" and not c.width
+    ]
+    if column is None or name not in names:
+        what = "does not have one number for each record" if column else "is not there"
+        hint = nearest(
+            name,
+            names,
+            "--set task.column=NAME; of an overlay: --set 'data.overlays=[\"NAME\"]'",
+        )
+        if column is not None and column.dtype == "utf8":
+            hint = "of texts make an overlay with a number for each: docs/bert.md, classify"
+        raise UsageError(
+            f"the label column {name!r} {what}",
+            where=str(store.path),
+            hint=hint,
+        )
+    return column
+
+
+def classes_of(store: Store, name: str) -> tuple[str, ...]:
+    """Return the names of the classes of a column, by number.
+
+    They are in the column's vocabulary. Without a vocabulary, the classes are the whole numbers
+    from 0 to the largest in the column. Raises `UsageError` for a column that holds no classes.
+    """
+    column = label_column(store, name)
+    if column.dtype.startswith("f"):
+        raise UsageError(
+            f"the column {name!r} holds fractions, not classes",
+            where=str(store.path),
+            hint="number the classes from 0",
+        )
+    if column.vocab in store.vocabularies:
+        return _names(store, column.vocab)
+    low, high = store.manifest.ranges.get(name, (0, 0))
+    if low < 0 or high >= MOST_CLASSES:
+        raise UsageError(
+            f"the column {name!r} holds numbers from {low:g} to {high:g}; classes are 0 to at most "
+            f"{MOST_CLASSES - 1:,}",
+            where=str(store.path),
+            hint="number the classes from 0",
+        )
+    return tuple(str(number) for number in range(int(high) + 1))
+
+
+def _names(store: Store, vocabulary: str) -> tuple[str, ...]:
+    path = store.vocabulary_file(vocabulary)
+    try:
+        names = loads_json(read_file(path))["tokens"]
+        if not all(isinstance(name, str) for name in names) or not names:
+            raise ValueError("its tokens are not names")
+    except (ValueError, TypeError, KeyError) as error:
+        raise TokmillError(
+            f"this is not a list of classes: {error}",
+            where=str(path),
+            hint="the same `tokmill build` makes it again",
+        ) from None
+    return tuple(names)
+
+
+def same_classes(parts: Sequence[tuple[Store, tuple[str, ...]]]) -> tuple[str, ...]:
+    """Return the classes of several stores; the longest list, of which the others are a beginning.
+
+    Raises `UsageError` if a number means different classes in two stores.
+    """
+    longest = max((names for _, names in parts), key=len)
+    for store, names in parts:
+        check_classes(store, names, longest, "another store has")
+    return longest
+
+
+def check_classes(store: Store, names: Sequence[str], learned: Sequence[str], who: str) -> None:
+    """Refuse a store whose classes are not the known classes or the first of them."""
+    if list(names) != list(learned[: len(names)]):
+        shown = [", ".join(some[:8]) + ", …" * (len(some) > 8) for some in (names, learned)]
+        raise UsageError(
+            f"its classes are {shown[0]}; {who} {shown[1]}",
+            where=str(store.path),
+            hint="`tokmill build tsv … --label A --label B` gives stores the same classes in the "
+            "same order",
+        )
+
 
 LABEL = "label"
 """The name of the targets."""
@@ -55,7 +146,7 @@ class ClassifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The hidden state to predict from: of the first token ([CLS]), the mean, of the last token."""
     pooler: Literal["tanh", "none"] = "tanh"
     """Layer after this state: linear and tanh, as in BERT."""
-    dropout: float = 0.1
+    dropout: Part = 0.1
     """Dropout before the last linear map, in training."""
     segment: bool | Literal["always"] = True
     """Whether the model reads the segment of each token, if the store has it; always: if it has
@@ -77,12 +168,7 @@ class Classify(Task):
                 hint="--from RUN begins with the encoder of a run, --set model.kind=encoder with "
                 "one that has learned nothing; --set task.pool=last reads the last state",
             )
-        if not 0 <= config.dropout < 1:
-            raise UsageError(
-                f"dropout must be at least 0 and below 1, not {config.dropout}",
-                where="task.dropout",
-                hint="--set task.dropout=0.1",
-            )
+        check_types(config, "task")
         self.names = tuple(inputs.classes.get(config.column, ()))
         """Names of the classes, by number."""
         self.pooler = None if config.pooler == "none" else Pooler(model.dim)
@@ -181,8 +267,7 @@ class Classify(Task):
                 batch, last.clamp(min=0) if self.config.pool == "last" else last * 0
             )
         vectors = states[:, 0] if self.pooler is None else self.pooler(states)
-        values: Tensor = self.output(vectors).float()
-        return values
+        return self.output(vectors).float()
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         values, label = self.predicted_values(batch), batch.targets[LABEL]

@@ -1,7 +1,5 @@
 """The metrics of a task, saved in the run: reports read them without torch."""
 
-from __future__ import annotations
-
 import msgspec
 
 

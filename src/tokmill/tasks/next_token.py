@@ -3,8 +3,6 @@
 Shapes: B rows, T positions, D width of the model, V ids of the column.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -19,12 +17,11 @@ from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Windows
 from tokmill.models.heads import Heads
 from tokmill.models.model import Group, Inputs, Model, Tensors
-from tokmill.models.transformers.layers import linear, linear_cross_entropy
-from tokmill.store.mask import LOSS
+from tokmill.models.transformers.layers import Scores, linear, linear_cross_entropy, token_scores
+from tokmill.store.overlay import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.measures import Measures
-from tokmill.tasks.scores import Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
 from tokmill.tasks.task_inputs import RowKind, affixes_of, check_cut, cut_rows
 

@@ -9,8 +9,6 @@ step with each other sets `compares`. Its loss is `compare`, which gets the resu
 entries of the step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -22,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tokmill.feed.entries import Vectors
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
-from tokmill.feed.values import Vectors
 from tokmill.models.heads import Pool
 from tokmill.models.model import Group, Inputs, Model, Tensors
+from tokmill.models.transformers.layers import Scores
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.measures import Measures
-from tokmill.tasks.scores import Scores
 from tokmill.tasks.task_inputs import Facts, store_inputs
 
 
@@ -254,7 +252,7 @@ class Task(nn.Module):
     def start_from(self, place: Path) -> list[str] | None:
         """Take the weights of a run with another task in a way of its own, and return notes on it.
 
-        None: weights with equal names are taken. `place`: as in `training.runs.warm_start`.
+        None: weights with equal names are taken. `place`: as in `training.runs.weights`.
         """
         return None
 
@@ -345,8 +343,7 @@ def positions(document: Array, ends: Array | None = None) -> Array:
     """
     length, ends = document.shape[1], borders(document) if ends is None else ends
     begins = np.repeat(ends[:-1] % length, np.diff(ends)).reshape(document.shape)
-    place: Array = np.subtract(np.arange(length), begins, out=begins)
-    return place
+    return np.subtract(np.arange(length), begins, out=begins)
 
 
 def is_whole(document: Array) -> bool:

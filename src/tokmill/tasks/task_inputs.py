@@ -4,8 +4,6 @@ Special tokens around the tokens of a row: `[CLS] a [SEP]` or `[CLS] a [SEP] b [
 B rows, W positions before and T positions after.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, get_args
@@ -203,8 +201,7 @@ def template_of(vocabulary: Vocabulary, file: bytes) -> tuple[list[int], list[in
     if vocabulary.coder != "tokenizer":
         return [], []
     tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer_json")
-    result: tuple[list[int], list[int]] = tokenizers.template_tokens(file)
-    return result
+    return tokenizers.template_tokens(file)
 
 
 def framed(batch: Batch, frame: Frame, length: int, *, pair: bool = False) -> Batch:

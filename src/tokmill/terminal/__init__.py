@@ -1,4 +1,3 @@
 """The frame of commands: options, tables, JSON, messages on a terminal.
 
-Read `output` first; `structs` makes flags of a struct of options.
-"""
+Read `output` first; `frame` makes commands, and flags of structs of options."""

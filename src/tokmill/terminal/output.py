@@ -1,7 +1,5 @@
 """Printing: results to stdout, messages to stderr, JSON for `--json`."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

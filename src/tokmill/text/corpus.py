@@ -3,8 +3,6 @@
 It is what `gendata.py` and `dataprocess.py` of a BERT on walks write, beside a `vocab.txt`.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Common parts of all text sources: read documents, then encode them as records of tokens."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import threading

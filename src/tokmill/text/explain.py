@@ -1,7 +1,5 @@
 """`--explain FILE:LINE`: all stages of one record, from its bytes to its ids."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 An error about a missing field names the keys that the lines have.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
@@ -42,6 +40,8 @@ HEAD = 1 << 22
 DEEP = 8
 """Keys and lists in a path at most."""
 SHOWN = 12
+
+
 TOGETHER = (
     ("instruction", "input", "output"),
     ("instruction", "context", "response"),
@@ -129,7 +129,7 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
     """
     for path in paths:
         try:
-            if is_list(path):
+            if re.match(rb"\s*\[\s*\{", b"".join(islice(_lines(path), 3))):
                 return (
                     "this is one JSON list, not JSON Lines; a command that converts it makes: "
                     f"{how_to_split(path)}"
@@ -150,12 +150,6 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
         named = " or ".join(map(repr, fields))
         return f"no line has text in {named}: {choose}{seen.in_words()}"
     return ""
-
-
-def is_list(path: str) -> bool:
-    """Return whether a file begins like one JSON list of objects."""
-    head = b"".join(islice(_lines(path), 3))
-    return re.match(rb"\s*\[\s*\{", head) is not None
 
 
 def how_to_split(path: str) -> str:
@@ -258,7 +252,9 @@ class JsonlSource(DocumentSource):
             data, base = data[len(BOM) :], len(BOM)
         if not data:
             return [], np.zeros(0, np.int64), []
-        starts = _line_starts(data)
+        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
+        last = newlines[:-1] if data[-1] == NEWLINE else newlines
+        starts = np.concatenate([[0], last + 1])
         records = self._all(data)
         if records is not None:
             return records, starts + base, []
@@ -334,11 +330,6 @@ class JsonlSource(DocumentSource):
             return msgspec.convert(value, self.paths.struct)
         except (ValueError, RecursionError, msgspec.ValidationError):
             return None
-
-
-def _line_starts(data: bytes) -> Array:
-    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-    return np.concatenate([[0], (newlines[:-1] if data[-1] == NEWLINE else newlines) + 1])
 
 
 def refusal(line: bytes, error: Exception) -> str:

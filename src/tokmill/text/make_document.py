@@ -1,7 +1,5 @@
 """From a raw record to a document: fields, placeholders, stripping."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence

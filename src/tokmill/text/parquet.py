@@ -1,7 +1,5 @@
 """Parquet and Arrow files: one record per row, documents from its columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -121,8 +119,7 @@ class ParquetSource(DocumentSource):
 def _strings(column: Any, refused: list[str]) -> list[str | None]:
     """Return a column's strings; a string that is not UTF-8 becomes None, noted in `refused`."""
     try:
-        values: list[str | None] = column.to_pylist()
-        return values
+        return column.to_pylist()
     except UnicodeDecodeError:
         pyarrow = plugins.require("pyarrow")
         result: list[str | None] = []

@@ -1,7 +1,5 @@
 """Plain text: documents between separators, or lines."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Iterator, Sequence
 from itertools import compress

@@ -24,27 +24,21 @@ from tokmill.feed.rows import Rows
 from tokmill.models.model import Inputs, Tensors
 from tokmill.store.checks.background_check import same_engine
 from tokmill.store.manifest import ShardEntry
-from tokmill.store.mask import LOSS, check_mask_of, leaves_out
-from tokmill.store.overlay import overlay_names
+from tokmill.store.overlay import LOSS, check_mask_of, leaves_out, overlay_names
 from tokmill.store.remote_store import Remote, cache_limit, check_room
-from tokmill.store.schema import Array
+from tokmill.store.schema import Array, ranges
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.training.recipe.config import DataConfig, TrainConfig
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
-from tokmill.training.runs.warm_start import start_facts
+from tokmill.training.runs.weights import start_facts
 
 
 def open_store(path: str, config: DataConfig, overlays: Sequence[str] = ()) -> Store:
     """Open a store with some overlays; one that is not finished only where the recipe says so."""
     store = Store(path, overlays)
-    if store.partial and not config.partial:
-        raise TokmillError(
-            "the store is not complete",
-            where=path,
-            hint="finish it with the same `tokmill build`, or train on what is there: --partial",
-        )
-    return store
+    hint = "finish it with the same `tokmill build`, or train on what is there: --partial"
+    return store if config.partial else store.whole(hint)
 
 
 def open_stores(config: DataConfig) -> list[Store]:
@@ -315,15 +309,8 @@ def _parts_of_entries(batch: Batch, lengths: Array, tokens: int) -> Iterator[Bat
         most = rows_before[start] + tokens // max(1, width)
         stop = max(start + 1, int(np.searchsorted(rows_before, most, side="right")) - 1)
         here = order[start:stop]
-        yield batch.rows(_rows_of(first[here], sizes[here]), width)
+        yield batch.rows(ranges(first[here], sizes[here]), width)
         start = stop
-
-
-def _rows_of(first: Array, sizes: Array) -> Array:
-    """Return the rows of entries, from the first row of each and their number."""
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    rows: Array = np.repeat(first, sizes) + within
-    return rows
 
 
 def evened(task: Task, parts: list[Micro], number: int) -> list[Micro]:

@@ -3,8 +3,6 @@
 It learns the same targets as the task next_token (`targets_of`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
-from tokmill.store.mask import LOSS, check_mask_of
+from tokmill.store.overlay import LOSS, check_mask_of
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import choose_column, ends_of, nothing_to_learn, targets_of
 from tokmill.tasks.task import positions
@@ -151,12 +149,5 @@ def opened(store: Store | Path | str) -> Store:
             hint="torch.utils.data.ConcatDataset joins the datasets of several; "
             "`tokmill build select A B -o C` makes one store of them",
         )
-    result = Store(store)
-    if result.partial:
-        raise TokmillError(
-            "the store is not complete",
-            where=str(store),
-            hint="finish it with the same `tokmill build`, or give tokmill.Store(folder) to read "
-            "what is there",
-        )
-    return result
+    hint = "finish it with the same `tokmill build`; tokmill.Store(FOLDER) reads what is there"
+    return Store(store).whole(hint)

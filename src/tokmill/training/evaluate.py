@@ -1,9 +1,11 @@
-"""The loss of a run on any store, measured as in the training loop, with a breakdown."""
+"""The loss of a run on any store, measured as in the training loop, with a breakdown.
 
-from __future__ import annotations
+A loss is shown with that of a baseline that knows only how often each id occurs (unigram).
+"""
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +14,198 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.progress import Progress
+from tokmill.feed.feed import Batch
+from tokmill.feed.rows import Rows
+from tokmill.models.transformers.layers import Scores
 from tokmill.store.checks.background_check import ShardCheck
+from tokmill.store.checks.stats import count
 from tokmill.store.schema import Array
-from tokmill.tasks.task import Task, to_tensors
+from tokmill.tasks.task import Task, perplexity, to_tensors
 from tokmill.tasks.task_inputs import Facts
-from tokmill.training.breakdown import Breakdown, Groups, unigram
-from tokmill.training.data import cut_notes, micro_batches, open_to_evaluate, overlay_notes
+from tokmill.training.data import (
+    cut_notes,
+    micro_batches,
+    open_stores,
+    open_to_evaluate,
+    overlay_notes,
+)
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.engines.engine import Engine, add
+from tokmill.training.loop import Validation, open_validation
 from tokmill.training.recipe.config import OptimConfig, TrainConfig
-from tokmill.training.runs.run import affix_notes, load_task, read_run
-from tokmill.training.validation import Validation, open_validation
+from tokmill.training.runs.run import affix_notes, facts_from, load_task, read_run
+
+GROUP = ".group"
+"""Name among the targets of a batch, so that they are cut with its rows; no column has a dot."""
+
+
+class Groups:
+    """The values of a record column, numbered in the order in which they are read.
+
+    Raises `UsageError` where the store has no such column.
+    """
+
+    def __init__(self, rows: Rows, name: str) -> None:
+        self.rows, self.store, self.name = rows, rows.store, name
+        schema = self.store.schema
+        names = [key for key, c in schema.items() if c.per == "record" and not c.width]
+        if name not in names:
+            raise UsageError(
+                f"by: the store has no column {name!r} with one value per record",
+                where=str(self.store.path),
+                hint=nearest(name, names),
+            )
+        self.numbers: dict[Any, int] = {}
+        self._values = None if schema[name].dtype == "utf8" else self.store.column(name)
+
+    def of(self, rows: Array, document: Array) -> Array:
+        """Return (B, T) int64: the number of the value of each token's record; 0 at padding.
+
+        `document`: (B, T), as in the batch of these rows.
+        """
+        spans = self.rows.spans(rows, 0)
+        records, inverse = np.unique(spans.record, return_inverse=True)
+        numbers = [
+            self.numbers.setdefault(value, len(self.numbers)) for value in self._read(records)
+        ]
+        table = np.zeros((len(rows), int(spans.document.max(initial=0)) + 1), np.int64)
+        table[spans.row, spans.document] = np.asarray(numbers, np.int64)[inverse]
+        return np.take_along_axis(table, document.clip(min=0).astype(np.int64), axis=1)
+
+    def _read(self, records: Array) -> list[Any]:
+        if self._values is not None:
+            return self._values[records].tolist()
+        shards, places, _ = self.store.places(records)
+        return [
+            self.store.shard(shard).strings(self.name, place, place + 1)[0]
+            for shard, place in zip(shards.tolist(), places.tolist(), strict=True)
+        ]
+
+
+class Breakdown:
+    """Sums over the predicted tokens of an evaluation.
+
+    `unigram`: column → the baseline's loss of each id in nats; empty: there is no baseline.
+    `predicted`: the name of the predicted tokens in the tables.
+    """
+
+    def __init__(
+        self,
+        unigram: Mapping[str, Array],
+        groups: Groups | None = None,
+        predicted: str = "next_token",
+    ) -> None:
+        self.unigram, self.groups, self.predicted = unigram, groups, predicted
+        self.tokens = self.right = 0
+        self.columns: dict[str, Array] = {}
+        """Column → loss, loss of the baseline, right predictions."""
+        self.by = np.zeros((0, 3))
+        """For each group: tokens, loss, loss of the baseline."""
+
+    def mark(self, task: Task, rows: Array, batch: Batch) -> None:
+        """Add the groups of tokens to a prepared batch."""
+        marks = np.zeros(batch.document.shape, np.int64)
+        if self.groups is not None:
+            marks = self.groups.of(rows, batch.document)
+        batch.targets = {**batch.targets, **task.at_targets(batch, {GROUP: marks})}
+
+    def add(self, targets: Mapping[str, Array], scores: Mapping[str, Scores]) -> None:
+        """Add the scores of a marked batch, or of a part of one."""
+        if not scores:
+            return
+        learned = targets[next(iter(scores))] >= 0
+        total, baseline = np.zeros((2, np.count_nonzero(learned)))
+        right = np.ones(len(total), bool)
+        for name, score in scores.items():
+            loss = score.loss.double().cpu().numpy()[learned]
+            hits = score.right.cpu().numpy()[learned]
+            known = np.zeros(len(loss))
+            if self.unigram:
+                here = targets[name][learned]
+                known = np.where(here >= 0, self.unigram[name][here], 0)
+            sums = self.columns.setdefault(name, np.zeros(3))
+            sums += loss.sum(), known.sum(), np.count_nonzero(hits)
+            total, baseline, right = total + loss, baseline + known, right & hits
+        self.tokens += len(total)
+        self.right += int(np.count_nonzero(right))
+        group = targets[GROUP][learned]
+        size = max(len(self.by), int(group.max(initial=-1)) + 1)
+        sums = np.zeros((size, 3))
+        sums[: len(self.by)] = self.by
+        for place, values in enumerate((np.ones(len(total)), total, baseline)):
+            sums[:, place] += np.bincount(group, weights=values, minlength=size)
+        self.by = sums
+
+    def report(self) -> dict[str, Any]:
+        """Return all results as means: nats a token, shares."""
+        if not self.columns:
+            return {}
+        results: dict[str, Any] = {
+            "columns": {
+                name: {
+                    **self._losses(sums[:2], self.tokens),
+                    "perplexity": perplexity(sums[0] / max(1, self.tokens)),
+                    "accuracy": float(sums[2] / max(1, self.tokens)),
+                }
+                for name, sums in self.columns.items()
+            },
+            self.predicted: {
+                **self._losses(self.by[:, 1:].sum(0), self.tokens),
+                "accuracy": self.right / max(1, self.tokens),
+            },
+        }
+        if self.groups is not None:
+            lines = [
+                {
+                    "value": value,
+                    "targets": int(self.by[number, 0]),
+                    **self._losses(self.by[number, 1:], self.by[number, 0]),
+                }
+                for value, number in sorted(self.groups.numbers.items())
+                if number < len(self.by) and self.by[number, 0]
+            ]
+            results["by"] = {"column": self.groups.name, "values": lines}
+        return results
+
+    def _losses(self, sums: Array, tokens: float) -> dict[str, float | None]:
+        loss, baseline = (sums / max(1, tokens)).tolist()
+        return {"loss": loss, "unigram": baseline if self.unigram else None}
+
+
+def unigram(config: TrainConfig, facts: Facts) -> dict[str, Array]:
+    """Return column → nats of each id (V,), from the training stores of a run.
+
+    An id has the probability (n + 1) / (N + V): it occurs n times among N tokens, and there are V
+    ids (add-one, Laplace's rule of succession). Raises `TokmillError` if a store is missing or is
+    not the one of the run.
+    """
+    if not config.data.train:
+        raise TokmillError(
+            "the run was not trained on a store",
+            hint="losses are reported without the baseline",
+        )
+    stores = open_stores(config.data)
+    if facts_from(config, stores).fingerprint != facts.fingerprint:
+        raise TokmillError(
+            "this is not the training store of the run",
+            where=str(stores[0].path),
+            hint="put the old store back in its place to see the unigram losses",
+        )
+    tables = {name: np.ones(size) for name, size in facts.columns.items()}
+    for store in stores:
+        ids = count(store).ids
+        for name, table in tables.items():
+            if name not in ids:
+                raise TokmillError(
+                    f"ids of {name!r} are too large to be counted",
+                    where=str(store.path),
+                    hint="losses are reported without the baseline",
+                )
+            seen = ids[name][: len(table)]
+            table[: len(seen)] += seen
+    return {name: np.log(table.sum()) - np.log(table) for name, table in tables.items()}
 
 
 def evaluate(

@@ -6,8 +6,6 @@ of its own, with exit codes and errors that are those of the training. Nothing h
 before processes are started.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging
@@ -29,6 +27,7 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.base.errors import MachineError, TokmillError, UsageError
+from tokmill.base.recipe import Positive, check_types
 
 LAUNCHED = "TOKMILL_LAUNCHED"
 """Environment variable of processes that `--processes` started: their launcher reports a lost
@@ -81,9 +80,9 @@ def resume_command(run: Path) -> str:
 class Launch(msgspec.Struct, frozen=True):
     """How many processes are started, on how many machines."""
 
-    processes: int = 1
+    processes: Positive = 1
     """Processes on this machine that share each step, one for each GPU."""
-    nodes: int = 1
+    nodes: Positive = 1
     """Number of machines; start it on each of them."""
     node_rank: int = 0
     """Number of this machine, from 0."""
@@ -97,9 +96,7 @@ class Launch(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raise `UsageError` for numbers that do not fit together."""
-        for flag, value in (("--processes", self.processes), ("--nodes", self.nodes)):
-            if value < 1:
-                raise UsageError(f"{flag}: {value} is below 1", hint=f"{flag} 1 is the least")
+        check_types(self)
         if not 0 <= self.node_rank < self.nodes:
             raise UsageError(
                 f"--node-rank: {self.node_rank} is none of {self.nodes} machines",

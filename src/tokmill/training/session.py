@@ -25,9 +25,9 @@ from tokmill.base.errors import Interrupted, TokmillError
 from tokmill.base.files import append_line
 from tokmill.base.progress import Progress, human_facts, human_metric, human_time
 from tokmill.base.stop import Stop
+from tokmill.models.model import Inputs
 from tokmill.tasks.task import Task
 from tokmill.training.budget.memory import check_memory
-from tokmill.training.budget.meter import Meter
 from tokmill.training.data import Micro, PartLoss, open_stores, with_epochs
 from tokmill.training.engines.compared_step import compare_step
 from tokmill.training.engines.devices.device import (
@@ -38,9 +38,8 @@ from tokmill.training.engines.devices.device import (
 from tokmill.training.engines.engine import Engine, add, make_engine, over_processes
 from tokmill.training.engines.optimisers.optim import learning_rate
 from tokmill.training.launch import one_a_machine, place, resume_command
-from tokmill.training.recipe.check_recipe import MOST_STEPS, notes, seconds
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.resolve import resolve
+from tokmill.training.recipe.resolve import MOST_STEPS, notes, resolve, seconds
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.checkpoint import (
     State,
@@ -52,9 +51,15 @@ from tokmill.training.runs.checkpoint import (
 )
 from tokmill.training.runs.pushed_run import Pusher, take
 from tokmill.training.runs.run import Run
-from tokmill.training.runs.trackers import METRICS, Tracker, open_trackers
-from tokmill.training.runs.warm_start import start_facts, start_from
-from tokmill.training.runs.weights import BEST, FINAL, drop_final, save_weights
+from tokmill.training.runs.trackers import METRICS, Meter, Tracker, open_trackers
+from tokmill.training.runs.weights import (
+    BEST,
+    FINAL,
+    drop_final,
+    save_weights,
+    start_facts,
+    start_from,
+)
 
 
 class Loop(Protocol):
@@ -168,11 +173,7 @@ def train(
             facts = start_facts(start, facts)
         inputs = runs.inputs_of(config, facts)
         if engine.rank == 0:
-            rows = kind.rows_a_step(config, engine.world)
-            check_memory(config, inputs, rows, engine.world, place().local_world)
-        if config.run.steps < asked.run.steps < MOST_STEPS:
-            end = f"run.epochs = {config.run.epochs:g} end the run after {config.run.steps:,} steps"
-            say_once(engine, f"{end}, before run.steps = {asked.run.steps:,}")
+            check_size(config, inputs, kind.rows_a_step(config, engine.world), engine, asked)
         seed_random_states(config.run.seed)
         task = runs.make_task(config, inputs)
         if start:
@@ -183,13 +184,20 @@ def train(
         if engine.rank == 0:
             runs.begin(out, config, stores, facts, engine.files)
         state = load_checkpoint(newest, engine, config.run.seed, task) if newest else State()
-        if engine.rank == 0 and state.step < config.run.steps:
-            session = {"step": state.step, "processes": engine.world}
-            append_line(out / runs.SESSIONS, json.dumps(session).encode())
         tracking = open_trackers(out, config, state.step, engine.rank)
         with Pusher(out, config, engine.rank) as pusher, tracking as trackers:
             Session(config, out, task, loop, engine, state, trackers, stop, quiet, pusher).run()
         return Run(out, state.step, runs.last_metrics(out))
+
+
+def check_size(
+    config: TrainConfig, inputs: Inputs, rows: int, engine: Engine, asked: TrainConfig
+) -> None:
+    """Refuse what does not fit into memory; say where the epochs end a run before its steps."""
+    check_memory(config, inputs, rows, engine.world, place().local_world)
+    if config.run.steps < asked.run.steps < MOST_STEPS:
+        end = f"run.epochs = {config.run.epochs:g} end the run after {config.run.steps:,} steps"
+        say_once(engine, f"{end}, before run.steps = {asked.run.steps:,}")
 
 
 MOST_SHOWN = 6
@@ -253,6 +261,8 @@ class Session:
         elif state.step:
             self.say(f"continues from its checkpoint{moves(state, self.engine)}")
         if state.step < steps and self.engine.rank == 0:
+            session = {"step": state.step, "processes": self.engine.world}
+            append_line(self.out / runs.SESSIONS, json.dumps(session).encode())
             drop_final(self.out)
             for note in () if state.step else (*notes(self.config), *self.loop.notes):
                 say_once(self.engine, note)

@@ -4,8 +4,6 @@ The rows of a step are a pure function of the step (`feed/feed.py`). Only the nu
 is none, which the run keeps in `sessions.jsonl`: it decides where rows are, and not which.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Mapping
 from itertools import count, pairwise

@@ -10,7 +10,7 @@ from phases import BLOCKS, phases
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.bbv.points import clusters, simpoint
 from tokmill.bbv.points.clusters import Floats, Ints
-from tokmill.store.projection import BITS, projection_rows
+from tokmill.builds.mining.interval_vectors import BITS, projection_rows
 
 
 def slow_bic(points: Floats, weights: Floats, labels: Ints) -> float:

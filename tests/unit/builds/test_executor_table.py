@@ -1,7 +1,5 @@
 """Executors by name: what goes together, and what a node must see."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

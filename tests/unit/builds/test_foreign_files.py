@@ -1,7 +1,5 @@
 """What is not ours is neither taken for a store, nor replaced, nor removed."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

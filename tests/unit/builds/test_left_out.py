@@ -1,7 +1,5 @@
 """What is left out is counted in little room, whatever its number, and can be found again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +7,7 @@ import pytest
 
 from making import jsonl, quick_build
 from tokmill.builds import make_shard
-from tokmill.builds.remake import each_left_out
-from tokmill.store.checks.left_out import left_out
+from tokmill.builds.remake import each_left_out, left_out
 from tokmill.store.schema import Drop, drops_of, each_drop
 
 

@@ -1,7 +1,5 @@
 """`build mine`: triplets and groups of functions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

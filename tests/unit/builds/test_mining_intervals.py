@@ -1,7 +1,5 @@
 """`build mine --what bbv`: triplets of intervals."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

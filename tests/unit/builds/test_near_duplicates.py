@@ -1,7 +1,5 @@
 """`build select --near-unique` against the exact similarity of all pairs, on small stores."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

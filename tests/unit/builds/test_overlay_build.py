@@ -1,7 +1,5 @@
 """`build overlay`: which values become which columns; that it goes on like any build."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The plan: which item goes to which shard, and what is part of an identity."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

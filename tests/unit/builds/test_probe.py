@@ -1,7 +1,5 @@
 """Known texts and their ids: an engine that gives others is told, whoever brings it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Builds: same plan and same bytes in give the same store, however it comes about."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

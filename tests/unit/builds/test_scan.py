@@ -1,7 +1,5 @@
 """The files of inputs: each is read or counted, by whatever name, in whatever kind of source."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`build select`: filters, draws, splits and merges against plain Python."""
 
-from __future__ import annotations
-
 import hashlib
 from decimal import Decimal
 from operator import eq, ge, gt, le, lt, ne

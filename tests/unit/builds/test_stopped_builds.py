@@ -1,7 +1,5 @@
 """Builds that are stopped by a signal: what is kept, and that they go on to the same bytes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

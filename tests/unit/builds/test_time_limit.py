@@ -1,7 +1,5 @@
 """A time limit holds within a shard, for every source; what goes on makes the same bytes."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import re
@@ -27,7 +25,7 @@ from tokmill.builds.execution.resources import Amount
 from tokmill.builds.mining import name_columns
 from tokmill.builds.plan import How
 from tokmill.builds.selection import minhash as repeats
-from tokmill.builds.selection import overlay_source as overlay
+from tokmill.builds.selection import overlay_values as overlay
 from tokmill.builds.source import Item, Resources
 from tokmill.formats import arrow_files
 from tokmill.formats.pickles import triplets

@@ -1,7 +1,5 @@
 """Feeds of several stores, and what a feed refuses."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of two halves: which belong together, of which group, and that lengths tell nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Entries of records with equal keys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mixing: the closed form against a slow twin, shares at every step, columns that must agree."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from pathlib import Path

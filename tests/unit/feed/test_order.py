@@ -1,7 +1,5 @@
 """Order is arithmetic: permutations are permutations, keys are spread."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

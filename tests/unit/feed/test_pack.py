@@ -1,7 +1,5 @@
 """Best fit on a histogram: small cases by hand, and a thousand million documents."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Packed rows: every token once an epoch, whoever draws them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The order of the pieces, and the file in the store's `cache/` that keeps it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows against slow twins: windows over the ribbon and over each record, and streams."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Entries of several records, values of records, and vectors that references lead to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +9,9 @@ from entry_stores import labelled, lay, tuples_of
 from making import token_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.cli import main
-from tokmill.feed.entries import Tuples
+from tokmill.feed.entries import Tuples, Vectors
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole, Windows
-from tokmill.feed.values import Vectors
 from tokmill.store.store import Store
 from toy import make_store
 

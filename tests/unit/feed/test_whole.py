@@ -1,7 +1,5 @@
 """One record a row, against a slow twin."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

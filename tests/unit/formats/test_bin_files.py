@@ -1,7 +1,5 @@
 """Headerless files: golden bytes, cutting, refusals."""
 
-from __future__ import annotations
-
 import re
 import struct
 

@@ -1,7 +1,5 @@
 """Stores as `vocab.txt` and `corpus.txt`: all pairs, and back to the same ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """npz windows: the seed's format, its statistics, refusals."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Store → foreign file → store: the same ids, and the same borders where the format has them."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pickles of token dicts: read into stores, written from them, refused where they are not."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import tempfile
@@ -430,8 +428,6 @@ def test_stores_without_instructions_are_not_exported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no column 'functions' of strings") as caught:
         export(store, tmp_path / "o.pkl", key="functions")
     assert "did you mean 'function'?" in caught.value.hint
-    with pytest.raises(UsageError, match="sequences_per_file = -1"):
-        export(store, tmp_path / "o.pkl", sequences_per_file=-1)
 
 
 def test_records_of_several_shards_are_written_in_order(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Pickles of triplets of intervals, read and written."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools

@@ -1,7 +1,5 @@
 """A model is asked with the special tokens with which it has learned, and nothing is guessed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Vectors of records: the same whatever is read side by side; what a run's hidden states say."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`predict`: the classes of records, of inputs that are read as the run's store was built."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

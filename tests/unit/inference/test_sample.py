@@ -1,7 +1,5 @@
 """Which ids follow a prompt."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.recipe import convert
 from tokmill.inference.drawing import Drawing
-from tokmill.inference.generate import Row, choose, continue_rows
-from tokmill.inference.read_rows import Carried, reading, window
+from tokmill.inference.sample import Row, choose, continue_rows
+from tokmill.inference.vectors import Carried, reading, window
 from tokmill.models.model import Inputs, Model, Recurrent, Tensors
 from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
 from tokmill.models.transformers.transformer import Decoder, DecoderConfig
@@ -280,11 +279,10 @@ NUMBERS = st.sampled_from([
 @settings(max_examples=300, deadline=None)
 @given(values=st.fixed_dictionaries({}, optional=dict.fromkeys(Drawing.__struct_fields__, NUMBERS)))
 def test_any_options_are_refused_or_right(values: dict[str, Any]) -> None:
-    how = Drawing(**values)
     try:
-        how.check()
+        how = convert(Drawing, values)
     except UsageError as error:
-        assert error.hint and error.where.startswith("--")
+        assert error.hint
         return
     assert math.isfinite(how.temperature) and how.temperature >= 0
     numbers = [how.numbers(row, 0) for row in range(3)]

@@ -1,7 +1,5 @@
 """Sampling a model of x86 code: bytes in, instructions out."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

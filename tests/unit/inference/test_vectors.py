@@ -1,7 +1,5 @@
 """A record's vector is its own: what is read beside it, and padding, change nothing."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who sees whom, where a position stands, and that all ways to say so agree."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A bag of n-grams: counts as a plain counter has them, and nothing of order beyond n-grams."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any
@@ -149,12 +147,12 @@ def test_dropout_leaves_out_whole_ngrams_and_keeps_the_mean() -> None:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"dim": 0}, "at least"),
-        ({"layers": -1}, "at least"),
-        ({"buckets": 0}, "a table of 0 rows"),
-        ({"buckets": 1 << 40}, "a table of"),
+        ({"dim": 0}, ">= 1"),
+        ({"layers": -1}, ">= 0"),
+        ({"buckets": 0}, "buckets"),
+        ({"buckets": 1 << 40}, "buckets"),
         ({"dropout": 1.0}, "dropout"),
-        ({"grams": [{"size": 0}]}, "an n-gram of 0 tokens"),
+        ({"grams": [{"size": 0}]}, "grams"),
         ({"grams": [{"columns": ["tokne"]}]}, "no column 'tokne'"),
     ],
 )

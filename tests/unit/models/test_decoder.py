@@ -1,7 +1,5 @@
 """The decoder: documents do not see each other, nothing looks ahead, in both styles."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

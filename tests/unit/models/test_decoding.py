@@ -1,7 +1,5 @@
 """Reading on with kept keys and values is reading all again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The encoder: sizes of published models, styles, and what it refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,10 +9,10 @@ import torch
 from small_models import small_model
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch
-from tokmill.inference.read_rows import reading
+from tokmill.inference.vectors import reading
 from tokmill.models.heads import Pooler
 from tokmill.models.model import Inputs, Tensors
-from tokmill.models.transformers.encoder import Encoder, EncoderConfig
+from tokmill.models.transformers.transformer import Encoder, EncoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 
@@ -101,8 +99,8 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     for config, where in (
         (EncoderConfig(dim=10, heads=4), "model.heads"),
         (EncoderConfig(context=0), "model.context"),
-        (EncoderConfig(attention_dropout=1.0), "model.attention_dropout"),
-        (EncoderConfig(dropout=-0.1), "model.dropout"),
+        (EncoderConfig(attention_dropout=1.0), "model"),
+        (EncoderConfig(dropout=-0.1), "model"),
         (EncoderConfig(dim=6, heads=2, position="rope"), "model.heads"),
     ):
         with pytest.raises(UsageError) as caught:

@@ -1,7 +1,5 @@
 """What holds of every model in the table: what it says of itself, and what it can be asked."""
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Heads: their losses are those of plain logits; a head computes what it is given and no more."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

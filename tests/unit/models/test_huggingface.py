@@ -1,7 +1,5 @@
 """What config.json of public checkpoints says, and which tensors of theirs hold ours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -12,16 +10,15 @@ from torch import Tensor
 from tokmill.base.errors import TokmillError
 from tokmill.models.model import Inputs
 from tokmill.models.public.huggingface import architecture, public_of, read_config
-from tokmill.models.public.public_decoders import GPT2, Llama
-from tokmill.models.public.public_tensors import (
+from tokmill.models.public.public import (
     GPT2_NAMES,
     LLAMA_NAMES,
     from_public,
     to_public,
 )
+from tokmill.models.public.public_decoders import GPT2, Llama
 from tokmill.models.transformers.attention import RopeScaling
-from tokmill.models.transformers.encoder import EncoderConfig
-from tokmill.models.transformers.transformer import Decoder, DecoderConfig
+from tokmill.models.transformers.transformer import Decoder, DecoderConfig, EncoderConfig
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.training.runs.exchange import end_ids
 

@@ -1,7 +1,5 @@
 """The parts without documents: the loss in chunks, and what they share with torch."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """The fast product is the product, and its gradient the gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Pooling, whole and segment by segment, against its definition."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Positions that are predicted are found once for several columns, and taken out of their rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """RWKV-7: documents do not see each other, nothing looks ahead, and its groups are the rule's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -82,6 +80,6 @@ def test_weights_in_bfloat16_are_run_in_it() -> None:
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="no number of heads"):
         RWKV7(RWKV7Config(dim=100), Inputs({"token": 3}))
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match="expected `int` >= 1"):
         RWKV7(RWKV7Config(layers=0), Inputs({"token": 3}))
     RWKV7(RWKV7Config(dim=8, head_dim=1, layers=1), Inputs({"token": 3}))

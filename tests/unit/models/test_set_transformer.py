@@ -1,7 +1,5 @@
 """The Set Transformer: a signature of weighted elements alone, and its formula."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

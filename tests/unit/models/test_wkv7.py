@@ -1,7 +1,5 @@
 """The recurrence of RWKV-7: all forms are one function, gradients and states too."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any
@@ -14,8 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokmill.base.errors import MissingExtraError
-from tokmill.models.rwkv.wkv7 import by_fla, wkv7
-from tokmill.models.rwkv.wkv7_torch import chunked, step_by_step
+from tokmill.models.rwkv.wkv7 import by_fla, chunked, step_by_step, wkv7
 from tokmill.training.budget.memory import Peak
 
 

@@ -1,7 +1,5 @@
 """Runs side by side, real ones: what is one line, what a mean, and what may not be compared."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The page of a diff: what its data says, and that nothing of a program is markup in it."""
 
-from __future__ import annotations
-
 import html.parser
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures: their numbers, their bytes, and what they refuse."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

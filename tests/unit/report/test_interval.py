@@ -1,7 +1,5 @@
 """The interval of a mean, against the standard library and against the density itself."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

@@ -1,7 +1,5 @@
 """The HTML page: what is on it, and that nothing from a run can break out of it."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

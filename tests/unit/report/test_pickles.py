@@ -1,7 +1,5 @@
 """What is shown of pickles: structure, lengths, frequent tokens; and nothing is run."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import json

@@ -1,7 +1,5 @@
 """What `inspect` says of programs, their graphs, and vocabularies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

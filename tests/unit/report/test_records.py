@@ -1,7 +1,5 @@
 """Which records are shown, and how."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

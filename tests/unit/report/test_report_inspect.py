@@ -1,7 +1,5 @@
 """What `describe` says of files and folders of many kinds."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """What lies in a folder: runs and how far they are, stores and tokenizers beside them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

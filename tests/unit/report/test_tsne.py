@@ -1,7 +1,5 @@
 """The figure of vectors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How often tokens of vocabularies stood, as a figure."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

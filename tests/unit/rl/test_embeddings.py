@@ -24,7 +24,7 @@ from tokmill.models.model import Inputs
 from tokmill.rl.embedding import embeddings
 from tokmill.rl.policy import PolicyConfig
 from tokmill.training.engines.devices.device import moved
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 
 LINES = ["matmul 64 32 16", "conv_2d_nchw 1 3 11 4 3 2, relu", "add 8 8", "softmax 16 32"]

@@ -19,7 +19,7 @@ from tokmill.mlir.loops import legal
 from tokmill.mlir.modules import generators, problem
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
-from tokmill.models.transformers.encoder import EncoderConfig
+from tokmill.models.transformers.transformer import EncoderConfig
 from tokmill.rl.embedding import embeddings, pretrained
 from tokmill.rl.embedding.distilbert import DistilBert
 from tokmill.training.runs.run import load_task

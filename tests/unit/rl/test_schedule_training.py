@@ -23,11 +23,10 @@ from tokmill.mlir.modules import problem
 from tokmill.report.pages.schedules import in_words
 from tokmill.rl import ppo_loop as loops
 from tokmill.rl.evaluate_policy import evaluate, summary
-from tokmill.training.budget.estimate import estimate
+from tokmill.training.budget.memory import estimate
 from tokmill.training.engines.tensors import read_metadata, read_tensors, write_tensors
-from tokmill.training.recipe.check_recipe import from_dict, notes
 from tokmill.training.recipe.read_recipe import RECIPE, read_recipe
-from tokmill.training.recipe.resolve import resolve
+from tokmill.training.recipe.resolve import from_dict, notes, resolve
 from tokmill.training.runs.run import load_task
 from toy import losses, stop_after
 

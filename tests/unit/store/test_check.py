@@ -1,7 +1,5 @@
 """Shards whose bytes have changed are told while they are read, and each is hashed once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows laid out together give what each gives alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A store that was made once: every later program reads it and makes the same bytes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Digests of records, duplicates and leaks against plain comparison."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given, settings

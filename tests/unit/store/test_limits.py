@@ -1,7 +1,5 @@
 """The numbers of docs/scaling.md at their edges; large files are holes."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Overlays: further columns of a finished store, which itself stays as it is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Phrases: tokens stored once a shard give the tokens that were meant, at any place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

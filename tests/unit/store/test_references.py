@@ -1,7 +1,5 @@
 """Columns that hold record numbers of another store: they are made, followed, moved, refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

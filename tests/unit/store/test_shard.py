@@ -1,7 +1,5 @@
 """A shard gives back what was written, in bytes that depend on nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

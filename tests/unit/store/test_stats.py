@@ -1,7 +1,5 @@
 """Statistics against a slow twin in plain Python."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections import Counter

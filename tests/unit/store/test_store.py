@@ -1,7 +1,5 @@
 """Reading a store: records, columns and spans are what was written, wherever the shards end."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """Stores as Python sequences, their texts, and what notebooks show."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Strings of a record column: once a shard or end to end, whichever is smaller."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`validate` finds each kind of damage, and names the shard that mends it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

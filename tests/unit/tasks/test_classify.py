@@ -1,7 +1,5 @@
 """Classes of records: labels, metrics, sentences, and runs that begin from others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,9 @@ from tokmill.cli import main
 from tokmill.feed.feed import Feed
 from tokmill.report.describe.inspect import describe
 from tokmill.store.store import Store
-from tokmill.tasks.classes import label_column
-from tokmill.tasks.classify import LABEL, class_metrics, class_tables
+from tokmill.tasks.classify import LABEL, class_metrics, class_tables, label_column
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, read_run
 
 torch.set_num_threads(1)
@@ -181,7 +178,7 @@ def test_it_begins_from_masked_and_tells_what_begins_anew(
         ({"task": {"column": "labl"}}, "the label column 'labl' is not there"),
         ({"task": {"column": "token"}}, "does not have one number for each record"),
         ({"task": {"column": "number"}}, "holds fractions"),
-        ({"task": {"dropout": 1.0}}, "at least 0 and below 1"),
+        ({"task": {"dropout": 1.0}}, "task.dropout: expected `float` < 1.0"),
         ({"task": {"length": 3}}, "no room for tokens"),
         ({"task": {"length": 0}}, "no room for tokens"),
         ({"model": {"kind": "decoder"}}, "has seen only one token"),

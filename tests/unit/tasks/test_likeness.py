@@ -1,7 +1,5 @@
 """Losses of alike vectors against their formulas, one query and one pair at a time."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,12 +1,10 @@
 """Which tokens are hidden, and what stands in their place."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from tokmill.feed.order import key
-from tokmill.tasks.hidden.masking import choose, replaced, wanted
+from tokmill.tasks.hidden.masked import choose, replaced, wanted
 
 ROWS, LENGTH = 200, 64
 KEYS = key(7, np.arange(ROWS))

@@ -1,7 +1,5 @@
 """Next token: targets, counts, metrics, heads."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

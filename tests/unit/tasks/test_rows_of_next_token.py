@@ -1,7 +1,5 @@
 """However rows are cut: which tokens are targets, from a store to prepared batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

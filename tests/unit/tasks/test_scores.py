@@ -1,13 +1,10 @@
 """The loss of each token, and which instructions a row holds whole."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F
 
-from tokmill.models.transformers.layers import CHUNK
-from tokmill.tasks.scores import token_scores
+from tokmill.models.transformers.layers import CHUNK, token_scores
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -1,7 +1,5 @@
 """Pairs of halves with hidden tokens: rows, losses, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from tokmill.store.store import Store
 from tokmill.tasks.hidden.masked import PLACES
 from tokmill.tasks.hidden.sentence_pair import RELATION, SentencePair
 from tokmill.tasks.task import to_tensors
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, make_task
 
 torch.set_num_threads(1)

@@ -1,7 +1,5 @@
 """The task signature: sets of blocks of another store, their CPI, and their vectors."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from pathlib import Path
@@ -28,7 +26,7 @@ from tokmill.tasks.comparison.signature import VECTOR, heaviest
 from tokmill.tasks.task import to_tensors
 from tokmill.training.data import open_stores
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, load_task, make_task
 from toy import losses
 from weighted_sets import SCHEMA, WIDTH, blocks_store, intervals_store
@@ -186,7 +184,7 @@ def test_other_vectors_of_blocks_are_noticed(tmp_path: Path) -> None:
         ({"block": "count"}, {}, "no column 'count' that refers to another store"),
         ({"weight": "counts"}, {}, "no column 'counts' with a number for each block"),
         ({"cpi": "ipc"}, {}, "no column 'ipc' with a number for each interval"),
-        ({"cpi_weight": -1}, {}, "cpi_weight must be at least 0"),
+        ({"cpi_weight": -1}, {}, "task.cpi_weight"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -1,7 +1,5 @@
 """Blocks: the records of all items are those of a plain split, however the file is cut."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """The `bytes` column: what makes bytes a token and bits a byte exact."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

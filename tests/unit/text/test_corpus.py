@@ -1,7 +1,5 @@
 """Walks as text to records: words, lists of words, WordPiece, and which pair a walk is of."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

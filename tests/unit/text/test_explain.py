@@ -1,7 +1,5 @@
 """`--explain`: what becomes of one line, kept, skipped or rejected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

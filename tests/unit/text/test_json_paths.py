@@ -1,7 +1,5 @@
 """Paths into JSON: nested keys, lists, quoted keys; and what an error says of absent ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """JSON Lines: each line is one record, skipped or rejected, as the json module has it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The files of a tokenizer that a build has learned: damage is found, and written again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from tokmill.builds.folder import claimed
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 from tokmill.store.vocab import Learned
-from tokmill.text.learning.learn import learned_tokenizer
+from tokmill.text.learning.train_tokenizer import learned_tokenizer
 
 TEXTS = [{"text": f"record {i} of the file, and {i * 7} more words"} for i in range(60)]
 

@@ -1,7 +1,5 @@
 """Libraries in Rust that give up: an error of our own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

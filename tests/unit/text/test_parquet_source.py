@@ -1,7 +1,5 @@
 """Parquet and Arrow files give the ids of the same records in JSON Lines."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

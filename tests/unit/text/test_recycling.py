@@ -1,7 +1,5 @@
 """An engine's cache does not take more memory than it is worth."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plain text: separators, lines, bytes that are no UTF-8; and what all text sources share."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The engine that trains is chosen by what it costs, and Ctrl-C ends both."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tables of sentences: MRPC and MNLI as files, what is rejected, what is cut, as plain Python."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from making import here, quick_build
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import How
 from tokmill.store.store import Store
-from tokmill.text.tables.tsv_encode import fitted
+from tokmill.text.tables.tsv import fitted
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.text.tokenizers.tokenizer_files import tokenizer_of_words
 

@@ -1,7 +1,5 @@
 """WordPiece: a vocab.txt read, vocabularies trained, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

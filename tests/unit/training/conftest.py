@@ -1,7 +1,5 @@
 """Stores that the tests of training share. Do not write to them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

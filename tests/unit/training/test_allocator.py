@@ -1,7 +1,5 @@
 """Memory that is let go is not asked for again; each case in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """BertAdam: its steps and rates beside a written-out reference, its groups, runs and resumes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,8 @@ from tokmill.training.engines.optimisers.optim import (
     learning_rate,
 )
 from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.read_recipe import in_tables
+from tokmill.training.recipe.resolve import from_dict
 from toy import cycles, losses, make_store, stop_after
 
 torch.set_num_threads(1)

@@ -1,7 +1,5 @@
 """Evaluations by column, instruction and program, against loops over the records."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import shutil

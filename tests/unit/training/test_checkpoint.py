@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, and for any number of processes."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Steps of a task that compares entries: one loss and gradient, however the step is cut."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +20,7 @@ from tokmill.models.model import Inputs, Tensors
 from tokmill.tasks.task import Task
 from tokmill.training.engines.compared_step import compare_step, order_of
 from tokmill.training.engines.engine import Engine
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 

@@ -1,7 +1,5 @@
 """Damaged checkpoints: none is resumed, the one before is, and nothing of others is touched."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """From a recipe to a feed: sizes of a step, several stores, groups of shards, further columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

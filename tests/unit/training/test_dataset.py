@@ -1,7 +1,5 @@
 """Stores in other loops: items with labels that are not shifted."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from pathlib import Path

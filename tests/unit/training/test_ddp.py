@@ -1,7 +1,5 @@
 """Real processes that share each step: the same training, exact resumes, and ends told once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

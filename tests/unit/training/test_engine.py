@@ -1,7 +1,5 @@
 """Which engine and device a recipe gets, and one step by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -16,9 +14,9 @@ from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
-from tokmill.training.engines.ddp import Ddp
 from tokmill.training.engines.devices.device import moved, pick_device
 from tokmill.training.engines.engine import Engine, make_engine
+from tokmill.training.engines.several import Ddp
 from tokmill.training.launch import Place
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from toy import cycles, make_store

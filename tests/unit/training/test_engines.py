@@ -1,7 +1,5 @@
 """Every engine in two real processes: one training, exact resumes, checkpoints for all of them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -25,7 +23,7 @@ from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import Loader, make_feed, open_stores
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.launch import place
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 

@@ -1,7 +1,5 @@
 """What a plan says: of the rows by counting them, of memory by doing the step."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,11 +17,17 @@ from tokmill.models.model import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken
 from tokmill.tasks.task import to_tensors
-from tokmill.training.budget.estimate import computed, estimate
-from tokmill.training.budget.memory import FIXED, Peak, process_bytes, tensor_bytes
+from tokmill.training.budget.memory import (
+    FIXED,
+    Peak,
+    computed,
+    estimate,
+    process_bytes,
+    tensor_bytes,
+)
 from tokmill.training.data import STEP, make_feed
 from tokmill.training.engines.engine import Engine
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, cycles, make_store, recipe
 

@@ -1,7 +1,5 @@
 """The loss of a run on a store: that of the loop, and that of the definition."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """BERT of TensorFlow as a run: what comes out, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -15,7 +13,7 @@ import tokmill
 from bundle_writer import entry, masked, write_bundle
 from tokmill.base.errors import TokmillError
 from tokmill.cli import main
-from tokmill.models.public.google_bert import public_name
+from tokmill.models.public.public_encoders import public_name
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.runs.exchange import export_model, import_model
 from tokmill.training.runs.run import load_task

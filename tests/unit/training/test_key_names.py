@@ -1,7 +1,5 @@
 """Keys without their table: ours, other trainers', ambiguous and unknown ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.cli.recipe_command import training_keys
-from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import KINDS, LEARNED
 from tokmill.training.recipe.read_recipe import (
     FREE,
@@ -25,6 +22,7 @@ from tokmill.training.recipe.read_recipe import (
     in_tables,
     merged,
 )
+from tokmill.training.recipe.resolve import from_dict
 
 
 @pytest.mark.parametrize(

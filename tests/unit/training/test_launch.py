@@ -1,7 +1,5 @@
 """Where a process stands, and the torchrun line; that it runs is shown in tests/e2e."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
@@ -106,8 +104,8 @@ def test_the_line_of_several_machines() -> None:
 @pytest.mark.parametrize(
     ("launch", "what"),
     [
-        (Launch(processes=0), "--processes: 0 is below 1"),
-        (Launch(nodes=0), "--nodes: 0"),
+        (Launch(processes=0), "processes: expected `int` >= 1, not 0"),
+        (Launch(nodes=0), "nodes: expected `int` >= 1"),
         (Launch(nodes=2, node_rank=2, master="a:1"), "--node-rank: 2 is none of 2"),
         (Launch(node_rank=1), "--node-rank: 1"),
         (Launch(nodes=2), "--master: '' with 2 machines"),

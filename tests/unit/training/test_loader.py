@@ -1,7 +1,5 @@
 """The loader: order, ranks, errors, an end."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

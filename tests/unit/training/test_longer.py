@@ -1,7 +1,5 @@
 """More steps for a run that has begun or ended, and new runs from the weights of old ones."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

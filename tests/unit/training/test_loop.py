@@ -1,7 +1,5 @@
 """The loop as a whole: it learns, accumulates, stops, continues, and refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,12 +1,10 @@
 """Rates, time left and MFU, by a clock that is turned by hand."""
 
-from __future__ import annotations
-
 import pytest
 
-from tokmill.training.budget import meter
-from tokmill.training.budget.meter import Meter
+from tokmill.training.runs import trackers as meter
 from tokmill.training.runs.checkpoint import State
+from tokmill.training.runs.trackers import Meter
 
 
 class Clock:

@@ -1,7 +1,5 @@
 """Muon: its directions, its steps beside torch's, the weights that it moves, runs and resumes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from tokmill.training.engines.optimisers.muon import (
 )
 from tokmill.training.engines.optimisers.optim import make_optimizer
 from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after
 

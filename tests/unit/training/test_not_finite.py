@@ -1,7 +1,5 @@
 """A step that is not finite is named, costs no weights, and can be tried again."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import Loader, make_feed, open_stores
 from tokmill.training.launch import place
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, cycles, losses, make_store, recipe, weights
 

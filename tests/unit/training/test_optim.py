@@ -1,7 +1,5 @@
 """The schedule against its formula, clipping, and AdamW's groups."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

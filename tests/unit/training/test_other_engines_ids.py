@@ -1,7 +1,5 @@
 """A store whose engine gave other ids than this program gives: training and sampling refuse it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

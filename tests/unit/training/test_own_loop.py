@@ -1,7 +1,5 @@
 """The example of a loop of one's own: its parts, and that it learns and resumes."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

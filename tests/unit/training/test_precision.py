@@ -1,7 +1,5 @@
 """Trainings in bf16, and what a device without it is told."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

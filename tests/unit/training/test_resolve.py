@@ -1,7 +1,5 @@
 """What a training is asked to be: where its recipe comes from, and paths that stay true."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -9,8 +7,7 @@ import pytest
 
 import tokmill
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.training.recipe.check_recipe import notes
-from tokmill.training.recipe.resolve import resolve
+from tokmill.training.recipe.resolve import notes, resolve
 from toy import cycles, make_store, recipe
 
 

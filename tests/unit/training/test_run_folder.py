@@ -1,7 +1,5 @@
 """Stores that a run cannot read, and what is said of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task_inputs import Facts
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import Run, check_store, facts_from
 from toy import cycles, make_store, recipe
 

@@ -1,7 +1,5 @@
 """A session without a store: what its task keeps, updates that fail, and recipes for it."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Settings in JSON, as programs that train BERT have them, and epochs in place of steps."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -21,10 +19,9 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.cli import main
 from tokmill.training.data import with_epochs
 from tokmill.training.engines.optimisers.optim import learning_rate
-from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import read_recipe
-from tokmill.training.recipe.resolve import resolve
+from tokmill.training.recipe.resolve import from_dict, resolve
 
 torch.set_num_threads(1)
 TRAIN = {

@@ -1,7 +1,5 @@
 """Training and evaluation on a store of which a token has changed into another one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

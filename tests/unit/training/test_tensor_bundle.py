@@ -1,7 +1,5 @@
 """Checkpoints of TensorFlow: what it wrote itself, and files that are damaged or lie."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

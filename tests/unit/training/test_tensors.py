@@ -1,7 +1,5 @@
 """Safetensors files: the library reads ours, we read the library's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import safetensors.torch

@@ -3,8 +3,6 @@
 Every token of the stores has an id of its own, so a log of ids says which token was where.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Trackers: what was logged can be read back, also after a kill and a resume."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -13,7 +11,7 @@ import pytest
 
 from tokmill import plugins
 from tokmill.base.errors import MissingExtraError
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.trackers import JsonLines, open_trackers, read_metrics
 from toy import losses, recipe
 

@@ -1,7 +1,5 @@
 """`data.overlays`: a loss mask that was made after the store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """First weights from another run."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task_inputs import Facts
 from tokmill.training.runs.run import FACTS, load_task
-from tokmill.training.runs.warm_start import check_ids, start_facts
+from tokmill.training.runs.weights import check_ids, start_facts
 from toy import cycles, make_store, recipe
 
 BARE = Facts(fingerprint="", columns={"token": 20}, schema={"token": Column("u1")}, vocabularies={})

@@ -1,7 +1,5 @@
 """Which weights a run has: the best, the last, those of a step; and a kill while they change."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

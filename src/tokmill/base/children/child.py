@@ -5,8 +5,6 @@ child is a value (`Ended`) here. The child ends when this process does. `child_c
 functions in such a child.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -3,8 +3,6 @@
 Whatever happens to the child is a result or an error (`ChildDied`, `ChildError`) here.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -4,8 +4,6 @@ A message is its size in 8 bytes, then msgpack. An answer is ("value", result), 
 exception, text); for a `TokmillError` the text is (what, where, hint).
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Calls of a pickle as data: names, instances, and the calls whose results are plain values."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable

@@ -7,8 +7,6 @@ the second keeps only these, so `entries` can free the entries that a pickler ha
 up, calls or changes an object is replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import pickle

@@ -19,8 +19,7 @@ from tokmill.bbv.points.shared_points import Shared
 from tokmill.bbv.traces.block_vectors import TORN
 from tokmill.builds.mining.interval_vectors import VectorTable
 from tokmill.store.store import Store
-from tokmill.terminal.lazy import group_of
-from tokmill.terminal.options import Json, Quiet
+from tokmill.terminal.frame import Json, Quiet, group_of
 from tokmill.terminal.output import print_json, print_table, say
 
 UNTRAINED = "untrained"

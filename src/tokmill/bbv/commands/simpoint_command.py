@@ -11,7 +11,7 @@ from tokmill.base.errors import UsageError
 from tokmill.base.files import inside
 from tokmill.base.progress import elapsed, human_count, human_share
 from tokmill.bbv.traces.block_vectors import TORN
-from tokmill.terminal.options import Json, Quiet
+from tokmill.terminal.frame import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json, print_table, say
 
 LITTLE = 2.0

@@ -14,9 +14,9 @@ from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.bbv.points.simpoint import PROJECTION_SEED, Matrix
 from tokmill.bbv.traces.block_vectors import BlockVectors
 from tokmill.bbv.traces.cpi import RATES
+from tokmill.builds.mining.interval_vectors import BITS, projection_rows
 from tokmill.builds.mining.intervals import check_intervals
 from tokmill.store.checks.hashes import mix
-from tokmill.store.projection import BITS, projection_rows
 from tokmill.store.store import Store
 
 

@@ -16,7 +16,7 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.bbv.points import clusters
 from tokmill.bbv.points.clusters import Clusters, Floats, Ints
-from tokmill.store.projection import BITS, WHOLE, projection_rows, shares_of
+from tokmill.builds.mining.interval_vectors import BITS, WHOLE, projection_rows, shares_of
 
 Matrix = Any
 """A scipy CSR matrix: scipy ships no types."""

@@ -1,4 +1,3 @@
 """Where shards are made: in this process, in spawned ones; plug-ins add others.
 
-Read `executors` first.
-"""
+Read `executors` first."""

@@ -5,8 +5,6 @@ of them, and each partial sum of it, is a whole number below 2^24, which float32
 matrix product is the same in any order of summation: for any number of threads, on any machine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,10 +18,36 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.mining.mine_triplets import below, drawn
 from tokmill.builds.selection.minhash import batches
 from tokmill.builds.selection.overlay_values import open_arrays
+from tokmill.store.checks.hashes import mix
 from tokmill.store.overlay import vector_column
-from tokmill.store.projection import projection_rows, shares_of
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
+
+BITS = 31
+"""Random numbers are whole numbers from -2^31 to 2^31 - 1."""
+WHOLE = 1 << 30
+"""The whole of an interval: shares are whole numbers of this part of it."""
+STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def projection_rows(ids: Array, dimensions: int, seed: int) -> Array:
+    """Return a random row for each id, int64 (ids, dimensions), uniform in [-2^31, 2^31).
+
+    The numbers are splitmix64 (Steele, Lea, Flood 2014) of seed, id and dimension.
+    """
+    with np.errstate(over="ignore"):
+        key = mix(ids.astype(np.uint64) + STEP * np.uint64(seed & (2**64 - 1)))
+        place = np.arange(1, dimensions + 1, dtype=np.uint64) * STEP
+        bits = mix(key[:, None] + place)
+    return (bits >> np.uint64(63 - BITS)).astype(np.int64) - (1 << BITS)
+
+
+def shares_of(counts: Array, totals: Array) -> Array:
+    """Return counts as parts of totals, int64 in units of 1 / `WHOLE`; 0 where a total is 0."""
+    totals = totals.astype(np.float64)
+    shares = counts.astype(np.float64) / np.where(totals > 0, totals, 1.0)
+    return np.rint(shares * WHOLE).astype(np.int64)
+
 
 UNIT = 2048
 """Length of a rounded vector."""
@@ -71,8 +95,7 @@ def rounded(vectors: Array) -> Array:
     large = np.abs(vectors).max(axis=1, keepdims=True, initial=0).astype(np.float64)
     scaled = vectors / np.where(large > 0, large, 1)
     length = np.sqrt((scaled * scaled).sum(axis=1, keepdims=True))
-    result: Array = np.rint(scaled * (UNIT / np.where(length > 0, length, 1))).astype(np.float32)
-    return result
+    return np.rint(scaled * (UNIT / np.where(length > 0, length, 1))).astype(np.float32)
 
 
 def _array(store: Store, path: Path) -> Array:
@@ -88,8 +111,7 @@ def _array(store: Store, path: Path) -> Array:
 
 def similarity(left: Array, right: Array) -> Array:
     """Return the cosines of rounded vectors row by row, float64; exact but for the rounding."""
-    result: Array = (left * right).sum(axis=1).astype(np.float64) / UNIT**2
-    return result
+    return (left * right).sum(axis=1).astype(np.float64) / UNIT**2
 
 
 TOKENS = 1 << 15
@@ -104,8 +126,7 @@ PAIRS = 1 << 16
 def projected(store: Store, dimensions: int, seed: int) -> Array:
     """Return each record's counts, projected and rounded (`vectors.rounded`), as int16 (n, D).
 
-    The projection is that of SimPoint (`tokmill.store.projection`). Records without blocks have
-    zeros.
+    The projection is that of SimPoint. Records without blocks have zeros.
     """
     parts = [np.zeros((0, dimensions), np.int16)]
     for place in range(len(store.shards)):
@@ -300,5 +321,4 @@ def drawn_of(good: Array, members: Array, key: Array) -> Array:
     wanted = below(key, np.maximum(count, 1)) + 1
     column = (np.cumsum(good, axis=1) == wanted[:, None]).argmax(axis=1)
     chosen = members[column] if members.ndim == 1 else members[np.arange(len(good)), column]
-    result: Array = np.where(count > 0, chosen, -1)
-    return result
+    return np.where(count > 0, chosen, -1)

@@ -7,8 +7,6 @@ among the nearest ones. Where no pair of a program is above or below, a quantile
 threshold.
 """
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Iterator
@@ -170,13 +168,11 @@ class Intervals:
     def other_content(self, left: Array, right: Array) -> Array:
         """Say of all pairs whether their counts differ."""
         content = self.facts["content"]
-        different: Array = content[left][:, None] != content[right]
-        return different
+        return content[left][:, None] != content[right]
 
     def units(self, records: Array) -> Array:
         """Return the projected vectors of records (`vectors.rounded`)."""
-        result: Array = self.vectors[records].astype(np.float32)
-        return result
+        return self.vectors[records].astype(np.float32)
 
     @cached_property
     def facts(self) -> Array:

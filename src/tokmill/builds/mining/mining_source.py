@@ -1,7 +1,5 @@
 """`build mine`: entries for contrastive learning, made of the records of one store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,11 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import UsageError
 from tokmill.base.files import machine_errors, sampled
-from tokmill.builds.mining.groups import Groups
 from tokmill.builds.mining.intervals import NO_NEGATIVE, NO_POSITIVE, NO_SEMI_HARD, Intervals
-from tokmill.builds.mining.mine_triplets import ALONE, Triplets
+from tokmill.builds.mining.mine_triplets import ALONE, Groups, Triplets
 from tokmill.builds.mining.name_columns import AMBIGUOUS, NAMELESS, WHY
 from tokmill.builds.source import Hash, Item, Source
 from tokmill.store.manifest import Reference
@@ -162,14 +159,7 @@ def open_store(inputs: Sequence[str]) -> Store:
             f"entries refer to one store, not to {len(inputs) or 'none'}",
             hint="merge stores first: tokmill build select STORE STORE -o MERGED",
         )
-    store = Store(Path(inputs[0]))
-    if store.partial:
-        raise TokmillError(
-            "the store is not complete, so the numbers of its records will change",
-            where=str(store.path),
-            hint="finish it with the same `tokmill build` first",
-        )
-    return store
+    return Store(Path(inputs[0])).whole()
 
 
 def check(config: MineConfig) -> None:

@@ -3,8 +3,6 @@
 Names are compared by 128-bit digests, in columns.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -231,8 +229,7 @@ class Members:
         def differing(begin: Array, end: Array) -> Array:
             key = begin * len(self.facts) + self.facts["content"][self.order]
             which, counts = np.unique(key, return_inverse=True, return_counts=True)[1:]
-            result: Array = end - begin - counts[which]
-            return result
+            return end - begin - counts[which]
 
         return differing(*self.groups) - differing(*self.builds)
 

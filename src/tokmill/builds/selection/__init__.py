@@ -1,4 +1,3 @@
 """Stores made of stores: filter, sample, split, merge, near duplicates, columns added.
 
-Read `select` first.
-"""
+Read `select` first."""

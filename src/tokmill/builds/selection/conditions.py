@@ -1,7 +1,5 @@
 """Conditions on records (COLUMN OP VALUE), and the selection of records of a batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 import re
@@ -37,8 +35,7 @@ def each_value(
             )
         return [function(one) for one in value]
     try:
-        result: list[Any] = value.each(function).tolist()
-        return result
+        return value.each(function).tolist()
     except UnicodeDecodeError:
         raise TokmillError(
             f"a string of the column {name!r} is not UTF-8: the store is damaged",

@@ -5,8 +5,6 @@ signature keeps 8 bits of each minimum (Li and König 2010). Signatures are comp
 that share a band of minima.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -212,8 +210,7 @@ class NearIndex:
             self._runs.append(merged)
 
     def _run(self, keys: Array, numbers: Array) -> Array:
-        run: Array = np.sort((keys | numbers.astype(np.uint64)[:, None]).reshape(-1))
-        return run
+        return np.sort((keys | numbers.astype(np.uint64)[:, None]).reshape(-1))
 
 
 EQUAL, NEAR, LEFT_OUT = 1, 2, 3

@@ -1,7 +1,5 @@
 """`build select`: filter, sample, split and merge stores, as one mechanism."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter
@@ -383,13 +381,8 @@ def open_stores(inputs: Sequence[str], partial: bool = False) -> list[Store]:
         raise UsageError("no store was named", hint="give one store or several")
     stores = [Store(path) for path in inputs]
     check_equal(stores)
-    for store in stores:
-        if store.partial and not partial:
-            raise TokmillError(
-                "the store is not complete",
-                where=str(store.path),
-                hint="finish its build, or take what is there by `build select --partial`",
-            )
+    for store in stores if not partial else ():
+        store.whole("finish its build, or take what is there by `build select --partial`")
     return stores
 
 

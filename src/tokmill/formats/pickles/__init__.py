@@ -1,4 +1,3 @@
 """Pickles and texts of SemanticBBV's scripts and of walks: token dicts, triplets, corpus.txt.
 
-Read `token_dicts` first.
-"""
+Read `token_dicts` first."""

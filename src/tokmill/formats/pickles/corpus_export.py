@@ -4,8 +4,6 @@ Words stand between blanks, and a blank line between pairs. The line of a word i
 id. Source of the format: `gendata.py` and `dataprocess.py` of a BERT on walks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ numbers, in protocol 4. The operations are written directly, so the bytes of eac
 made once. Source of the formats: SemanticBBV, `pre_processing/`, and CPython, `Lib/pickletools.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import inside, make_folder, read_file
+from tokmill.base.recipe import Natural
 from tokmill.formats import notes
 from tokmill.formats.notes import exporting
 from tokmill.store.schema import PHRASE_BIT, Array
@@ -48,7 +47,7 @@ class TokenDictsExportOptions(
     key: str = ""
     """Columns of strings, such as function or function,level: their values become the keys of a
     dict of lists, or of such dicts; without it, a list."""
-    sequences_per_file: int = 0
+    sequences_per_file: Natural = 0
     """Sequences (with `key`: keys of the file) of a file NAME_0.pkl, NAME_1.pkl …; 0: all in one
     file."""
     name: str = "tokens"
@@ -73,7 +72,8 @@ class TokenDictsExport:
         Raises `UsageError` for a store without the six columns, or without the column `key`.
         """
         config = self.config
-        missing = [name for name in COLUMNS if not _in_phrases(store, name)]
+        phrases = [name for name, column in store.schema.items() if column.phrase]
+        missing = [name for name in COLUMNS if name not in phrases]
         if missing:
             raise UsageError(
                 f"the store has no instructions: {', '.join(missing)} not among its phrases",
@@ -87,11 +87,6 @@ class TokenDictsExport:
                 f"no column {wrong[0]!r} of strings",
                 where=str(store.path),
                 hint=nearest(wrong[0], strings),
-            )
-        if config.sequences_per_file < 0:
-            raise UsageError(
-                f"sequences_per_file = {config.sequences_per_file} is no number",
-                hint="0: all in one file; else at least 1",
             )
         groups = _groups(store, keys) if keys else {}
         others: tuple[str, str] | None
@@ -144,10 +139,6 @@ def _groups(store: Store, keys: Sequence[str]) -> Groups:
             place.setdefault(last, []).append(record)
         first += entry.records
     return groups
-
-
-def _in_phrases(store: Store, name: str) -> bool:
-    return name in store.schema and store.schema[name].phrase
 
 
 class _Writer:

@@ -5,8 +5,6 @@ protocol 4. A vector is written once, then referred to. Source of the formats: S
 `pre_processing/asm_bbv_dataset.py`; numpy, `ndarray.__reduce__`; CPython, `Lib/pickletools.py`.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path

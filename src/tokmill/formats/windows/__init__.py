@@ -1,4 +1,1 @@
-"""Padded windows in npz, as a JSONL tokenization kit writes them: in and out.
-
-Read `npz` first.
-"""
+"""Padded windows in npz, as a JSONL tokenization kit writes them: in and out. Read `npz` first."""

@@ -4,8 +4,6 @@ Source of the formats (`input_ids` and `attention_mask`, int32; tokenization_sta
 tokenization kit.
 """
 
-from __future__ import annotations
-
 import resource
 import time
 import zipfile

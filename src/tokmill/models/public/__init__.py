@@ -1,4 +1,3 @@
 """Public checkpoints: names of tensors and keys of config.json, both ways.
 
-Read `huggingface` first.
-"""
+Read `huggingface` first."""

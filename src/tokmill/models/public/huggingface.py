@@ -3,8 +3,6 @@
 Formats: the configuration files of transformers, https://github.com/huggingface/transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +10,9 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
-from tokmill.models.public.public import Public, unlike
+from tokmill.models.public.public import Head, Public, unlike
 from tokmill.models.public.public_decoders import GPT2, Llama
 from tokmill.models.public.public_encoders import Bert, DistilBert
-from tokmill.models.public.public_tensors import Head
 from tokmill.models.transformers.block import TransformerConfig
 
 FAMILIES: tuple[type[Public], ...] = (GPT2, Llama, Bert, DistilBert)

@@ -5,12 +5,9 @@ Formats: the configuration files of transformers, https://github.com/huggingface
 here what it means there.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
-from tokmill.models.public.public import Public, divided, unlike
-from tokmill.models.public.public_tensors import GPT2_NAMES, LLAMA_NAMES, Head
+from tokmill.models.public.public import GPT2_NAMES, LLAMA_NAMES, Head, Public, divided, unlike
 from tokmill.models.transformers.transformer import DecoderConfig
 
 ROLES = {"bos": "bos_token_id", "eot": "eos_token_id", "pad": "pad_token_id"}

@@ -1,4 +1,1 @@
-"""RWKV-7 and its recurrence.
-
-Read `rwkv7` first.
-"""
+"""RWKV-7 and its recurrence. Read `rwkv7` first."""

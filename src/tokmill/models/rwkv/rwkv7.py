@@ -11,8 +11,6 @@ Parameters have the names of the official checkpoints, so that these map name by
     blocks.N.ffn.x_k   blocks.N.ffn.{key,value}.weight
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,9 +23,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokmill.base.errors import UsageError
+from tokmill.base.recipe import Natural, Positive, check_types
 from tokmill.models.model import Fields, Group, Inputs, Join, Model, Tensors, taken
-from tokmill.models.rwkv.wkv7 import wkv7
-from tokmill.models.rwkv.wkv7_torch import CHUNK, continues
+from tokmill.models.rwkv.wkv7 import CHUNK, continues, wkv7
 from tokmill.models.transformers.layers import Linear
 
 SLOWEST = -math.exp(-0.5)
@@ -41,18 +39,18 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     kind: Literal["rwkv7"] = "rwkv7"
     """Which model this is."""
-    dim: int = 256
+    dim: Positive = 256
     """Width D of the hidden states, a multiple of `head_dim`."""
-    layers: int = 6
+    layers: Positive = 6
     """Number of blocks."""
-    head_dim: int = 64
+    head_dim: Positive = 64
     """Width N of a head."""
-    hidden: int = 0
+    hidden: Natural = 0
     """Width of the channel mix; 0: 4 times `dim`."""
     join: Join = "sum"
     """How the embeddings of several columns become one vector: their sum, or end to end and a
     linear map."""
-    field_dim: int = 0
+    field_dim: Natural = 0
     """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
 
     @property
@@ -69,16 +67,7 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def check(self) -> None:
         """Refuse sizes that do not fit together."""
-        if min(self.dim, self.layers, self.head_dim) < 1:
-            raise UsageError(
-                "dim, layers and head_dim must be at least 1",
-                where="model",
-                hint="--set model.layers=4, for example",
-            )
-        if min(self.hidden, self.field_dim) < 0:
-            raise UsageError(
-                "a size cannot be negative", where="model", hint="0 means the default of this key"
-            )
+        check_types(self, "model")
         if self.dim % self.head_dim:
             raise UsageError(
                 f"a width of {self.dim} is no number of heads of {self.head_dim}",
@@ -245,8 +234,7 @@ class ChannelMix(nn.Module):
     def forward(self, x_BTD: Tensor, before_BD: Tensor, document: Tensor | None) -> Tensor:
         """Return the branch; `before_BD` is the position before the row."""
         ahead = shifted(x_BTD, before_BD, document) - x_BTD
-        y_BTD: Tensor = self.value(torch.relu(self.key(x_BTD + ahead * self.x_k)) ** 2)
-        return y_BTD
+        return self.value(torch.relu(self.key(x_BTD + ahead * self.x_k)) ** 2)
 
 
 class Block(nn.Module):

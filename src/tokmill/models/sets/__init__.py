@@ -1,4 +1,1 @@
-"""Models of sets: a vector whatever the order of the positions.
-
-Read `set_transformer` first.
-"""
+"""Models of sets: a vector whatever the order of the positions. Read `set_transformer` first."""

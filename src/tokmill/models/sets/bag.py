@@ -10,15 +10,15 @@ are hashed into a table (Weinberger et al. 2009), so two of them may share an em
 tokens have one of their own for each column.
 """
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError, nearest
+from tokmill.base.recipe import Natural, Part, Positive, check_types
 from tokmill.models.model import Fields, Inputs, Model, Tensors, taken
 from tokmill.models.transformers.block import Sizes
 from tokmill.models.transformers.layers import FeedForward
@@ -34,7 +34,7 @@ _NOTHING = torch.iinfo(torch.int64).min
 class Gram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One kind of n-grams."""
 
-    size: int = 2
+    size: Positive = 2
     """Tokens n of an n-gram."""
     columns: tuple[str, ...] = ()
     """Columns that a token is compared by; empty: all."""
@@ -48,46 +48,25 @@ class BagConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     kind: Literal["bag"] = "bag"
     """Which model this is."""
-    dim: int = 256
+    dim: Positive = 256
     """Width D of the signature and of the hidden states."""
-    layers: int = 1
+    layers: Natural = 1
     """Residual feed-forward blocks behind the sum of embeddings."""
-    hidden: int = 0
+    hidden: Natural = 0
     """Width of these blocks; 0: 2 × `dim`."""
     grams: tuple[Gram, ...] = (Gram(size=2), Gram(size=3))
     """Kinds of n-grams beside single tokens, each with a table of its own."""
-    buckets: int = 1 << 15
+    buckets: Annotated[int, Meta(ge=1, le=MOST_BUCKETS)] = 1 << 15
     """Rows of each table of embeddings."""
-    dropout: float = 0.0
+    dropout: Part = 0.0
     """Share of the different n-grams of a document that are left out, while training."""
 
     sizes: ClassVar[Sizes] = {}
 
     def check(self, inputs: Inputs) -> None:
         """Refuse sizes that do not fit together, and columns that there are not."""
-        if min(self.dim, self.layers + 1) < 1 or self.hidden < 0:
-            raise UsageError(
-                "dim must be at least 1, layers and hidden at least 0",
-                where="model",
-                hint="--set model.layers=1, for example",
-            )
-        if not 1 <= self.buckets <= MOST_BUCKETS:
-            raise UsageError(
-                f"a table of {self.buckets} rows",
-                where="model.buckets",
-                hint=f"1 to {MOST_BUCKETS:,}; --set model.buckets=32768, for example",
-            )
-        if not 0 <= self.dropout < 1:
-            raise UsageError(
-                f"dropout must be at least 0 and below 1, not {self.dropout}",
-                where="model.dropout",
-                hint="--set model.dropout=0.1",
-            )
+        check_types(self, "model")
         for gram in self.grams:
-            if gram.size < 1:
-                raise UsageError(
-                    f"an n-gram of {gram.size} tokens", where="model.grams", hint="size = 2"
-                )
             for name in gram.columns:
                 if name not in inputs.embedded:
                     raise UsageError(
@@ -146,8 +125,7 @@ class Bag(Model):
         x = self.first_norm(x)
         for block in self.blocks:
             x = self.run_block(block, x)
-        y: Tensor = self.norm(x)
-        return y
+        return self.norm(x)
 
     def bags(self, batch: Tensors, document_BT: Tensor, x_BTD: Tensor | None = None) -> Tensor:
         """Return the weighed sums of embeddings (B, D) of positions whose document is not -1.
@@ -219,8 +197,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (…, D)."""
-        y: Tensor = x + self.branch(self.norm(x))
-        return y
+        return x + self.branch(self.norm(x))
 
 
 def mix(values: Tensor) -> Tensor:

@@ -9,8 +9,6 @@ element of weight 2 is the same as two equal elements of weight 1, and one of we
 So the signature is a function of the weighted elements alone, not of padding or of other rows.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import msgspec
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
+from tokmill.base.recipe import Positive, check_types
 from tokmill.models.model import WEIGHT, Fields, Inputs, Model, Tensors, taken
 from tokmill.models.transformers.attention import attention
 from tokmill.models.transformers.block import Sizes
@@ -29,15 +28,15 @@ class SetTransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     kind: Literal["set_transformer"] = "set_transformer"
     """Which model this is."""
-    dim: int = 128
+    dim: Positive = 128
     """Width D of the signature and of the hidden states."""
-    layers: int = 2
+    layers: Positive = 2
     """Number of blocks in which elements look at each other through inducing points (ISAB)."""
-    heads: int = 4
+    heads: Positive = 4
     """Heads of each attention."""
-    inducing: int = 16
+    inducing: Positive = 16
     """Inducing points I of a block."""
-    seeds: int = 4
+    seeds: Positive = 4
     """Vectors S that look at all elements (PMA); the signature is made of them."""
     weigh: Literal["attention", "feature", "both"] = "attention"
     """What the weights of elements do, if the task gives any: they are added to attention as
@@ -47,12 +46,7 @@ class SetTransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     def check(self) -> None:
         """Refuse sizes that do not fit together."""
-        if min(self.dim, self.layers, self.heads, self.inducing, self.seeds) < 1:
-            raise UsageError(
-                "dim, layers, heads, inducing and seeds must be at least 1",
-                where="model",
-                hint="--set model.layers=2, for example",
-            )
+        check_types(self, "model")
         if self.dim % self.heads:
             raise UsageError(
                 f"{self.heads} heads do not divide a width of {self.dim}",
@@ -81,8 +75,7 @@ class Mab(nn.Module):
             bias = None if bias is None else bias[:, None].to(q.dtype)
             seen_BHLK = attention(q, k, v, bias)
         y_BLD = self.norm(x_BLD + self.o(seen_BHLK.transpose(1, 2).flatten(2)))
-        result: Tensor = self.last_norm(y_BLD + self.feed_forward(y_BLD).relu())
-        return result
+        return self.last_norm(y_BLD + self.feed_forward(y_BLD).relu())
 
 
 class Isab(nn.Module):
@@ -108,8 +101,7 @@ class Isab(nn.Module):
         if same_BTN is not None:
             other = torch.zeros_like(same_BTN, dtype=x_BTD.dtype)
             other = other.masked_fill(~same_BTN, nothing(other)).repeat_interleave(points, 2)
-        result: Tensor = self.spread(x_BTD, seen, other)
-        return result
+        return self.spread(x_BTD, seen, other)
 
 
 class SetTransformer(Model):

@@ -1,4 +1,1 @@
-"""Transformers: attention, blocks, the decoder, the encoders.
-
-Read `transformer` first.
-"""
+"""Transformers: attention, blocks, the decoder, the encoders. Read `transformer` first."""

@@ -13,8 +13,6 @@ except for rounding; the mask is the slow and readable one. Dropout draws from t
 and differs between the ways.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -116,12 +114,6 @@ def rotate(x: Tensor, turn: Rotation) -> Tensor:
     return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, dims=-1), sine).type_as(x)
 
 
-def turn_at(turn: Rotation, places_BM: Tensor) -> Rotation:
-    """Return the rotation (B, 1, M, K) of some positions from that of all (B, 1, T, K)."""
-    cosine, sine = (taken(part[:, 0], places_BM)[:, None] for part in turn)
-    return cosine, sine
-
-
 class Attention(nn.Module):
     """Self-attention of several heads with parameters `q`, `k`, `v` and `o`."""
 
@@ -157,11 +149,13 @@ class Attention(nn.Module):
         asking = x if places is None else taken(x, places)
         q, k = self.split(self.q(asking), self.heads), self.split(self.k(x), self.groups)
         if turn is not None:
-            q = rotate(q, turn if places is None else turn_at(turn, places))
+            cosine, sine = turn
+            if places is not None:
+                cosine, sine = (taken(part[:, 0], places)[:, None] for part in turn)
+            q = rotate(q, (cosine, sine))
             k = rotate(k, turn)
         y = attend(q, k, self.split(self.v(x), self.groups))
-        out: Tensor = self.o(y.transpose(-3, -2).flatten(-2))
-        return out
+        return self.o(y.transpose(-3, -2).flatten(-2))
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """Return (…, heads, T, K) from (…, T, heads · K)."""

@@ -3,8 +3,6 @@
 Names of tensors carry their shape: T positions, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -12,6 +10,7 @@ import msgspec
 from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
+from tokmill.base.recipe import Natural, Part, Positive, check_types
 from tokmill.models.model import Join, taken
 from tokmill.models.transformers.attention import (
     Attend,
@@ -31,24 +30,24 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     kind: str = ""
     """Which model this is."""
-    dim: int = 128
+    dim: Positive = 128
     """Width D of the hidden states."""
-    layers: int = 4
+    layers: Positive = 4
     """Number of blocks."""
-    heads: int = 4
+    heads: Positive = 4
     """Number of query heads."""
-    kv_heads: int = 0
+    kv_heads: Natural = 0
     """Number of key and value heads, shared by groups of query heads; 0: as many as `heads`."""
-    head_dim: int = 0
+    head_dim: Natural = 0
     """Width K of a head; 0: `dim` / `heads`."""
-    hidden: int = 0
+    hidden: Natural = 0
     """Width of the feed-forward branch; 0: 8/3 of `dim`, rounded up to a multiple of 32, with
     a gate, and 4 times `dim` without."""
     norm: Literal["rms", "layer"] = "rms"
     """Which norm: RMSNorm or LayerNorm."""
     position: Literal["rope", "learned"] = "rope"
     """rope: queries and keys are turned; learned: a table is added to the embedding."""
-    context: int = 0
+    context: Natural = 0
     """Positions of the learned table; a document may not be longer."""
     activation: Activation = "swiglu"
     """Activation of the feed-forward branch; swiglu has a gate; gelu is exact, gelu_tanh GPT-2's
@@ -61,15 +60,15 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """How rotary frequencies are lowered, as in Llama 3.1; none: they are not."""
     norm_eps: float = 1e-5
     """Added to the mean square or variance in a norm."""
-    dropout: float = 0.0
+    dropout: Part = 0.0
     """Share of values dropped after the embedding and after each branch, while training."""
-    attention_dropout: float = 0.0
+    attention_dropout: Part = 0.0
     """Share of attention's probabilities dropped while training; it is slower, and on a GPU rows of
     several documents are then computed with a mask."""
     join: Join = "sum"
     """How the embeddings of several columns become one vector: sum adds them; concat puts them end
     to end and applies a linear map."""
-    field_dim: int = 0
+    field_dim: Natural = 0
     """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
 
     sizes: ClassVar[Sizes] = {}
@@ -93,29 +92,13 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     def check(self) -> None:
         """Refuse sizes that do not fit together."""
-        if min(self.dim, self.layers, self.heads) < 1:
-            raise UsageError(
-                "dim, layers and heads must be at least 1",
-                where="model",
-                hint="--set model.layers=4, for example",
-            )
-        if min(self.kv_heads, self.head_dim, self.hidden, self.context, self.field_dim) < 0:
-            raise UsageError(
-                "a size cannot be negative", where="model", hint="0 means the default of this key"
-            )
+        check_types(self, "model")
         if not self.head_dim and self.dim % self.heads:
             raise UsageError(
                 f"{self.heads} heads do not divide a width of {self.dim}",
                 where="model.heads",
                 hint="choose dim = heads × a width, or set head_dim",
             )
-        for key in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, key) < 1:
-                raise UsageError(
-                    f"a share of {getattr(self, key)} cannot be dropped",
-                    where=f"model.{key}",
-                    hint="it is below 1; BERT has 0.1",
-                )
         if self.position == "rope" and self.head_width % 2:
             raise UsageError(
                 f"rotary positions turn pairs, and a head is {self.head_width} wide",

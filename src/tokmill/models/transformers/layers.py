@@ -10,11 +10,9 @@ fast, and as exact. On an Intel Xeon MKL is faster, 1.05 to 1.3 times in forward
 times in gradients of weights. oneDNN's operator has no gradient of its own; `OneDnn` gives it one.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -60,8 +58,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · weightᵀ + bias, (…, N), from x (…, M), weight (N, M) and bias (N,)."""
     # Shapes that do not fit get PyTorch's message.
     if x.shape[-1] == weight.shape[-1] and prefers_onednn(x, weight):
-        y: Tensor = OneDnn.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return y
+        return OneDnn.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return F.linear(x, weight, bias)
 
 
@@ -84,8 +81,7 @@ def prefers_onednn(a: Tensor, b: Tensor, least: int = ROWS) -> bool:
 
 def onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · weightᵀ + bias; arguments need not be contiguous."""
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def product_for(x: Tensor, weight: Tensor) -> Product:
@@ -207,7 +203,7 @@ def linear_cross_entropy(
     target. It keeps logits near 0, and is not in the returned loss. (RWKV's L2Wrap.)
     `compiled`: by kernels of torch.compile.
     """
-    summed: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    return LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.flatten(0, -2),
         weight,
         targets.flatten(),
@@ -217,7 +213,6 @@ def linear_cross_entropy(
         bias,
         compiled,
     )
-    return summed
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -432,5 +427,43 @@ class FeedForward(nn.Module):
         if self.activation == "swiglu":
             gate = self.gate
             return swiglu(x, gate.weight, down.weight, up.weight, gate.bias, down.bias, up.bias)
-        y: Tensor = down(gelu(up(x), approximate=self.activation == "gelu_tanh"))
-        return y
+        return down(gelu(up(x), approximate=self.activation == "gelu_tanh"))
+
+
+class Scores(NamedTuple):
+    """Scores of one column at each position; 0 and False without a target."""
+
+    loss: Tensor
+    """(B, T) float32 or wider: -log p(target), in nats."""
+    right: Tensor
+    """(B, T) bool: whether the target was the likeliest id."""
+
+
+def token_scores(
+    hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, bias_V: Tensor | None = None
+) -> Scores:
+    """Return the scores of the logits hidden · weightᵀ + bias, without a gradient.
+
+    `targets_BT`: int64, -1 for no target. As in `linear_cross_entropy`, only a chunk of the logits
+    is in memory at a time, and products have autocast's type if it is on.
+    """
+    dtype = product_dtype(hidden_BTD)
+    hidden, targets = hidden_BTD.flatten(0, -2).to(dtype), targets_BT.flatten()
+    weight_DV = weight_VD.to(dtype).t()
+    wide = torch.promote_types(hidden_BTD.dtype, torch.float32)
+    loss = torch.zeros(len(targets), dtype=wide, device=targets.device)
+    right = torch.zeros(len(targets), dtype=torch.bool, device=targets.device)
+    rows = chunk_rows(hidden, len(weight_VD))
+    for start in range(0, len(targets), rows):
+        part = slice(start, start + rows)
+        logits_NV = product(hidden[part], weight_DV).to(wide)
+        if bias_V is not None:
+            logits_NV += bias_V
+        target_N = targets[part].clamp(min=0)
+        logit_N = logits_NV.gather(1, target_N[:, None])[:, 0]
+        loss[part] = logits_NV.logsumexp(-1) - logit_N
+        right[part] = logits_NV.argmax(-1) == target_N
+    valid = targets >= 0
+    return Scores(
+        torch.where(valid, loss, 0).view(targets_BT.shape), (right & valid).view(targets_BT.shape)
+    )

@@ -1,4 +1,1 @@
-"""Runs side by side.
-
-Read `compare_runs` first.
-"""
+"""Runs side by side. Read `compare_runs` first."""

@@ -102,7 +102,8 @@ def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Compar
         UsageError: `at` is not a step, or no run has the metric.
         TokmillError: a path holds no run, or a run is damaged.
     """
-    check_at(at)
+    if at not in ("last", "best") and not (at.isdecimal() and int(at) > 0):
+        raise UsageError(f"--at {at!r} is not a step", hint="give a step such as 1000, or best")
     runs = read_runs(paths)
     metric, notes = choose_metric(metric, runs)
     higher_names = {name for run in runs for name in run.measures.higher}
@@ -128,12 +129,6 @@ def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Compar
     groups = mark_best(groups, higher, not doubtful)
     columns = differing([g.settings for g in groups])
     return Comparison(metric, at, higher, not doubtful, columns, groups, notes)
-
-
-def check_at(at: str) -> None:
-    """Raise `UsageError` unless `at` is "last", "best" or a step."""
-    if at not in ("last", "best") and not (at.isdecimal() and int(at) > 0):
-        raise UsageError(f"--at {at!r} is not a step", hint="give a step such as 1000, or best")
 
 
 def choose_metric(metric: str, runs: Sequence[RunSummary]) -> tuple[str, list[str]]:

@@ -1,7 +1,5 @@
 """A comparison of runs as text columns, LaTeX and JSON; and values as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

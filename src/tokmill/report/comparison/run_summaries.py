@@ -1,7 +1,5 @@
 """Summaries of runs for tables and figures, read from their folders without torch."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -29,11 +27,10 @@ from tokmill.training.recipe.config import (
     OptimConfig,
     RunConfig,
 )
-from tokmill.training.recipe.read_recipe import RECIPE, flatten, read_recipe
+from tokmill.training.recipe.read_recipe import FACTS, RECIPE, flatten, read_recipe
 from tokmill.training.runs.trackers import METRICS, read_metrics
 
 Facts = dict[str, Any]
-FACTS = "schema.json"
 USES = {
     "classify": "predict RUN INPUT",
     **dict.fromkeys(["masked", "sentence_pair", "contrastive", "signature"], "embed RUN STORE"),
@@ -201,8 +198,7 @@ class RunSummary:
             # A running training may have removed it in the meantime.
             with contextlib.suppress(TokmillError):
                 file = self.path / "checkpoints" / name / "state.json"
-                state: Facts = read_json(file, dict[str, Any])
-                return state
+                return read_json(file, dict[str, Any])
         return {}
 
     @property

@@ -1,4 +1,1 @@
-"""What `inspect` says of any file or folder.
-
-Read `inspect` first.
-"""
+"""What `inspect` says of any file or folder. Read `inspect` first."""

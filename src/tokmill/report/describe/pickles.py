@@ -1,7 +1,5 @@
 """The structure and content of a pickle, read as data; none of its code is run."""
 
-from __future__ import annotations
-
 import shlex
 from array import array
 from collections import Counter

@@ -1,7 +1,5 @@
 """The argument of recognisers, and helpers that several of them use."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

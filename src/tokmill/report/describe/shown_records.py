@@ -1,7 +1,5 @@
 """Records of a store for people: text if there is a tokenizer, else tokens, else ids."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -92,8 +90,7 @@ class Reader:
             return []
         path = self.store.vocabulary_file(vocabulary)
         try:
-            tokens: list[str] = loads_json(read_file(path), _TokenList).tokens
-            return tokens
+            return loads_json(read_file(path), _TokenList).tokens
         except (TokmillError, ValueError):
             self.talk = f"ids instead of tokens: {path} is not a list of tokens"
             return []

@@ -1,7 +1,5 @@
 """Steps of a run for people: what they read, with the input of each document and its beginning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,1 @@
-"""Figures and pages.
-
-Read `page` first.
-"""
+"""Figures and pages. Read `page` first."""

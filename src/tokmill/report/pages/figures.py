@@ -1,7 +1,5 @@
 """The numbers of figures; `plot.py` draws them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -160,8 +158,7 @@ def frequency(paths: Sequence[Path], column: str = "") -> Figure:
 
 
 def _is_vocabulary(path: Path) -> bool:
-    answer: bool = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").is_vocabulary(path)
-    return answer
+    return plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").is_vocabulary(path)
 
 
 def _counts_of_list(path: Path, column: str) -> Array:
@@ -315,8 +312,7 @@ def make(kind: str, paths: Sequence[Path], column: str = "", vectors: str = "") 
         further = {"vectors": vectors}
     else:
         refuse(kind, vectors=vectors)
-    figure: Figure = plugins.load(plugins.FIGURES, kind)(paths, column, **further)
-    return figure
+    return plugins.load(plugins.FIGURES, kind)(paths, column, **further)
 
 
 def refuse(kind: str, **options: Any) -> None:

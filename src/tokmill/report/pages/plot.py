@@ -1,7 +1,5 @@
 """Draws figures with matplotlib; no other file imports it."""
 
-from __future__ import annotations
-
 import io
 import re
 import warnings

@@ -1,8 +1,6 @@
 """Policies that learn to schedule: figures by evaluations, of what a policy looks at, and their
 best schedules as rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

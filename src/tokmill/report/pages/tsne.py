@@ -1,7 +1,5 @@
 """The figures `tsne`, vectors in two dimensions, and `phases`, an execution over time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,9 +69,10 @@ def tsne(paths: Sequence[Path], column: str = "", vectors: str = "") -> Figure:
         labels = rare_together(np.asarray([f"phase {phase}" for phase in phases]))
     with elapsed(f"t-SNE of {len(chosen):,} vectors"):
         places = embedded(units)
+    numbers = store is not None and bool(column) and store.schema[column].dtype != "utf8"
     series = [
         Series(label, places[labels == label, 0], places[labels == label, 1], number)
-        for number, label in enumerate(_ordered(labels, numbers=_is_number(store, column)))
+        for number, label in enumerate(_ordered(labels, numbers=numbers))
     ]
     title = f"t-SNE of {vectors or 'basic block vectors'}"
     if len(chosen) < count:
@@ -210,10 +209,6 @@ def _levels(values: Array) -> Array:
             labels[(values >= low) & (values <= high)] = f"{low:.3g} to {high:.3g}"
     labels[~np.isfinite(values)] = "(none)"
     return labels.astype(str)
-
-
-def _is_number(store: Store | None, column: str) -> bool:
-    return store is not None and bool(column) and store.schema[column].dtype != "utf8"
 
 
 def _ordered(labels: Array, *, numbers: bool) -> list[str]:

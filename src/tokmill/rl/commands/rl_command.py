@@ -19,7 +19,7 @@ from tokmill.rl.commands.rl_problems import (
     row_of,
     say_what_is_faster,
 )
-from tokmill.terminal.options import AsJson
+from tokmill.terminal.frame import AsJson
 from tokmill.terminal.output import print_json, print_table
 
 LARGEST = 16 << 20

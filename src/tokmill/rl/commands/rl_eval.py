@@ -25,7 +25,7 @@ from tokmill.rl.commands.rl_problems import (
     say_what_is_faster,
     write_best,
 )
-from tokmill.terminal.options import AsJson, Quiet
+from tokmill.terminal.frame import AsJson, Quiet
 from tokmill.terminal.output import print_json, print_table, say
 
 Modules = Annotated[

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokmill.mlir.tokens.views import Spaces, Wanted
 from tokmill.models.model import Inputs, Tensors
-from tokmill.models.transformers.encoder import Encoder, EncoderConfig
+from tokmill.models.transformers.transformer import Encoder, EncoderConfig
 from tokmill.rl.embedding.embeddings import (
     Embedding,
     EmbeddingConfig,

@@ -18,7 +18,7 @@ from tokmill.mlir.modules.operations import KINDS
 from tokmill.mlir.tokens import field_tokens
 from tokmill.mlir.tokens.views import Spaces, Wanted
 from tokmill.models.model import Inputs, Tensors
-from tokmill.models.transformers.encoder import Encoder, EncoderConfig
+from tokmill.models.transformers.transformer import Encoder, EncoderConfig
 from tokmill.rl.embedding.embeddings import (
     Embedding,
     EmbeddingConfig,

@@ -19,7 +19,7 @@ from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.tokens import field_tokens, views
 from tokmill.models.model import Tensors
 from tokmill.models.transformers.attention import Attention, Seen, document_mask
-from tokmill.models.transformers.encoder import Encoder
+from tokmill.models.transformers.transformer import Encoder
 from tokmill.rl.embedding.distilbert import DistilBert
 from tokmill.rl.embedding.embeddings import Embedding, Observation, batch
 from tokmill.training.runs.run import load_task

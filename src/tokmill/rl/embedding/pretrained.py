@@ -13,13 +13,13 @@ from tokmill.base.files import read_file
 from tokmill.base.headers import loads_json, refused
 from tokmill.mlir.tokens import field_tokens
 from tokmill.models.model import PREFIX
-from tokmill.models.transformers.encoder import EncoderConfig
+from tokmill.models.transformers.transformer import EncoderConfig
 from tokmill.rl.embedding.distilbert import DistilBert
 from tokmill.rl.embedding.embeddings import Embedding
 from tokmill.training.engines.tensors import MODEL, read_tensors
 from tokmill.training.runs.checkpoint import seal_of
 from tokmill.training.runs.run import VOCAB, read_run
-from tokmill.training.runs.warm_start import OF_MODEL, find_weights, in_words
+from tokmill.training.runs.weights import OF_MODEL, find_weights, in_words
 
 KEYS = {
     "dim": "hidden_size",

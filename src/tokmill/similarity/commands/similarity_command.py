@@ -13,8 +13,7 @@ from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, q
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
 from tokmill.similarity.pairing import MIN_BLOCKS
 from tokmill.store.schema import Array
-from tokmill.terminal.lazy import group_of
-from tokmill.terminal.options import AsJson, At, Device, Quiet
+from tokmill.terminal.frame import AsJson, At, Device, Quiet, group_of
 from tokmill.terminal.output import print_json, say
 
 Pairs = Annotated[

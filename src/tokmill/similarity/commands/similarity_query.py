@@ -15,7 +15,7 @@ from tokmill.similarity.commands.similarity_vectors import built_of, sum_of, vec
 from tokmill.similarity.index import Index, check_place, is_index, write_index
 from tokmill.similarity.query import MORE, Hit, Named, find_function, hits_of, nearest_rows
 from tokmill.store.store import Store
-from tokmill.terminal.options import AsJson, At, Device, Quiet
+from tokmill.terminal.frame import AsJson, At, Device, Quiet
 from tokmill.terminal.output import print_json, print_table
 
 RANKER = "ranker"

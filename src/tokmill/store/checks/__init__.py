@@ -1,4 +1,3 @@
 """Questions to a finished store: is it sound, what is in it, where is it from.
 
-Read `validate` first.
-"""
+Read `validate` first."""

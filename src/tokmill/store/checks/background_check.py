@@ -4,8 +4,6 @@ Damaged ids can still be in range, and damaged offsets can still rise; no reader
 each shard is hashed once, in a thread, while it is used. Shards that are in use come first.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence

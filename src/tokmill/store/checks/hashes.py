@@ -1,7 +1,5 @@
 """A digest for each record, computed in columns: to find equal records and to sample by content."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,8 +20,7 @@ def mix(values: Array) -> Array:
     """Return the splitmix64 finaliser of uint64 values (Steele, Lea and Flood 2014)."""
     values = (values ^ (values >> _S30)) * _M1
     values = (values ^ (values >> _S27)) * _M2
-    mixed: Array = values ^ (values >> _S31)
-    return mixed
+    return values ^ (values >> _S31)
 
 
 def token_values(batch: Records, name: str) -> Array:

@@ -5,8 +5,6 @@ token that begins a text, or cut text differently, and nothing in a store would 
 of text keeps 64 short texts with their ids in `vocab/probe.json`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -167,7 +165,6 @@ def make_probe(
 
 def _alone(encode: Callable[[Sequence[str]], tuple[Array, Array]], text: str) -> list[int]:
     try:
-        ids: list[int] = encode([text])[0].tolist()
-        return ids
+        return encode([text])[0].tolist()
     except TokmillError:
         return []

@@ -4,8 +4,6 @@ All figures are exact for the shards that are read. Memory: the map of one shard
 size of the vocabulary for each column, and the distinct lengths (at most √(2 · tokens)).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

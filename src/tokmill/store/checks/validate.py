@@ -1,7 +1,5 @@
 """`store validate`: all checks of a store that need only its folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,4 +1,3 @@
 """One file of records: its columns, strings, and the rows that are copied out of it.
 
-Read `shard` first.
-"""
+Read `shard` first."""

@@ -3,8 +3,6 @@
 A column of strings is a table of strings, or the strings in a row (`StringColumn`).
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ aligned. The safetensors library reads the file, and so does numpy alone.
 Format of the container: 8 bytes little-endian header length, JSON header, data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 from collections.abc import Iterator, Sequence
@@ -198,8 +196,7 @@ def _row_bytes(
         ]
         matrix = np.concatenate(cells, axis=1)
         found[here] = [row.tobytes() for row in matrix]
-    result: list[bytes] = found.tolist()
-    return result
+    return found.tolist()
 
 
 def write_tensors(

@@ -1,4 +1,1 @@
-"""Tasks that compare records: entries, losses of likeness, ranks.
-
-Read `contrastive` first.
-"""
+"""Tasks that compare records: entries, losses of likeness, ranks. Read `contrastive` first."""

@@ -3,46 +3,47 @@
 Shapes: B rows, T positions, N rows of a step, D width of the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokmill.base.recipe import AboveZero, check_types
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
 from tokmill.models.heads import Pool, of_sets, vector_of
 from tokmill.models.model import Inputs, Model, Tensors
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
-from tokmill.tasks.comparison.compared_entries import (
-    RELATIONS,
-    asking_entries,
-    entry_rows,
-    reference_columns,
-    value_columns,
-    with_relations,
-)
 from tokmill.tasks.comparison.comparison_losses import (
     ANCHOR,
-    check_likeness,
+    RELATIONS,
+    asking_entries,
     circle,
+    entry_rows,
     in_batch,
     over_entries,
     rank_metrics,
+    reference_columns,
     relations,
     triplet,
+    value_columns,
+    with_relations,
 )
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
 
 MARGINS = {"triplet": 0.2, "circle": 0.25, "in_batch": 0.0}
 """The margin of each loss, if none is given: that of jTrans, that of Sun et al. 2020."""
+
+
+Margin = Annotated[float, Meta(ge=0, le=2)]
+"""Of cosines."""
 
 
 class LikenessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -64,11 +65,11 @@ class LikenessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """own: negatives of the own entry, of which triplet takes the nearest; step: these and the
     records of other entries, of which triplet takes a semi-hard one; auto: own for triplet with a
     column of negatives, else step."""
-    margin: float | None = None
+    margin: Margin | None = None
     """Margin of triplet (0.2) or circle (0.25)."""
-    gamma: float = 80.0
+    gamma: AboveZero = 80.0
     """Scale of circle."""
-    temperature: float = 0.1
+    temperature: AboveZero = 0.1
     """Temperature of in_batch."""
 
 
@@ -96,7 +97,7 @@ class Contrastive(Task):
 
     def __init__(self, config: Any, model: Model, inputs: Inputs) -> None:
         super().__init__(config, model, inputs)
-        check_likeness(config)
+        check_types(config, "task")
         self.margin = MARGINS[config.loss] if config.margin is None else config.margin
         if self.pool_of(config) == "signature":
             of_sets(model)
@@ -110,8 +111,7 @@ class Contrastive(Task):
     @classmethod
     def pool_of(cls, config: Any) -> Pool:
         """Return the pooling of the recipe."""
-        pool: Pool = config.pool
-        return pool
+        return config.pool
 
     @classmethod
     def token_store(cls, config: Any, store: Store) -> Store:

@@ -8,8 +8,6 @@ cycles an instruction (CPI), and a loss of consistency, which is the distance of
 times the difference of their CPI.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal
@@ -21,18 +19,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError, nearest
+from tokmill.base.recipe import Amount
+from tokmill.feed.entries import Vectors
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
-from tokmill.feed.values import Vectors
 from tokmill.models.heads import Pool, of_sets
 from tokmill.models.model import WEIGHT, Group, Inputs, Model, Tensors, decay_groups
 from tokmill.models.transformers.layers import Linear
 from tokmill.store.overlay import overlay_names
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.comparison.compared_entries import has_positives
-from tokmill.tasks.comparison.comparison_losses import mean_where, over_entries, relations
-from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig
+from tokmill.tasks.comparison.comparison_losses import (
+    has_positives,
+    mean_where,
+    over_entries,
+    relations,
+)
+from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig, Margin
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import Facts
 
@@ -55,7 +58,7 @@ class SignatureConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True, k
     """Blocks of an interval that are read; what is beyond is cut off while training."""
     loss: Literal["in_batch", "triplet", "circle"] = "triplet"
     """How alike intervals are told from others."""
-    margin: float | None = 0.45
+    margin: Margin | None = 0.45
     """Margin of triplet or circle."""
     block: str = "block"
     """Column of references, a value a token: the blocks of an interval; or of their vectors. Where
@@ -73,11 +76,11 @@ class SignatureConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True, k
     """Without columns of references: record columns of which equal values mean alike intervals."""
     size: int = 2
     """With `same`: alike intervals of an entry."""
-    likeness_weight: float = 1.0
+    likeness_weight: Amount = 1.0
     """Weight of the loss of likeness; 0: signatures are learned from the CPI alone."""
-    cpi_weight: float = 0.01
+    cpi_weight: Amount = 0.01
     """Weight of the Huber loss of log CPI."""
-    consistency_weight: float = 0.01
+    consistency_weight: Amount = 0.01
     """Weight of the loss of consistency."""
 
 
@@ -89,13 +92,6 @@ class Signature(Contrastive):
 
     def __init__(self, config: SignatureConfig, model: Model, inputs: Inputs) -> None:
         super().__init__(config, model, inputs)
-        for name in ("likeness_weight", "cpi_weight", "consistency_weight"):
-            if not 0 <= getattr(config, name) < float("inf"):
-                raise UsageError(
-                    f"{name} must be at least 0, not {getattr(config, name)}",
-                    where=f"task.{name}",
-                    hint=f"--set task.{name}=0.01, for example",
-                )
         of_sets(model)
         self.cpi_head: Linear | None = Linear(model.dim, 1) if config.cpi else None
 

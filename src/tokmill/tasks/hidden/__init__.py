@@ -1,4 +1,1 @@
-"""Masked language modelling and BERT's pairs.
-
-Read `masked` first.
-"""
+"""Masked language modelling and BERT's pairs. Read `masked` first."""

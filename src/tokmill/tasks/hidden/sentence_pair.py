@@ -3,8 +3,6 @@
 Shapes: B rows, T positions, M most hidden tokens of a row, D width of the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -20,11 +18,10 @@ from tokmill.feed.halves import OTHER, Halves
 from tokmill.feed.rows import Rows
 from tokmill.models.heads import Classes, Pooler
 from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
+from tokmill.models.transformers.layers import Scores
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.masked import PLACES, Masked
-from tokmill.tasks.hidden.masking import HiddenConfig
+from tokmill.tasks.hidden.masked import PLACES, HiddenConfig, Masked
 from tokmill.tasks.measures import Measures
-from tokmill.tasks.scores import Scores
 from tokmill.tasks.task_inputs import (
     SEGMENT,
     Facts,
@@ -161,8 +158,7 @@ class SentencePair(Masked):
     def states(self, batch: Tensors) -> Tensor:
         """Return the states of `[CLS]` and of the hidden tokens, (B, 1 + M, D)."""
         places = batch.targets[PLACES]
-        hidden: Tensor = self.model(batch, torch.cat([places[:, :1] * 0, places], 1))
-        return hidden
+        return self.model(batch, torch.cat([places[:, :1] * 0, places], 1))
 
     def with_pairs(
         self, loss: Tensor, sums: dict[str, Tensor], hidden: Tensor, batch: Tensors

@@ -4,8 +4,6 @@ They train a tokenizer first, make a training and a validation store in one comm
 a record is encoded (`--explain`).
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """`tokmill tokenizer train|encode|decode`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator
@@ -18,9 +16,8 @@ from tokmill.base.inflate import MAGIC
 from tokmill.base.locks import writing
 from tokmill.base.progress import human_count, human_time
 from tokmill.builds.scan import with_lists
-from tokmill.terminal.options import AsJson, FilesFrom
+from tokmill.terminal.frame import AsJson, FilesFrom, settings
 from tokmill.terminal.output import print_json, print_text, say, say_not_reached
-from tokmill.terminal.structs import settings
 
 app = typer.Typer(
     add_completion=False,

@@ -6,8 +6,6 @@ Otherwise `tokenizers` is used. The two have different versions of Unicode, so t
 newer than Unicode 16.0 are always encoded by `tokenizers`, one by one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -23,10 +21,9 @@ from tokmill import plugins
 from tokmill.base.bounds import resident_bytes
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.text.encoding import guards
-from tokmill.text.encoding.cutting import segments
 from tokmill.text.encoding.guards import no_panic
 from tokmill.text.tokenizers import tokenizer_json as files
-from tokmill.text.tokenizers.patterns import GPT2, safe_cut
+from tokmill.text.tokenizers.patterns import GPT2, safe_cut, segments
 from tokmill.text.tokenizers.tokenizer_json import template_tokens
 
 __all__ = ["BatchEncoder", "make_encoder", "template_tokens"]
@@ -123,8 +120,7 @@ def make_encoder(
         kind = plugins.load(plugins.ENCODERS, name)
         if not (reason := kind.why_not(data)):
             try:
-                encoder: BatchEncoder = kind(data, threads)
-                return encoder
+                return kind(data, threads)
             except MissingExtraError as error:
                 missing = error
         elif engine != "auto":
@@ -223,10 +219,7 @@ class TokenizersEncoder:
             with no_panic():
                 if not self.threads:
                     return [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
-                result: Sequence[Any] = self.tokenizer.encode_batch_fast(
-                    texts, add_special_tokens=False
-                )
-                return result
+                return self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):
             _utf8(texts)
             raise

@@ -10,8 +10,6 @@ Found by fuzzing both with every kind of step (tests/property/test_tokenizer_pro
 - gigatoken has scanners for some patterns only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -5,8 +5,6 @@ words that change (Sennrich et al. 2016, with byte units as in GPT-2). Counts ar
 so they do not overflow.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +12,8 @@ from typing import Any, Literal, get_args
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.text.encoding.cutting import segments
 from tokmill.text.encoding.guards import Panic, no_panic
-from tokmill.text.tokenizers.patterns import GPT2, safe_cut
+from tokmill.text.tokenizers.patterns import GPT2, safe_cut, segments
 from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER
 
 TieBreak = Literal["first", "greatest-bytes"]

@@ -1,7 +1,5 @@
 """Training with libraries in Rust, in a child process: they print, panic, and ignore Ctrl-C."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,10 +20,9 @@ def read_spool(path: str) -> Iterator[str]:
 def gigatoken(spool: str, vocab_size: int, specials: list[str]) -> list[tuple[bytes, bytes]]:
     import gigatoken
 
-    merges: list[tuple[bytes, bytes]] = gigatoken.train_bpe(
+    return gigatoken.train_bpe(
         gigatoken.TextFileSource([spool], separator=BORDER), vocab_size, specials, "huggingface"
     )[1]
-    return merges
 
 
 def tokenizers(spool: str, vocab_size: int, specials: list[str], pattern: str | None) -> str:
@@ -50,5 +47,4 @@ def tokenizers(spool: str, vocab_size: int, specials: list[str], pattern: str | 
     )
     with no_panic():
         tokenizer.train_from_iterator(read_spool(spool), trainer)
-    result: str = tokenizer.to_str()
-    return result
+    return tokenizer.to_str()

@@ -5,8 +5,6 @@ two equally frequent pairs the one with the smaller numbers wins. So the trainer
 in a fixed order here, and equal texts give equal tokenizers.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,1 @@
-"""Tables of labelled sentences (TSV of GLUE).
-
-Read `tsv` first.
-"""
+"""Tables of labelled sentences (TSV of GLUE). Read `tsv` first."""

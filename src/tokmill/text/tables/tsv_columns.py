@@ -1,7 +1,5 @@
 """Which columns of a table are sentences and label, and the names of its classes."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

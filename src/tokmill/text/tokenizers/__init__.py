@@ -1,4 +1,3 @@
 """Tokenizers of any layout as one class: text to ids and back.
 
-Read `tokenizer` first; `tokenizer_files` reads what others wrote.
-"""
+Read `tokenizer` first; `tokenizer_files` reads what others wrote."""

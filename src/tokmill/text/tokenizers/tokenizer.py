@@ -1,7 +1,5 @@
 """The class `Tokenizer`: text ↔ ids, and the vocabulary of a store."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,10 +11,9 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import machine_errors, make_folder, write_file
 from tokmill.store.vocab import Vocabulary, find_roles
-from tokmill.text.encoding.cutting import segments
 from tokmill.text.encoding.encoders import TokenizersEncoder, make_encoder
 from tokmill.text.tokenizers import tokenizer_files, tokenizer_json
-from tokmill.text.tokenizers.patterns import resolve_pattern
+from tokmill.text.tokenizers.patterns import resolve_pattern, segments
 
 Specials = Literal["special", "plain"]
 

@@ -8,8 +8,6 @@ characters, is `[UNK]`. Source: `tokenization.py` of google-research/bert; forma
 Hugging Face `tokenizers`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

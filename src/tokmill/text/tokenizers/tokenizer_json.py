@@ -4,8 +4,6 @@ Format: Hugging Face `tokenizers`. Byte-level files spell each byte as one print
 (GPT-2's `bytes_to_unicode`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -211,9 +209,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     _check_vocabulary(data, where)
     for key, parts in STEPS.items():
         if not _is_step(data.get(key), parts):
-            raise TokmillError(
-                f"its {key} is no step with a type", where=where, hint="it is broken"
-            )
+            raise _broken(f"its {key} is no step with a type", where)
         if (longer := math.prod(map(_growth, flatten(data.get(key), parts)))) > MOST_GROWTH:
             raise TokmillError(
                 f"the steps `Replace` of its {key} may make a text {longer:.3g} times as long",
@@ -223,16 +219,20 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     return dict(data)
 
 
+def _broken(what: str, where: str) -> TokmillError:
+    return TokmillError(what, where=where, hint="the file is broken: fetch it again")
+
+
 def _pairs(merges: Any, where: str) -> list[list[str]]:
     if not isinstance(merges, list):
-        raise TokmillError("the merges are no list", where=where, hint="the file is broken")
+        raise _broken("the merges are no list", where)
     # Comprehensions for speed: this takes much of the start of every build.
     pairs = [merge.split(" ") if type(merge) is str else merge for merge in merges]
     if not all(
         type(pair) is list and len(pair) == 2 and type(pair[0]) is type(pair[1]) is str
         for pair in pairs
     ):
-        raise TokmillError("a merge is no pair", where=where, hint="it is broken")
+        raise _broken("a merge is no pair", where)
     return pairs
 
 
@@ -275,14 +275,10 @@ def _check_vocabulary(data: Mapping[str, Any], where: str) -> None:
         ids = list(vocab.values())
         if not all(type(number) is int for number in ids):
             token = next(token for token, number in vocab.items() if type(number) is not int)
-            raise TokmillError(
-                f"the id of {token[:80]!r} is no whole number", where=where, hint="it is broken"
-            )
+            raise _broken(f"the id of {token[:80]!r} is no whole number", where)
     else:
         if not all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str) for e in vocab):
-            raise TokmillError(
-                "the vocabulary is no list of tokens and scores", where=where, hint="it is broken"
-            )
+            raise _broken("the vocabulary is no list of tokens and scores", where)
         ids = list(range(len(vocab)))
     ids += [token["id"] for token in added]
     low, high = min(ids, default=0), max(ids, default=0)

@@ -1,4 +1,1 @@
-"""What a training will take: memory, time, operations.
-
-Read `estimate` first.
-"""
+"""What a training will take: memory, time, operations. Read `memory` first."""

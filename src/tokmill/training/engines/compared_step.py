@@ -8,8 +8,6 @@ are the same for any number of processes and micro-batches, and memory is that o
 Where a process has one micro-batch, it is computed once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

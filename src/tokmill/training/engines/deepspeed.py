@@ -6,8 +6,6 @@ checkpoints are not used: weights and moments are gathered by name into the file
 writes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -147,8 +145,7 @@ class DeepSpeed(Several):
     def _gathered(self, weight: nn.Parameter) -> Tensor:
         """Return all of a weight in float32."""
         if self.stage and weight.requires_grad:
-            whole: Tensor = self.package.utils.safe_get_full_fp32_param(weight)
-            return whole
+            return self.package.utils.safe_get_full_fp32_param(weight)
         if self.stage < 3:
             return weight.float()
         with self.package.zero.GatheredParameters([weight]):
@@ -203,10 +200,7 @@ class DeepSpeed(Several):
         """Gather a split weight; rank 0's changes to it are kept."""
         if self.stage < 3:
             return contextlib.nullcontext()
-        gathered: contextlib.AbstractContextManager[None] = self.package.zero.GatheredParameters(
-            [weight], modifier_rank=0
-        )
-        return gathered
+        return self.package.zero.GatheredParameters([weight], modifier_rank=0)
 
     def _set_part(self, weight: nn.Parameter, value: Tensor, kind: str = "") -> None:
         """Copy this process's part of a whole tensor into the optimiser's part."""

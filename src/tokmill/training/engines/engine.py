@@ -3,8 +3,6 @@
 Other engines derive from `Engine`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -298,8 +296,7 @@ def make_engine(config: RunConfig, settings: EngineConfig | None = None) -> Engi
             )
         # An engine is imported when it is used: one process does not need torch.distributed.
         kind = plugins.load(plugins.ENGINES, name)
-    engine: Engine = kind(config, settings)
-    return engine
+    return kind(config, settings)
 
 
 def add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:

@@ -1,10 +1,8 @@
 """One of several processes that share each step: how they meet, and how they end together.
 
-The engines (`ddp.py` and others) decide what the processes share and exchange. On CPUs they
+`Ddp` and DeepSpeed decide what the processes share and exchange. On CPUs they
 communicate through gloo, on GPUs (one for each process) through NCCL; the latter is not tested.
 """
-
-from __future__ import annotations
 
 import contextlib
 import itertools
@@ -22,11 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
 
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError
+from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
-from tokmill.training.engines.devices.device import seed_for
-from tokmill.training.engines.engine import Engine
+from tokmill.training.engines.devices.device import seed_for, set_torch_states, torch_states
+from tokmill.training.engines.engine import Engine, Pull
 from tokmill.training.launch import (
     LAUNCHED,
     LOST,
@@ -87,8 +87,7 @@ class Several(Engine):
         sums = torch.tensor(values, dtype=torch.float64)
         with peers():
             dist.all_reduce(sums)
-        totals: list[float] = sums.tolist()
-        return totals
+        return sums.tolist()
 
     def gather(self, value: Tensor) -> list[Tensor]:
         """Return the tensors of all processes, by rank; only their first axis may differ."""
@@ -207,3 +206,46 @@ def peers() -> Iterator[None]:
             hint="if it left no message, it was killed, perhaps because memory ran out; "
             "the same command continues from the newest checkpoint",
         ) from error
+
+
+class Ddp(Several):
+    """One of `world` processes, each with all weights."""
+
+    name = "ddp"
+    learner: DistributedDataParallel
+
+    def __init__(self, config: RunConfig, settings: EngineConfig | None = None) -> None:
+        super().__init__(config, settings)
+        self.rehearsed = self.world == 1
+
+    def micro(
+        self, batch: Tensors, last: bool, scale: float, pull: Pull | None = None
+    ) -> dict[str, Tensor]:
+        """Run forward and backward; gradients are exchanged after the last micro-batch."""
+        if not self.rehearsed:
+            self._rehearse(batch, pull)
+        with contextlib.nullcontext() if last else self.learner.no_sync(), peers():
+            # DDP divides by the number of processes.
+            return super().micro(batch, last, scale * self.world, pull)
+
+    def _place(self, task: Task) -> None:
+        """Put the task on the device, and give it the weights of rank 0."""
+        super()._place(task)
+        with peers():
+            self.learner = DistributedDataParallel(
+                self.plain, forward_sync_buffers=False, gradient_as_bucket_view=True
+            )
+
+    def _rehearse(self, batch: Tensors, pull: Pull | None) -> None:
+        """Run one backward pass without any effect, before the first real one.
+
+        After its first backward pass DDP changes the order in which gradients are exchanged. With
+        more than two processes that changes the order of additions. Without a rehearsal, the first
+        step after a resume would differ in the last bits from that of an uninterrupted run.
+        """
+        self.rehearsed = True
+        states = torch_states()
+        with peers():
+            super().micro(batch, True, 0.0, pull)
+        self.optimizer.zero_grad(set_to_none=True)
+        set_torch_states(states)

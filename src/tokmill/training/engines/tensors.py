@@ -8,8 +8,6 @@ place of the digest. Every reader checks the seal, so a flipped bit is always fo
 programs have no seal.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

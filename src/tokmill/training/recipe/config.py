@@ -1,14 +1,19 @@
 """The recipe of a training: `[data] [model] [task] [optim] [run] [engine]`, and its kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
+from tokmill.base.recipe import AboveZero, Amount, Natural, Part, Positive, Share
+
+LARGEST_NUMBER = 1 << 31
+"""The maximum of whole numbers, and of sizes of what is in memory at a time."""
+MOST_STEPS = 10**15
+"""The most steps; a recipe of epochs alone has so many until its stores are open."""
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -16,15 +21,15 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     train: str | tuple[str, ...] = ""
     """The store to learn from; several are mixed."""
-    weights: tuple[float, ...] = ()
+    weights: tuple[AboveZero, ...] = ()
     """Relative number of tokens read from each store; empty: each store's number of tokens."""
     val: str = ""
     """The store to evaluate on; none: no evaluation."""
-    batch: int = 16
+    batch: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 16
     """Rows a step over all processes; entries, if the task groups several rows."""
-    batch_tokens: int = 0
+    batch_tokens: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     """Tokens a step, in place of `batch`; 0: `batch` decides."""
-    shards: int = 0
+    shards: Natural = 0
     """Shards whose rows are mixed at a time; 0: all. A small number suits stores on a network."""
     seed: int = 0
     """Seed of the order of the rows."""
@@ -51,23 +56,23 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     kind: str = "adamw"
     """Which optimiser this is: adamw, muon or bert_adam."""
-    lr: float = 2e-3
+    lr: Amount = 2e-3
     """Largest learning rate; models wider than about 256 want less."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """How it falls after the warm-up; wsd: it stays, and falls linearly at the end."""
-    decay: float = 0.2
+    decay: Share = 0.2
     """Share of the steps, at the end, during which the rate of wsd falls."""
-    warmup: int = 50
+    warmup: Natural = 50
     """Steps over which it rises linearly."""
-    floor: float = 0.1
+    floor: Share = 0.1
     """Share of `lr` at which the schedule ends."""
-    weight_decay: float = 0.1
+    weight_decay: Amount = 0.1
     """Decay of matrices."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Part, Part] = (0.9, 0.95)
     """Decay rates of Adam's two moments."""
-    eps: float = 1e-8
+    eps: Amount = 1e-8
     """Added to the root of the second moment."""
-    clip: float = 1.0
+    clip: Amount = 1.0
     """Largest norm of the gradient; 0: no limit."""
 
     def own_rate(self, step: int, steps: int) -> float | None:
@@ -78,9 +83,9 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Length, device and precision of a training, and what it writes."""
 
-    steps: int = 1000
+    steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = 1000
     """Steps of the optimiser."""
-    epochs: float = 0.0
+    epochs: Annotated[float, Meta(ge=0, le=MOST_STEPS)] = 0.0
     """Epochs after which it ends, if that is before `steps`; 0: `steps` alone decides. `steps` is
     then what the epochs are."""
     seed: int = 0
@@ -95,18 +100,18 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     recompute: bool = False
     """Run blocks again in the backward pass instead of keeping what they computed."""
     compile: bool = False
-    """Compile blocks and loss by torch.compile, which takes a minute and pays on a GPU."""
-    micro_tokens: int = 16_384
+    """Compile blocks and loss by torch.compile, which takes half a minute and pays on a GPU."""
+    micro_tokens: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 16_384
     """Largest number of tokens of a micro-batch; a process's share of a batch is cut into these."""
-    log_every: int = 10
+    log_every: Positive = 10
     """Steps between lines of metrics."""
-    eval_every: int = 200
+    eval_every: Natural = 200
     """Steps between evaluations; 0: only at the end."""
-    eval_rows: int = 256
+    eval_rows: Natural = 256
     """Rows of the validation store that are evaluated, evenly spaced; 0: all."""
-    checkpoint_every: int = 500
+    checkpoint_every: Natural = 500
     """Steps between checkpoints; 0: only when stopped and at the end."""
-    keep: int = 2
+    keep: Positive = 2
     """Checkpoints that are kept."""
     best: bool = True
     """Whether the weights with the lowest validation loss are kept too."""
@@ -114,14 +119,14 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Folder of a run whose weights this one begins with."""
     track: tuple[str, ...] = ()
     """Trackers besides metrics.jsonl: wandb."""
-    peak_flops: float = 0.0
+    peak_flops: Amount = 0.0
     """Peak of the device in operations a second, for MFU; 0: no MFU is reported."""
     max_time: str = ""
     """Time after which the run saves a checkpoint and stops, such as 90s, 10m or 2h."""
     push: str = ""
     """Address at which checkpoints are kept too, such as s3://BUCKET/RUN. A new folder begins with
     the newest one there."""
-    prefetch: int = 2
+    prefetch: Annotated[int, Meta(ge=1, le=10_000)] = 2
     """Batches that are made ahead."""
     over_memory: bool = False
     """Whether to begin even if the training needs more memory than the machine has."""
@@ -169,8 +174,7 @@ def config_type(**kinds: str) -> type[TrainConfig]:
         forbid_unknown_fields=True,
         kw_only=True,
     )
-    result: type[TrainConfig] = struct
-    return result
+    return struct
 
 
 def check_kind(section: str, kind: str, where: str = "") -> None:

@@ -1,7 +1,5 @@
 """DeepSpeed's settings: the table `[engine.deepspeed]`, what other keys decide, and its file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -121,8 +119,7 @@ def check_table(table: Mapping[str, Any], where: str = "") -> None:
 
 def stage_of(table: Mapping[str, Any]) -> int:
     """Return the stage of ZeRO that settings ask for."""
-    stage: int = table.get("zero_optimization", {}).get("stage", STAGE)
-    return stage
+    return table.get("zero_optimization", {}).get("stage", STAGE)
 
 
 def all_settings(table: Mapping[str, Any], clip: float, weights: int) -> dict[str, Any]:

@@ -5,8 +5,6 @@ recipe, or `--set lr=1e-3`, is `optim.lr`; `n_layer` is `model.layers`; `seed` i
 and `run.seed`.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,8 +81,8 @@ def differences(before: Mapping[str, Any], after: TrainConfig) -> dict[str, str]
     }
 
 
-RECIPE = "recipe.json"
-"""The resolved recipe in the folder of a run."""
+RECIPE, FACTS = "recipe.json", "schema.json"
+"""In the folder of a run: the resolved recipe, and the facts of its store."""
 DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", *MAGIC, ".parquet", ".bin")
 """Endings of data files, which are no recipes."""
 
@@ -161,8 +159,7 @@ def over(
 
 
 def read_recipe(run: Path) -> dict[str, Any]:
-    value: dict[str, Any] = read_json(run / RECIPE, dict[str, Any])
-    return value
+    return read_json(run / RECIPE, dict[str, Any])
 
 
 def run_of(place: Path) -> Path | None:
@@ -272,7 +269,8 @@ def in_tables(
     result: dict[str, Any] = {}
     given: dict[str, str] = {}
     for name, inner in value.items():
-        if name in TABLES or name in DEFAULT_KINDS or is_table(name, inner):
+        is_table = isinstance(inner, Mapping) and name not in NESTED
+        if name in TABLES or name in DEFAULT_KINDS or is_table:
             result = recipe.merge(result, {name: inner})
             if isinstance(inner, Mapping):
                 given |= {f"{name}.{key}": f"{name}.{key}" for key in inner}
@@ -288,11 +286,6 @@ def in_tables(
             table, _, key = place.partition(".")
             result = recipe.merge(result, {table: {key: value[name]}})
     return with_size(result, kinds_of(whole)["model"], where)
-
-
-def is_table(name: str, value: Any) -> bool:
-    """Say whether nested dicts are a table of a recipe, and not the value of a key."""
-    return isinstance(value, Mapping) and name not in NESTED
 
 
 def places_of(name: str, value: Any, whole: Mapping[str, Any], where: str = "") -> list[str]:

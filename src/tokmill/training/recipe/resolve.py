@@ -1,35 +1,36 @@
-"""From the arguments of `tokmill train` to a checked configuration, step by step.
+"""From the arguments of `tokmill train` to a checked configuration, step by step, and the checks.
 
 Simple mistakes are found before torch is imported, so that their errors come at once.
 """
 
-from __future__ import annotations
-
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from tokmill import plugins
+from tokmill.base import recipe
 from tokmill.base import recipe as recipes
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError, check_name
 from tokmill.base.files import address_of, place_of
 from tokmill.base.recipe import merge
+from tokmill.builds.execution.resources import parse_seconds
 from tokmill.store.store import Store
-from tokmill.training.recipe.check_recipe import (
-    MOST_STEPS,
-    check_given,
-    check_plain,
-    check_stores,
-    from_dict,
-)
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
+    LARGEST_NUMBER,
     LEARNED,
+    MOST_STEPS,
     OptimConfig,
     TrainConfig,
+    check_kind,
+    config_type,
     kinds_of,
 )
-from tokmill.training.recipe.deepspeed_config import as_recipe
+from tokmill.training.recipe.deepspeed_config import as_recipe, check_table, stage_of
 from tokmill.training.recipe.read_recipe import RECIPE, over, read_given, read_recipe, run_of
 from tokmill.training.recipe.settings import (
     base_of,
@@ -235,3 +236,131 @@ def check_places(config: TrainConfig, begins: bool) -> None:
             where=config.run.start,
             hint="--from names its folder",
         )
+
+
+LARGEST = {"layers": 1_000, "dim": 1 << 18, "heads": 1 << 14, "hidden": 1 << 22,
+           "context": 1 << 24, "length": 1 << 24}  # fmt: skip
+"""Keys of models and tasks → their maximum, far above what anybody has trained."""
+
+
+def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
+    """Check everything that needs no torch: all but the keys of the model, task and optimiser."""
+    optim, kind = value.get("optim"), kinds_of(value)["optim"]
+    check_kind("optim", kind, where)
+    if isinstance(optim, Mapping) and kind != DEFAULT_KINDS["optim"]:
+        known = {key: optim[key] for key in optim if key in OptimConfig.__struct_fields__}
+        value = {**value, "optim": known}
+    config = recipe.convert(TrainConfig, value, where)
+    check(config, where)
+    return config
+
+
+def check_given(config: TrainConfig, where: str = "") -> None:
+    """Refuse a recipe that names no store to learn from."""
+    if not any(config.data.stores):
+        raise UsageError(
+            "the recipe names no store to learn from",
+            where=where,
+            hint="give one: --data STORE, or --set data.train=STORE",
+        )
+
+
+def check_stores(config: TrainConfig, where: str = "") -> None:
+    """Refuse a recipe without a store if its task reads stores, and one with a store if not."""
+    task = plugins.load(plugins.TASKS, config.task.kind)
+    if plugins.load(plugins.LOOPS, task.loop).reads_stores:
+        check_given(config, where)
+    elif any(config.data.stores) or config.data.val:
+        raise UsageError(
+            f"the task {config.task.kind} learns from no store, and the recipe names one",
+            where=where,
+            hint="leave data.train and data.val out",
+        )
+
+
+def from_dict(value: Mapping[str, Any], where: str = "") -> TrainConfig:
+    """Turn a recipe as nested dicts into a checked `TrainConfig`."""
+    check_plain(value, where)
+    config = recipe.convert(config_type(**kinds_of(value)), value, where)
+    for section in LEARNED:
+        check_sizes(section, getattr(config, section), where)
+    check_optimizer(config, where)
+    return config
+
+
+def check_optimizer(config: TrainConfig, where: str = "") -> None:
+    """Refuse impossible values of an optimiser's own keys, and an engine that it cannot use."""
+    optimizer = plugins.load(plugins.OPTIMIZERS, config.optim.kind)
+    optimizer.check(config.optim, where)
+    if config.run.engine != "deepspeed" or optimizer.splits:
+        return
+    if stage := stage_of(config.engine.deepspeed):
+        raise UsageError(
+            f"the optimiser {config.optim.kind} needs whole weights, and stage {stage} of "
+            "DeepSpeed keeps parts of them",
+            where=where or "optim.kind",
+            hint="--engine ddp, or --set engine.deepspeed.zero_optimization.stage=0",
+        )
+
+
+def check_sizes(section: str, table: Any, where: str = "") -> None:
+    """Refuse sizes of a model or a task that fit into no machine."""
+    for field in msgspec.structs.fields(table):
+        value, most = getattr(table, field.name), LARGEST.get(field.name, LARGEST_NUMBER)
+        if isinstance(value, int) and value > most:
+            raise UsageError(
+                f"{section}.{field.name}: {value} is above {most}",
+                where=where,
+                hint=f"--set {section}.{field.name}={most} is the most",
+            )
+
+
+def check(config: TrainConfig, where: str = "") -> None:
+    """Refuse impossible numbers and unknown names; needs no torch."""
+    data, run = config.data, config.run
+    if data.weights and len(data.weights) != len(data.stores):
+        raise UsageError(
+            f"data.weights: {len(data.weights)} weights for {len(data.stores)} stores",
+            where=where,
+            hint="one for each store of data.train, in its order",
+        )
+    check_name("run.engine: no engine is", run.engine, ("auto", *plugins.ENGINES), where)
+    for tracker in run.track:
+        check_name("run.track: no tracker is", tracker, plugins.TRACKERS, where)
+    seconds(run.max_time)
+    if config.engine.deepspeed:
+        check_table(config.engine.deepspeed, where)
+
+
+def notes(config: TrainConfig) -> list[str]:
+    """Return notes on settings that are allowed but probably not intended."""
+    lines = []
+    if config.data.val and config.data.val in config.data.stores:
+        lines.append("the validation store is learned from too: its loss says little")
+    if len(set(config.data.stores)) < len(config.data.stores):
+        lines.append("a store is named twice, so it is read twice as often")
+    for part in (config.model, config.task):
+        lines += part.notes() if hasattr(part, "notes") else []
+    places = getattr(config.model, "context", 0)
+    if getattr(config.model, "position", "") == "learned" and places < config.task.length:
+        lines.append(
+            f"a row has up to task.length = {config.task.length} positions, the learned table "
+            f"model.context = {places}: a document that is longer will end the training with an "
+            f"error; --set task.length={places} cuts it"
+        )
+    if config.run.steps <= config.optim.warmup:
+        lines.append(
+            f"the learning rate rises for optim.warmup = {config.optim.warmup} steps, and the run "
+            f"ends after {config.run.steps}"
+        )
+    if config.engine.deepspeed and config.run.engine != "deepspeed":
+        lines.append(
+            f"[engine.deepspeed] is not used, because run.engine is {config.run.engine!r}; "
+            "--engine deepspeed uses it"
+        )
+    return lines
+
+
+def seconds(text: str) -> float:
+    """Return a time such as 90, 90s, 10m, 2h as seconds; empty: infinite."""
+    return parse_seconds(text) if text else math.inf

@@ -7,8 +7,6 @@ Such a file has names that `read_recipe` knows, in one object, for instance
 of DeepSpeed is nested (`deepspeed_config`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

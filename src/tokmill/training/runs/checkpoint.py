@@ -10,8 +10,6 @@ It is written under a private name, every file is synced, and then it is renamed
 pickled. `find_whole` finds the newest checkpoint that is not damaged.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets
@@ -296,11 +294,6 @@ def step_of_name(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
 
 
-def strangers(run: Path) -> list[Path]:
-    """Return paths that have the name of a checkpoint and are none; they are never removed."""
-    return [p for p in _entries(run) if NAME.fullmatch(p.name) and not is_checkpoint(p)]
-
-
 def discard(folder: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that a partial one is never used."""
     private = folder.with_name(f"{TEMPORARY}old-{folder.name}")
@@ -371,8 +364,9 @@ def newest_whole(run: Path, engine: Engine) -> Path | None:
 
 def find_whole(run: Path) -> Path | None:
     """Do what `newest_whole` does, in one process."""
-    for path in strangers(run):
-        say(f"{path} is no checkpoint, as it is no folder with a {STATE}: left alone")
+    for path in _entries(run):
+        if NAME.fullmatch(path.name) and not is_checkpoint(path):
+            say(f"{path} is no checkpoint, as it is no folder with a {STATE}: left alone")
     unusable: list[tuple[Path, TokmillError]] = []
     for folder in reversed(checkpoints(run)):
         try:

@@ -4,27 +4,24 @@ FOLDER/                 what `save_pretrained` of transformers writes
   config.json  generation_config.json (of decoders)
   model.safetensors     or several files with model.safetensors.index.json
   tokenizer.json  tokenizer_config.json  special_tokens_map.json
-  README.md             model, data, metrics, how to load it
 """
-
-from __future__ import annotations
 
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import inside, make_folder, write_file
+from tokmill.base.errors import MachineError, TokmillError, UsageError
+from tokmill.base.files import inside, make_folder, read_file, write_file
+from tokmill.base.headers import loads_json, refused
 from tokmill.base.locks import lock_of, writing
 from tokmill.models.public.huggingface import architecture, public_of, read_config
-from tokmill.models.public.public import Public
-from tokmill.models.public.public_tensors import Head, from_public, to_public, unused
+from tokmill.models.public.public import Head, Public, from_public, to_public, unused
 from tokmill.models.transformers.block import TransformerConfig
 from tokmill.models.transformers.transformer import Transformer
 from tokmill.store.manifest import encode
@@ -32,32 +29,114 @@ from tokmill.store.schema import Column, id_dtype
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import SEGMENT, Facts, template_of
-from tokmill.training.engines.tensors import MODEL, write_tensors
-from tokmill.training.recipe.check_recipe import from_dict
+from tokmill.training.engines.tensors import MODEL, read_tensors, write_tensors
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.read_recipe import RECIPE, read_recipe
-from tokmill.training.runs.input_format import read_input_format
-from tokmill.training.runs.public_files import find_vocabulary, read_public, read_weights
+from tokmill.training.recipe.read_recipe import FACTS, RECIPE
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.run import (
-    FACTS,
     VOCAB,
     Run,
     inputs_of,
     load_task,
     make_task,
     measured,
-    metrics_of,
     open_run,
     read_run,
 )
 from tokmill.training.runs.weights import CONFIG, FINAL, save_weights
 
+T = TypeVar("T")
+INDEX = "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
+
+
+class Index(msgspec.Struct):
+    """The index of weights in several files."""
+
+    weight_map: dict[str, str]
+    """Name of a tensor → name of its file."""
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read all tensors of a checkpoint, from one file or from those that its index names."""
+    if (folder / MODEL).exists():
+        names = {MODEL}
+    elif (folder / INDEX).exists():
+        names = set(read_public(folder / INDEX, Index).weight_map.values())
+        if not names:
+            what, where = "it names no file of weights", str(folder / INDEX)
+            raise TokmillError(what, where=where, hint="fetch it again")
+    else:
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        raise TokmillError(
+            f"there is no {MODEL}" + (f"; {pickles[0]} is a pickle" if pickles else ""),
+            where=str(folder),
+            hint="a pickle may run any code: let transformers write the model again with "
+            "save_pretrained(FOLDER, safe_serialization=True)"
+            if pickles
+            else "give the folder that save_pretrained of transformers wrote",
+        )
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(names):
+        tensors |= read_fetched(inside(folder, name))
+    return tensors
+
+
+def read_fetched(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file that is none of a run's own."""
+    try:
+        return read_tensors(path)
+    except MachineError:
+        raise
+    except TokmillError as error:
+        # What may be done about a run's own file would be wrong here.
+        raise TokmillError(error.what, where=error.where, hint="fetch the file again") from None
+
+
+def find_vocabulary(
+    folder: Path,
+    tokenizer: Path | str | None,
+    config: Mapping[str, Any],
+    rows: int,
+    keys: Mapping[str, str],
+) -> tuple[Vocabulary, bytes] | None:
+    """Return the vocabulary of a checkpoint and its file; None: the folder has no tokenizer.
+
+    The model has `rows` for ids; a vocabulary may have fewer. `keys`: role → the key by which
+    config.json (`config`) may name the id that has it.
+    """
+    if tokenizer is None and not any((folder / name).exists() for name in TOKENIZERS):
+        return None
+    tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer")
+    loaded = tokenizers.Tokenizer.from_file(tokenizer or folder)
+    names = {number: token for token, number in loaded.specials.items()}
+    roles = {}
+    for role, key in keys.items():
+        number = config.get(key)
+        number = number[0] if isinstance(number, list) and number else number
+        if isinstance(number, int) and number in names:
+            roles[role] = names[number]
+    vocabulary: tuple[Vocabulary, bytes] = loaded.vocabulary(roles)
+    if loaded.size > rows:
+        raise TokmillError(
+            f"the tokenizer has ids up to {loaded.size - 1}, the model 0 to {rows - 1}",
+            where=str(tokenizer or folder),
+            hint="name the tokenizer that the model was trained with: --tokenizer",
+        )
+    return vocabulary
+
+
+def read_public(path: Path, kind: type[T]) -> T:
+    data = read_file(path)
+    with refused("the file cannot be read", path, hint="fetch it again"):
+        return loads_json(data, kind)
+
+
 COLUMN = "token"
-GENERATION, README, UNKNOWN = "generation_config.json", "README.md", "unknown"
+GENERATION = "generation_config.json"
 WRITTEN = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", GENERATION, MODEL),
-    README,
-)
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", GENERATION, MODEL
+)  # fmt: skip
 LONGEST = 4096
 """Positions that an imported run sees of a row, where nobody says how many: a model may be made for
 a hundred thousand, and attention takes their square."""
@@ -201,23 +280,20 @@ def write_run(
     return Run(out, 0, {})
 
 
-def export(run: Path | str, out: Path | str, *, at: str = "", license: str = UNKNOWN) -> Path:
+def export(run: Path | str, out: Path | str, *, at: str = "") -> Path:
     """Write a run for others: a folder (`export_model`), or a .pt file (`export_file`)."""
     if Path(out).suffix == ".pt":
         return export_file(run, out, at=at)
-    return export_model(run, out, at=at, license=license)
+    return export_model(run, out, at=at)
 
 
-def export_model(
-    run: Path | str, folder: Path | str, *, at: str = "", license: str = UNKNOWN
-) -> Path:
+def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     """Write the model of a run as a folder that transformers reads, and return the folder.
 
     Args:
         run: folder of a run on one column of tokens.
         folder: a new one; config.json, written last, says that it is whole.
         at: the weights (`weights.weights_at`).
-        license: what README.md says of it, such as `mit`.
 
     Raises:
         TokmillError: no public architecture computes the same, or the folder is taken.
@@ -256,34 +332,8 @@ def export_model(
         write_tensors(folder / MODEL, state, {"format": "pt"})
         if task.continues:
             write_file(folder / GENERATION, encode(ids))
-        write_file(folder / README, model_card(run, task, facts, license))
         write_file(folder / CONFIG, encode(config))
     return folder
-
-
-def model_card(run: Path, task: Task, facts: Facts, license: str) -> str:
-    """Return the README.md of an exported model."""
-    made, kind = read_input_format(run), type(task.model).__name__
-    data = f"a store of `tokmill build {made.source}`, " if made else ""
-    data += f"fingerprint `{facts.fingerprint}`" if facts.fingerprint else "not known"
-    last: dict[str, float] = {}
-    for entry in metrics_of(run):
-        last |= entry if entry["step"] <= task.step else {}
-    loads = {"model": READERS[task.config.kind]}
-    loads |= {"tokenizer": "AutoTokenizer"} if facts.vocabularies else {}
-    lines = [
-        *("---", "library_name: transformers", f"license: {license}", "---\n"),
-        "# A model trained with tokmill\n",
-        f"- {kind}, {task.parameter_count():,} parameters, task `{task.config.kind}`",
-        *(f"- rows of {task.length:,} tokens", f"- data: {data}", f"- steps: {task.step:,}"),
-        *(f"- {n}: {v}" for n, v in last.items() if n == "loss" or n.startswith("val_")),
-        f"\nThe licence is `{license}`; that of the data is not known to the program.\n",
-        "In this folder:\n\n```python",
-        f"from transformers import {', '.join(sorted(loads.values()))}\n",
-        *(f'{name} = {reader}.from_pretrained(".")' for name, reader in loads.items()),
-        "```\n",
-    ]
-    return "\n".join(lines)
 
 
 def export_file(run: Path | str, path: Path | str, *, at: str = "") -> Path:
@@ -296,10 +346,6 @@ def export_file(run: Path | str, path: Path | str, *, at: str = "") -> Path:
     torch.save({name: value.detach().cpu() for name, value in state.items()}, buffer)
     write_file(path, buffer.getvalue())
     return path
-
-
-def reader(run: Path | str) -> str:
-    return READERS[read_recipe(Path(run))["task"]["kind"]]
 
 
 def public_parts(task: Task, where: str) -> tuple[Public, Head, str]:

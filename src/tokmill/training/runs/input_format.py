@@ -1,7 +1,5 @@
 """How a run's store was built, kept in the run, to read prompts and inputs in the same way."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

@@ -10,8 +10,6 @@ RUN/
   model/ best/           weights at the end, and with the lowest validation loss
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import shlex
@@ -28,7 +26,7 @@ from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.base.files import inside, make_folder, new_folder, read_file, write_file
 from tokmill.base.locks import locked
 from tokmill.base.progress import human_metric
-from tokmill.feed.values import Vectors
+from tokmill.feed.entries import Vectors
 from tokmill.models.model import Inputs
 from tokmill.store.checks.probe import FILE as PROBE
 from tokmill.store.checks.probe import check_coder, probe_path
@@ -36,21 +34,21 @@ from tokmill.store.manifest import canonical_digest, encode, read_json
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.classes import same_classes
+from tokmill.tasks.classify import same_classes
 from tokmill.tasks.task import Task
 from tokmill.tasks.task_inputs import Facts, affixes_of, column_sizes
 from tokmill.terminal.output import html_table
 from tokmill.training.engines.optimisers.optim import same_rates
 from tokmill.training.launch import resume_command
-from tokmill.training.recipe.check_recipe import from_dict
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.read_recipe import RATE, RECIPE, differences, read_recipe
+from tokmill.training.recipe.read_recipe import FACTS, RATE, RECIPE, differences, read_recipe
+from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.checkpoint import RUN_ID, checkpoints, run_id
 from tokmill.training.runs.input_format import INPUT_FORMAT, keep_input_format
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
-FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
+VOCAB, LOCK = "vocab", ".lock"
 SESSIONS = "sessions.jsonl"
 BEGUN = {LOCK, FACTS, VOCAB, RUN_ID, INPUT_FORMAT}
 """What a folder holds at most before it has a recipe."""
@@ -104,8 +102,7 @@ class Run:
         `processes`: of a run without sessions.jsonl. Raises as `training.trace.Trace`.
         """
         trace = plugins.require("tokmill.training.trace").Trace(self.path, processes)
-        seen: list[Any] = trace.step(step)
-        return seen
+        return trace.step(step)
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
@@ -331,8 +328,7 @@ def check_tokenizer(tokenizer: Any, folder: Path) -> None:
 
     def encode(text: str) -> list[int] | None:
         try:
-            ids: list[int] = tokenizer.encode(text, specials="plain")
-            return ids
+            return tokenizer.encode(text, specials="plain")
         except TokmillError:
             return None
 
@@ -424,8 +420,7 @@ def inputs_of(config: TrainConfig, facts: Facts) -> Inputs:
 
 def task_type(config: TrainConfig) -> type[Task]:
     """Return the class of a recipe's task."""
-    task: type[Task] = plugins.load(plugins.TASKS, config.task.kind)
-    return task
+    return plugins.load(plugins.TASKS, config.task.kind)
 
 
 def make_task(config: TrainConfig, inputs: Inputs) -> Task:

@@ -9,7 +9,7 @@ import typer
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.progress import human_count, human_time
-from tokmill.terminal.options import Json
+from tokmill.terminal.frame import Json
 from tokmill.x86.commands.program_options import (
     Programs,
     end,

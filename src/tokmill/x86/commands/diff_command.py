@@ -10,7 +10,7 @@ import typer
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import make_folder, sha256_file
-from tokmill.terminal.options import Json, Quiet
+from tokmill.terminal.frame import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json
 from tokmill.x86.commands.program_options import MOST_LISTED
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from tokmill.builds.scan import FolderOptions, in_words, with_lists
-from tokmill.terminal.options import FilesFrom, Quiet
+from tokmill.terminal.frame import FilesFrom, Quiet
 from tokmill.terminal.output import print_json
 
 MOST_LISTED = 20

@@ -10,7 +10,7 @@ import typer
 
 from tokmill.base.errors import UsageError
 from tokmill.base.progress import human_count, human_share
-from tokmill.terminal.options import Json
+from tokmill.terminal.frame import Json
 from tokmill.terminal.output import print_table
 from tokmill.x86.commands import vocab_lists
 from tokmill.x86.commands.program_options import Out, Programs, end, left_out_line, reads_programs

@@ -14,7 +14,7 @@ from tokmill.base.errors import TokmillError, UsageError, check_name
 from tokmill.base.files import make_folder, remove, write_file
 from tokmill.formats.notes import write_noted
 from tokmill.formats.pickles.token_dicts_export import pickled_counts
-from tokmill.terminal.options import Json
+from tokmill.terminal.frame import Json
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.x86.commands.program_options import Out
 from tokmill.x86.tokens.vocabularies.vocabulary import TokenList

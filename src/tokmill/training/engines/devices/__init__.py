@@ -1,4 +1,1 @@
-"""The device of a process: precision, random states, memory.
-
-Read `device` first.
-"""
+"""The device of a process: precision, random states, memory. Read `device` first."""

@@ -6,8 +6,6 @@ weights and inputs for each matrix product, and updates are added to the float32
 need not be scaled.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import os

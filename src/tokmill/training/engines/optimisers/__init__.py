@@ -1,4 +1,1 @@
-"""Optimisers.
-
-Read `optim` first.
-"""
+"""Optimisers. Read `optim` first."""

@@ -14,8 +14,6 @@ biases and norms decay too; its rate begins at 0, and after the warm-up it follo
 `exact_original` does the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
+from tokmill.base.recipe import Amount, Natural, Part, Share
 from tokmill.models.model import Group
 from tokmill.training.engines.optimisers.optim import MOMENTS, learning_rate
 from tokmill.training.recipe.config import OptimConfig
@@ -41,21 +40,21 @@ class BertAdamConfig(OptimConfig, frozen=True, forbid_unknown_fields=True, kw_on
 
     kind: Literal["bert_adam"] = "bert_adam"
     """Which optimiser this is."""
-    lr: float = 1e-4
+    lr: Amount = 1e-4
     """Largest learning rate; fine-tuning wants 2e-5 to 5e-5."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "linear"
     """How it falls after the warm-up; wsd: it stays, and falls linearly at the end."""
-    warmup: int = 0
+    warmup: Natural = 0
     """Steps over which it rises linearly; 0: `warmup_share` says how many."""
-    warmup_share: float = 0.1
+    warmup_share: Part = 0.1
     """Share of the steps over which it rises linearly."""
-    floor: float = 0.0
+    floor: Share = 0.0
     """Share of `lr` at which the schedule ends."""
-    weight_decay: float = 0.01
+    weight_decay: Amount = 0.01
     """Decay of matrices."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Part, Part] = (0.9, 0.999)
     """Decay rates of Adam's two moments."""
-    eps: float = 1e-6
+    eps: Amount = 1e-6
     """Added to the root of the second moment."""
     exact_original: bool = False
     """Do as the PyTorch class of this name: biases and norms decay too, the rate is 0 in the first
@@ -95,12 +94,6 @@ class BertAdam(torch.optim.Optimizer):
     def check(config: OptimConfig, where: str = "") -> None:
         """Refuse an impossible share, and settings that the original does not have."""
         assert isinstance(config, BertAdamConfig)
-        if not 0 <= config.warmup_share < 1:
-            raise UsageError(
-                f"optim.warmup_share: {config.warmup_share} is not from 0 to below 1",
-                where=where,
-                hint="--set optim.warmup_share=0.1; optim.warmup counts steps",
-            )
         if not config.exact_original:
             return
         if config.schedule not in ORIGINAL_SCHEDULES:

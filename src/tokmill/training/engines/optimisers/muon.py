@@ -14,8 +14,6 @@ bfloat16, which takes 20 to 40 times as long as float32 on a processor without i
 And it works on one matrix at a time, which takes 4 times as long for small ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
+from tokmill.base.recipe import AboveZero, Amount, Part
 from tokmill.models.model import Group
 from tokmill.training.engines.optimisers.optim import MOMENTS, AdamW
 from tokmill.training.recipe.config import OptimConfig
@@ -47,11 +46,11 @@ class MuonConfig(OptimConfig, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     kind: Literal["muon"] = "muon"
     """Which optimiser this is."""
-    lr: float = 4e-3
+    lr: Amount = 4e-3
     """Largest learning rate; 4e-3 to 8e-3 were best where AdamW's best was 1.5e-3 to 3e-3."""
-    momentum: float = 0.95
+    momentum: Part = 0.95
     """Decay rate of the momentum of matrices."""
-    matrix_rate: float = 1.0
+    matrix_rate: AboveZero = 1.0
     """Learning rate of matrices as a multiple of `lr`; at 1 their steps are as large as AdamW's."""
 
 
@@ -74,23 +73,6 @@ class Muon(AdamW):
             )
         self.momentum = config.momentum
         super().__init__(new_groups, config)
-
-    @staticmethod
-    def check(config: OptimConfig, where: str = "") -> None:
-        """Raise `UsageError` for an impossible momentum or rate."""
-        assert isinstance(config, MuonConfig)
-        if not 0 <= config.momentum < 1:
-            raise UsageError(
-                f"optim.momentum: {config.momentum} is not from 0 to below 1",
-                where=where,
-                hint="--set optim.momentum=0.95",
-            )
-        if not 0 < config.matrix_rate < math.inf:
-            raise UsageError(
-                f"optim.matrix_rate: {config.matrix_rate} is not above 0",
-                where=where,
-                hint="--set optim.matrix_rate=1",
-            )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -1,7 +1,5 @@
 """The optimiser of a recipe, its gradients' norm, and the learning rate of a step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
@@ -93,10 +91,7 @@ def make_optimizer(
         config: of the kind.
         blocks: of the model, as `blocks_of` yields them.
     """
-    optimizer: torch.optim.Optimizer = plugins.load(plugins.OPTIMIZERS, config.kind)(
-        list(groups), config, list(blocks)
-    )
-    return optimizer
+    return plugins.load(plugins.OPTIMIZERS, config.kind)(list(groups), config, list(blocks))
 
 
 def moment_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -1,4 +1,1 @@
-"""Checkpoints of TensorFlow, read without TensorFlow.
-
-Read `google_bert_run` first.
-"""
+"""Checkpoints of TensorFlow, read without TensorFlow. Read `google_bert_run` first."""

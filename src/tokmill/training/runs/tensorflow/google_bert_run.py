@@ -6,8 +6,6 @@ FOLDER/                       what Google publishes
   vocab.txt
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +13,8 @@ import torch
 from torch import Tensor
 
 from tokmill.base.errors import TokmillError
-from tokmill.models.public.google_bert import GoogleBert, chosen
-from tokmill.training.runs.exchange import run_of
-from tokmill.training.runs.public_files import find_vocabulary, read_public
+from tokmill.models.public.public_encoders import GoogleBert, chosen
+from tokmill.training.runs.exchange import find_vocabulary, read_public, run_of
 from tokmill.training.runs.run import Run
 from tokmill.training.runs.tensorflow.tensor_bundle import TensorBundle, find_bundle
 

@@ -19,8 +19,6 @@ Nothing in the file is trusted: places, lengths and the order of keys are checke
 bounded by `MOST_BYTES` and `MOST_KEY_BYTES`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator
