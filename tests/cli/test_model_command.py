@@ -1,14 +1,19 @@
 """`tokmill model` and `tokmill train --from`, as a user meets them."""
 
+from __future__ import annotations
+
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import tokmill
+from tokmill.store.store import Store
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.training.runs.run import load_task
 from toy import recipe, text_store
@@ -45,7 +50,7 @@ def test_export_and_import_keep_what_a_run_says(
     run: Path, checkpoint: Path, here: Here, tmp_path: Path
 ) -> None:
     assert sorted(path.name for path in checkpoint.iterdir()) == [
-        "config.json", "generation_config.json", "model.safetensors",
+        "README.md", "config.json", "generation_config.json", "model.safetensors",
         "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     _, talk = here("model", "import", checkpoint, "-o", "again")
@@ -57,6 +62,29 @@ def test_export_and_import_keep_what_a_run_says(
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert "tokmill sample" in here("inspect", "again")[0]
+
+
+def test_an_export_says_what_it_is(
+    run: Path, store: Path, checkpoint: Path, here: Here, tmp_path: Path
+) -> None:
+    text = (checkpoint / "README.md").read_text()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for fact in (
+        "license: unknown\n", f"fingerprint `{Store(store).fingerprint}`", "steps: 20",
+        f"loss: {lines[-1]['loss']}\n", "task `next_token`",
+    ):  # fmt: skip
+        assert fact in text, text
+    code = text.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    with contextlib.chdir(checkpoint):
+        exec(code, names)
+    assert names["model"].num_parameters() == sum(
+        weight.numel() for weight in load_task(run).parameters()
+    )
+    assert names["tokenizer"]("one two")["input_ids"]
+    here("model", "export", run, "-o", "twice", "--license", "mit")
+    other = (tmp_path / "twice/README.md").read_text()
+    assert other == text.replace("license: unknown", "license: mit").replace("`unknown`", "`mit`")
 
 
 def test_more_rows_than_ids(checkpoint: Path, store: Path, here: Here, tmp_path: Path) -> None:

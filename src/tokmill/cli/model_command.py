@@ -72,13 +72,14 @@ def export(
         ),
     ],
     at: At = "last",
+    license: Annotated[str, typer.Option(help="What README.md names, such as mit.")] = "unknown",
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a run as a checkpoint of transformers, or its weights as a .pt file."""
     from tokmill.training.recipe.read_recipe import read_recipe
     from tokmill.training.runs import exchange
 
-    made = exchange.export(run, out, at=at)
+    made = exchange.export(run, out, at=at, license=license)
     whole = made.is_dir()
     if as_json:
         files = {"files": sorted(path.name for path in made.iterdir())} if whole else {}

@@ -4,6 +4,7 @@ FOLDER/                 what `save_pretrained` of transformers writes
   config.json  generation_config.json (of decoders)
   model.safetensors     or several files with model.safetensors.index.json
   tokenizer.json  tokenizer_config.json  special_tokens_map.json
+  README.md             model, data, metrics, how to load it
 """
 
 import io
@@ -33,6 +34,7 @@ from tokmill.training.engines.tensors import MODEL, read_tensors, write_tensors
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import FACTS, RECIPE
 from tokmill.training.recipe.resolve import from_dict
+from tokmill.training.runs.input_format import read_input_format
 from tokmill.training.runs.run import (
     VOCAB,
     Run,
@@ -40,6 +42,7 @@ from tokmill.training.runs.run import (
     load_task,
     make_task,
     measured,
+    metrics_of,
     open_run,
     read_run,
 )
@@ -133,9 +136,9 @@ def read_public(path: Path, kind: type[T]) -> T:
 
 
 COLUMN = "token"
-GENERATION = "generation_config.json"
+GENERATION, README, UNKNOWN = "generation_config.json", "README.md", "unknown"
 WRITTEN = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", GENERATION, MODEL
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", GENERATION, MODEL, README
 )  # fmt: skip
 LONGEST = 4096
 """Positions that an imported run sees of a row, where nobody says how many: a model may be made for
@@ -280,20 +283,24 @@ def write_run(
     return Run(out, 0, {})
 
 
-def export(run: Path | str, out: Path | str, *, at: str = "") -> Path:
+def export(run: Path | str, out: Path | str, *, at: str = "", license: str = UNKNOWN) -> Path:
     """Write a run for others: a folder (`export_model`), or a .pt file (`export_file`)."""
     if Path(out).suffix == ".pt":
         return export_file(run, out, at=at)
-    return export_model(run, out, at=at)
+    return export_model(run, out, at=at, license=license)
 
 
-def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
+def export_model(
+    run: Path | str, folder: Path | str, *, at: str = "", license: str = UNKNOWN
+) -> Path:
     """Write the model of a run as a folder that transformers reads, and return the folder.
 
     Args:
         run: folder of a run on one column of tokens.
         folder: a new one; config.json, written last, says that it is whole.
         at: the weights (`weights.weights_at`).
+        license: what README.md says of it, such as `mit`.
+        license: what README.md says of it, such as `mit`.
 
     Raises:
         TokmillError: no public architecture computes the same, or the folder is taken.
@@ -332,8 +339,34 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
         write_tensors(folder / MODEL, state, {"format": "pt"})
         if task.continues:
             write_file(folder / GENERATION, encode(ids))
+        write_file(folder / README, model_card(run, task, facts, license))
         write_file(folder / CONFIG, encode(config))
     return folder
+
+
+def model_card(run: Path, task: Task, facts: Facts, license: str) -> str:
+    """Return the README.md of an exported model."""
+    made, kind = read_input_format(run), type(task.model).__name__
+    data = f"a store of `tokmill build {made.source}`, " if made else ""
+    data += f"fingerprint `{facts.fingerprint}`" if facts.fingerprint else "not known"
+    last: dict[str, float] = {}
+    for entry in metrics_of(run):
+        last |= entry if entry["step"] <= task.step else {}
+    loads = {"model": READERS[task.config.kind]}
+    loads |= {"tokenizer": "AutoTokenizer"} if facts.vocabularies else {}
+    lines = [
+        *("---", "library_name: transformers", f"license: {license}", "---\n"),
+        "# A model trained with tokmill\n",
+        f"- {kind}, {task.parameter_count():,} parameters, task `{task.config.kind}`",
+        *(f"- rows of {task.length:,} tokens", f"- data: {data}", f"- steps: {task.step:,}"),
+        *(f"- {n}: {v}" for n, v in last.items() if n == "loss" or n.startswith("val_")),
+        f"\nThe licence is `{license}`; that of the data is not known to the program.\n",
+        "In this folder:\n\n```python",
+        f"from transformers import {', '.join(sorted(loads.values()))}\n",
+        *(f'{name} = {reader}.from_pretrained(".")' for name, reader in loads.items()),
+        "```\n",
+    ]
+    return "\n".join(lines)
 
 
 def export_file(run: Path | str, path: Path | str, *, at: str = "") -> Path:
