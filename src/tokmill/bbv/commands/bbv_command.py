@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,8 @@ from tokmill.terminal.output import print_json, print_table, say
 
 Trace = Annotated[Path, typer.Argument(metavar="BBV", help="File of basic block vectors.")]
 
+FEW = 30
+"""Fewer intervals give points little to choose from."""
 UNTRAINED = "untrained"
 PUBLISHED = (
     "published, for another measure and other programs: 86.3 % accuracy at a speed-up of 7,143, "
@@ -104,6 +107,11 @@ def _print_profile(profiled: Any) -> None:
             f"by {profiled.timed.halves:.2%} (median); load {load:.1f}; marks at every "
             f"{marks['every']:,}. call ({marks['kind']})"
         )
+    if len(profiled.vectors) < FEW:
+        say("note: these are few intervals to choose from; a smaller --every-blocks makes more")
+    trace = shlex.quote(str(profiled.trace))
+    table = shlex.quote(str(profiled.trace).removesuffix(".bb.gz") + ".intervals.csv")
+    say(f"next: tokmill simpoint {trace} --cpi {table} -o POINTS")
 
 
 def check(

@@ -50,7 +50,10 @@ def store(look: Look) -> Facts | None:
     elif opened.partial:
         facts["next"] = "the same `tokmill build` continues it"
     else:
+        labels = "label" in opened.schema and opened.manifest.source == "tsv"
         facts["next"] = f"tokmill train {look.quoted} -o RUN"
+        if labels:
+            facts["next"] = f"tokmill train classify --data {look.quoted} --from BERT_RUN -o RUN"
     return facts
 
 

@@ -25,7 +25,8 @@ def program(look: Look) -> Facts | None:
             except TokmillError as error:
                 why = f"{error.what} ({error.hint})" if error.hint else error.what
                 return {**facts, "problem": f"a build will refuse it: {why}"}
-            return {**facts, "next": f"tokmill build x86 {look.quoted} -o STORE"}
+            compare = f"tokmill diff {look.quoted} OTHER --html page.html"
+            return {**facts, "next": f"tokmill build x86 {look.quoted} -o STORE", "or": compare}
     return None
 
 

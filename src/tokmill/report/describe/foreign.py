@@ -36,7 +36,7 @@ TEXTS = {
     ".tsv": (
         "tsv",
         "lines of cells between tabs",
-        "tokmill build tsv {} --tokenizer TOKENIZER -o STORE",
+        "tokmill build tsv {} --tokenizer TOKENIZER --sentence NAME --label-column NAME -o STORE",
     ),
     ".csv": (
         "csv",
@@ -172,7 +172,7 @@ def compressed(look: Look) -> Facts | None:
     )
     facts: Facts = {"kind": name, "what": f"a {name} stream of {held['kind']}", "bytes": look.size}
     # Builds read compressed files, so the next command is the same.
-    return facts | {key: held[key] for key in ("fields", "first_record", "next") if key in held}
+    return facts | {key: held[key] for key in ("fields", "first_record", "next", "or") if key in held}
 
 
 def jsonl(look: Look) -> Facts | None:
@@ -216,6 +216,7 @@ def block_vectors(look: Look) -> Facts | None:
         "bytes": look.size,
         "first_record": shorten(line.decode("latin-1")),
         "next": f"tokmill build bbv {look.quoted} -o STORE",
+        "or": f"tokmill simpoint {look.quoted} -o POINTS",
     }
 
 
@@ -234,7 +235,9 @@ def text(look: Look) -> Facts | None:
         kind, what, command = TEXTS[suffix]
         return {"kind": kind, "what": what, "bytes": look.size,
                 "first_record": shorten(decoded.partition("\n")[0]),
-                "next": command.format(look.quoted)}  # fmt: skip
+                "next": command.format(look.quoted),
+                **({"or": f"tokmill rl search {look.quoted} -o BEST"} if kind == "mlir" else {}),
+                }  # fmt: skip
     documents = decoded.split("<|endoftext|>")
     return {
         "kind": "text",
@@ -251,7 +254,8 @@ def onnx(look: Look) -> Facts | None:
     if look.suffix != ".onnx" or look.head[:1] != b"\x08":
         return None
     return {"kind": "onnx", "what": "an ONNX model", "bytes": look.size,
-            "next": f"tokmill build mlir {look.quoted} -o STORE"}  # fmt: skip
+            "next": f"tokmill build mlir {look.quoted} -o STORE",
+            "or": f"tokmill rl tune {look.quoted} -o NAME"}  # fmt: skip
 
 
 def raw_tokens(look: Look) -> Facts | None:

@@ -13,7 +13,7 @@ from tokmill.base.headers import loads_toml
 from tokmill.base.progress import human_count
 from tokmill.report.comparison.run_summaries import listing
 from tokmill.report.describe.artefacts import checkpoint, log, run, shard, store
-from tokmill.report.describe.describe_programs import vocabulary, vocabulary_folder
+from tokmill.report.describe.describe_programs import graph, vocabulary, vocabulary_folder
 from tokmill.report.describe.foreign import FOREIGN, LOOSE
 from tokmill.report.describe.recogniser import ENTRIES, Facts, Look, Recogniser, open_look, shorten
 from tokmill.store.store import Store
@@ -136,7 +136,11 @@ def other_folder(look: Look) -> Facts:
     elif not inside:
         most = Counter(Path(name).suffix.lower() for name in names).most_common(1)
         if most and (kind := KINDS.get(most[0][0])):
-            facts["next"] = f"tokmill build {kind} {look.quoted} --vocab-size 8192 -o STORE"
+            first = next(name for name in names if name.lower().endswith(most[0][0]))
+            how = f"{kind} {look.quoted} --vocab-size 8192"
+            if kind == "parquet" and graph(open_look(look.path / first)):
+                how = f"x86 {look.quoted}"
+            facts["next"] = f"tokmill build {how} -o STORE"
     return {**facts, **inside}
 
 

@@ -65,7 +65,7 @@ class TsvSource(DocumentSource):
 
     Config: ClassVar[type[msgspec.Struct]] = TsvConfig
     without_tokenizer = (
-        "--tokenizer TOKENIZER; `tokmill tokenizer train FILE.tsv --model wordpiece "
+        "--tokenizer TOKENIZER; `tokmill tokenizer train FILE.tsv --field COLUMN --model wordpiece "
         "--vocab-size 8192 -o TOKENIZER` trains one"
     )
     suffixes = tuple(f".tsv{packed}" for packed in ("", *MAGIC))
