@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
@@ -96,6 +97,6 @@ def check_classes(store: Store, names: Sequence[str], learned: Sequence[str], wh
         raise UsageError(
             f"its classes are {shown[0]}; {who} {shown[1]}",
             where=str(store.path),
-            hint="`tokmill build tsv … --label A --label B` gives stores the same classes in the "
-            "same order",
+            hint="a store with the same classes in the same order: `tokmill build tsv … --label "
+            f"{' --label '.join(map(shlex.quote, learned[:8]))}`",
         )

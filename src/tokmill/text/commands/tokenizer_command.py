@@ -111,8 +111,8 @@ def train(
     begun = time.monotonic()
     kind = kind or _kind(inputs)
     options = settings(set_)
-    if kind == "tsv":
-        options = {"unlabelled": True, **options}
+    if kind == "tsv" and "label_column" not in options:
+        options["unlabelled"] = True
     if field:
         options["sentences" if kind == "tsv" else "fields"] = field
     with writing(path):
