@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import shutil
@@ -51,7 +52,7 @@ def test_the_shortest_notebook_runs(
     (tmp_path / "tokmill").symlink_to(repository)
     (tmp_path / "here").mkdir()
     page = repository / f"docs/tutorials/{SHORTEST}.md"
-    notebook = nbformat.from_dict(notebook_of(page, repository))
+    notebook = nbformat.reads(json.dumps(notebook_of(page, repository)), as_version=4)
     resources = {"metadata": {"path": str(tmp_path / "here")}}
     nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
     printed = [str(cell.get("outputs")) for cell in notebook.cells if cell.cell_type == "code"]
