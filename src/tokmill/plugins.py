@@ -296,7 +296,7 @@ COMMANDS: dict[str, Part] = {
     "similarity": Part(
         "tokmill.similarity.commands.similarity_command:app",
         "",
-        "Find functions again, and measure how well vectors do so.",
+        "Find similar functions, and measure how well that works.",
     ),
     "bbv": Part(
         "tokmill.bbv.commands.bbv_command:app", "", "Profile executions: block vectors, CPI."
@@ -304,7 +304,7 @@ COMMANDS: dict[str, Part] = {
     "simpoint": Part(
         "tokmill.bbv.commands.simpoint_command:simpoint",
         "",
-        "Choose intervals that stand for a whole program.",
+        "Choose intervals that represent a whole program.",
     ),
     "rl": Part(
         "tokmill.rl.commands.rl_command:app", "", "Find and replay schedules of MLIR modules."
@@ -312,9 +312,9 @@ COMMANDS: dict[str, Part] = {
     "train": Part("tokmill.cli.train_command:train", "", "Train a model on a store."),
     "eval": Part("tokmill.cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
     "trace": Part(
-        "tokmill.cli.trace_command:trace", "", "Tell which documents a step of a run reads."
+        "tokmill.cli.trace_command:trace", "", "Show which documents a step of a run reads."
     ),
-    "predict": Part("tokmill.cli.predict_command:predict", "", "Tell the classes of records."),
+    "predict": Part("tokmill.cli.predict_command:predict", "", "Predict the classes of records."),
     "embed": Part("tokmill.cli.embed_command:embed", "", "Make vectors of records with a run."),
     "sample": Part(
         "tokmill.cli.sample_command:sample", "", "Continue prompts with a trained model."

@@ -172,7 +172,9 @@ def compressed(look: Look) -> Facts | None:
     )
     facts: Facts = {"kind": name, "what": f"a {name} stream of {held['kind']}", "bytes": look.size}
     # Builds read compressed files, so the next command is the same.
-    return facts | {key: held[key] for key in ("fields", "first_record", "next", "or") if key in held}
+    return facts | {
+        key: held[key] for key in ("fields", "first_record", "next", "or") if key in held
+    }
 
 
 def jsonl(look: Look) -> Facts | None:
