@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import TOKENIZER
 
 import tokmill
+from making import TOKENIZER
 from tokmill.base.errors import UsageError
 
 RIGHT = """\
