@@ -193,7 +193,7 @@ def shared_points(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Choose intervals that stand for all programs of a store, and estimate their CPI."""
+    """Choose intervals that represent all programs of a store, and estimate their CPI."""
     opened = Store(store)
     executions = reading.read_executions(opened)
     if len(executions.names) < 2:
