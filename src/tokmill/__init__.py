@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # For type checkers and editors, to which `as` means a public name; `_PUBLIC` is for Python.
     from tokmill.base.errors import TokmillError as TokmillError
-    from tokmill.builds.build import build as build
+    from tokmill.builds.kinds import build as build
     from tokmill.feed.entries import Tuples as Tuples
     from tokmill.feed.feed import Feed as Feed
     from tokmill.feed.packed import Packed as Packed
@@ -46,7 +46,7 @@ _PUBLIC = {
     "Stream": "tokmill.feed.rows",
     "Packed": "tokmill.feed.packed",
     "Tuples": "tokmill.feed.entries",
-    "build": "tokmill.builds.build",
+    "build": "tokmill.builds.kinds",
     "Tokenizer": "tokmill.text.tokenizers.tokenizer",
     "train_tokenizer": "tokmill.text.learning.train_tokenizer",
     "train": "tokmill.training.session",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,11 +99,15 @@ def test_profile_of_a_program(here: Here, tmp_path: Path) -> None:
     )
     compiles(tmp_path, "count", source + " return n == 0; }", "-O1")
     write(tmp_path / "in.txt", "some text\n" * 2000)
-    out, _ = here(
+    out, told = here(
         "bbv", "profile", "-o", "p", "--stdin", "in.txt", "--every-blocks", 20_000, "-q",
         "--", tmp_path / "count",
     )  # fmt: skip
     assert out.startswith("p/count.bb.gz: ") and "CPI, modelled: " in out
+    assert "few intervals" in told
+    (says,) = re.findall("next: tokmill (.*)", told)
+    here(*says.split())
+    assert (tmp_path / "POINTS/count.simpoints").is_file()
     said = here("bbv", "profile", "-o", "q", "-q", "--", tmp_path / "count", code=1)[1]
     assert "ended with exit code 1" in said
     assert "no such program" in here("bbv", "profile", "-o", "q", "--", "none-such", code=2)[1]

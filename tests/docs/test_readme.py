@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tokmill import plugins
+from tokmill import plugins, train_tokenizer
 
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -81,6 +81,16 @@ def test_commands_run_and_print_what_is_shown(
     check_commands(steps(text), tmp_path)
     for code in PYTHON.findall(text):
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+
+
+def test_the_python_of_the_readme_runs(repository: Path, corpus: Any, tmp_path: Path) -> None:
+    texts = corpus.txt.read_text("utf-8").split("<|endoftext|>")
+    lines = [json.dumps({"page": str(n), "body": text}) for n, text in enumerate(texts)]
+    (tmp_path / "pages.jsonl").write_text("\n".join(lines))
+    train_tokenizer(texts, 300).save(tmp_path / "tokenizer")
+    (code,) = PYTHON.findall((repository / "README.md").read_text("utf-8"))
+    code = code.replace('"steps": 20', '"steps": 2')
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300)
 
 
 @pytest.mark.parametrize(

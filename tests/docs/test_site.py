@@ -56,6 +56,14 @@ def test_pages_load_nothing_from_the_network(site: Path) -> None:
             assert "//" not in address, (page, address)
 
 
+def test_tutorials_are_offered_as_notebooks(site: Path) -> None:
+    pages = list((site / "docs/tutorials").glob("*.html"))
+    assert len(pages) == 6
+    for page in pages:
+        assert f'<a href="{page.stem}.ipynb" download>' in page.read_text()
+        assert page.with_suffix(".ipynb").is_file()
+
+
 def test_the_reference_has_every_command_and_key(site: Path) -> None:
     commands = (site / "build-cache/reference/commands.html").read_text()
     for name in ("tokmill tokenizer train", "tokmill store export npz", "tokmill diff"):

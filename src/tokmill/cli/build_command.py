@@ -110,8 +110,11 @@ def load_kind(name: str) -> Any:
         return _command(name, None, f"Build the recipe {name}.")
     if name not in plugins.SOURCES:
         return None
-    line = f"Build a store from {plugins.SOURCES[name].help}."
     kind = plugins.load(plugins.SOURCES, name)
+    line = f"Build a store from {plugins.SOURCES[name].help}."
+    if name in ENCODING_KINDS:
+        tokenizer = "--vocab-size 8192" if name in TEXT_KINDS else "--tokenizer FILE"
+        line += f" Such as `tokmill build {name} INPUT {tokenizer} -o STORE`."
     hidden = () if kind.has_tokenizer else ("tokenizer", "role")
     return _command(
         name, kind.Config, line, hidden if name in ENCODING_KINDS else (*hidden, "engine")

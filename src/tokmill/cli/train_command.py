@@ -248,6 +248,10 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(plan)
         return
+    print_table(
+        ["tensor", "shape"], [[n, " × ".join(map(str, s))] for n, s in plan["tensors"].items()]
+    )
+    print()
     # Where an environment takes the place of stores, its own facts say more than rows and tokens.
     environment, tokens = plan["environment"], not plan["environment"]
     columns = ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
@@ -279,10 +283,6 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     if plan["stores"]:
         print()
         _print_stores(plan["stores"])
-    print()
-    print_table(
-        ["tensor", "shape"], [[n, " × ".join(map(str, s))] for n, s in plan["tensors"].items()]
-    )
     if "torchrun" in plan:
         print(f"\n{plan['torchrun']}")
 

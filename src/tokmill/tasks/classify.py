@@ -4,6 +4,7 @@ Shapes: B rows, T positions, D width of the model, C classes.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -120,8 +121,8 @@ def check_classes(store: Store, names: Sequence[str], learned: Sequence[str], wh
         raise UsageError(
             f"its classes are {shown[0]}; {who} {shown[1]}",
             where=str(store.path),
-            hint="`tokmill build tsv … --label A --label B` gives stores the same classes in the "
-            "same order",
+            hint="a store with the same classes in the same order: `tokmill build tsv … --label "
+            f"{' --label '.join(map(shlex.quote, learned[:8]))}`",
         )
 
 

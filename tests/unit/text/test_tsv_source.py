@@ -196,3 +196,12 @@ def test_a_tokenizer_without_the_roles(tmp_path: Path) -> None:
     assert Tokenizer.from_file(vocab).size == 2
     with pytest.raises(TokmillError, match="no 'cls' token"):
         build(table(tmp_path / "a.tsv", MRPC, "1\t1\t2\ta\tb"), vocab)
+
+
+def test_parts_of_a_data_set_have_the_same_classes(tmp_path: Path, vocab: Path) -> None:
+    """Classes are sorted: the first line of a part does not decide their numbers."""
+    for name, rows in (("a", ("x\tdog", "y\tcat")), ("b", ("x\tcat", "y\tdog"))):
+        path = table(tmp_path / f"{name}.tsv", "sentence\tlabel", *rows)
+        store = build(path, vocab, name)
+        names = json.loads(store.vocabulary_file("label").read_text())["tokens"]
+        assert names == ["cat", "dog"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,8 @@ from tokmill.store.store import Store
 from tokmill.terminal.frame import Json, Quiet, group_of
 from tokmill.terminal.output import print_json, print_table, say
 
+FEW = 30
+"""Fewer intervals give points little to choose from."""
 UNTRAINED = "untrained"
 PUBLISHED = (
     "published, for another measure and other programs: 86.3 % accuracy at a speed-up of 7,143, "
@@ -98,6 +101,11 @@ def _print_profile(profiled: Any) -> None:
             f"by {profiled.timed.halves:.2%} (median); load {load:.1f}; marks at every "
             f"{marks['every']:,}. call ({marks['kind']})"
         )
+    if len(profiled.vectors) < FEW:
+        say("note: these are few intervals to choose from; a smaller --every-blocks makes more")
+    trace = shlex.quote(str(profiled.trace))
+    table = shlex.quote(str(profiled.trace).removesuffix(".bb.gz") + ".intervals.csv")
+    say(f"next: tokmill simpoint {trace} --cpi {table} -o POINTS")
 
 
 def check(
@@ -174,7 +182,7 @@ def shared_points(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Choose intervals that stand for all programs of a store, and estimate their CPI."""
+    """Choose intervals that represent all programs of a store, and estimate their CPI."""
     opened = Store(store)
     executions = reading.read_executions(opened)
     if len(executions.names) < 2:

@@ -99,7 +99,7 @@ def simpoint(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Choose intervals of a program that stand for all of it, and estimate its CPI from theirs."""
+    """Choose intervals that represent a whole program, and estimate its CPI from theirs."""
     if stores := [path for path in traces if path.is_dir()]:
         raise UsageError(
             "points of a program are chosen in its file of block vectors",

@@ -38,7 +38,8 @@ def program(look: Look) -> Facts | None:
             except TokmillError as error:
                 why = f"{error.what} ({error.hint})" if error.hint else error.what
                 return {**facts, "problem": f"a build will refuse it: {why}"}
-            return {**facts, "next": f"tokmill build x86 {look.quoted} -o STORE"}
+            compare = f"tokmill diff {look.quoted} OTHER --html page.html"
+            return {**facts, "next": f"tokmill build x86 {look.quoted} -o STORE", "or": compare}
     return None
 
 
@@ -125,7 +126,7 @@ TEXTS = {
     ".tsv": (
         "tsv",
         "lines of cells between tabs",
-        "tokmill build tsv {} --tokenizer TOKENIZER -o STORE",
+        "tokmill build tsv {} --tokenizer TOKENIZER --sentence NAME --label-column NAME -o STORE",
     ),
     ".csv": (
         "csv",
@@ -261,7 +262,9 @@ def compressed(look: Look) -> Facts | None:
     )
     facts: Facts = {"kind": name, "what": f"a {name} stream of {held['kind']}", "bytes": look.size}
     # Builds read compressed files, so the next command is the same.
-    return facts | {key: held[key] for key in ("fields", "first_record", "next") if key in held}
+    return facts | {
+        key: held[key] for key in ("fields", "first_record", "next", "or") if key in held
+    }
 
 
 def jsonl(look: Look) -> Facts | None:
@@ -305,6 +308,7 @@ def block_vectors(look: Look) -> Facts | None:
         "bytes": look.size,
         "first_record": shorten(line.decode("latin-1")),
         "next": f"tokmill build bbv {look.quoted} -o STORE",
+        "or": f"tokmill simpoint {look.quoted} -o POINTS",
     }
 
 
@@ -323,7 +327,9 @@ def text(look: Look) -> Facts | None:
         kind, what, command = TEXTS[suffix]
         return {"kind": kind, "what": what, "bytes": look.size,
                 "first_record": shorten(decoded.partition("\n")[0]),
-                "next": command.format(look.quoted)}  # fmt: skip
+                "next": command.format(look.quoted),
+                **({"or": f"tokmill rl search {look.quoted} -o BEST"} if kind == "mlir" else {}),
+                }  # fmt: skip
     documents = decoded.split("<|endoftext|>")
     return {
         "kind": "text",
@@ -340,7 +346,8 @@ def onnx(look: Look) -> Facts | None:
     if look.suffix != ".onnx" or look.head[:1] != b"\x08":
         return None
     return {"kind": "onnx", "what": "an ONNX model", "bytes": look.size,
-            "next": f"tokmill build mlir {look.quoted} -o STORE"}  # fmt: skip
+            "next": f"tokmill build mlir {look.quoted} -o STORE",
+            "or": f"tokmill rl tune {look.quoted} -o NAME"}  # fmt: skip
 
 
 def raw_tokens(look: Look) -> Facts | None:

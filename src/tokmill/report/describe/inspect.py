@@ -16,7 +16,7 @@ from tokmill.base.headers import loads_toml, read_header
 from tokmill.base.progress import human_count
 from tokmill.builds.scan import in_words
 from tokmill.report.comparison.run_summaries import is_run, listing, read_run
-from tokmill.report.describe.foreign import FOREIGN, LOOSE, vocabulary, vocabulary_folder
+from tokmill.report.describe.foreign import FOREIGN, LOOSE, graph, vocabulary, vocabulary_folder
 from tokmill.report.describe.recogniser import ENTRIES, Facts, Look, Recogniser, open_look, shorten
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Overlay, Plan
@@ -58,7 +58,10 @@ def store(look: Look) -> Facts | None:
     elif opened.partial:
         facts["next"] = "the same `tokmill build` continues it"
     else:
+        labels = "label" in opened.schema and opened.manifest.source == "tsv"
         facts["next"] = f"tokmill train {look.quoted} -o RUN"
+        if labels:
+            facts["next"] = f"tokmill train classify --data {look.quoted} --from BERT_RUN -o RUN"
     return facts
 
 
@@ -310,7 +313,11 @@ def other_folder(look: Look) -> Facts:
     elif not inside:
         most = Counter(Path(name).suffix.lower() for name in names).most_common(1)
         if most and (kind := KINDS.get(most[0][0])):
-            facts["next"] = f"tokmill build {kind} {look.quoted} --vocab-size 8192 -o STORE"
+            first = next(name for name in names if name.lower().endswith(most[0][0]))
+            how = f"{kind} {look.quoted} --vocab-size 8192"
+            if kind == "parquet" and graph(open_look(look.path / first)):
+                how = f"x86 {look.quoted}"
+            facts["next"] = f"tokmill build {how} -o STORE"
     return {**facts, **inside}
 
 

@@ -45,7 +45,7 @@ def search(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search a good schedule of each module, by measured time.
+    """Search for a good schedule of each module, by measured time.
 
     Each schedule is compiled and run in a child process, its results are compared with those
     without a schedule, and then its time counts. No schedule at all is the first that is measured.

@@ -227,4 +227,6 @@ def _print(result: Any, line: str, as_json: bool) -> None:
             "note: another input gives the same results, so that they are equal proves little; are "
             "the weights those of a model that was trained?"
         )
+    if default.nanoseconds / best.nanoseconds - 1 < default.noise:
+        say("note: the gain is below the noise: measure again, on a machine that does nothing else")
     say(f"to apply it: {line}")

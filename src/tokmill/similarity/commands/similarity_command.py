@@ -151,6 +151,6 @@ def _words(text: str) -> tuple[str, ...]:
 
 app = group_of(
     "similarity",
-    "Find functions again, and measure how well vectors do so.",
+    "Find similar functions, and measure how well that works.",
     {"eval": evaluate, "score": score, "query": query, "index": index},
 )

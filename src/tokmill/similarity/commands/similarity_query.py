@@ -213,7 +213,7 @@ def _matrix(
         raise UsageError(
             "the store was not built of graphs, and without them nothing is known but tokens",
             where=str(store.path),
-            hint="--graphs DIR names the graphs of its programs, which `tokmill cfg` makes; or "
+            hint="`tokmill cfg PROGRAMS -o GRAPHS`, then the same command with --graphs GRAPHS; or "
             "name a run",
         )
     return RANKER, baselines(store, graphs, [RANKER])[RANKER], False

@@ -53,7 +53,7 @@ Special = Annotated[
 NoSpecial = Annotated[bool, typer.Option("--no-special", help="No special token.")]
 Fields = Annotated[
     list[str] | None,
-    typer.Option(help="A field of the records; may be given several times (title, text)."),
+    typer.Option(help="A field of the records, or a column of a TSV; may be given several times."),
 ]
 Kind = Annotated[str, typer.Option(help="text, jsonl, parquet or tsv; default: by suffix.")]
 Pattern = Annotated[
@@ -106,10 +106,15 @@ def train(
     specials = [] if no_special else special or ["<|endoftext|>"]
     path = Path(out) / "tokenizer.json" if Path(out).is_dir() or not Path(out).suffix else Path(out)
     begun = time.monotonic()
-    options = settings(set_) | ({"fields": field} if field else {})
+    kind = kind or _kind(inputs)
+    options = settings(set_)
+    if kind == "tsv" and "label_column" not in options:
+        options["unlabelled"] = True
+    if field:
+        options["sentences" if kind == "tsv" else "fields"] = field
     with writing(path):
         check_beside(path)
-        documents = iter_documents(inputs, kind or _kind(inputs), options)
+        documents = iter_documents(inputs, kind, options)
         seen = Seen(chain.from_iterable(documents))
         if model == "wordpiece":
             tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased)

@@ -159,8 +159,8 @@ class TsvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     label_column: str = ""
     """The column of the class, by name or number; by default that of GLUE, by the header."""
     labels: tuple[str, ...] = ()
-    """The names of the classes, in the order of their numbers; by default those in the files, in
-    the order of first use, or by value where all are whole numbers."""
+    """The names of the classes, in the order of their numbers; by default those in the files,
+    sorted (whole numbers by value)."""
     unlabelled: bool = False
     """Make no column `label` (for files without classes)."""
     header: bool = True
@@ -176,8 +176,10 @@ class TsvSource(DocumentSource):
     """Tables of sentences; a text of `documents` is its sentences with a newline between them."""
 
     Config: ClassVar[type[msgspec.Struct]] = TsvConfig
+    version: ClassVar[int] = 4
+    """4: names of classes are sorted."""
     without_tokenizer = (
-        "--tokenizer TOKENIZER; `tokmill tokenizer train FILE.tsv --model wordpiece "
+        "--tokenizer TOKENIZER; `tokmill tokenizer train FILE.tsv --field COLUMN --model wordpiece "
         "--vocab-size 8192 -o TOKENIZER` trains one"
     )
     suffixes = tuple(f".tsv{packed}" for packed in ("", *MAGIC))
@@ -317,9 +319,9 @@ def _lines(data: bytes) -> Iterator[bytes]:
 
 
 def _classes_in(kind: type[TsvSource], config: TsvConfig, inputs: Sequence[str]) -> list[str]:
-    """Return the names of the classes in the order of their first use, numbers by value.
+    """Return the names of the classes, sorted; numbers by value.
 
-    So class 1 of MRPC is what GLUE calls 1, whichever the first line is of.
+    So class 1 of MRPC is what GLUE calls 1, and the parts of a data set agree.
     """
     source = kind(config, inputs, {}, Resources())
     names: dict[str, None] = {}
@@ -339,4 +341,4 @@ def _classes_in(kind: type[TsvSource], config: TsvConfig, inputs: Sequence[str])
             hint="--sentence and --label-column name the columns; --no-header: no line does",
         )
     numbers = all(re.fullmatch(r"0|[1-9][0-9]{0,8}", name) for name in names)
-    return sorted(names, key=int) if numbers else list(names)
+    return sorted(names, key=int) if numbers else sorted(names)

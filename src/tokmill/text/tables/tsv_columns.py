@@ -64,7 +64,7 @@ def layout_of(item: Item, config: Any) -> Layout:
                 f"which columns are {what} is not known: there are {', '.join(names)[:400]}",
                 where=item.path,
                 hint="--sentence A --sentence B --label-column C name them, or number them from 1; "
-                "--unlabelled makes no label",
+                "--unlabelled makes no label (of `tokenizer train`: --field A --field B)",
             )
         sentences, label = sentences or template[0], label or template[1]
     header = names if config.header else []

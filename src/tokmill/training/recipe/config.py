@@ -213,7 +213,9 @@ def with_size(value: Mapping[str, Any], model: str, where: str = "") -> dict[str
             if sizes
             else f"model.size: the sizes of the model {model} have no names",
             where=where,
-            hint=nearest(str(size), sizes) if sizes else "set model.dim, model.layers, model.heads",
+            hint=nearest(str(size), sizes)
+            if sizes
+            else "model.kind=encoder has such sizes; else set model.dim, model.layers, model.heads",
         )
     kept = {key: one for key, one in table.items() if key != "size"}
     return {**value, "model": {**sizes[size], **kept}}

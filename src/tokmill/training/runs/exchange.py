@@ -300,7 +300,6 @@ def export_model(
         folder: a new one; config.json, written last, says that it is whole.
         at: the weights (`weights.weights_at`).
         license: what README.md says of it, such as `mit`.
-        license: what README.md says of it, such as `mit`.
 
     Raises:
         TokmillError: no public architecture computes the same, or the folder is taken.

@@ -22,7 +22,7 @@ from tokmill.x86.image.program import demangle
 
 MEANING = {
     NOT_FOLLOWED: " (indirect jumps and calls whose targets are not known: code that nothing else "
-    "leads to may be missing; `tokmill cfg -o GRAPH.jsonl` lists them)"
+    "leads to may be missing; `tokmill cfg PROGRAM -o GRAPH.jsonl` lists them)"
 }
 """What could not be looked at → what that means."""
 DOUBTFUL = 0.5
