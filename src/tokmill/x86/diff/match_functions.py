@@ -18,7 +18,7 @@ from tokmill.x86.diff.evidence import (
     Neighbours,
     Weighted,
     static,
-)  # fmt: skip
+)
 from tokmill.x86.diff.evidence_net import net
 from tokmill.x86.diff.evidence_weights import CODE, FIRST_BIAS, LATER_BIAS, LEAST, WEIGHTS
 from tokmill.x86.diff.members import MEMBERS
@@ -161,8 +161,9 @@ class _Matcher:
         loss = logit[chosen] - self.look(pairs, self.around(pairs, other))[instead]
         loss = lost_together((self.a.calls, self.b.calls), pairs, chosen, instead, loss)
         # The factors fit programs that were learned from.
-        share = 1 / (1 + 1.01 * np.exp(-2 * loss))
-        return np.minimum(probability[chosen], share).astype(np.float32)
+        share = (1 / (1 + 1.01 * np.exp(-2 * loss))).astype(np.float32)
+        sure: Array = np.minimum(probability[chosen], share)
+        return sure
 
     def around(self, pairs: Pairs, probability: Array) -> Array:
         """Return the evidence of the neighbours of pairs."""
