@@ -24,13 +24,11 @@ from diff_evidence_programs import EQUAL, KINDS, SKIPPED, STOP, TRAIN, Case, cas
 from tokmill.store.schema import Array
 from tokmill.x86.diff import match_functions
 from tokmill.x86.diff.candidates import Pairs
-from tokmill.x86.diff.evidence import STATIC, SUPPORT
 from tokmill.x86.diff.evidence_net import UNIT, Net
 from tokmill.x86.diff.evidence_weights import LATER_BIAS
-from tokmill.x86.diff.match_functions import Given
-from tokmill.x86.diff.pointer_tables import PLACES
+from tokmill.x86.diff.match_functions import EVIDENCE, Given
 
-COLUMNS = len(STATIC) + 1 + len(SUPPORT) + len(PLACES)
+COLUMNS = len(EVIDENCE)
 HIDDEN = 64
 EPOCHS, RATE, DECAY = 10, 3e-3, 0.01
 ZERO = np.zeros((COLUMNS + 2, 1), np.int16)
@@ -74,7 +72,7 @@ def looks(case: Case) -> Iterator[Look]:
         given = Given(*(one[:0] for one in (given.i, given.j, given.reason)))
     matcher = Gathering(*case.arguments[:-1], given)
     matcher.run()
-    for seen, evidence in matcher.seen:
+    for seen, evidence in matcher.seen[: match_functions.ROUNDS]:
         linear = evidence @ matcher.later + np.float32(LATER_BIAS)
         linear[np.searchsorted(seen.key, given.i * seen.columns + given.j)] = match_functions.SURE
         partner = [one.copy() for one in case.partner]

@@ -1,5 +1,7 @@
 """F1 of `tokmill diff` without and with layers of `diff_evidence.py`, on projects held out.
 
+It also prints how many matches are right by their confidence; given pairs do not count.
+
 python benchmarks/diff_evidence_figures.py CACHE NET.npy …
 """
 
@@ -21,27 +23,48 @@ from tokmill.x86.diff import match_functions
 
 SAMPLES = 10_000
 """Of the bootstrap."""
+BINS = (0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.01)
+"""Of confidence."""
 
 
-def f1_of(case: Case) -> float:
+def judged(case: Case) -> tuple[float, Array]:
+    """Return F1, and confidence and whether it is right of each match that counts: (M, 2)."""
     found = match_functions.match_functions(*case.arguments)
     j = found.j if case.order is None else case.order[found.j]
-    return judge_functions(case.truth, found.i, j)[0].f1
+    one, other = case.partner[0][found.i], case.partner[1][found.j]
+    counts = ((one >= 0) | (other >= 0)) & ~np.isin(found.i, case.arguments[-1].i)
+    matches = np.column_stack([found.confidence, one == found.j])[counts]
+    return judge_functions(case.truth, found.i, j)[0].f1, matches
 
 
-def figures(cache: Path, nets: Sequence[Path]) -> tuple[list[Pair], Array]:
-    """Return the pairs, and F1 without a net and with each."""
+def calibration(matches: Sequence[Array], names: Sequence[str]) -> Iterator[str]:
+    """Yield by confidence how many matches there are, and the share that is right."""
+    yield f"| confidence | {' | '.join(f'{name}, right' for name in names)} |"
+    yield "|---" * (len(names) + 1) + "|"
+    for low, high in itertools.pairwise(BINS):
+        cells = []
+        for one in matches:
+            right = one[(one[:, 0] >= low) & (one[:, 0] < high), 1]
+            cells.append(f"{len(right)}, {right.mean():.3f}" if len(right) else "0")
+        yield f"| {low} to {min(high, 1)} | {' | '.join(cells)} |"
+
+
+def figures(cache: Path, nets: Sequence[Path]) -> tuple[list[Pair], Array, list[Array]]:
+    """Return the pairs, F1 without a net and with each, and their matches."""
     tables = [ZERO, *map(np.load, nets)]
     seen, found = [], []
+    matches: list[list[Array]] = [[] for _ in tables]
     for case in cases(cache, FIGURES, KINDS):
         row = []
-        for table in tables:
+        for table, mine in zip(tables, matches, strict=True):
             using(table)
-            row.append(f1_of(case))
+            f1, there = judged(case)
+            row.append(f1)
+            mine.append(there)
         seen.append(case.pair)
         found.append(row)
         print(case.pair.project, case.pair.kind, *(f"{one:.4f}" for one in row), flush=True)
-    return seen, np.asarray(found)
+    return seen, np.asarray(found), [np.concatenate(one) for one in matches]
 
 
 def table(seen: Sequence[Pair], f1: Array, names: Sequence[str]) -> Iterator[str]:
@@ -78,8 +101,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("cache", type=Path)
     parser.add_argument("nets", type=Path, nargs="+")
     chosen = parser.parse_args(arguments)
-    seen, f1 = figures(chosen.cache, chosen.nets)
-    print("\n".join(table(seen, f1, [net.stem for net in chosen.nets])))
+    seen, f1, matches = figures(chosen.cache, chosen.nets)
+    names = [net.stem for net in chosen.nets]
+    print("\n".join(table(seen, f1, names)))
+    print("\n".join(calibration(matches, ["without", *names])))
     return 0
 
 

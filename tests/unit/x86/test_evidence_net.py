@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from tokmill.x86.diff import evidence_net
-from tokmill.x86.diff.evidence import STATIC, SUPPORT
 from tokmill.x86.diff.evidence_net import FILE, UNIT, Net, net
-from tokmill.x86.diff.evidence_weights import LATER
-from tokmill.x86.diff.pointer_tables import PLACES
-
-COLUMNS = (*STATIC, "code", *SUPPORT, *PLACES)
+from tokmill.x86.diff.evidence_weights import WEIGHTS
+from tokmill.x86.diff.match_functions import EVIDENCE
 
 
 def whole(value: float) -> int:
@@ -46,8 +43,8 @@ def test_the_logit_is_the_sum_of_whole_numbers() -> None:
 
 def test_the_order_of_evidence_changes_no_bit() -> None:
     random = np.random.default_rng(4)
-    weights = random.normal(size=len(COLUMNS)).astype(np.float32)
-    evidence = random.random((5000, len(COLUMNS))).astype(np.float32)
+    weights = random.normal(size=len(EVIDENCE)).astype(np.float32)
+    evidence = random.random((5000, len(EVIDENCE))).astype(np.float32)
     first = net().terms(weights, evidence)
     turned = Net(net().hidden[::-1, ::-1], net().bias[::-1], net().out[::-1])
     assert np.array_equal(turned.terms(weights[::-1], evidence[:, ::-1]), first)
@@ -59,7 +56,7 @@ def test_the_net_of_the_package_fits_the_evidence(repository: Path) -> None:
     digest = hashlib.sha256(FILE.read_bytes()).hexdigest()
     assert digest in (repository / "docs/diffing.md").read_text()
     table = np.load(FILE)
-    assert table.dtype == np.int16 and table.shape == (len(COLUMNS) + 2, 128)
-    assert set(LATER) == set(COLUMNS) - {"code"}
+    assert table.dtype == np.int16 and table.shape == (len(EVIDENCE) + 2, 128)
+    assert set(WEIGHTS) == set(EVIDENCE) - {"code"}
     # Sums of this size are exact in an f8.
-    assert (128 * float(abs(table).max()) * evidence_net.UNIT**2 * len(COLUMNS)) < 2**53
+    assert (128 * float(abs(table).max()) * evidence_net.UNIT**2 * len(EVIDENCE)) < 2**53

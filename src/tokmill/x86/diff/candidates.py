@@ -68,9 +68,13 @@ def near(kinds: Iterable[tuple[Any, Any]], shape: tuple[Array, Array]) -> list[t
         found.append(rare(left, right))
     one[:, WIDTH:], other[:, WIDTH:] = dense
     k = 16 if min(rows, columns) <= FEW else 8
-    i, j = nearest_rows(one, other, k)
-    back_j, back_i = nearest_rows(other, one, k)
-    return [(i, j), (back_i, back_j), *found]
+    return [*both_ways(one, other, k), *found]
+
+
+def both_ways(a: Array, b: Array, k: int) -> list[tuple[Array, Array]]:
+    """Return the pairs (i, j) of each row and the k nearest of the other table."""
+    back_j, back_i = nearest_rows(b, a, k)
+    return [nearest_rows(a, b, k), (back_i, back_j)]
 
 
 def rare(a: Any, b: Any) -> tuple[Array, Array]:

@@ -8,9 +8,10 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.diff.candidates import Pairs
+from tokmill.x86.diff.candidates import WIDTH, Pairs, both_ways
+from tokmill.x86.diff.members import MEMBERS
 from tokmill.x86.features.bags import matrices, normalized, row_sums, tf_idf
-from tokmill.x86.features.cosines import row_products
+from tokmill.x86.features.cosines import row_products, sketch
 from tokmill.x86.features.function_features import BAGS, SHAPE, Functions
 from tokmill.x86.features.tables import Tables
 from tokmill.x86.image.image import find
@@ -22,8 +23,8 @@ AROUND = ("callees", "callers")
 LABELS = "labels"
 """Strings that describe the pointers to a function."""
 STATIC = (
-    *BAGS, *AROUND,
-    *(f"{kind} mass" for kind in (*FACTS, *AROUND)),
+    *BAGS, *MEMBERS, *AROUND,
+    *(f"{kind} mass" for kind in (*FACTS, "members", *AROUND)),
     *(f"{kind} in one alone" for kind in FACTS),
     "covered", "covered with callees",
     *(f"{name} apart" for name in SHAPE), LABELS,
@@ -50,7 +51,7 @@ class Weighted(NamedTuple):
 def weigh(a: Functions, b: Functions, tables: tuple[Tables, Tables]) -> tuple[Weighted, Weighted]:
     """Return the features of two programs as TF-IDF over both."""
     sides = Weighted({}, {}), Weighted({}, {})
-    raw = {kind: tf_idf(matrices([a.bags[kind], b.bags[kind]])) for kind in BAGS}
+    raw = {kind: tf_idf(matrices([a.bags[kind], b.bags[kind]])) for kind in (*BAGS, *MEMBERS)}
     raw[LABELS] = tf_idf(matrices([one.labels for one in tables]))
     stack = plugins.require("scipy.sparse").hstack
     for number, (side, functions) in enumerate(zip(sides, (a, b), strict=True)):
@@ -79,10 +80,10 @@ def static(
     the two share nothing, the covered share, and the distance of the counts of `SHAPE`.
     """
     place = {name: number for number, name in enumerate(STATIC)}
-    for kind in (*BAGS, *AROUND, LABELS):
+    for kind in (*BAGS, *MEMBERS, *AROUND, LABELS):
         cosine = row_products(a.of[kind], b.of[kind], i, j)
         out[:, place[kind]] = cosine
-        if kind in FACTS or kind in AROUND:
+        if f"{kind} mass" in place:
             one, other = a.total[kind][i], b.total[kind][j]
             out[:, place[f"{kind} mass"]] = np.log1p(cosine * one * other) / 4
             if kind in FACTS:
@@ -117,16 +118,50 @@ def _ones(matrix: Any) -> Any:
     return type(matrix)((ones, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
 
 
+SMALL, DEPTH = 64, 3
+"""Instructions of functions that may be inlined; how far calls are followed."""
+NEAREST, AT_ONCE = 8, 1 << 15
+"""Candidates of each function; pairs whose sketches are held at once."""
+
+
+class Inlined:
+    """Sketches of functions, alone and with the small ones that they call; rows of length 1."""
+
+    def __init__(self, sides: tuple[Weighted, Weighted], programs: tuple[Functions, ...]) -> None:
+        self.ways: tuple[list[Array], list[Array]] = [], []
+        for number, (side, program) in enumerate(zip(sides, programs, strict=True)):
+            alone = np.zeros((len(program.shape), WIDTH), np.float32)
+            for seed, kind in enumerate((*BAGS, *MEMBERS)):
+                alone += sketch(side.of[kind], WIDTH, seed) * side.total[kind][:, None]
+            small = program.shape[:, SHAPE.index("instructions")] <= np.log1p(SMALL)
+            calls = program.calls.copy()
+            calls.data = small[calls.indices].astype(np.float32)
+            step = whole = alone
+            for _ in range(DEPTH):
+                step = calls @ step
+                whole = whole + step
+            for way, rows in zip(self.ways, (alone, whole)[:: 1 - 2 * number], strict=True):
+                length = np.sqrt((rows**2).sum(1, keepdims=True))
+                way.append(rows / np.maximum(length, np.float32(1e-9)))
+
+    def candidates(self, i: Array, j: Array) -> list[tuple[Array, Array]]:
+        """Return pairs of some functions of both that are similar if one of them is taken whole."""
+        found = [pair for a, b in self.ways for pair in both_ways(a[i], b[j], NEAREST)]
+        return [(i[row], j[column]) for row, column in found]
+
+    def cosine(self, i: Array, j: Array) -> Array:
+        """Return how similar pairs are if one of them is taken whole: (n,) f4."""
+        found = np.zeros(len(i), np.float32)
+        for low in range(0, len(i), AT_ONCE):
+            part = slice(low, low + AT_ONCE)
+            products = [(a[i[part]] * b[j[part]]).sum(1) for a, b in self.ways]
+            found[part] = np.maximum(np.maximum(*products), 0)
+        return found
+
+
 SUPPORT = (
-    "called",
-    "calling",
-    "called twice",
-    "before",
-    "behind",
-    "turned",
-    "from anchor",
-    "to anchor",
-)
+    "called", "calling", "called twice", "before", "behind", "turned", "from anchor", "to anchor"
+)  # fmt: skip
 """Columns of `support`."""
 REACH = 3
 """How many functions before and after are looked at."""

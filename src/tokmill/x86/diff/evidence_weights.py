@@ -8,77 +8,26 @@ hand: on bzip2, zlib and Lua all from 3 to 8 have the same F1. That `same place`
 decided by GNU `ls`, which is measured too.
 """
 
-FIRST = {
-    "mnemonics": 0.87,
-    "forms": 2.25,
-    "form pairs": 2.41,
-    "constants": 0.25,
-    "strings": 1.14,
-    "imports": -0.99,
-    "callees": 3.66,
-    "callers": 6.28,
-    "constants mass": 0.00,
-    "strings mass": 0.72,
-    "imports mass": 0.66,
-    "callees mass": -0.95,
-    "callers mass": -1.55,
-    "constants in one alone": -1.23,
-    "strings in one alone": -0.36,
-    "imports in one alone": -0.74,
-    "covered": 0.23,
-    "covered with callees": 4.06,
-    "blocks apart": -0.55,
-    "instructions apart": 0.20,
-    "edges apart": -0.30,
-    "loops apart": -0.07,
-    "calls apart": -0.60,
-    "callees apart": -1.24,
-    "callers apart": -2.66,
-    "labels": 6.00,
-}
-"""For the first look, when nothing is matched yet."""
-FIRST_BIAS = -4.15
-LATER = {
-    "mnemonics": 0.79,
-    "forms": 1.65,
-    "form pairs": 1.21,
-    "constants": 0.25,
-    "strings": 1.02,
-    "imports": -0.97,
-    "callees": 1.22,
-    "callers": 2.72,
-    "constants mass": -0.02,
-    "strings mass": 0.21,
-    "imports mass": 0.48,
-    "callees mass": -0.44,
-    "callers mass": -1.22,
-    "constants in one alone": -0.40,
-    "strings in one alone": -0.64,
-    "imports in one alone": -0.48,
-    "covered": 0.08,
-    "covered with callees": 3.66,
-    "blocks apart": -0.89,
-    "instructions apart": 0.28,
-    "edges apart": -0.02,
-    "loops apart": 0.02,
-    "calls apart": -0.39,
-    "callees apart": -0.76,
-    "callers apart": -2.25,
-    "labels": 6.00,
-    "called": 0.48,
-    "calling": 1.88,
-    "called twice": 1.52,
-    "before": 1.40,
-    "behind": 1.24,
-    "turned": 0.62,
-    "from anchor": 1.47,
-    "to anchor": 1.80,
-    "row before": 3.00,
-    "row behind": 3.00,
-    "same place": 8.00,
-}
-"""When it is known how the neighbours of a pair are matched."""
-LATER_BIAS = -4.91
+WEIGHTS = {
+    "mnemonics": (0.87, 0.79), "forms": (2.25, 1.65), "form pairs": (2.41, 1.21),
+    "constants": (0.25, 0.25), "strings": (1.14, 1.02), "imports": (-0.99, -0.97),
+    "members": (2.00, 1.20), "member pairs": (3.00, 2.00), "members mass": (0.30, 0.20),
+    "inlined": (0.00, 2.00),
+    "callees": (3.66, 1.22), "callers": (6.28, 2.72), "constants mass": (0.00, -0.02),
+    "strings mass": (0.72, 0.21), "imports mass": (0.66, 0.48), "callees mass": (-0.95, -0.44),
+    "callers mass": (-1.55, -1.22), "constants in one alone": (-1.23, -0.40),
+    "strings in one alone": (-0.36, -0.64), "imports in one alone": (-0.74, -0.48),
+    "covered": (0.23, 0.08), "covered with callees": (4.06, 3.66), "blocks apart": (-0.55, -0.89),
+    "instructions apart": (0.20, 0.28), "edges apart": (-0.30, -0.02),
+    "loops apart": (-0.07, 0.02), "calls apart": (-0.60, -0.39), "callees apart": (-1.24, -0.76),
+    "callers apart": (-2.66, -2.25), "labels": (6.00, 6.00), "called": (0.00, 0.48),
+    "calling": (0.00, 1.88), "called twice": (0.00, 1.52), "before": (0.00, 1.40),
+    "behind": (0.00, 1.24), "turned": (0.00, 0.62), "from anchor": (0.00, 1.47),
+    "to anchor": (0.00, 1.80), "row before": (0.00, 3.00), "row behind": (0.00, 3.00),
+    "same place": (0.00, 8.00),
+}  # fmt: skip
+"""Evidence → its weight at the first look, when nothing is matched yet, and at the later ones."""
+FIRST_BIAS, LATER_BIAS = -4.15, -4.91
 LEAST = 0.03
 """Probability below which functions stay without a partner: the best F1 on those programs."""
 CODE = 3.0

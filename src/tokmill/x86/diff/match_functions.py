@@ -10,24 +10,27 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs, near, pairs_of, rare
-from tokmill.x86.diff.evidence import LABELS, STATIC, SUPPORT, Neighbours, Weighted, static
-from tokmill.x86.diff.evidence_net import net
-from tokmill.x86.diff.evidence_weights import (
-    CODE,
-    FIRST,
-    FIRST_BIAS,
-    LATER,
-    LATER_BIAS,
-    LEAST,
+from tokmill.x86.diff.evidence import (
+    LABELS,
+    STATIC,
+    SUPPORT,
+    Inlined,
+    Neighbours,
+    Weighted,
+    static,
 )
+from tokmill.x86.diff.evidence_net import net
+from tokmill.x86.diff.evidence_weights import CODE, FIRST_BIAS, LATER_BIAS, LEAST, WEIGHTS
+from tokmill.x86.diff.members import MEMBERS
 from tokmill.x86.diff.pointer_tables import PLACES, Places
 from tokmill.x86.diff.result import Reason
+from tokmill.x86.diff.twins import crossed, lost_together
 from tokmill.x86.features.function_features import Functions
 from tokmill.x86.features.tables import Tables
 
 SEARCH = {
     "mnemonics": 0.6, "forms": 0.7, "form pairs": 0.7, "constants": 1.0, "strings": 1.2,
-    "imports": 1.0, "callees": 0.7, "callers": 0.5,
+    "imports": 1.0, "callees": 0.7, "callers": 0.5, "members": 0.7, "member pairs": 0.7,
 }  # fmt: skip
 """Weights of the features by which candidates are looked for."""
 ROUNDS = 3
@@ -37,6 +40,9 @@ STRONG = 0.5
 MOST_NEIGHBOURS = 16
 """Callees (or callers) of functions with more of them do not become candidates."""
 NEXT = (-2, -1, 1, 2)
+OWN = (*STATIC, "inlined", "code")
+"""Evidence for pairs without their neighbours."""
+EVIDENCE = (*OWN, *SUPPORT, *PLACES)
 SURE = 30.0
 """Logit of pairs that are given."""
 REASONS = {
@@ -47,7 +53,7 @@ REASONS = {
         "callees", "callers", "callees mass", "callers mass", "called", "calling", "called twice",
     ),
     Reason.LAYOUT: ("before", "behind", "turned", "from anchor", "to anchor"),
-    Reason.INSTRUCTIONS: ("mnemonics", "forms", "form pairs"),
+    Reason.INSTRUCTIONS: ("mnemonics", "forms", "form pairs", *MEMBERS, "members mass", "inlined"),
     Reason.CODE: ("code",),
     Reason.TABLES: (LABELS, *PLACES),
 }  # fmt: skip
@@ -88,15 +94,9 @@ def match_functions(
     tables: tuple[Tables, Tables],
     given: Given,
 ) -> Matched:
-    """Return which functions of two programs are the same.
+    """Return which functions of two programs are the same; bags are only read as `weighted`.
 
-    Args:
-        a: features of the one program; bags are not read.
-        b: features of the other.
-        weighted: the bags of both, with those of callers and callees.
-        hashes: of the code of each function, (F,) u8 of each program.
-        tables: of pointers, of each program.
-        given: pairs that are known already, as by names.
+    `hashes`: of the code of each function, (F,) u8; `given`: pairs that are known, as by names.
     """
     if not len(a.shape) or not len(b.shape):
         none = np.zeros(0, np.int64)
@@ -123,13 +123,12 @@ class _Matcher:
         """Functions that are in no given pair: only these are compared."""
         self.free[0][given.i] = self.free[1][given.j] = False
         self.neighbours = Neighbours(a.calls, b.calls)
-        first, later = ({**table, "code": CODE} for table in (FIRST, LATER))
-        names = (*STATIC, "code")
-        self.first = np.asarray([first[name] for name in names], np.float32)
-        self.names = (*names, *SUPPORT, *PLACES)
-        self.table = np.zeros((0, len(names)), np.float32)
+        self.inlined = Inlined(weighted, (a, b))
+        weights = WEIGHTS | {"code": (CODE, CODE)}
+        first, self.later = np.asarray([weights[name] for name in EVIDENCE], np.float32).T
+        self.first = first[: len(OWN)]
+        self.table = np.zeros((0, len(OWN)), np.float32)
         """The evidence for the pairs that are compared."""
-        self.later = np.asarray([later[name] for name in self.names], np.float32)
 
     def run(self) -> Matched:
         pairs = pairs_of(
@@ -140,18 +139,37 @@ class _Matcher:
         for number in range(ROUNDS):
             probability = self.compete(pairs, logit)
             if number < ROUNDS - 1:
-                pairs, probability = self.grow(pairs, probability)
-            around = np.column_stack(
-                [one.support(pairs, probability) for one in (self.neighbours, self.places)]
-            )
+                pairs, probability = self.grow(pairs, probability, number == 0)
+            around = self.around(pairs, probability)
             logit = self.look(pairs, around)
         probability = self.compete(pairs, logit)
         chosen = assign(pairs, np.log(np.maximum(probability, 1e-9) / LEAST))
+        confidence = self.confidence(pairs, chosen, probability, logit)
         reason = self.reasons(np.concatenate([self.table[chosen], around[chosen]], 1))
         key = self.given.i * pairs.columns + self.given.j
         known = np.isin(key, pairs.key[chosen])
         reason[np.searchsorted(pairs.key[chosen], key[known])] = self.given.reason[known]
-        return Matched(pairs.i[chosen], pairs.j[chosen], probability[chosen], reason)
+        return Matched(pairs.i[chosen], pairs.j[chosen], confidence, reason)
+
+    def confidence(self, pairs: Pairs, chosen: Array, probability: Array, logit: Array) -> Array:
+        """Return how sure matches are: (M,) f4, below a half if they could as well be crossed."""
+        instead = crossed(pairs, chosen, np.round(self.table @ self.later[: len(OWN)], 2))
+        if np.array_equal(instead, chosen):
+            return probability[chosen]
+        other = probability.copy()
+        other[instead], other[chosen] = probability[chosen], probability[instead]
+        loss = logit[chosen] - self.look(pairs, self.around(pairs, other))[instead]
+        loss = lost_together((self.a.calls, self.b.calls), pairs, chosen, instead, loss)
+        # The factors fit programs that were learned from.
+        share = (1 / (1 + 1.01 * np.exp(-2 * loss))).astype(np.float32)
+        sure: Array = np.minimum(probability[chosen], share)
+        return sure
+
+    def around(self, pairs: Pairs, probability: Array) -> Array:
+        """Return the evidence of the neighbours of pairs."""
+        return np.column_stack(
+            [one.support(pairs, probability) for one in (self.neighbours, self.places)]
+        )
 
     def look(self, pairs: Pairs, around: Array) -> Array:
         """Return the logit of pairs by their evidence and that of their neighbours: (n,) f4."""
@@ -181,11 +199,12 @@ class _Matcher:
         return [(free[0][i], free[1][j]) for i, j in found]
 
     def evidence(self, pairs: Pairs) -> Array:
-        """Return the evidence for pairs: (n, len(STATIC) + 1) f4."""
+        """Return the evidence for pairs: (n, len(OWN)) f4."""
         i, j = pairs.i, pairs.j
         # One table from the start: of large programs it is hundreds of megabytes.
-        evidence: Array = np.zeros((len(pairs), len(STATIC) + 1), np.float32)
+        evidence: Array = np.zeros((len(pairs), len(OWN)), np.float32)
         static(*self.weighted, (self.a.shape, self.b.shape), i, j, evidence[:, : len(STATIC)])
+        evidence[:, -2] = self.inlined.cosine(i, j)
         evidence[:, -1] = self.hashes[0][i] == self.hashes[1][j]
         return evidence
 
@@ -196,9 +215,9 @@ class _Matcher:
             logit[np.searchsorted(pairs.key, self.given.i * pairs.columns + self.given.j)] = SURE
         return compete(pairs, logit)
 
-    def grow(self, pairs: Pairs, probability: Array) -> tuple[Pairs, Array]:
+    def grow(self, pairs: Pairs, probability: Array, first: bool) -> tuple[Pairs, Array]:
         """Return the pairs and the neighbours of strong ones, with probability; take evidence."""
-        more = self.more(pairs, probability)
+        more = self.more(pairs, probability, first)
         old = np.searchsorted(more.key, pairs.key)
         new = np.ones(len(more), bool)
         new[old] = False
@@ -211,8 +230,8 @@ class _Matcher:
         known[old] = probability
         return more, known
 
-    def more(self, pairs: Pairs, probability: Array) -> Pairs:
-        """Return the pairs and those of the neighbours of strong ones."""
+    def more(self, pairs: Pairs, probability: Array, first: bool) -> Pairs:
+        """Return the pairs, those of the neighbours of strong ones, and at first inlined ones."""
         strong = probability > STRONG
         i, j = pairs.i[strong], pairs.j[strong]
         found = [(pairs.i, pairs.j)]
@@ -223,13 +242,16 @@ class _Matcher:
         found.append(_around(self.a.calls, self.b.calls, i, j))
         found.append(_around(self.a.calls.T.tocsr(), self.b.calls.T.tocsr(), i, j))
         found.append(self.places.candidates(pairs, probability))
+        if first:
+            left = np.setdiff1d(np.arange(pairs.rows), i), np.setdiff1d(np.arange(pairs.columns), j)
+            found += self.inlined.candidates(*left)
         free = [self.free[0][i] & self.free[1][j] for i, j in found]
         new = [(i[kept], j[kept]) for (i, j), kept in zip(found, free, strict=True)]
         return pairs_of(pairs.rows, pairs.columns, (pairs.i, pairs.j), *new)
 
     def reasons(self, evidence: Array) -> Array:
         """Return the strongest reason of pairs: (n,) u1."""
-        parts = dict(zip(self.names, (evidence * self.later).T, strict=True))
+        parts = dict(zip(EVIDENCE, (evidence * self.later).T, strict=True))
         sums = {why: sum(parts[name] for name in names) for why, names in REASONS.items()}
         # It is not known which of a function's facts are covered, so the likeliest kind is taken.
         facts = np.stack([sums[why] for why in (Reason.STRINGS, Reason.CONSTANTS, Reason.IMPORTS)])

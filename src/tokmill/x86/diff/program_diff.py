@@ -15,6 +15,7 @@ from tokmill.x86.diff.content.other_references import compare
 from tokmill.x86.diff.evidence import weigh
 from tokmill.x86.diff.match_blocks import BlockMatches, Side, match_blocks
 from tokmill.x86.diff.match_functions import Given, Matched, match_functions
+from tokmill.x86.diff.members import members_of
 from tokmill.x86.diff.output.diff_json import DiffFile, diff_file
 from tokmill.x86.diff.result import Diff, Reason, unmatched
 from tokmill.x86.diff.same import (
@@ -69,6 +70,8 @@ def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
     long = np.diff(a.block_instructions[a.function_blocks])[code[0]] >= LONG
     given = _given(a, b, (code[0][long], code[1][long]), names)
     tables = tables_of(a), tables_of(b)
+    for graph, functions in zip((a, b), features, strict=True):
+        functions.bags |= members_of(graph, functions.instructions)
     weighted = weigh(*features, tables)
     # Of large programs the bags are hundreds of megabytes, and nothing reads them from here on;
     # nor, after the functions, the matrices.
