@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.feed.order import Order, key
+from tokmill.feed.order import Order, kept, key
 from tokmill.feed.rows import Mix, Rows, column_dtypes, row_shares
 from tokmill.feed.values import FAMILY, Values, Vectors
 from tokmill.store.schema import Array, ranges
@@ -157,7 +156,7 @@ class Feed:
             for number, source in enumerate(self.sources)
         ]
         # Two blocks a source: the current one, and the one before, which another step may need.
-        self._block = lru_cache(maxsize=2 * len(self.sources))(self._make_block)
+        self._block = kept(self._make_block, 2 * len(self.sources))
 
     @property
     def stores(self) -> list[Store]:
