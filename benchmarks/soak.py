@@ -47,7 +47,7 @@ SLACK = 24e6
 
 def jobs(base: Path, out: Path, far: str, draw: random.Random) -> dict[str, list[str]]:
     """Return kind → commands, separated by `;`; `far` is an address that no other job uses."""
-    store, jsonl = f"{base}/build/out", f"build jsonl {far.split('/job')[0]}/in --tokenizer"
+    store, jsonl = f"{base}-build/out", f"build jsonl {far.split('/job')[0]}/in --tokenizer"
     sets = " ".join(f"--set {one}" for one in TRAIN.split())
     at = f"{far.split('/job')[0]}/store"
     parts = [f"{jsonl} {TOKENIZER} -o {out}/{n} --part {n}/2 --push {far}" for n in (1, 2)]
@@ -61,7 +61,7 @@ def jobs(base: Path, out: Path, far: str, draw: random.Random) -> dict[str, list
         "train by address": f"train {at} --val {at} -o {out}/out {sets}",
         "train and push": f"train {store} --val {store} -o {out}/out {sets} --push {far}",
         "programs": f"build x86 {base}/programs --layout {LAYOUT} -o {out}/out --workers 2",
-        "index": f"similarity index {base}/vectors.npy {base}/programs/out -o {out}/out/i --fresh",
+        "index": f"similarity index {base}/vectors.npy {base}-programs/out -o {out}/out/i --fresh",
         "select": f"build select {store} --unique -o {out}/out",
         "export": f"store export npz {at} -o {out}/out/e --max-length 64 --pad-id 1",
     }
@@ -109,16 +109,23 @@ class Soak:
             remote.put(f"{self.far}/in/{name}", write_jsonl(base / "in" / name, 150_000), "")
         leveled(base / "programs")
         for kind in jobs(base, base, self.far, self.draw):
-            where = base / ("programs" if kind == "programs" else kind.replace(" ", "-"))
+            where = self.folder / f"base-{kind}".replace(" ", "-")
             begun = time.monotonic()
-            for line in jobs(base, where, f"{self.far}/job-{kind}".replace(" ", "-"), self.draw)[kind]:
+            for line in jobs(base, where, f"{self.far}/job-{kind}".replace(" ", "-"), self.draw)[
+                kind
+            ]:
                 assert run(line, self.folder / "base.log") == 0, line
-            self.seconds[kind], self.whole[kind] = time.monotonic() - begun, left(kind, where / "out")
+            self.seconds[kind], self.whole[kind] = (
+                time.monotonic() - begun,
+                left(kind, where / "out"),
+            )
             if kind == "build":
                 push(where / "out", f"{self.far}/store")
             if kind == "programs":
                 count = len(tokmill.Store(where / "out"))
-                np.save(base / "vectors.npy", np.random.default_rng(0).random((count, 16), np.float32))
+                np.save(
+                    base / "vectors.npy", np.random.default_rng(0).random((count, 16), np.float32)
+                )
             print(f"{kind}: {self.seconds[kind]:.1f} s undisturbed", flush=True)
 
     def job(self) -> None:
@@ -127,7 +134,10 @@ class Soak:
         kind = draw.choice(list(self.whole))
         out, far = self.folder / f"job{number}", f"{self.far}/job{number}"
         out.mkdir()
-        log, lines = self.folder / f"job{number}.log", jobs(self.folder / "base", out, far, draw)[kind]
+        log, lines = (
+            self.folder / f"job{number}.log",
+            jobs(self.folder / "base", out, far, draw)[kind],
+        )
         for line in lines:
             for kills in range(9):
                 after = draw.uniform(0.1, 1.2) * self.seconds[kind] / len(lines)
@@ -155,13 +165,13 @@ class Soak:
 
 def live(folder: Path, far: str) -> None:
     """Read, sample and query until the end."""
-    index, answers = Index(folder / "base/index/out/i"), set[str]()
+    index, answers = Index(folder / "base-index/out/i"), set[str]()
     near = index.nearest(index.vectors[0], 5)[0].tolist()
     for turn in range(1 << 40):
         if turn % 20 == 0:
             feed = tokmill.Feed(tokmill.Windows(tokmill.Store(f"{far}/store"), 64), 8, seed=1)
         feed.batch(turn)
-        run = folder / "base/train/out"
+        run = folder / "base-train/out"
         answers.add(tokmill.sample(run, "record", tokens=5, seed=1) if turn % 5 == 0 else "")
         assert len(answers) <= 2 and index.nearest(index.vectors[0], 5)[0].tolist() == near
 
@@ -190,13 +200,17 @@ def main() -> None:
         soak = Soak(folder, f"s3://{bucket}/soak", given.seed)
         soak.prepare()
         ends = time.monotonic() + 60 * given.minutes
-        line = f"train {folder}/base/build/out -o {folder}/long --push {soak.far}/long"
+        line = f"train {folder}/base-build/out -o {folder}/long --push {soak.far}/long"
         line += " --set steps=100000000 --set checkpoint_every=500 --set model.dim=32"
         line += " --set model.layers=1 --set task.length=64 --set data.batch=4 --set log_every=100"
         long = {"live": [__file__, str(folder), "--live", soak.far],
                 "train": ["-m", "tokmill", *line.split(), "-q"]}  # fmt: skip
         children = {
-            name: subprocess.Popen([sys.executable, *words], stdout=(folder / f"{name}.log").open("wb"), stderr=subprocess.STDOUT)
+            name: subprocess.Popen(
+                [sys.executable, *words],
+                stdout=(folder / f"{name}.log").open("wb"),
+                stderr=subprocess.STDOUT,
+            )
             for name, words in long.items()
         }
 
@@ -227,7 +241,9 @@ def main() -> None:
             child.wait(120)
             third = len(seen[name]) // 3
             for what, rows in zip(("bytes", "handles", "threads"), zip(*seen[name]), strict=True):
-                first, last = (statistics.median(part) for part in (rows[third : 2 * third], rows[-third:]))
+                first, last = (
+                    statistics.median(part) for part in (rows[third : 2 * third], rows[-third:])
+                )
                 print(f"{name}: {what} {first:,.0f} in the second third, {last:,.0f} in the last")
                 if last > first * 1.03 + (SLACK if what == "bytes" else 2):
                     soak.wrong.append(f"{name} grows: {what} {first} → {last}")
