@@ -111,7 +111,7 @@ def _client(address: str) -> tuple[Any, Any, str]:
 def _new_client(root: str, limit: float) -> Any:
     store = plugins.require("obstore.store")
     second = timedelta(seconds=1)
-    named = [value for name, value in os.environ.items() if "ENDPOINT" in name]
+    named = [url for name, url in os.environ.items() if re.search("ENDPOINT|BASE_URL", name)]
     try:
         return store.from_url(
             root,
