@@ -93,7 +93,7 @@ def sets(*more: str) -> list[str]:
 
 
 def test_other_writers_on_a_read_only_disk(
-    mount: Callable[[str], Path], tmp_path: Path, proxy: Proxy, address: str, forked: Forked
+    mount: Callable[[str], Path], tmp_path: Path, proxy: Proxy, address: str
 ) -> None:
     """A training, an export, a pull and the cache say it; a run that lies there can be used."""
     write_inputs(tmp_path / "in", 2)
@@ -101,7 +101,7 @@ def test_other_writers_on_a_read_only_disk(
     push(store, address)
     disk = mount("size=8m")
     train = ("train", store, "--steps", 2, "--device", "cpu", "-q", *sets(), "-o")
-    assert forked(*train, disk / "run").code == 0
+    assert run_command(*train, disk / "run").returncode == 0
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     commands: list[tuple[object, ...]] = [
         (*train, disk / "new"),
@@ -116,7 +116,7 @@ def test_other_writers_on_a_read_only_disk(
     ran = run_command("inspect", address, TOKMILL_CACHE=str(disk / "cache"))
     assert ran.returncode == 5 and is_clean(ran.stderr) and "ead-only" in ran.stderr, ran.stderr
     assert str(disk / "cache") in ran.stderr
-    assert forked("eval", disk / "run", store, "-q").code == 0
+    assert run_command("eval", disk / "run", store, "-q").returncode == 0
 
 
 def test_a_full_disk_under_the_cache_and_under_a_pull(

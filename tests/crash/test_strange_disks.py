@@ -82,7 +82,8 @@ def test_a_disk_without_locks(number: int, no_flock: Path, tokenizer: Path, tmp_
 
 def test_other_writers_on_a_disk_without_locks(no_flock: Path, tmp_path: Path) -> None:
     """A training, an export and a select end with the reason; `eval` works."""
-    store = make_store(tmp_path / "s", cycles(40))
+    write_inputs(tmp_path / "in", 1)
+    store = quick_build("jsonl", tmp_path / "in", tmp_path / "s").path
     tokmill.train(recipe(store, 2), tmp_path / "run", quiet=True)
     fails = {"LD_PRELOAD": str(no_flock), "FLOCK_ERRNO": str(errno.ENOLCK)}
     for command in (

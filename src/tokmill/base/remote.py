@@ -352,7 +352,7 @@ def put(address: str, data: bytes | Path, sha256: str, *, replace: bool | str = 
     whole = size <= WHOLE
     content = data.read_bytes() if whole and isinstance(data, Path) else data
     how: dict[str, Any] = {"mode": "overwrite" if replace else "create", "use_multipart": False}
-    if isinstance(replace, str) and replace.startswith('"'):
+    if isinstance(replace, str) and replace.startswith('"') and not address.startswith("gs:"):
         how["mode"] = {"e_tag": replace}
     if not whole:
         how = {"use_multipart": True, "chunk_size": WHOLE, "max_concurrency": AT_ONCE}
