@@ -2,12 +2,10 @@
 
 Before that each command runs once undisturbed; what the others leave has to be equal to the byte.
 Beside them live a training that is pushed, and a process that reads batches by address, samples
-and queries an index: at the end neither may hold more memory or handles than after a third.
+and queries an index: in the last third neither may hold more than in the one before.
 
-    python benchmarks/soak.py FOLDER [--minutes 60] [--seed 1] [--jobs 2]
+    python benchmarks/soak.py FOLDER [--minutes 60] [--seed 1]
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -22,7 +20,6 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -38,129 +35,107 @@ from tokmill.base import remote  # noqa: E402
 from tokmill.similarity.index import Index  # noqa: E402
 from tokmill.store.publish import push  # noqa: E402
 
-TOKENIZER = Path(__file__).parents[1] / "tests/golden/tokenizer.json"
-TRAIN = "steps=60 checkpoint_every=7 eval_every=20 model.dim=32 model.layers=1 model.dropout=0.1"
-TRAIN += " task.length=64 data.batch=4 log_every=5 eval_rows=8"
-SLACK = 24e6
-"""Bytes by which a process that lives long may grow beside 3 %."""
+TOKENIZER = f"--tokenizer {Path(__file__).parents[1]}/tests/golden/tokenizer.json"
+TINY = "--set model.dim=32 --set model.layers=1 --set task.length=64 --set data.batch=4"
+MORE = "--set steps=60 --set checkpoint_every=7 --set eval_every=20 --set model.dropout=0.1"
+LONG = "--set steps=100000000 --set checkpoint_every=500 --set log_every=100 -q"
+MEASURES = {"bytes": 24e6, "handles": 2, "threads": 2}
+"""What a process that lives long holds, and by how much it may grow beside 3 %."""
 
 
-def jobs(base: Path, out: Path, far: str, draw: random.Random) -> dict[str, list[str]]:
-    """Return kind → commands, separated by `;`; `far` is an address that no other job uses."""
-    store, jsonl = f"{base}-build/out", f"build jsonl {far.split('/job')[0]}/in --tokenizer"
-    sets = " ".join(f"--set {one}" for one in TRAIN.split())
-    at = f"{far.split('/job')[0]}/store"
-    parts = [f"{jsonl} {TOKENIZER} -o {out}/{n} --part {n}/2 --push {far}" for n in (1, 2)]
+def jobs(base: Path, out: Path, root: str, far: str, draw: random.Random) -> dict[str, list[str]]:
+    """Return kind → commands; `far` is an address of their own."""
+    store, at, workers = f"{base}-build/out", f"{root}/store", f"--workers {draw.randrange(3)}"
+    lines, train = f"build jsonl {root}/in {TOKENIZER}", f"-o {out}/out {TINY} {MORE}"
+    parts = [f"{lines} -o {out}/{n} --part {n}/2 --push {far}" for n in (1, 2)]
     draw.shuffle(parts)
-    lines = {
-        "build": f"build jsonl {base}/in --tokenizer {TOKENIZER} -o {out}/out --workers {draw.randrange(3)}",
-        "by address": f"{jsonl} {TOKENIZER} -o {out}/out --workers {draw.randrange(3)}",
-        "parts": f"{parts[0]} ; {parts[1]} ; store pull {far} -o {out}/out",
-        "push and pull": f"store push {store} {far} ; store pull {far} -o {out}/out",
-        "train": f"train {store} --val {store} -o {out}/out {sets}",
-        "train by address": f"train {at} --val {at} -o {out}/out {sets}",
-        "train and push": f"train {store} --val {store} -o {out}/out {sets} --push {far}",
-        "programs": f"build x86 {base}/programs --layout {LAYOUT} -o {out}/out --workers 2",
-        "index": f"similarity index {base}/vectors.npy {base}-programs/out -o {out}/out/i --fresh",
-        "select": f"build select {store} --unique -o {out}/out",
-        "export": f"store export npz {at} -o {out}/out/e --max-length 64 --pad-id 1",
+    pull, index = f"store pull {far} -o {out}/out", f"{base}/vectors.npy {base}-programs/out"
+    return {
+        "build": [f"build jsonl {base}/in {TOKENIZER} -o {out}/out {workers}"],
+        "by-address": [f"{lines} -o {out}/out {workers}"],
+        "parts": [*parts, pull],
+        "push-and-pull": [f"store push {store} {far}", pull],
+        "train": [f"train {store} --val {store} {train}"],
+        "train-by-address": [f"train {at} --val {at} {train}"],
+        "train-and-push": [f"train {store} --val {store} {train} --push {far}"],
+        "programs": [f"build x86 {base}/programs --layout {LAYOUT} -o {out}/out {workers}"],
+        "index": [f"similarity index {index} -o {out}/out/i --fresh"],
+        "select": [f"build select {store} --unique -o {out}/out {workers}"],
+        "export": [f"store export npz {at} -o {out}/out/e --max-length 64 --pad-id 1"],
     }
-    return {kind: line.split(" ; ") for kind, line in lines.items()}
 
 
 def left(kind: str, out: Path) -> dict[str, bytes]:
     """Return what has to be equal: of runs the weights, of an export what has no times."""
-    found = contents(out)
-    if "train" in kind or kind == "export":
-        names = [name for name in found if name.endswith((".safetensors", ".npz"))]
-        return {name: found[name] for name in names}
-    return {name: data for name, data in found.items() if not name.startswith(".")}
+    some = (".safetensors", ".npz") if kind.startswith("train") or kind == "export" else ("",)
+    return {k: v for k, v in contents(out).items() if k.endswith(some) and "/." not in f"/{k}"}
 
 
 def run(line: str, log: Path, kill: tuple[float, str] | None = None) -> int:
     """Run a command; `kill`: after so many seconds it, or with all its workers, gets a signal."""
-    with log.open("ab") as file:
-        file.write(f"$ {line} # {kill}\n".encode())
-        file.flush()
-        command = [sys.executable, "-m", "tokmill", *line.split()]
-        child = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+    with log.open("a") as file:
+        print("$", line, kill, file=file, flush=True)
+        words = [sys.executable, "-m", "tokmill", *line.split()]
+        child = subprocess.Popen(words, stdout=file, stderr=file, start_new_session=True)
         try:
-            return child.wait(kill[0] if kill else 600)
+            return child.wait(kill[0] if kill else 900)
         except subprocess.TimeoutExpired:
             assert kill, f"no end: {line}"
-            if kill[1] == "group":
-                os.killpg(child.pid, signal.SIGKILL)
-            else:
-                child.send_signal(signal.SIGKILL if kill[1] == "alone" else signal.SIGTERM)
-            return child.wait(120)
+            number = signal.SIGTERM if kill[1] == "ends" else signal.SIGKILL
+            (os.killpg if kill[1] == "group" else os.kill)(child.pid, number)
+            return child.wait(300)
 
 
 class Soak:
     def __init__(self, folder: Path, far: str, seed: int) -> None:
         self.folder, self.far, self.draw = folder, far, random.Random(seed)
-        self.seconds: dict[str, float] = {}
-        self.whole: dict[str, dict[str, bytes]] = {}
+        self.seconds, self.whole = dict[str, float](), dict[str, dict[str, bytes]]()
         self.done, self.killed, self.wrong = Counter[str](), Counter[str](), list[str]()
-        self.number = 0
-
-    def prepare(self) -> None:
-        base = self.folder / "base"
+        self.number, base = 0, folder / "base"
         for name in ending_names(12):
-            remote.put(f"{self.far}/in/{name}", write_jsonl(base / "in" / name, 150_000), "")
+            remote.put(f"{far}/in/{name}", write_jsonl(base / "in" / name, 150_000), "")
         leveled(base / "programs")
-        for kind in jobs(base, base, self.far, self.draw):
-            where = self.folder / f"base-{kind}".replace(" ", "-")
-            begun = time.monotonic()
-            for line in jobs(base, where, f"{self.far}/job-{kind}".replace(" ", "-"), self.draw)[
-                kind
-            ]:
-                assert run(line, self.folder / "base.log") == 0, line
-            self.seconds[kind], self.whole[kind] = (
-                time.monotonic() - begun,
-                left(kind, where / "out"),
-            )
+        for kind in jobs(base, base, far, far, self.draw):
+            where, begun = folder / f"base-{kind}", time.monotonic()
+            for line in jobs(base, where, far, f"{far}/base-{kind}", self.draw)[kind]:
+                assert run(line, folder / "base.log") == 0, line
+            self.seconds[kind], self.whole[kind] = time.monotonic() - begun, left(kind, where)
             if kind == "build":
-                push(where / "out", f"{self.far}/store")
+                push(where / "out", f"{far}/store")
             if kind == "programs":
-                count = len(tokmill.Store(where / "out"))
-                np.save(
-                    base / "vectors.npy", np.random.default_rng(0).random((count, 16), np.float32)
-                )
-            print(f"{kind}: {self.seconds[kind]:.1f} s undisturbed", flush=True)
+                vectors = np.random.default_rng(0).random((len(tokmill.Store(where / "out")), 16))
+                np.save(base / "vectors.npy", vectors.astype(np.float32))
 
     def job(self) -> None:
         self.number += 1
-        number, draw = self.number, random.Random(self.draw.random())
+        draw, name = random.Random(self.draw.random()), f"job{self.number}"
         kind = draw.choice(list(self.whole))
-        out, far = self.folder / f"job{number}", f"{self.far}/job{number}"
-        out.mkdir()
-        log, lines = (
-            self.folder / f"job{number}.log",
-            jobs(self.folder / "base", out, far, draw)[kind],
-        )
+        out, far, log = self.folder / name, f"{self.far}/{name}", self.folder / f"{name}.log"
+        lines = jobs(self.folder / "base", out, self.far, far, draw)[kind]
         for line in lines:
-            for kills in range(9):
+            kills, code = draw.randrange(5), -1
+            while code:
                 after = draw.uniform(0.1, 1.2) * self.seconds[kind] / len(lines)
                 how = draw.choice(["group", "group", "alone", "ends"])
-                code = run(line, log, (after, how) if kills < draw.randrange(5) else None)
-                if code == 0:
-                    break
-                self.killed[kind] += 1
-                if code not in (-9, -15, 3, 5) or kills == 8:
-                    self.wrong.append(f"{kind} {number}: exit code {code}: {line}")
-                    return
-                if code == 5:  # Workers of one that was killed alone may still hold the folder.
-                    time.sleep(5)
-                if kind == "train and push" and draw.random() < 0.5:
+                code, kills = run(line, log, (after, how) if kills > 0 else None), kills - 1
+                self.killed[kind] += code != 0
+                if code not in (0, -9, -15, 3, 5) or kills < -9:
+                    raise AssertionError(f"{name}: exit code {code}: {line}")
+                time.sleep(5 * (code == 5))  # Workers of one that was killed may hold the folder.
+                if code and kind == "train-and-push" and draw.random() < 0.5:
                     shutil.rmtree(out / "out", ignore_errors=True)  # The machine is lost.
-        if left(kind, out / "out") != self.whole[kind]:
-            self.wrong.append(f"{kind} {number}: not equal")
-            return
+        assert left(kind, out) == self.whole[kind], f"{name}, {kind}: not equal"
         self.done[kind] += 1
         shutil.rmtree(out)
-        log.unlink()
         for one in remote.listed(far):
             remote.delete(one.address)
+
+    def work(self, ends: float) -> None:
+        while time.monotonic() < ends:
+            try:
+                self.job()
+            except Exception as error:
+                self.wrong.append(repr(error))
 
 
 def live(folder: Path, far: str) -> None:
@@ -170,16 +145,9 @@ def live(folder: Path, far: str) -> None:
     for turn in range(1 << 40):
         if turn % 20 == 0:
             feed = tokmill.Feed(tokmill.Windows(tokmill.Store(f"{far}/store"), 64), 8, seed=1)
+            answers.add(tokmill.sample(folder / "base-train/out", "record", tokens=5, seed=1))
         feed.batch(turn)
-        run = folder / "base-train/out"
-        answers.add(tokmill.sample(run, "record", tokens=5, seed=1) if turn % 5 == 0 else "")
-        assert len(answers) <= 2 and index.nearest(index.vectors[0], 5)[0].tolist() == near
-
-
-def measured(child: subprocess.Popen[Any]) -> tuple[int, int, int]:
-    """Return the memory, the handles and the threads of a process."""
-    one = psutil.Process(child.pid)
-    return one.memory_full_info().uss, one.num_fds(), one.num_threads()
+        assert len(answers) == 1 and index.nearest(index.vectors[0], 5)[0].tolist() == near
 
 
 def main() -> None:
@@ -187,7 +155,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--live", default="")
     given = parser.parse_args()
     folder = given.folder.absolute()
@@ -198,57 +165,39 @@ def main() -> None:
         set_up(port, folder, patched)
         os.environ |= {"TOKMILL_CACHE_LIMIT": "3MB", "TOKMILL_PATIENCE": "60"}
         soak = Soak(folder, f"s3://{bucket}/soak", given.seed)
-        soak.prepare()
-        ends = time.monotonic() + 60 * given.minutes
-        line = f"train {folder}/base-build/out -o {folder}/long --push {soak.far}/long"
-        line += " --set steps=100000000 --set checkpoint_every=500 --set model.dim=32"
-        line += " --set model.layers=1 --set task.length=64 --set data.batch=4 --set log_every=100"
-        long = {"live": [__file__, str(folder), "--live", soak.far],
-                "train": ["-m", "tokmill", *line.split(), "-q"]}  # fmt: skip
-        children = {
-            name: subprocess.Popen(
-                [sys.executable, *words],
-                stdout=(folder / f"{name}.log").open("wb"),
-                stderr=subprocess.STDOUT,
-            )
-            for name, words in long.items()
-        }
-
-        def work() -> None:
-            while time.monotonic() < ends:
-                try:
-                    soak.job()
-                except Exception as error:
-                    soak.wrong.append(repr(error))
-
-        threads = [threading.Thread(target=work) for _ in range(given.jobs)]
+        ends, children = time.monotonic() + 60 * given.minutes, {}
+        train = f"-m tokmill train {folder}/base-build/out -o {folder}/long {TINY} {LONG}"
+        for name, line in {"live": f"{__file__} {folder} --live {soak.far}",
+                           "train": f"{train} --push {soak.far}/long"}.items():  # fmt: skip
+            log = (folder / f"{name}.log").open("w")
+            words = [sys.executable, *line.split()]
+            children[name] = subprocess.Popen(words, stdout=log, stderr=log)
+        threads = [threading.Thread(target=soak.work, args=[ends]) for _ in range(2)]
         for thread in threads:
             thread.start()
-        seen: dict[str, list[tuple[int, int, int]]] = {name: [] for name in children}
+        seen = [{}]
         while any(thread.is_alive() for thread in threads):
             time.sleep(10)
-            for name, child in children.items():
-                if child.poll() is None:
-                    seen[name].append(measured(child))
+            processes = {name: psutil.Process(child.pid) for name, child in children.items()}
+            if all(child.poll() is None for child in children.values()):
+                seen.append({n: (p.memory_full_info().uss, p.num_fds(), p.num_threads())
+                             for n, p in processes.items()})  # fmt: skip
             with (folder / "seen.jsonl").open("a") as file:
-                now = {name: rows[-1:] for name, rows in seen.items()}
-                file.write(json.dumps({"load": os.getloadavg(), **now}) + "\n")
+                file.write(json.dumps([os.getloadavg(), seen[-1]]) + "\n")
+        third = len(seen) // 3
         for name, child in children.items():
             if child.poll() is not None:
                 soak.wrong.append(f"{name} ended: see {folder}/{name}.log")
-                continue
             child.terminate()
             child.wait(120)
-            third = len(seen[name]) // 3
-            for what, rows in zip(("bytes", "handles", "threads"), zip(*seen[name]), strict=True):
-                first, last = (
-                    statistics.median(part) for part in (rows[third : 2 * third], rows[-third:])
-                )
+            for number, (what, slack) in enumerate(MEASURES.items()):
+                rows = [row[name][number] for row in seen[1:]]
+                first, last = map(statistics.median, (rows[third : 2 * third], rows[2 * third :]))
                 print(f"{name}: {what} {first:,.0f} in the second third, {last:,.0f} in the last")
-                if last > first * 1.03 + (SLACK if what == "bytes" else 2):
-                    soak.wrong.append(f"{name} grows: {what} {first} → {last}")
-        for kind in soak.whole:
-            print(f"{kind}: {soak.done[kind]} equal, {soak.killed[kind]} kills or refusals")
+                if last > first * 1.03 + slack:
+                    soak.wrong.append(f"{name} grows: {what} {first} to {last}")
+    for kind in soak.whole:
+        print(f"{kind}: {soak.done[kind]} equal, {soak.killed[kind]} ends before the end")
     print(*soak.wrong, sep="\n")
     sys.exit(bool(soak.wrong))
 
