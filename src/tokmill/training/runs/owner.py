@@ -15,7 +15,6 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -76,12 +75,7 @@ class Owner:
         self._thread = threading.Thread(target=self._renew, name="tokmill-owner", daemon=True)
         self._thread.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         # If it cannot be removed, the next one waits.
         with contextlib.suppress(TokmillError):
@@ -111,10 +105,7 @@ class Owner:
         return decode(data, self.where, Signature, sealed=False), facts.mark
 
     def _write(self, mark: str) -> None:
-        """Sign in the place of a signature ("": of none), where the server obeys conditions.
-
-        Whether it was written is seen by `check`: a request that was repeated may be refused.
-        """
+        # Whether it was written is seen by `check`: a request that was repeated may be refused.
         remote.put(self.where, encode(self.mine), "", replace=mark)
 
     def _wait(self) -> tuple[Signature, str] | None:
