@@ -13,7 +13,7 @@ SOURCES   = src tests scripts benchmarks examples
 ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-long lint check format bench pairs profiles signatures similarity clean system-packages
+.PHONY: help demo docs test test-long lint check format bench pairs profiles signatures similarity soak clean system-packages
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ signatures: $(VENV)/.installed-dev  ## points that three programs share, by lear
 	@sh scripts/install-system-packages.sh profiles
 	mkdir -p bench-cache
 	$(BIN)/python benchmarks/signatures.py bench-cache $(SIGNATURES)
+
+soak: $(VENV)/.installed-dev  ## commands at random, killed and continued, in bench-cache/soak-… (MINUTES=60)
+	mkdir -p bench-cache
+	$(BIN)/python benchmarks/soak.py bench-cache/soak-$$(date +%s) --minutes $(or $(MINUTES),60)
 
 docs: $(VENV)/.installed-dev  ## the site, in site/
 	$(BIN)/python scripts/reference.py build-cache/reference

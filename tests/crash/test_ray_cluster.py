@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 import signal
 import subprocess
@@ -24,8 +26,11 @@ from crash_stores import (
     write_tokenizer,
 )
 from making import quick_build
+from object_servers import set_up
 from ray_clusters import OBJECTS, Cluster, environment, workers
+from tokmill.base import remote
 from tokmill.store.checks.validate import validate
+from tokmill.store.publish import pull
 from tokmill.store.store import Store
 
 pytest.importorskip("ray", reason="needs the package ray")
@@ -103,6 +108,65 @@ def test_all_nodes_make_the_bytes_of_one_machine(ray: Any, case: Case, tmp_path:
         words += ["-o", tmp_path / name, "--max-rejects", "1", "-q", *more]
         subprocess.run([sys.executable, "-m", "tokmill", *map(str, words)], check=True)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+PARTS_ON_NODES = """
+import json, os, sys, tempfile
+import ray
+
+address, far, tokenizer, parts, variables = json.loads(sys.argv[1])
+ray.init(address=address, log_to_driver=False)
+
+
+@ray.remote(num_cpus=1, max_retries=3, scheduling_strategy="SPREAD")
+def part(number):
+    import resource
+    import tokmill
+    from tokmill.builds.execution.resources import Amount
+    from tokmill.builds.plan import How
+
+    os.environ.update(variables)
+    with tempfile.TemporaryDirectory() as own:
+        how = How(part=(number, parts), push=f"{far}/store", amount=Amount(workers=0), quiet=True)
+        tokmill.build("jsonl", f"{far}/in", f"{own}/part", tokenizer=tokenizer, how=how)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return ray.get_runtime_context().get_node_id(), used << 10
+
+
+print(json.dumps(ray.get([part.remote(number + 1) for number in range(parts)])))
+"""
+
+
+def test_parts_on_nodes_meet_in_a_bucket(
+    ray: Any,
+    case: Case,
+    plain: tuple[int, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No folder is shared, a killed worker begins again on an empty disk, and nothing spills."""
+    set_up(plain[0], tmp_path, monkeypatch).close()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{plain[0]}")
+    remote._new_client.cache_clear()
+    far = f"s3://{plain[1]}/ray"
+    for path in (case.folder / "in").iterdir():
+        remote.put(f"{far}/in/{path.name}", path, "")
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL")
+    variables = {name: os.environ[name] for name in names}
+    given = json.dumps([ray.address, far, str(case.tokenizer), 5, variables])
+    words = [sys.executable, "-c", PARTS_ON_NODES, given]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as driver:
+        wait_for(lambda: len(remote.listed(f"{far}/store/shards")) >= 4, driver)
+        wait_for(lambda: workers("ray::part"), driver)[0].send_signal(signal.SIGKILL)
+        said = driver.communicate(timeout=SECONDS)[0]
+    assert driver.returncode == 0
+    nodes, used = zip(*json.loads(said.splitlines()[-1]), strict=True)
+    assert len(set(nodes)) == 2 and max(used) < 500 << 20
+    quick_build("jsonl", f"{far}/in", tmp_path / "one", tokenizer=case.tokenizer)
+    assert contents(pull(f"{far}/store", tmp_path / "s").path) == contents(tmp_path / "one")
+    # Texts and shards are never objects of Ray, so they cannot be spilled to a disk.
+    folders = Path(os.environ["RAY_TMPDIR"]).rglob("ray_spilled_objects*")
+    assert not [path for folder in folders for path in folder.rglob("*") if path.is_file()]
 
 
 def test_a_killed_worker_costs_its_shard(ray: Any, case: Case, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ or a run that nothing interrupted.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -18,17 +19,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from test_pushed_runs import CHILD, losses, names, recipe, same, slowly, steps
 
 import tokmill
 from crash_stores import write_inputs
+from making import TOKENIZER
 from object_servers import Fault, Proxy
 from tokmill.base import remote
 from tokmill.base.errors import Interrupted, MachineError, TokmillError
 from tokmill.builds.build import build
 from tokmill.builds.plan import How
 from tokmill.store.publish import push
+from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.training.runs.checkpoint import check_checkpoint
 from tokmill.training.session import Session
 from toy import cycles, make_store
@@ -281,3 +285,31 @@ def test_parts_are_not_counted_twice(proxy: Proxy, address: str, tmp_path: Path)
     names = [one.name for one in found.shards]
     assert len(names) == len({*names}) and found.records == wanted.records
     assert tokens(address) == tokens(wanted.path)
+
+
+def test_feeds_that_are_dropped_close_their_stores(tmp_path: Path) -> None:
+    """As in mosaicml/streaming #457: hundreds are opened, and handles end with them, without gc."""
+    store = make_store(tmp_path / "s", cycles(30))
+    gc.disable()
+    try:
+        counts = []
+        for _ in range(30):
+            feed = tokmill.Feed(tokmill.Windows(tokmill.Store(store), 8), 2, seed=1)
+            feed.batch(0)
+            del feed
+            counts.append(len(os.listdir("/proc/self/fd")))
+    finally:
+        gc.enable()
+    assert counts[-1] == counts[2]
+
+
+def test_tokenizers_that_are_dropped_leave_no_words() -> None:
+    """As in huggingface/tokenizers #1495: its cache outlives the tokenizer that filled it."""
+    process, words = psutil.Process(), [f"words {n} of {n * n:x}" for n in range(500)]
+    used = []
+    for _ in range(40):
+        tokenizer = Tokenizer.from_file(TOKENIZER)
+        for text in words:
+            tokenizer.encode(text)
+        used.append(process.memory_full_info().uss)
+    assert used[-1] - used[9] < 2 << 20

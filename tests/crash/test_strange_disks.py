@@ -80,6 +80,100 @@ def test_a_disk_without_locks(number: int, no_flock: Path, tokenizer: Path, tmp_
     assert contents(tmp_path / "s") == before
 
 
+def test_other_writers_on_a_disk_without_locks(no_flock: Path, tmp_path: Path) -> None:
+    """A training, an export and a select end with the reason; `eval` works."""
+    write_inputs(tmp_path / "in", 1)
+    store = quick_build("jsonl", tmp_path / "in", tmp_path / "s").path
+    tokmill.train(recipe(store, 2), tmp_path / "run", quiet=True)
+    fails = {"LD_PRELOAD": str(no_flock), "FLOCK_ERRNO": str(errno.ENOLCK)}
+    for command in (
+        ("train", store, "--steps", 2, "-q", "-o", tmp_path / "new"),
+        ("train", "-o", tmp_path / "run", "--steps", 4, "-q"),
+        (
+            "store",
+            "export",
+            "npz",
+            store,
+            "-o",
+            tmp_path / "npz",
+            "--max-length",
+            16,
+            "--pad-id",
+            0,
+        ),
+        ("build", "select", store, "--min-length", 3, "-q", "-o", tmp_path / "selected"),
+    ):
+        ran = run(*command, **fails)
+        assert ran.returncode == 5 and "has no locks" in ran.stderr and "hint: " in ran.stderr
+    assert not [name for name in ("new", "selected") if (tmp_path / name).exists()]
+    assert run("eval", tmp_path / "run", store, "-q", **fails).returncode == 0
+
+
+CLOCK = """
+#include <time.h>
+#include <sys/time.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static long jump(void) { static long n; return n++ % 3 * 40000000L - 40000000L; }
+time_t time(time_t *at) {
+    struct timespec now;
+    syscall(SYS_clock_gettime, CLOCK_REALTIME, &now);
+    now.tv_sec += jump();
+    return at ? *at = now.tv_sec : now.tv_sec;
+}
+int clock_gettime(clockid_t which, struct timespec *now) {
+    int failed = syscall(SYS_clock_gettime, which, now);
+    if (which == CLOCK_REALTIME) now->tv_sec += jump();
+    return failed;
+}
+int gettimeofday(struct timeval *now, void *zone) {
+    struct timespec other;
+    clock_gettime(CLOCK_REALTIME, &other);
+    now->tv_sec = other.tv_sec, now->tv_usec = other.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+
+def test_a_clock_that_jumps(tokenizer: Path, tmp_path: Path) -> None:
+    """By a year to and fro between any two calls, and files from other centuries: equal bytes."""
+    (tmp_path / "a.c").write_text(CLOCK)
+    library = tmp_path / "a.so"
+    subprocess.run(
+        [compiler("gcc"), "-shared", "-fPIC", "-o", library, tmp_path / "a.c"], check=True
+    )
+    write_inputs(tmp_path / "in", 3)
+    build = ("build", "jsonl", tmp_path / "in", "--tokenizer", tokenizer, "-q", "-o")
+    keys = ("model.dim=16", "model.layers=1", "task.length=16", "data.batch=2",
+            "checkpoint_every=2", "eval_every=2")  # fmt: skip
+    sets = [word for key in keys for word in ("--set", key)]
+
+    def train(name: str, steps: int, **more: str) -> None:
+        store, out = tmp_path / f"{name}-s", tmp_path / name
+        words = ("train", store, "--val", store, "-q", "--steps", steps, *sets, "-o", out)
+        ran = run(*words, "--max-time", "1h", **more)
+        assert ran.returncode == 0, ran.stderr
+
+    jumps = {"LD_PRELOAD": str(library)}
+    said = subprocess.run(
+        [sys.executable, "-c", "import time; print(*(int(time.time()) // 10**7 for _ in 'abc'))"],
+        capture_output=True, text=True, check=True, env=os.environ | jumps,
+    ).stdout  # fmt: skip
+    assert len(set(said.split())) == 3
+    assert run(*build, tmp_path / "a-s").returncode == 0
+    train("a", 6)
+    assert run(*build, tmp_path / "b-s", "--max-time", "1h", **jumps).returncode == 0
+    train("b", 3, **jumps)
+    for folder, when in ((tmp_path / "b", 4e9), (tmp_path / "b-s", 1e8)):
+        for path in folder.rglob("*"):
+            os.utime(path, (when, when))
+    assert run(*build, tmp_path / "b-s", **jumps).returncode == 0
+    train("b", 6, **jumps)
+    assert contents(tmp_path / "a-s") == contents(tmp_path / "b-s")
+    weights = [tmp_path / name / "model/model.safetensors" for name in "ab"]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
 @pytest.fixture
 def soon() -> Iterator[None]:
     """End a test that waits for a pipe."""

@@ -23,7 +23,8 @@ import pytest
 from tokmill.base import remote
 
 Fault = str | int | float | None
-"""A status to answer, seconds to wait, "cut" (half of a body), "drop" (no answer at all)."""
+"""A status to answer, seconds to wait, "cut" (half of a body), "drop" (no answer at all); of a
+cable that is cut: "swallow" (a request is not even read), "stall" (half a body, then silence)."""
 
 
 def free_port() -> int:
@@ -98,6 +99,7 @@ class Proxy:
         """The code of S3 with which a request is refused; "": it is passed on."""
         self.answer: Callable[[str, str], bytes | None] = lambda method, path: None
         """A body to answer with status 200 in place of passing a request on."""
+        self.ended = threading.Event()
         self.rate = 0.0
         """Bytes a second of all answers together; 0: no limit."""
         self._free, self._lock = 0.0, threading.Lock()
@@ -128,6 +130,10 @@ class Proxy:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def pass_on(self, to: BaseHTTPRequestHandler) -> None:
+        fault = self.fault(to.command, to.path)
+        if fault == "swallow":
+            self.ended.wait(300)
+            return
         body = to.rfile.read(int(to.headers.get("Content-Length") or 0))
         if code := self.refuses(to.headers.get("Authorization") or ""):
             data = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
@@ -136,7 +142,6 @@ class Proxy:
             to.end_headers()
             to.wfile.write(data if to.command != "HEAD" else b"")
             return
-        fault = self.fault(to.command, to.path)
         if isinstance(fault, float):
             time.sleep(fault)
         if fault == "drop" or isinstance(fault, int):
@@ -170,13 +175,16 @@ class Proxy:
         length = answer.getheader("Content-Length") if to.command == "HEAD" else len(data)
         to.send_header("Content-Length", str(length or 0))
         to.end_headers()
-        if fault == "cut":
+        if fault in ("cut", "stall"):
             to.wfile.write(data[: len(data) // 2])
+            to.wfile.flush()
             to.close_connection = True
+            self.ended.wait(300 if fault == "stall" else 0)
         else:
             to.wfile.write(data)
 
     def close(self) -> None:
+        self.ended.set()
         self.server.shutdown()
         self.server.server_close()
 

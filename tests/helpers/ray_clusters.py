@@ -106,12 +106,12 @@ class Cluster:
         self.process.stdout.close()
 
 
-def workers() -> list[psutil.Process]:
+def workers(task: str = "ray::make_on_node") -> list[psutil.Process]:
     """Return the processes below this one that make shards."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if process.cmdline()[:1] == ["ray::make_on_node"]:
+            if process.cmdline()[:1] == [task]:
                 found.append(process)
     return found
 

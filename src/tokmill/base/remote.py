@@ -111,7 +111,7 @@ def _client(address: str) -> tuple[Any, Any, str]:
 def _new_client(root: str, limit: float) -> Any:
     store = plugins.require("obstore.store")
     second = timedelta(seconds=1)
-    named = [value for name, value in os.environ.items() if "ENDPOINT" in name]
+    named = [url for name, url in os.environ.items() if re.search("ENDPOINT|BASE_URL", name)]
     try:
         return store.from_url(
             root,
@@ -340,17 +340,20 @@ def target_of(address: str) -> str:
     return where
 
 
-def put(address: str, data: bytes | Path, sha256: str, *, replace: bool = False) -> bool:
+def put(address: str, data: bytes | Path, sha256: str, *, replace: bool | str = False) -> bool:
     """Write an object where there is none, with its digest; say whether it was written.
 
     Only objects up to 8 MiB are refused by the server if there is one already (`If-None-Match`);
-    of larger ones the caller knows that there is none. `replace`: one that is there is replaced.
+    of larger ones the caller knows that there is none. `replace`: one that is there is replaced;
+    with an ETag only the one that has it, where the server obeys (`If-Match`).
     """
     obstore, client, key = _client(address)
     size = data.stat().st_size if isinstance(data, Path) else len(data)
     whole = size <= WHOLE
     content = data.read_bytes() if whole and isinstance(data, Path) else data
     how: dict[str, Any] = {"mode": "overwrite" if replace else "create", "use_multipart": False}
+    if isinstance(replace, str) and replace.startswith('"') and not address.startswith("gs:"):
+        how["mode"] = {"e_tag": replace}
     if not whole:
         how = {"use_multipart": True, "chunk_size": WHOLE, "max_concurrency": AT_ONCE}
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.entries import FAMILY, Values, Vectors
-from tokmill.feed.order import Order, key
+from tokmill.feed.order import Order, kept, key
 from tokmill.feed.rows import Mix, Rows, column_dtypes, row_shares
 from tokmill.store.schema import Array, ranges
 from tokmill.store.store import Gather, Store
@@ -156,7 +155,7 @@ class Feed:
             for number, source in enumerate(self.sources)
         ]
         # Two blocks a source: the current one, and the one before, which another step may need.
-        self._block = lru_cache(maxsize=2 * len(self.sources))(self._make_block)
+        self._block = kept(self._make_block, 2 * len(self.sources))
 
     @property
     def stores(self) -> list[Store]:

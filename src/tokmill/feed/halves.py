@@ -1,12 +1,11 @@
 """Two halves in a row: those of one record, or of two alike ones, for telling which they are."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from tokmill.base.errors import UsageError, nearest
-from tokmill.feed.order import key, shard_groups
+from tokmill.feed.order import kept, key, shard_groups
 from tokmill.feed.rows import Numbering, Rows
 from tokmill.store.checks.hashes import token_names
 from tokmill.store.schema import Array
@@ -104,7 +103,7 @@ class Halves(Rows):
         place = np.arange(len(ordered))
         # Where the part of each place begins, in the order of lengths.
         self._begins = first + (place - first) // NEAR * NEAR
-        self._partners = lru_cache(maxsize=2)(self._make_partners)
+        self._partners = kept(self._make_partners, 2)
         ends = np.cumsum([0, *(part.records for part in store.shards)])
         borders = np.searchsorted(self.records, ends)
         self._numbering = Numbering(borders, shard_groups(len(store.shards), shards, seed))

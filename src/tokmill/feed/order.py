@@ -4,8 +4,10 @@ A permutation of 0 … n - 1 is a Feistel network on the next even number of bit
 value is below n (cycle walking; Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -18,6 +20,12 @@ ROUNDS = 6
 BLOCK = 4096
 """Positions that are computed at once; a batch is then a slice."""
 _GOLDEN = np.asarray(0x9E3779B97F4A7C15, np.uint64)
+
+
+def kept(method: Callable[..., Any], most: int) -> Any:
+    """Return a method that keeps its last results, but not its object: stores close at once."""
+    weak = WeakMethod(method)
+    return lru_cache(maxsize=most)(lambda *arguments: weak()(*arguments))  # type: ignore[misc]
 
 
 def key(*parts: int | Array) -> Array:
@@ -91,8 +99,8 @@ class Order:
         self.count = int(groups.sum())
         self.first = np.cumsum(groups) - groups
         # The last results are cached; they depend only on the arguments.
-        self.block = lru_cache(maxsize=4)(self._make_block)
-        self._epoch = lru_cache(maxsize=2)(self._make_epoch)
+        self.block = kept(self._make_block, 4)
+        self._epoch = kept(self._make_epoch, 2)
 
     def rows(self, start: int, stop: int) -> tuple[Array, Array]:
         """Return (epoch, row) of the numbers start … stop - 1; both int64."""

@@ -10,14 +10,13 @@ handles groups of bins; its cost depends on the number of different lengths, not
 import contextlib
 from bisect import bisect_left, insort
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.base.files import make_folder, remove
-from tokmill.feed.order import key, permute, shard_groups
+from tokmill.feed.order import kept, key, permute, shard_groups
 from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array, ranges
 from tokmill.store.shards.shard import SUFFIX, Shard, write_tensors
@@ -295,7 +294,7 @@ class Packed(Rows):
         self._group_windows = np.diff(self._group_window)
         self.groups = self._group_windows + self.pieces.packs
         self._row_begins = _begins(self.groups)
-        self._packs = lru_cache(maxsize=PLANS)(self._make_packs)
+        self._packs = kept(self._make_packs, PLANS)
 
     def __len__(self) -> int:
         return int(self._row_begins[-1])

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -49,6 +49,7 @@ from tokmill.training.runs.checkpoint import (
     newest_whole,
     save_checkpoint,
 )
+from tokmill.training.runs.owner import Owner
 from tokmill.training.runs.pushed_run import Pusher, take
 from tokmill.training.runs.run import Run
 from tokmill.training.runs.trackers import METRICS, Meter, Tracker, open_trackers
@@ -159,9 +160,13 @@ def train(
         make_engine(config.run, config.engine) as engine,
         Stop(until, ends_at_second=place().world == 1) as stop,
         engine.lead(runs.open_run(out, config)),
+        ExitStack() as held,
     ):
-        if engine.rank == 0:
-            take(out, config)
+        owner = Owner(config.run.push, stop) if config.run.push else None
+        if owner:
+            held.enter_context(engine.lead(owner))
+            if engine.rank == 0:
+                take(out, config)
         if engine.world > 1:
             check_shared(out, engine)
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
@@ -185,7 +190,8 @@ def train(
             runs.begin(out, config, stores, facts, engine.files)
         state = load_checkpoint(newest, engine, config.run.seed, task) if newest else State()
         tracking = open_trackers(out, config, state.step, engine.rank)
-        with Pusher(out, config, engine.rank) as pusher, tracking as trackers:
+        mine = owner if engine.rank == 0 else None
+        with Pusher(out, config.run.keep, mine) as pusher, tracking as trackers:
             Session(config, out, task, loop, engine, state, trackers, stop, quiet, pusher).run()
         return Run(out, state.step, runs.last_metrics(out))
 

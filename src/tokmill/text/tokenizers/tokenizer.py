@@ -141,6 +141,9 @@ class Tokenizer:
                 self.to_json(), engine="tokenizers", specials_in_text=specials, threads=False
             )
             assert isinstance(encoder, TokenizersEncoder)
+            if hasattr(model := encoder.tokenizer.model, "_resize_cache"):
+                # Its entries outlive it: 50 KB for each run that is opened.
+                model._resize_cache(0)
             self._encoders[specials] = encoder
         return self._encoders[specials]
 

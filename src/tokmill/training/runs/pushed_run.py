@@ -16,7 +16,6 @@ from tokmill.base import remote
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.files import (
     TEMPORARY,
-    address_of,
     inside,
     make_folder,
     read_file,
@@ -31,14 +30,13 @@ from tokmill.training.recipe.read_recipe import RECIPE
 from tokmill.training.runs import checkpoint as saved
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.checkpoint import FOLDER, NAME, RUN_ID, STATE, checkpoints, run_id, say
+from tokmill.training.runs.owner import ANOTHER, OWNER, Owner
 
 FILES = re.compile(
     r"run-id|schema\.json|input_format\.json|vocab/[^/.][^/]*|sessions\.jsonl|metrics\.jsonl|"
     r"wandb-id|recipe\.json|(?P<best>best/(model\.safetensors|config\.json))"
 )
 """Names of the files of a run that lie at its address besides checkpoints."""
-
-ANOTHER = "--push another address for this run, or remove what is there"
 
 
 def _another(address: str, theirs: bytes, out: Path, why: str = "") -> TokmillError:
@@ -63,17 +61,9 @@ def _steps(names: Iterable[str]) -> list[str]:
 
 
 def take(out: Path, config: TrainConfig) -> None:
-    """Fetch the newest whole checkpoint at `run.push` if the folder has none as new.
-
-    Raises `TokmillError` if something else, or another run, lies there.
-    """
-    if not config.run.push:
-        return
+    """Fetch the newest whole checkpoint at `run.push` if the folder has none as new."""
     address = remote.target_of(config.run.push)
-    names = _names(address)
-    if names and RUN_ID not in names:
-        what = "something else than a run lies at the address"
-        raise TokmillError(what, where=address, hint=ANOTHER)
+    names = _names(address) - {OWNER}
     own = [name for name in names if (match := FILES.fullmatch(name)) and not match["best"]]
     fetched = at_once(lambda name: remote.read_whole(f"{address}/{name}"), own)
     data, begun = dict(zip(own, fetched, strict=True)), (out / RECIPE).exists()
@@ -136,9 +126,9 @@ class Pusher:
     As a context it waits for the last one at its end, unless a second signal came.
     """
 
-    def __init__(self, out: Path, config: TrainConfig, rank: int) -> None:
-        self.out, self.keep = out, config.run.keep
-        self.address = address_of(config.run.push) if rank == 0 else ""
+    def __init__(self, out: Path, keep: int, owner: Owner | None) -> None:
+        self.out, self.keep, self.owner = out, keep, owner
+        self.address = owner.address if owner else ""
         self.asked = self.sent = 0
         self._busy: Path | None = None
         self._waiting: Path | None = None
@@ -174,8 +164,10 @@ class Pusher:
 
     def push(self, folder: Path) -> None:
         """Send a checkpoint when the one before is sent; one that waits is given up."""
-        if not self.address:
+        if not self.owner:
             return
+        if self.owner.lost:
+            raise self.owner.lost
         with self._lock:
             self.asked += 1
             if self._busy:
@@ -186,7 +178,9 @@ class Pusher:
             self._thread.start()
 
     def _claim(self) -> None:
-        """Write the run's id where there is none, and compare it."""
+        """Write the run's id where there is none, and compare it; is the run still ours?"""
+        if self.owner:
+            self.owner.check()
         mine, where = run_id(self.out), f"{self.address}/{RUN_ID}"
         try:
             there = remote.read_whole(where)
@@ -220,6 +214,7 @@ class Pusher:
             first = [n for n in names if n.startswith(f"{FOLDER}/") or FILES.fullmatch(n)]
             for _ in at_once(self._put, (n for n in first if n not in (state, RUN_ID)), AT_ONCE):
                 pass
+            self._claim()
             self._put(state)
         try:
             self._drop_old(saved.step_of_name(folder))
