@@ -15,7 +15,7 @@ from tokmill import plugins
 from tokmill.base.errors import nearest
 from tokmill.builds import build as builds
 from tokmill.store.store import Store
-from tokmill.terminal.structs import field_docs
+from tokmill.terminal.frame import field_docs
 
 
 class Build:

@@ -38,8 +38,8 @@ from tokmill.training.engines.devices.device import (
 from tokmill.training.engines.engine import Engine, add, make_engine, over_processes
 from tokmill.training.engines.optimisers.optim import learning_rate
 from tokmill.training.launch import one_a_machine, place, resume_command
-from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.resolve import MOST_STEPS, notes, resolve, seconds
+from tokmill.training.recipe.config import MOST_STEPS, TrainConfig
+from tokmill.training.recipe.resolve import notes, resolve, seconds
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.checkpoint import (
     State,

@@ -149,10 +149,10 @@ class Triplets:
         return result
 
 
-ALONE, EQUAL, OVER = 1, 2, 3
+LONE, SAME, OVER = 1, 2, 3
 WHY = {
-    ALONE: "no record of the same function has other content",
-    EQUAL: "same content as another member",
+    LONE: "no record of the same function has other content",
+    SAME: "same content as another member",
     OVER: "left over: groups of two, and an odd number of records",
 }
 
@@ -215,11 +215,11 @@ class Groups:
         # Of records of one function with equal content, the one with the smallest key stays.
         kept = ordered(used, drawn(self._salt, used), *columns(facts, used, "content", "group"))
         again = ~begins(*columns(facts, kept, "content", "group"))
-        left[kept[again]] = EQUAL
+        left[kept[again]] = SAME
         kept = kept[~again]
         begin, end = runs(facts["group"][kept])
         alone = end - begin < 2
-        left[kept[alone]] = ALONE
+        left[kept[alone]] = LONE
         kept = kept[~alone]
         # Dealt like cards, one build after the other, so that every group gets several builds.
         kept = ordered(kept, drawn(self._salt, kept), *columns(facts, kept, "variant", "group"))

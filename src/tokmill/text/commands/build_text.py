@@ -137,7 +137,7 @@ def _explain(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool)
 def _learn(
     folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str, Any], how: How
 ) -> Path:
-    from tokmill.text.learning.learn import learned_tokenizer
+    from tokmill.text.learning.train_tokenizer import learned_tokenizer
     from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     given = more.get("special") or ["<|endoftext|>"]
@@ -170,7 +170,7 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
             check_bin(flat[part])
     tokenizer = chosen.tokenizer
     if tokenizer is None:
-        from tokmill.text.learning.learn import check_learned
+        from tokmill.text.learning.train_tokenizer import check_learned
 
         check_learned(out)
         # The tokenizer must not be trained on the validation text.

@@ -6,9 +6,9 @@ import numpy as np
 
 from tokmill.store.checks.hashes import mix
 from tokmill.x86.features.bags import Bag, bag, grams
-from tokmill.x86.features.function_features import owner_of_blocks
 from tokmill.x86.features.instruction_features import Instructions
 from tokmill.x86.graph import Graph
+from tokmill.x86.image.image import owners
 from tokmill.x86.lift.decode import LONGEST
 from tokmill.x86.lift.switches.operands import FRAME, NO_REGISTER, NOP, STACK, operands
 
@@ -23,7 +23,7 @@ def members_of(graph: Graph, instructions: Instructions) -> dict[str, Bag]:
     data = np.concatenate([graph.code, np.zeros(LONGEST + 1, np.uint8)])
     found = operands(data, ends - graph.lengths, graph.lengths, graph.bits)
     size = len(graph.function_address)
-    owner = np.repeat(owner_of_blocks(graph), np.diff(graph.block_instructions))
+    owner = np.repeat(owners(graph.function_blocks), np.diff(graph.block_instructions))
     # `mov rbp, rsp` in both encodings.
     sets = (found.opcode == 0x89) & (found.first == STACK) & (found.second == FRAME)
     sets |= (found.opcode == 0x8B) & (found.first == FRAME) & (found.second == STACK)

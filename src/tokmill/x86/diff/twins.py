@@ -9,7 +9,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs
-from tokmill.x86.features.function_features import find
+from tokmill.x86.image.image import find
 
 NEAR = 2.0
 """Evidence of their own that two matches lose at most by crossing, if they are twins."""

@@ -40,7 +40,7 @@ def trapped_starts(known: Findings, functions: Array) -> Array:
     offsets = instructions.start[trap + 1].astype(np.int64)
     offsets = offsets[code.address(offsets) % ALIGNMENT == 0]
     offsets, rows = _fresh(known, functions, code.address(offsets))
-    return offsets[instructions.flow[rows] != Flow.STOP]  # type: ignore[no-any-return]
+    return offsets[instructions.flow[rows] != Flow.STOP]
 
 
 def hidden_starts(known: Findings) -> Array:
