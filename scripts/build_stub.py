@@ -69,7 +69,7 @@ def stub() -> str:
 
     methods = [method("__call__", "From a kind of source by name.", inspect.signature(build))]
     for kind, part in plugins.SOURCES.items():
-        if part.target.startswith("tokmill."):
+        if part.target.startswith("."):
             name = kind.replace("-", "_")
             methods.append(method(name, f"From {part.help}.", signature_of(kind)))
     return HEAD + "\n".join(methods) + "\nbuild: Build\n"

@@ -92,6 +92,7 @@ def sets(*more: str) -> list[str]:
     return [word for key in (*SMALL, *more) for word in ("--set", key)]
 
 
+@pytest.mark.long
 def test_other_writers_on_a_read_only_disk(
     mount: Callable[[str], Path], tmp_path: Path, proxy: Proxy, address: str
 ) -> None:

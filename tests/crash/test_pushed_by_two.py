@@ -112,6 +112,7 @@ def test_the_second_is_refused(
     same(tmp_path / "b", whole)
 
 
+@pytest.mark.long
 def test_one_that_was_cut_off_is_told(far: str, start: Start, whole: Path, tmp_path: Path) -> None:
     """It stands still for longer than the lease, another goes on, then it wakes up."""
     first = start("a", 0.2, renewed=0.3)

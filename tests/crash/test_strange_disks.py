@@ -135,6 +135,7 @@ int gettimeofday(struct timeval *now, void *zone) {
 """
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps(tokenizer: Path, tmp_path: Path) -> None:
     """By a year to and fro between any two calls, and files from other centuries: equal bytes."""
     (tmp_path / "a.c").write_text(CLOCK)

@@ -199,7 +199,7 @@ def read_trace(name: str) -> Read:
         from tokmill.bbv.traces.read import read as read_vectors
 
         found = read_vectors(folder / name)
-        facts = found.compare(found.instructions, 5), found.declared, sorted(found.ignored.items())
+        facts = found.instructions.tolist(), found.declared, sorted(found.ignored.items())
         blocks = str(folder / "blocks")
         return facts, read_source("bbv", [folder / name], blocks=[blocks], min_joined=0.0)
 

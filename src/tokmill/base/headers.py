@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading
@@ -159,7 +158,8 @@ class ArrayHeader(NamedTuple):
 
     shape: tuple[int, ...]
     fortran: bool
-    dtype: np.dtype[Any]
+    dtype: Any
+    """A dtype of numpy, which is not loaded here before an array is read."""
 
     @property
     def bytes(self) -> int:
@@ -171,6 +171,8 @@ def array_header(handle: IO[bytes]) -> ArrayHeader:
 
     Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     """
+    import numpy as np
+
     first = np.lib.format.read_magic(handle) == (1, 0)
     size = handle.read(2 if first else 4)
     # numpy reads the whole header before it compares its length with a limit.

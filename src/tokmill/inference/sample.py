@@ -294,7 +294,11 @@ def generate(
         TokmillError: the run cannot be sampled, or its logits are not numbers.
     """
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    how = convert(Drawing, given)
+    try:
+        how = convert(Drawing, given)
+    except UsageError as error:
+        what = f"--{error.what.replace('_', '-')}"
+        raise UsageError(what, hint="`tokmill sample --help` has what each means") from None
     for name, number, least in [
         ("tokens", tokens, 0),
         ("samples", samples, 1),

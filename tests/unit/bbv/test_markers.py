@@ -110,18 +110,18 @@ def test_intervals_of_even_marks_are_as_many_as_are_wanted() -> None:
 def test_page_faults_lie_where_pages_are_touched_first(tmp_path: Path) -> None:
     command = Command((str(compiles(tmp_path, "touches", TOUCHES, "-O1")),))
     library = markers.make_library(tmp_path, "io")
-    faults = markers.count_faults(command, library, tmp_path, 1, 802, None)
+    faults = markers.count_faults(command, library, tmp_path, 1, 802)
     assert len(faults) == 801
     assert (faults[1:400] == 1).all() and faults[401:800].sum() <= 1
     with pytest.raises(TokmillError, match=r"counts page faults passes 800 marks, and the first 9"):
-        markers.count_faults(command, library, tmp_path, 1, 11, None)
+        markers.count_faults(command, library, tmp_path, 1, 11)
 
 
 def test_marks_of_threads_are_all_counted_with_page_faults(tmp_path: Path) -> None:
     """In runs that are timed they may be lost, as nothing there is atomic."""
     command = Command((str(compiles(tmp_path, "threads", THREADS, "-O1", "-pthread")),))
     library = markers.make_library(tmp_path, "io")
-    faults = markers.count_faults(command, library, tmp_path, 10_000, 10_002, None)
+    faults = markers.count_faults(command, library, tmp_path, 10_000, 10_002)
     assert (faults >= 0).all()
 
 
@@ -132,7 +132,7 @@ def test_all_runs_have_the_same_stack(tmp_path: Path) -> None:
     library = markers.make_library(tmp_path, "io")
     for every in (1, 10**17):
         with Progress("runs", 2, quiet=True) as progress:
-            ticks = markers.time_marks(command, library, tmp_path, every, 2, None, progress)
-        markers.count_faults(command, library, tmp_path, every, ticks.shape[1] + 1, None)
+            ticks = markers.time_marks(command, library, tmp_path, every, 2, progress)
+        markers.count_faults(command, library, tmp_path, every, ticks.shape[1] + 1)
     found = places.read_text().split()
     assert len(found) == 6 and len(set(found)) == 1

@@ -38,6 +38,7 @@ def test_the_stub_is_that_of_the_sources(repository: Path) -> None:
     assert (repository / "src/tokmill/builds/kinds.pyi").read_text() == made
 
 
+@pytest.mark.long
 def test_type_checkers_know_the_options(repository: Path, tmp_path: Path) -> None:
     """Only the stub is checked here: the package itself would take a minute."""
     (tmp_path / "tokmill/builds").mkdir(parents=True)

@@ -198,7 +198,6 @@ def test_a_state_stands_for_all_that_was_read(prompt: int) -> None:
 )
 def test_what_can_be_drawn(how: dict[str, Any], drawn: set[int]) -> None:
     drawing = Drawing(**{"temperature": 1.0, "top_k": 0} | how)
-    drawing.check()
     rows = 400
     numbers = [drawing.numbers(row, 0) for row in range(rows)]
     found = choose(SHARES.log().expand(rows, -1), drawing, numbers)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -17,7 +17,9 @@ from tokmill.base.errors import MachineError
 from tokmill.base.files import append_line, read_file, write_file
 from tokmill.base.headers import loads_json
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.checkpoint import State
+
+if TYPE_CHECKING:
+    from tokmill.training.runs.checkpoint import State
 
 METRICS = "metrics.jsonl"
 
@@ -144,7 +146,7 @@ class Meter:
     """
 
     def __init__(
-        self, state: State, steps: int, flops_per_token: float, peak: float, unit: str = "tokens"
+        self, state: "State", steps: int, flops_per_token: float, peak: float, unit: str = "tokens"
     ) -> None:
         self.unit = unit
         self.state, self.steps = state, steps
