@@ -40,8 +40,8 @@ Setting = dict[str, Any]
 def flops(setting: Setting) -> float:
     """Return the operations a token: 6 a weight of blocks and head, and those of attention.
 
-    As `flops_per_token` of the models; of BERT's head only the masked share is computed, by
-    tokmill, and all of it is counted for nobody.
+    As `flops_per_token` of the models. BERT's head is counted for the masked positions alone, also
+    where a program computes it for all.
     """
     dim, layers, length = setting["dim"], setting["layers"], setting["length"]
     blocks, attention = 72.0 * layers * dim * dim, 12.0 * layers * dim * length

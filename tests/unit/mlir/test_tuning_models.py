@@ -106,17 +106,21 @@ def test_a_candidate_for_which_no_time_is_left_has_none(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("flags", "status", "best"),
+    ("flags", "status", "noise", "best"),
     [
-        (0.5, "ok", "O3"),
-        (0.99, "ok", "default"),
-        (1.2, "ok", "default"),
-        (0.1, "wrong", "default"),
-        (float("nan"), "refused: some", "default"),
+        (0.5, "ok", 0.0, "O3"),
+        (0.5, "ok", 0.9, "O3"),
+        (0.5, "ok", 1.1, "default"),
+        (0.99, "ok", 0.0, "default"),
+        (1.2, "ok", 0.0, "default"),
+        (0.1, "wrong", 0.0, "default"),
+        (float("nan"), "refused: some", 0.0, "default"),
     ],
 )
-def test_flags_that_gain_too_little_are_not_chosen(flags: float, status: str, best: str) -> None:
-    default = Timed(way=Way("default", ()), nanoseconds=1e6)
+def test_flags_that_gain_too_little_are_not_chosen(
+    flags: float, status: str, noise: float, best: str
+) -> None:
+    default = Timed(way=Way("default", ()), nanoseconds=1e6, noise=noise)
     other = Timed(way=Way("O3", FLAGS["O3"]), nanoseconds=flags * 1e6, status=status)
     assert tune.settled([default, other]).way.name == best
 

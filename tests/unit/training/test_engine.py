@@ -140,3 +140,8 @@ def test_compiled_blocks_give_the_same_gradients(task: NextToken, batch: Tensors
         found.append([weight.grad.clone() for weight in task.parameters()])
     for plain, other in zip(*found, strict=True):
         torch.testing.assert_close(other, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_deepspeed_refuses_to_compile() -> None:
+    with pytest.raises(UsageError, match="DeepSpeed replaces the blocks"):
+        make_engine(RunConfig(device="cpu", engine="deepspeed", compile=True))

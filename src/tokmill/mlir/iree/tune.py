@@ -126,9 +126,10 @@ def ways(text: str) -> list[Way]:
 
 
 def settled(tried: Sequence[Timed]) -> Timed:
-    """Return the fastest of some whose results are right; the first if it gains little over it."""
+    """Return the fastest whose results are right; the first, if no gain is above its noise."""
     best = min((one for one in tried if one.status == "ok"), key=lambda one: one.nanoseconds)
-    return best if best.nanoseconds * LEAST <= tried[0].nanoseconds else tried[0]
+    least = max(LEAST, 1 + tried[0].noise)
+    return best if best.nanoseconds * least <= tried[0].nanoseconds else tried[0]
 
 
 def _compile(one: Timed, texts: dict[bool, str], path: Path, until: float) -> None:

@@ -213,8 +213,8 @@ def _print(result: Any, line: str, as_json: bool) -> None:
     )
     if best is default:
         say(
-            f"nothing is faster than IREE's default, {default.nanoseconds / 1e6:.3f} ms "
-            f"(noise {default.noise:.1%})"
+            f"nothing is faster than IREE's default, {default.nanoseconds / 1e6:.3f} ms, by more "
+            f"than the noise of {default.noise:.1%}"
         )
         return
     say(
@@ -227,6 +227,4 @@ def _print(result: Any, line: str, as_json: bool) -> None:
             "note: another input gives the same results, so that they are equal proves little; are "
             "the weights those of a model that was trained?"
         )
-    if default.nanoseconds / best.nanoseconds - 1 < default.noise:
-        say("note: the gain is below the noise: measure again, on a machine that does nothing else")
     say(f"to apply it: {line}")
