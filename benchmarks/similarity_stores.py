@@ -30,8 +30,7 @@ from debug_info import names_of, read_debug_info
 from program_pairs import LAYOUT, compilers
 from similarity_programs import COMPILERS, OLDER, splits
 from tokmill.base.errors import TokmillError
-from tokmill.builds.execution.resources import Amount
-from tokmill.builds.plan import How
+from tokmill.builds.plan import Amount, How
 from tokmill.store.store import Store
 from tokmill.x86.graphs.graph_files import read_about, read_graph, write_graph
 from tokmill.x86.graphs.lifting import lift_files

@@ -13,9 +13,9 @@ from typing import Literal
 import msgspec
 
 from tokmill import plugins
+from tokmill.base.bounds import machine_memory
 from tokmill.base.errors import MissingExtraError
 from tokmill.base.progress import human_bytes
-from tokmill.builds.execution.resources import machine_memory
 from tokmill.version import __version__
 
 LEAST_FREE = 1 << 30

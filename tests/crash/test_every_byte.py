@@ -11,7 +11,7 @@ from crash_stores import contents, write_jsonl, write_tokenizer
 from making import remove_damaged
 from tokmill.base.errors import TokmillError
 from tokmill.builds.build import How
-from tokmill.builds.execution.resources import Amount
+from tokmill.builds.plan import Amount
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 

@@ -22,8 +22,7 @@ from object_servers import Fault, Proxy, set_up
 from tokmill.base import remote
 from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.builds.build import build
-from tokmill.builds.execution.resources import Amount
-from tokmill.builds.plan import How
+from tokmill.builds.plan import Amount, How
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 
@@ -117,7 +116,7 @@ def test_where_conditions_are_ignored(
 CHILD = """
 import json, sys
 from tokmill.builds.build import build
-from tokmill.builds.execution.resources import Amount
+from tokmill.builds.plan import Amount
 from tokmill.builds.plan import How
 inputs, out, tokenizer, part, address = json.loads(sys.argv[1])
 how = How(quiet=True, amount=Amount(workers=0), part=(part, 3), push=address)

@@ -221,7 +221,7 @@ def test_an_error_in_a_worker_is_told_as_in_one_process(builds: Builds, forked: 
 SCRIPT = """
 import sys
 import tokmill
-from tokmill.builds.execution.resources import Amount
+from tokmill.builds.plan import Amount
 from tokmill.builds.plan import How
 
 how = How(quiet=True, amount=Amount(workers=2))

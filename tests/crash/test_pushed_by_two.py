@@ -23,14 +23,14 @@ from tokmill.base import remote
 from tokmill.base.errors import Interrupted, MachineError, TokmillError
 from tokmill.base.stop import Stop
 from tokmill.store.manifest import encode
-from tokmill.training.runs import owner
+from tokmill.training.runs import pushed_run as owner
 from tokmill.training.runs.checkpoint import check_checkpoint, checkpoints
 from toy import cycles, make_store
 
 CHILD = """
 import json, sys, time, tokmill
 from tokmill.base.errors import TokmillError
-from tokmill.training.runs import owner
+from tokmill.training.runs import pushed_run as owner
 from tokmill.training.session import Session
 owner.LEASE, owner.RENEWED, pause = (float(word) for word in sys.argv[3:])
 seen = Session.step

@@ -122,7 +122,7 @@ ray.init(address=address, log_to_driver=False)
 def part(number):
     import resource
     import tokmill
-    from tokmill.builds.execution.resources import Amount
+    from tokmill.builds.plan import Amount
     from tokmill.builds.plan import How
 
     os.environ.update(variables)

@@ -124,8 +124,7 @@ from making import TOKENIZER, jsonl, quick_build, rec, write_store
 from onnx_models import small_model
 from tokmill import plugins
 from tokmill.base import recipe
-from tokmill.builds.execution.resources import Amount
-from tokmill.builds.source import Frozen, Request
+from tokmill.builds.source import Frozen, Request, Resources
 from tokmill.store.schema import Column
 from tokmill.store.shards.shard import ShardWriter
 from tokmill.store.store import Store
@@ -163,7 +162,7 @@ def read_source(
     text = name in ("text", "jsonl", "parquet")
     named = tokenizer if name == "tsv" else None
     frozen = frozen_tokenizer() if text else kind.freeze(config, request(paths, named))
-    source = kind(config, paths, frozen, Amount(workers=0).resources())
+    source = kind(config, paths, frozen, Resources())
     limits = {
         column: frozen[what.vocab].vocabulary.size
         for column, what in source.schema.items()

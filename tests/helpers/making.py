@@ -198,7 +198,7 @@ def quick_build(kind: str, inputs: Any, out: Path | str, **options: Any) -> Stor
 
 def here(**keys: Any) -> Any:
     """An `Amount` that uses no other process."""
-    from tokmill.builds.execution.resources import Amount
+    from tokmill.builds.plan import Amount
 
     return Amount(**{"workers": 0, **keys})
 

@@ -40,7 +40,7 @@ def test_nothing_else_decodes() -> None:
 OPENS = re.compile(r"(?<![\w.])open\(|\.read_(?:bytes|text)\(|\.open\(")
 OPENED = {
     # The door; what the system says of itself.
-    "base/files.py": 8, "base/locks.py": 2, "builds/execution/resources.py": 3,
+    "base/files.py": 8, "base/locks.py": 2,
     "models/transformers/layers.py": 1,
     # What the user names, read once from its beginning: it may be a pipe.
     "training/recipe/settings.py": 1,

@@ -120,6 +120,23 @@ def resident_bytes(process: int | str = "self") -> int:
         return 0
 
 
+def machine_memory() -> tuple[int, int]:
+    """Return (total, free) bytes that this process may use: the machine's or its cgroup's."""
+    total = free = 0
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+        total, free = table["MemTotal"], table["MemAvailable"]
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text().strip()
+        if limit.isdigit() and int(limit) < total:
+            used = int((group / "memory.current").read_text())
+            total, free = int(limit), min(free, int(limit) - used)
+    except (OSError, KeyError, ValueError, IndexError):
+        pass
+    return total, free
+
+
 SA_SIGINFO = 4
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL)
 """Signals of a library that has crashed."""

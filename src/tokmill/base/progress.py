@@ -16,6 +16,7 @@ from typing import Any
 from tokmill.base.errors import UsageError
 
 EVERY = 30.0
+TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -28,6 +29,14 @@ def human_time(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}m{rest:02d}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds of a text such as 90s, 10m or 1.5h."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text)
+    if not match:
+        raise UsageError(f"{text!r} is not a time", hint="write it as 90s, 10m or 1.5h")
+    return float(match[1]) * TIMES[match[2]]
 
 
 def human_bytes(number: float) -> str:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import c_double
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -25,12 +25,10 @@ from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_time, live
 from tokmill.base.stop import Stop
 from tokmill.builds import make_shard as make
-from tokmill.builds.execution.executors import Terms, Watch, check_executor, executor_of
-from tokmill.builds.execution.resources import choose
+from tokmill.builds.execution.executors import Terms, Watch, check_executor, choose, executor_of
 from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
 from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
 from tokmill.builds.make_shard import ShardJob, planned_work
-from tokmill.builds.parts import Parts
 from tokmill.builds.plan import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.builds.scan import in_words
 from tokmill.store import manifest as layout
@@ -38,6 +36,9 @@ from tokmill.store.manifest import Manifest, Plan, PlannedItem, Receipt
 from tokmill.store.marks import LOCK
 from tokmill.store.receipts import planned_receipts
 from tokmill.store.store import Store
+
+if TYPE_CHECKING:
+    from tokmill.builds.parts import Parts
 
 NAMED = 5
 """Files that a line of the output names."""
@@ -143,7 +144,7 @@ def say_remark(prepared: Prepared) -> None:
 def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     """Make the missing shards and finish the store."""
     plan, planned = prepared.plan, prepared.planned
-    parts = Parts(how.push, out, plan, planned) if how.push else None
+    parts = parts_at(how.push, out, plan, planned) if how.push else None
     receipts, tasks = missing(out, planned, how, parts)
     if not tasks:
         if not how.quiet:
@@ -200,6 +201,12 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
             hint="run the same command again: it continues",
         )
     return store
+
+
+def parts_at(address: str, out: Path, plan: Plan, planned: Sequence[PlannedItem]) -> Parts:
+    from tokmill.builds.parts import Parts
+
+    return Parts(address, out, plan, planned)
 
 
 def missing(

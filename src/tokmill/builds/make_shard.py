@@ -22,7 +22,6 @@ from tokmill.base.files import (
     write_file,
 )
 from tokmill.base.remote import Absent, sampled_input, stamp_of
-from tokmill.builds.execution.resources import Amount
 from tokmill.builds.source import Frozen, Item, Resources, Source, settle_probe
 from tokmill.store.manifest import (
     Cut,
@@ -78,7 +77,7 @@ def planned_work(store: Path, plan: Plan, resources: Resources | None = None) ->
         plan.inputs(),
         plan.vocabularies,
         str(store),
-        resources or Amount().resources(),
+        resources or Resources(),
     )
 
 

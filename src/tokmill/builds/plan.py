@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,11 +22,11 @@ from tokmill.base.files import (
     read_file,
     write_file,
 )
-from tokmill.builds.execution.resources import Amount
-from tokmill.builds.scan import CHOICE, OWN
-from tokmill.builds.source import Frozen, Item, Request, Source
+from tokmill.builds.scan import OWN
+from tokmill.builds.source import Frozen, Item, Request, Resources, Source
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import (
+    CHOICE,
     Plan,
     PlannedItem,
     Reference,
@@ -237,6 +237,23 @@ class BuildRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The source's own keys (`tokmill recipe schema KIND`)."""
 
 
+class Amount(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the machine that a build may use."""
+
+    workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Number of processes; 0: only this one; None: chosen by the preset."""
+    preset: Literal["memory", "balanced", "speed"] = "balanced"
+    memory: int | None = None
+    """Bytes that the build and its workers may use together."""
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    executor: str = "auto"
+    """Where shards are made: on this machine (`auto`), or a line of `plugins.EXECUTORS`."""
+    address: str = ""
+    """Address of the cluster of an executor of a plug-in."""
+    own_process: bool = False
+    """Whether the process runs only this build (the command, not a library call)."""
+
+
 class How(msgspec.Struct, frozen=True, kw_only=True):
     """How to build; no field changes a byte of the store."""
 
@@ -262,7 +279,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
     def source(self) -> Source:
         kind = plugins.load(plugins.SOURCES, self.recipe.source)
-        resources = Amount().resources()
+        resources = Resources()
         source: Source = kind(self.config, self.recipe.inputs, self.frozen, resources)
         return source
 
@@ -304,7 +321,7 @@ def prepare(chosen: BuildRecipe) -> Prepared:
     try:
         config = kind.resolve(config, request)
         frozen = kind.freeze(config, request)
-        source: Source = kind(config, chosen.inputs, frozen, Amount().resources())
+        source: Source = kind(config, chosen.inputs, frozen, Resources())
         plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs)
     finally:
         OWN.reset(own)

@@ -51,10 +51,6 @@ class FolderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     `!` before it, only those that do not match. May be repeated."""
 
 
-CHOICE = tuple(FolderOptions.__struct_fields__)
-"""Options that only decide which files a plan lists; they are part of no identity."""
-
-
 class InputFile(msgspec.Struct, frozen=True):
     """A file below one of the INPUT arguments."""
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -21,7 +21,6 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import make_folder, place_of, reading, remove, write_file
 from tokmill.base.locks import locked
-from tokmill.builds.execution.resources import Resources as Resources
 from tokmill.builds.scan import InputFile, find_files
 from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import Probe, compare, probe_digest, probe_path, read_probe
@@ -93,6 +92,18 @@ class Frozen(msgspec.Struct, frozen=True):
 
     vocabulary: Vocabulary
     data: bytes
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed and memory of a build; no field may change a byte of the store."""
+
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    threads: bool = True
+    own_process: bool = False
+    """The process runs nothing but this build, so settings of the whole process may be changed."""
+    block_bytes: int = 2 << 20
+    scratch: str = ""
+    """Folder for files that may be lost, shared by all processes of the build; empty: none."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,11 +12,10 @@ import typer
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import UsageError
-from tokmill.base.progress import human_bytes, parse_bytes
+from tokmill.base.progress import human_bytes, parse_bytes, parse_seconds
 from tokmill.base.remote import target_of
 from tokmill.builds.build import run
-from tokmill.builds.execution.resources import Amount, parse_seconds
-from tokmill.builds.plan import BuildRecipe, How, prepare
+from tokmill.builds.plan import Amount, BuildRecipe, How, prepare
 from tokmill.builds.scan import in_words, with_lists
 from tokmill.cli.print_facts import report
 from tokmill.store.receipts import read_receipts

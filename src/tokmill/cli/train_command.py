@@ -180,11 +180,12 @@ def _print_result(result: Any, quiet: bool, as_json: bool) -> None:
     metrics = result.metrics
     shown = [f"{key} {human_metric(metrics[key])}" for key in keys if key in metrics]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
-    from tokmill.report.comparison.run_summaries import read_run
+    from tokmill.training.runs.run import read_run
 
-    sampling = read_run(result.path).sampling
-    if sampling and not quiet:
-        say(f"next: {sampling}")
+    config, facts = read_run(result.path)
+    use = launching.use_command(result.path, config.task.kind, facts)
+    if use and not quiet:
+        say(f"next: {use}")
 
 
 def _no_folder(recipe: Path | None, has_data: bool, words: list[str]) -> UsageError:

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.feed.halves import codes
 from tokmill.feed.order import key, shard_groups
-from tokmill.feed.rows import Numbering, Rows
+from tokmill.feed.rows import Numbering, Rows, codes
 from tokmill.store.checks.hashes import first_of_equals, linked, store_digests
 from tokmill.store.manifest import Overlay
 from tokmill.store.schema import Array, has_entries

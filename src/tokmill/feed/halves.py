@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import UsageError
 from tokmill.feed.order import kept, key, shard_groups
-from tokmill.feed.rows import Numbering, Rows
+from tokmill.feed.rows import Numbering, Rows, codes
 from tokmill.store.checks.hashes import token_names
 from tokmill.store.schema import Array
 from tokmill.store.store import Spans, Store
@@ -234,27 +234,3 @@ def read(
     spans = Spans(np.arange(count), records, np.zeros(count, np.int64), start, stop)
     store.fill(spans, width, columns, inside, count, names)
     return columns, inside
-
-
-def codes(store: Store, name: str) -> Array:
-    """Return a number for the value that each record has in a column, (records,) int64.
-
-    Equal values have equal numbers. Raises `UsageError` where there is no such column.
-    """
-    column = store.schema.get(name)
-    if column is None or column.per != "record" or column.width:
-        names = [key for key, c in store.schema.items() if c.per == "record" and not c.width]
-        raise UsageError(
-            f"the store has no column {name!r} with one value per record",
-            where=str(store.path),
-            hint=nearest(name, names),
-        )
-    if column.dtype != "utf8":
-        return np.unique(store.column(name), return_inverse=True)[1].reshape(-1).astype(np.int64)
-    numbers: dict[bytes, int] = {}
-    parts = [np.zeros(0, np.int64)]
-    for number, entry in enumerate(store.shards):
-        rows, place = store.shard(number).text(name, 0, entry.records).distinct()
-        table = np.asarray([numbers.setdefault(row, len(numbers)) for row in rows], np.int64)
-        parts.append(table[place] if len(table) else np.zeros(0, np.int64))
-    return np.concatenate(parts)

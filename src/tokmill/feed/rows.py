@@ -415,3 +415,27 @@ def _describe(store: Store, name: str) -> str:
     vocabulary = store.vocabularies.get(column.vocab or "")
     of = f"the vocabulary {vocabulary.sha256[:12]}" if vocabulary else "no vocabulary"
     return f"values {column.dtype}{f' of width {column.width}' if column.width else ''}, {of}"
+
+
+def codes(store: Store, name: str) -> Array:
+    """Return a number for the value that each record has in a column, (records,) int64.
+
+    Equal values have equal numbers. Raises `UsageError` where there is no such column.
+    """
+    column = store.schema.get(name)
+    if column is None or column.per != "record" or column.width:
+        names = [key for key, c in store.schema.items() if c.per == "record" and not c.width]
+        raise UsageError(
+            f"the store has no column {name!r} with one value per record",
+            where=str(store.path),
+            hint=nearest(name, names),
+        )
+    if column.dtype != "utf8":
+        return np.unique(store.column(name), return_inverse=True)[1].reshape(-1).astype(np.int64)
+    numbers: dict[bytes, int] = {}
+    parts = [np.zeros(0, np.int64)]
+    for number, entry in enumerate(store.shards):
+        rows, place = store.shard(number).text(name, 0, entry.records).distinct()
+        table = np.asarray([numbers.setdefault(row, len(numbers)) for row in rows], np.int64)
+        parts.append(table[place] if len(table) else np.zeros(0, np.int64))
+    return np.concatenate(parts)

@@ -19,8 +19,7 @@ from tokmill.base.errors import MachineError, UsageError
 from tokmill.base.files import machine_errors, make_folder, sha256_file
 from tokmill.base.progress import Progress
 from tokmill.builds.build import run as build
-from tokmill.builds.execution.resources import Amount
-from tokmill.builds.plan import BuildRecipe, How
+from tokmill.builds.plan import Amount, BuildRecipe, How
 from tokmill.builds.selection.overlay_values import OverlaySource, shard_identity
 from tokmill.builds.source import Hash, Item, Resources
 from tokmill.feed.entries import Vectors as ReadVectors

@@ -17,8 +17,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import machine_errors, read_file
 from tokmill.base.progress import Progress, human_count
 from tokmill.builds.build import run as build
-from tokmill.builds.execution.resources import Amount
-from tokmill.builds.plan import BuildRecipe, How
+from tokmill.builds.plan import Amount, BuildRecipe, How
 from tokmill.builds.remake import input_paths, left_out, line_of
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
@@ -28,11 +27,16 @@ from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.tasks.classify import Classify
 from tokmill.tasks.task import to_tensors
-from tokmill.tasks.task_inputs import Facts, affixes_of
+from tokmill.tasks.task_inputs import (
+    INPUT_FORMAT,
+    Facts,
+    affixes_of,
+    read_input_format,
+    segments_of,
+)
 from tokmill.training.data import columns_to_read, cut_notes, micro_batches, open_to_evaluate
 from tokmill.training.engines.devices.device import Precision, moved, pick_device
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.input_format import INPUT_FORMAT, read_input_format, segments_of
 from tokmill.training.runs.run import VOCAB, check_engine, check_store, load_task, read_run
 
 STDIN, NEWLINE = "-", 10

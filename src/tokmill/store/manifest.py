@@ -41,6 +41,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 FORMAT = 2
 """Format of stores. Until the first release a new one replaces the old one."""
 
+CHOICE = ("suffix", "glob")
+"""Options that only decide which files of a folder a plan lists; they are part of no identity."""
+
 Shard = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{24}\Z")]
 """Name of a planned shard: a digest, so it can never be a path."""
 ShardFile = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{24}(-[0-9]{5,})?\Z")]
@@ -327,6 +330,8 @@ def read_sealed(path: Path, kind: type[T]) -> T:
 
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
+NOTE = "remote.json"
+"""File in a folder of the cache that says at which address its store lies."""
 DESCRIPTIONS: dict[str, type[Plan] | type[Manifest]] = {PLAN: Plan, MANIFEST: Manifest}
 """Name → type of the files that describe a whole store, in the order in which they are asked."""
 

@@ -43,7 +43,6 @@ from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
 from tokmill.store.schema import Array
 from tokmill.store.shards.shard import Shard
 
-NOTE = "remote.json"
 FOLDER, LIMIT = "TOKMILL_CACHE", "TOKMILL_CACHE_LIMIT"
 """Environment variables: the folder of the cache, and the bytes that its shards may take."""
 FILES = re.compile(
@@ -350,7 +349,7 @@ def _shards_of(cache: Path) -> Iterator[tuple[int, int, Path]]:
         for path in cache.glob(f"{pattern}shards/*.safetensors*"):
             with contextlib.suppress(FileNotFoundError):
                 facts = path.stat()
-                if (path.parent.parent / NOTE).is_file():
+                if (path.parent.parent / layout.NOTE).is_file():
                     yield facts.st_atime_ns, facts.st_size, path
 
 
@@ -359,9 +358,9 @@ def remote_at(path: Path | str) -> Remote | None:
     if not (address := address_of(path)):
         folder = Path(path).absolute()
         # Elsewhere a note is not trusted: whoever wrote it would choose what is fetched.
-        if cache_folder() not in folder.parents or not (folder / NOTE).is_file():
+        if cache_folder() not in folder.parents:
             return None
-        note: Note = layout.read_json(folder / NOTE, Note)
+        note: Note = layout.read_json(folder / layout.NOTE, Note)
         return Remote(folder, note.address)
     data, manifest = read_manifest(address)
     key = hashlib.sha256(f"{address}\0".encode() + data).hexdigest()[:16]
@@ -380,7 +379,7 @@ def remote_at(path: Path | str) -> Remote | None:
 
 
 def _fetch_store(address: str, folder: Path, data: bytes, manifest: Manifest) -> None:
-    path, note = folder / layout.MANIFEST, folder / NOTE
+    path, note = folder / layout.MANIFEST, folder / layout.NOTE
     if not (note.is_file() and path.is_file() and read_file(path) == data):
         remove(note)
         fetch_index(address, folder, manifest)

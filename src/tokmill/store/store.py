@@ -8,21 +8,23 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import msgspec
 import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import inside
+from tokmill.base.files import address_of, inside
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Receipt
 from tokmill.store.receipts import gather_manifest
-from tokmill.store.remote_store import remote_at
 from tokmill.store.schema import Array, Records, has_phrases, phrase_columns
 from tokmill.store.shards.shard import SUFFIX, Shard
 from tokmill.terminal.output import html_table
+
+if TYPE_CHECKING:
+    from tokmill.store.remote_store import Remote
 
 
 @dataclass(slots=True)
@@ -43,6 +45,14 @@ class Spans:
 Run = tuple[int, int, int, int, int]
 """Shard, record in the shard, first token (in the shard; with phrases: in the record), number of
 tokens, target."""
+
+
+def _remote_at(path: Path | str) -> Remote | None:
+    if not address_of(path) and not (Path(path) / layout.NOTE).is_file():
+        return None
+    from tokmill.store.remote_store import remote_at
+
+    return remote_at(path)
 
 
 class Gather:
@@ -158,7 +168,7 @@ class Store:
     """
 
     def __init__(self, path: Path | str, overlays: Sequence[str] = ()) -> None:
-        self.remote = remote_at(path)
+        self.remote = _remote_at(path)
         self.path = self.remote.folder if self.remote else Path(path)
         if not self.path.is_dir():
             what = "is a file, not a store" if self.path.exists() else "there is no such store"

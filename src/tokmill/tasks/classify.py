@@ -4,7 +4,6 @@ Shapes: B rows, T positions, D width of the model, C classes.
 """
 
 import dataclasses
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.store.schema import Array, Column, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.measures import Measures
-from tokmill.tasks.task import Task
+from tokmill.tasks.task import Task, check_classes
 from tokmill.tasks.task_inputs import (
     MOST_CLASSES,
     SEGMENT,
@@ -101,29 +100,6 @@ def _names(store: Store, vocabulary: str) -> tuple[str, ...]:
             hint="the same `tokmill build` makes it again",
         ) from None
     return tuple(names)
-
-
-def same_classes(parts: Sequence[tuple[Store, tuple[str, ...]]]) -> tuple[str, ...]:
-    """Return the classes of several stores; the longest list, of which the others are a beginning.
-
-    Raises `UsageError` if a number means different classes in two stores.
-    """
-    longest = max((names for _, names in parts), key=len)
-    for store, names in parts:
-        check_classes(store, names, longest, "another store has")
-    return longest
-
-
-def check_classes(store: Store, names: Sequence[str], learned: Sequence[str], who: str) -> None:
-    """Refuse a store whose classes are not the known classes or the first of them."""
-    if list(names) != list(learned[: len(names)]):
-        shown = [", ".join(some[:8]) + ", …" * (len(some) > 8) for some in (names, learned)]
-        raise UsageError(
-            f"its classes are {shown[0]}; {who} {shown[1]}",
-            where=str(store.path),
-            hint="a store with the same classes in the same order: `tokmill build tsv … --label "
-            f"{' --label '.join(map(shlex.quote, learned[:8]))}`",
-        )
 
 
 LABEL = "label"

@@ -11,7 +11,8 @@ entries of the step.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tokmill.base.errors import UsageError
 from tokmill.feed.entries import Vectors
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
@@ -383,3 +385,26 @@ def to_tensors(batch: Batch, device: torch.device) -> Tensors:
 def perplexity(loss: float) -> float:
     """Return e^loss, or infinity if it is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf
+
+
+def same_classes(parts: Sequence[tuple[Store, tuple[str, ...]]]) -> tuple[str, ...]:
+    """Return the classes of several stores; the longest list, of which the others are a beginning.
+
+    Raises `UsageError` if a number means different classes in two stores.
+    """
+    longest = max((names for _, names in parts), key=len)
+    for store, names in parts:
+        check_classes(store, names, longest, "another store has")
+    return longest
+
+
+def check_classes(store: Store, names: Sequence[str], learned: Sequence[str], who: str) -> None:
+    """Refuse a store whose classes are not the known classes or the first of them."""
+    if list(names) != list(learned[: len(names)]):
+        shown = [", ".join(some[:8]) + ", …" * (len(some) > 8) for some in (names, learned)]
+        raise UsageError(
+            f"its classes are {shown[0]}; {who} {shown[1]}",
+            where=str(store.path),
+            hint="a store with the same classes in the same order: `tokmill build tsv … --label "
+            f"{' --label '.join(map(shlex.quote, learned[:8]))}`",
+        )

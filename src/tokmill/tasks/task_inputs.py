@@ -4,20 +4,23 @@ Special tokens around the tokens of a row: `[CLS] a [SEP]` or `[CLS] a [SEP] b [
 B rows, W positions before and T positions after.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import read_file
 from tokmill.feed.feed import Batch, id_counts
 from tokmill.feed.packed import Packed
 from tokmill.feed.rows import Rows, Stream, Whole, Windows
 from tokmill.models.model import Inputs
+from tokmill.store.manifest import CHOICE, PLAN, Made, read_json, read_plan
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
@@ -86,6 +89,43 @@ def column_sizes(store: Store) -> dict[str, int]:
 
 SEGMENT = "segment"
 """A made column with 2 ids: 0 in the first span of a pair and at padding, 1 in the second span."""
+
+
+INPUT_FORMAT = "input_format.json"
+
+
+class InputFormat(Made, frozen=True, kw_only=True):
+    """Source and options of the store that a run has learned from."""
+
+    roles: dict[str, str] = {}
+    """Role → special token, if roles were named."""
+    segments: int = 1
+    """Sentences of a record: 2 of pairs."""
+
+
+def segments_of(store: Store) -> int:
+    return 1 + int(store.manifest.ranges.get(SEGMENT, (0, 0))[1])
+
+
+def input_format_of(store: Path) -> InputFormat | None:
+    """Return source and options of a store; of a selection those of its inputs."""
+    if not (store / PLAN).exists():
+        return None
+    plan = read_plan(store)
+    source = plan.recipe["source"]
+    if source != "select":
+        options = {key: value for key, value in plan.options.items() if key not in CHOICE}
+        roles = plan.roles if isinstance(plan.roles, dict) else {}
+        return InputFormat(source=source, options=options, roles=roles)
+    with contextlib.suppress(TokmillError):
+        first, *rest = map(input_format_of, map(Path, plan.inputs()))
+        return first if all(one == first for one in rest) else None
+    return None
+
+
+def read_input_format(run: Path) -> InputFormat | None:
+    path = run / INPUT_FORMAT
+    return read_json(path, InputFormat) if path.exists() else None
 
 
 RowKind = Literal["windows", "stream", "packed", "whole"]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,13 +25,15 @@ from tokmill.models.model import Inputs, Tensors
 from tokmill.store.checks.background_check import same_engine
 from tokmill.store.manifest import ShardEntry
 from tokmill.store.overlay import LOSS, check_mask_of, leaves_out, overlay_names
-from tokmill.store.remote_store import Remote, cache_limit, check_room
 from tokmill.store.schema import Array, ranges
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.training.recipe.config import DataConfig, TrainConfig
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
 from tokmill.training.runs.weights import start_facts
+
+if TYPE_CHECKING:
+    from tokmill.store.remote_store import Remote
 
 
 def open_store(path: str, config: DataConfig, overlays: Sequence[str] = ()) -> Store:
@@ -45,7 +47,10 @@ def open_stores(config: DataConfig) -> list[Store]:
     """Open the stores to learn from, in the recipe's order."""
     stores = [open_store(path, config, config.overlays) for path in config.stores]
     same_engine(stores)
-    check_room(_remote_parts(stores), config.shards)
+    if remote := list(_remote_parts(stores)):
+        from tokmill.store.remote_store import check_room
+
+        check_room(remote, config.shards)
     return stores
 
 
@@ -234,6 +239,8 @@ class Loader:
         With a limit of the cache, as far ahead as a third of it has room for. An error is left to
         who needs the shard.
         """
+        from tokmill.store.remote_store import cache_limit
+
         most, last = cache_limit() // 3 or math.inf, dict[tuple[Store, int], int]()
         total = sum(len(store.shards) for store in self._feed.stores)
         for step in self._steps:

@@ -49,8 +49,7 @@ from tokmill.training.runs.checkpoint import (
     newest_whole,
     save_checkpoint,
 )
-from tokmill.training.runs.owner import Owner
-from tokmill.training.runs.pushed_run import Pusher, take
+from tokmill.training.runs.pushed_run import Owner, Pusher, take
 from tokmill.training.runs.run import Run
 from tokmill.training.runs.trackers import METRICS, Meter, Tracker, open_trackers
 from tokmill.training.runs.weights import (

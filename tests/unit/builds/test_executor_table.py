@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tokmill.base.errors import MachineError, UsageError
-from tokmill.builds.execution.executors import check_executor
-from tokmill.builds.execution.resources import Amount, choose
+from tokmill.builds.execution.executors import check_executor, choose
+from tokmill.builds.plan import Amount
 from tokmill.version import __version__
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from making import TOKENIZER, jsonl, quick_build
 from tokmill.base.files import sampled
 from tokmill.builds import plan as planning
+from tokmill.builds.folder import stamps_of
 from tokmill.builds.make_shard import InputChanged, check_unchanged
 from tokmill.builds.plan import BuildRecipe, difference, group_items, prepare, shard_of
 from tokmill.builds.scan import find_files
 from tokmill.builds.source import Item, cut
-from tokmill.builds.stamps import stamps_of
 from tokmill.store.manifest import OtherFile
 from tokmill.store.receipts import read_planned
 

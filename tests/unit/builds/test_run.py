@@ -11,13 +11,12 @@ import tokmill
 from making import TOKENIZER, files_of, here, ids_of, jsonl, mixed_lines, quick_build
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.locks import locked
-from tokmill.base.progress import parse_bytes
+from tokmill.base.progress import parse_bytes, parse_seconds
 from tokmill.builds import build as run_module
 from tokmill.builds import plan
-from tokmill.builds.execution.executors import Here, Pool, Terms
-from tokmill.builds.execution.resources import Amount, choose, parse_seconds
+from tokmill.builds.execution.executors import Here, Pool, Terms, choose
 from tokmill.builds.make_shard import ShardJob, Work
-from tokmill.builds.plan import How
+from tokmill.builds.plan import Amount, How
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 

@@ -12,6 +12,7 @@ from making import TOKENIZER, jsonl, quick_build
 from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.builds.plan import BuildRecipe, How, prepare
 from tokmill.builds.scan import FolderOptions, find_files, in_words, with_lists
+from tokmill.store.manifest import CHOICE
 from tokmill.store.receipts import read_planned
 from tokmill.store.store import Store
 
@@ -241,3 +242,7 @@ def test_lists_name_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.where == "list, line 4"
     with pytest.raises(MachineError):
         with_lists([], ["no list"])
+
+
+def test_options_that_choose_files_are_in_no_identity():
+    assert FolderOptions.__struct_fields__ == CHOICE

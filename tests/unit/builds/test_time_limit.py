@@ -21,9 +21,8 @@ from tokmill import plugins
 from tokmill.bbv.traces import read as bbv_read
 from tokmill.builds import build as run
 from tokmill.builds import make_shard as make
-from tokmill.builds.execution.resources import Amount
 from tokmill.builds.mining import name_columns
-from tokmill.builds.plan import How
+from tokmill.builds.plan import Amount, How
 from tokmill.builds.selection import minhash as repeats
 from tokmill.builds.selection import overlay_values as overlay
 from tokmill.builds.source import Item, Resources

@@ -9,7 +9,8 @@ import toy
 from entry_stores import lay
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
-from tokmill.feed.halves import LEAST, OTHER, OWN, Halves, codes, second_blocks
+from tokmill.feed.halves import LEAST, OTHER, OWN, Halves, second_blocks
+from tokmill.feed.rows import codes
 from tokmill.store.store import Store
 
 RECORDS = 400

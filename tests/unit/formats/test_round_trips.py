@@ -135,10 +135,6 @@ def test_the_content_digest_does_not_depend_on_blocks(kind, tmp_path, monkeypatc
     stores = []
     for block in (1, 100, 1 << 20):
         monkeypatch.setattr(
-            "tokmill.builds.execution.resources.Amount.resources",
-            lambda self, *a, b=block: Resources(block_bytes=b),
-        )
-        monkeypatch.setattr(
             "tokmill.builds.build.choose",
             lambda amount, tasks, b=block: (0, Resources(block_bytes=b)),
         )

@@ -23,8 +23,9 @@ from tokmill.base.errors import UsageError
 from tokmill.base.files import append_line
 from tokmill.base.progress import human_bytes
 from tokmill.builds.execution.processes import in_processes, signals_wait
-from tokmill.builds.execution.resources import Amount
 from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_worker
+from tokmill.builds.plan import Amount
+from tokmill.builds.source import Resources
 from tokmill.store.manifest import Receipt
 
 
@@ -61,6 +62,11 @@ class Watch:
         append_line(self.store / "events.jsonl", msgspec.json.encode(line) + b"\n")
 
 
+BLOCK_BYTES = {"memory": 1 << 20, "balanced": 2 << 20, "speed": 8 << 20}
+PARENT_BYTES = 120 << 20
+WORKER_BYTES = 260 << 20
+"""Memory of the parent and of one worker for text, measured (benchmarks/RESULTS.md), rounded up."""
+
 Made = Generator[tuple[ShardJob, list[Receipt]], None, None]
 Report = Callable[[int], None]
 
@@ -95,6 +101,36 @@ class Executor(Protocol):
     def text(self) -> str:
         """Return text about the workers for the progress line, or ""."""
         return ""
+
+
+def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
+    """Return (workers, resources) for a number of shards; 0 workers: in this process.
+
+    Raises `UsageError` if the memory is too small for one worker.
+    """
+    resources = Resources(engine=amount.engine, block_bytes=BLOCK_BYTES[amount.preset])
+    cores = len(os.sched_getaffinity(0))
+    workers = amount.workers
+    if workers is None and amount.executor != "auto":
+        # Executors of plug-ins limit this by the cores of their cluster.
+        workers = shards
+    elif workers is None:
+        workers = 0 if amount.preset == "memory" or min(cores, shards) < 2 else cores
+    workers = min(workers, shards)
+    if amount.memory is not None:
+        if amount.memory < PARENT_BYTES + WORKER_BYTES:
+            raise UsageError(
+                f"--memory {amount.memory >> 20} MiB is too little",
+                hint=f"one worker needs {(PARENT_BYTES + WORKER_BYTES) >> 20} MiB",
+            )
+        fitting = (amount.memory - PARENT_BYTES) // WORKER_BYTES
+        least = 0 if amount.executor == "auto" else 1
+        workers = min(workers, fitting) if fitting > 1 else min(workers, least)
+        resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
+    # Several workers use all cores anyway; without workers the encoder may use threads.
+    return workers, msgspec.structs.replace(
+        resources, threads=workers == 0, own_process=amount.own_process or workers > 0
+    )
 
 
 def check_executor(amount: Amount) -> None:

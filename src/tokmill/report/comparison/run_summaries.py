@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tokmill.store.manifest import read_json
 from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.measures import Measures
+from tokmill.training.launch import use_command
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
     LEARNED,
@@ -31,11 +31,6 @@ from tokmill.training.recipe.read_recipe import FACTS, RECIPE, flatten, read_rec
 from tokmill.training.runs.trackers import METRICS, read_metrics
 
 Facts = dict[str, Any]
-USES = {
-    "classify": "predict RUN INPUT",
-    **dict.fromkeys(["masked", "sentence_pair", "contrastive", "signature"], "embed RUN STORE"),
-}
-"""Task of a run that is not sampled → the command that uses it."""
 DEPTH = 3
 """Depth to which a folder is searched for runs: an experiment, a setting, a seed."""
 DEFAULTS = msgspec.to_builtins(
@@ -136,18 +131,7 @@ class RunSummary:
     @property
     def sampling(self) -> str:
         """The command that samples it, or else uses it; "": there is none."""
-        columns, known, place = self.known.columns, self.known, shlex.quote(str(self.path))
-        if not self.measures.continues:
-            use = USES.get(self.flat["task.kind"], "")
-            return f"tokmill {use.replace('RUN', place)}" if use else ""
-        names = [known.schema[name].vocab for name in columns if name in known.schema]
-        coders = [known.vocabularies[name].coder for name in names if name in known.vocabularies]
-        if not coders and len(columns) == 1:
-            return f"tokmill sample {place} --ids 1,2,3"
-        if not coders or len(coders) < len(columns):
-            return ""
-        prompt = "TEXT" if coders[0] == "tokenizer" else '"55 48 89 e5"'
-        return f"tokmill sample {place} --prompt {prompt}"
+        return use_command(self.path, self.flat["task.kind"], self.known)
 
     @property
     def parameters(self) -> int | None:

@@ -21,8 +21,7 @@ from tokmill.base.files import (
     write_file,
 )
 from tokmill.base.locks import writing
-from tokmill.base.progress import elapsed, human_time
-from tokmill.builds.execution.resources import parse_seconds
+from tokmill.base.progress import elapsed, human_time, parse_seconds
 from tokmill.rl.commands import rl_problems
 from tokmill.terminal.frame import AsJson, Quiet
 from tokmill.terminal.output import print_json, print_table, say

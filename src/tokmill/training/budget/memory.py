@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tokmill import plugins
+from tokmill.base.bounds import machine_memory
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.progress import human_bytes
-from tokmill.builds.execution.resources import machine_memory
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
 from tokmill.models.model import Inputs, Tensors, blocks_of

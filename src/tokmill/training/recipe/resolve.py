@@ -16,8 +16,8 @@ from tokmill.base import recipe
 from tokmill.base import recipe as recipes
 from tokmill.base.errors import TokmillError, UsageError, check_name
 from tokmill.base.files import address_of, place_of
+from tokmill.base.progress import parse_seconds
 from tokmill.base.recipe import merge
-from tokmill.builds.execution.resources import parse_seconds
 from tokmill.store.store import Store
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,

@@ -29,12 +29,11 @@ from tokmill.store.manifest import encode
 from tokmill.store.schema import Column, id_dtype
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import SEGMENT, Facts, template_of
+from tokmill.tasks.task_inputs import SEGMENT, Facts, read_input_format, template_of
 from tokmill.training.engines.tensors import MODEL, read_tensors, write_tensors
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import FACTS, RECIPE
 from tokmill.training.recipe.resolve import from_dict
-from tokmill.training.runs.input_format import read_input_format
 from tokmill.training.runs.run import (
     VOCAB,
     Run,

@@ -34,9 +34,15 @@ from tokmill.store.manifest import canonical_digest, encode, read_json
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.classify import same_classes
-from tokmill.tasks.task import Task
-from tokmill.tasks.task_inputs import Facts, affixes_of, column_sizes
+from tokmill.tasks.task import Task, same_classes
+from tokmill.tasks.task_inputs import (
+    INPUT_FORMAT,
+    Facts,
+    affixes_of,
+    column_sizes,
+    input_format_of,
+    segments_of,
+)
 from tokmill.terminal.output import html_table
 from tokmill.training.engines.optimisers.optim import same_rates
 from tokmill.training.launch import resume_command
@@ -44,7 +50,6 @@ from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read_recipe import FACTS, RATE, RECIPE, differences, read_recipe
 from tokmill.training.recipe.resolve import from_dict
 from tokmill.training.runs.checkpoint import RUN_ID, checkpoints, run_id
-from tokmill.training.runs.input_format import INPUT_FORMAT, keep_input_format
 from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
@@ -294,7 +299,9 @@ def begin(
             tokens = task_type(config).token_store(config.task, store)
             copy_vocabularies(tokens, out)
             check_engine(tokens, out / VOCAB)
-            keep_input_format(tokens, out)
+            if made := input_format_of(tokens.path):
+                made = msgspec.structs.replace(made, segments=segments_of(tokens))
+                write_file(out / INPUT_FORMAT, encode(made))
         write_file(out / FACTS, encode(facts))
     for name, data in (files or {}).items():
         write_file(inside(out, name), data)
