@@ -161,11 +161,7 @@ def train(
         engine.lead(runs.open_run(out, config)),
         ExitStack() as held,
     ):
-        owner = Owner(config.run.push, stop) if config.run.push else None
-        if owner:
-            held.enter_context(engine.lead(owner))
-            if engine.rank == 0:
-                take(out, config)
+        owner = own(out, config, engine, stop, held)
         if engine.world > 1:
             check_shared(out, engine)
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
@@ -189,10 +185,26 @@ def train(
             runs.begin(out, config, stores, facts, engine.files)
         state = load_checkpoint(newest, engine, config.run.seed, task) if newest else State()
         tracking = open_trackers(out, config, state.step, engine.rank)
-        mine = owner if engine.rank == 0 else None
-        with Pusher(out, config.run.keep, mine) as pusher, tracking as trackers:
+        with Pusher(out, config.run.keep, owner) as pusher, tracking as trackers:
             Session(config, out, task, loop, engine, state, trackers, stop, quiet, pusher).run()
         return Run(out, state.step, runs.last_metrics(out))
+
+
+def own(
+    out: Path, config: TrainConfig, engine: Engine, stop: Stop, held: ExitStack
+) -> Owner | None:
+    """Own the run at `run.push` while `held` is open, and fetch what is newer there.
+
+    Only the first process gets the owner.
+    """
+    if not config.run.push:
+        return None
+    owner = Owner(config.run.push, stop)
+    held.enter_context(engine.lead(owner))
+    if engine.rank:
+        return None
+    take(out, config)
+    return owner
 
 
 def check_size(

@@ -43,7 +43,7 @@ MARGINS = {"triplet": 0.2, "circle": 0.25, "in_batch": 0.0}
 
 
 Margin = Annotated[float, Meta(ge=0, le=2)]
-"""Of cosines."""
+"""A margin between two cosines."""
 
 
 class LikenessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

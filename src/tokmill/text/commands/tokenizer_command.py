@@ -107,14 +107,9 @@ def train(
     path = Path(out) / "tokenizer.json" if Path(out).is_dir() or not Path(out).suffix else Path(out)
     begun = time.monotonic()
     kind = kind or _kind(inputs)
-    options = settings(set_)
-    if kind == "tsv" and "label_column" not in options:
-        options["unlabelled"] = True
-    if field:
-        options["sentences" if kind == "tsv" else "fields"] = field
     with writing(path):
         check_beside(path)
-        documents = iter_documents(inputs, kind, options)
+        documents = iter_documents(inputs, kind, _options(kind, set_, field))
         seen = Seen(chain.from_iterable(documents))
         if model == "wordpiece":
             tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased)
@@ -203,6 +198,16 @@ def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bo
         raise UsageError(
             f"{without[0]} has no effect on a tokenizer with {model}", hint="leave it out"
         )
+
+
+def _options(kind: str, values: list[str] | None, fields: list[str] | None) -> dict[str, Any]:
+    """Return the options of a source of texts."""
+    options = settings(values)
+    if kind == "tsv" and "label_column" not in options:
+        options["unlabelled"] = True
+    if fields:
+        options["sentences" if kind == "tsv" else "fields"] = fields
+    return options
 
 
 class Seen:
