@@ -1,5 +1,7 @@
 """The end of a build: missing shards, too many rejects, the manifest, or a partial store."""
 
+from __future__ import annotations
+
 import codecs
 import contextlib
 import shlex
@@ -8,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -22,7 +24,6 @@ from tokmill.base.progress import Progress, human_bytes, human_count, human_shar
 from tokmill.builds.execution.executors import Watch
 from tokmill.builds.folder import TAKEN, remove_shards, sweep, write_if_different
 from tokmill.builds.make_shard import ShardJob, planned_work
-from tokmill.builds.parts import Parts
 from tokmill.builds.plan import How, Prepared
 from tokmill.builds.source import Item, Source, restore_probe
 from tokmill.store.checks.probe import probe_digest
@@ -35,6 +36,9 @@ from tokmill.store.receipts import (
     planned_receipts,
 )
 from tokmill.store.store import Store
+
+if TYPE_CHECKING:
+    from tokmill.builds.parts import Parts
 
 BYTE_ORDER = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),

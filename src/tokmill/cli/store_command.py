@@ -23,7 +23,6 @@ from tokmill.terminal.frame import (
     given,
     group_of,
     lazy_group,
-    settings,
     struct_parameters,
     with_parameters,
 )
@@ -198,7 +197,6 @@ def load_format(name: str) -> Any:
     def base(
         store: StorePath,
         out: Annotated[Path, typer.Option("-o", "--out", help="File or folder to write.")],
-        set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE.")] = None,
         partial: Annotated[bool, typer.Option(help="Also write an unfinished store.")] = False,
         json: Json = False,
         **more: Any,
@@ -206,8 +204,7 @@ def load_format(name: str) -> Any:
         opened = Store(store)
         if not partial:
             opened.whole("finish it, or use --partial")
-        options = recipe.merge(given(more), settings(set_))
-        config = recipe.convert(kind.Config, options, f"options of {name}")
+        config = recipe.convert(kind.Config, given(more), f"options of {name}")
         written = kind(config).write(opened, out)
         if json:
             print_json(written)

@@ -40,9 +40,6 @@ OfStore = Annotated[
     Path | None,
     typer.Option("--store", help="With --record or --where: only this store of the run."),
 ]
-Processes = Annotated[
-    int, typer.Option(metavar="P", min=0, help="Processes of a run that did not keep them.")
-]
 Head = Annotated[
     int | None,
     typer.Option(
@@ -58,7 +55,6 @@ def trace(
     where: Where = None,
     spike: Spike = False,
     store: OfStore = None,
-    processes: Processes = 0,
     head: Head = None,
     as_json: AsJson = False,
 ) -> None:
@@ -74,11 +70,10 @@ def trace(
             hint="one of --step N, --record I, --where 'COLUMN OP VALUE', --spike; --store goes "
             "with --record and --where",
         )
-    steps = Trace(run, processes)
+    steps = Trace(run)
     last = read_run(run).step
-    if not steps.sessions and not processes:
-        say("note: the run did not keep its number of processes, so places are those of one: "
-            "--processes P")  # fmt: skip
+    if not steps.sessions:
+        say("note: there is no sessions.jsonl, so places are those of one process")
     if step is not None:
         seen, shows = steps.step(step), traced.Documents(steps)
         most = head if head is not None else len(seen) if as_json else HEAD

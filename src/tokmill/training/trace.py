@@ -64,15 +64,15 @@ class Trace:
     """The steps of a run, which count from 1 as in its metrics.
 
     The run needs its recipe and its facts (recipe.json, schema.json), its stores, unchanged, and
-    sessions.jsonl; without that `processes` is the number of processes of all steps, else 1.
+    sessions.jsonl; without that all steps are traced as those of one process.
 
     Raises:
         UsageError: the run learns from no store.
         TokmillError: a store is missing, or another one than the run began with.
     """
 
-    def __init__(self, run: Path | str, processes: int = 0) -> None:
-        self.path, self.processes = Path(run), processes
+    def __init__(self, run: Path | str) -> None:
+        self.path = Path(run)
         self.config, facts = runs.read_run(self.path)
         kind = runs.task_type(self.config)
         loop = plugins.load(plugins.LOOPS, kind.loop)
@@ -88,14 +88,14 @@ class Trace:
             self.task = runs.make_task(self.config, runs.inputs_of(self.config, facts))
         self.feed = make_feed(self.config, self.task, stores)
         self.stores = [rows.store for rows in self.feed.sources]
-        self.sessions = [] if processes else read_sessions(self.path / runs.SESSIONS)
+        self.sessions = read_sessions(self.path / runs.SESSIONS)
         self.steps = self.config.run.steps
         self._check_places()
 
     def processes_of(self, step: int) -> int:
         """Return how many processes do a step; a session repeats what was done after its start."""
         worlds = [world for before, world in self.sessions if before < step]
-        return self.processes or (worlds[-1] if worlds else 1)
+        return worlds[-1] if worlds else 1
 
     def step(self, step: int) -> list[Seen]:
         """Return what the model reads in a step, by process, micro-batch, row and position."""
@@ -226,7 +226,7 @@ def read_sessions(file: Path) -> list[tuple[int, int]]:
         raise TokmillError(
             "a line says no number of processes",
             where=str(file),
-            hint="remove the line, or give the number: --processes P",
+            hint="remove the line",
         )
     return found
 

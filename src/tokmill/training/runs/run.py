@@ -101,13 +101,12 @@ class Run:
         columns = {n: np.array([e.get(n) for e in entries], np.float64) for n in names}
         return columns | {"step": columns["step"].astype(np.int64)}
 
-    def trace(self, step: int, processes: int = 0) -> list[Any]:
+    def trace(self, step: int) -> list[Any]:
         """Return what the model saw, or will see, in a step from 1: a list of `trace.Seen`.
 
-        `processes`: of a run without sessions.jsonl. Raises as `training.trace.Trace`.
+        Raises as `training.trace.Trace`.
         """
-        trace = plugins.require("tokmill.training.trace").Trace(self.path, processes)
-        return trace.step(step)
+        return plugins.require("tokmill.training.trace").Trace(self.path).step(step)
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
