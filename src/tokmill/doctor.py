@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal

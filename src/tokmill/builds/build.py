@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET
 
-from tokmill import plugins
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError, plain
 from tokmill.base.files import machine_errors, new_folder, remove
 from tokmill.base.locks import locked
@@ -135,9 +134,8 @@ def first_of(names: Sequence[str], most: int) -> str:
 
 def say_remark(prepared: Prepared) -> None:
     """Print the source's remark on the files that it will read."""
-    kind = plugins.load(plugins.SOURCES, prepared.plan.recipe["source"])
     names = list(dict.fromkeys(item.name for item in prepared.planned))
-    if said := kind.remark(names, prepared.config):
+    if said := prepared.kind.remark(names, prepared.config):
         print(f"note: {plain(said)}", file=sys.stderr)
 
 
@@ -166,7 +164,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     executor = executor_of(how.amount.executor, planned_work(out, plan, resources), terms)
     bar.extra = lambda: ", ".join(filter(None, (executor.text(), watch.text())))
     begun = {receipt.shard for receipt in receipts}
-    rejects = Rejects(out, how.max_rejects, plan, planned)
+    rejects = Rejects(out, how.max_rejects, prepared)
     rejects.add(receipts)
     with (
         stopped_at_once(out, watch, swept=bool(workers) and how.part is None),

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET
 
-from tokmill import plugins
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import reading, write_file
 from tokmill.base.inflate import CAT, inflate, packing
@@ -27,7 +26,7 @@ from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.plan import How, Prepared
 from tokmill.builds.source import Item, Source, restore_probe
 from tokmill.store.checks.probe import probe_digest
-from tokmill.store.manifest import Plan, PlannedItem, Receipt, sealed
+from tokmill.store.manifest import PlannedItem, Receipt, sealed
 from tokmill.store.marks import LOCK
 from tokmill.store.receipts import (
     gather_manifest,
@@ -142,10 +141,9 @@ class Rejects:
     (`rejects_items`), as x86 does with programs.
     """
 
-    def __init__(self, out: Path, most: float, plan: Plan, planned: Sequence[PlannedItem]) -> None:
-        self.out, self.most, self.plan, self.planned = out, most, plan, planned
-        loaded = plugins.load(plugins.SOURCES, plan.recipe["source"])
-        self.unit = "items" if loaded.rejects_items else "records"
+    def __init__(self, out: Path, most: float, prepared: Prepared) -> None:
+        self.out, self.most, self.prepared = out, most, prepared
+        self.unit = "items" if prepared.kind.rejects_items else "records"
         self.seen = self.rejected = 0
         self.reasons: dict[str, int] = {}
         self.example = ""
@@ -191,7 +189,7 @@ class Rejects:
             )
 
     def _hint(self) -> str:
-        advice = hint_of_source(*_source_of(self.plan, self.planned), self.reasons)
+        advice = hint_of_source(*_about(self.prepared), self.reasons)
         advice = f"{advice};" if advice else "is it the right kind of input?"
         return f"{advice} --max-rejects 1 keeps the others"
 
@@ -245,17 +243,16 @@ def finish(
         sweep(out)
         restore_probe(out, plan, planned_work(out, plan).source)
         manifest = make_manifest(plan, ordered, complete=True, probe=probe_digest(out))
-        rejects = Rejects(out, how.max_rejects, plan, prepared.planned)
+        rejects = Rejects(out, how.max_rejects, prepared)
         rejects.add(ordered, all_of_them=manifest.records > 0)
-        source = _source_of(plan, prepared.planned)
-        remark = source[0].outcome(source[1], plan.inputs(), manifest)
+        remark = prepared.kind.outcome(prepared.config, plan.inputs(), manifest)
         if manifest.records == 0:
             why = {**manifest.skipped, **manifest.rejected}
             counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())
             raise TokmillError(
                 f"not one record was found ({counts or 'the input is empty'})",
                 where=", ".join(prepared.recipe.inputs),
-                hint=remark or hint(*source, why),
+                hint=remark or hint(*_about(prepared), why),
             )
         if remark and not how.quiet:
             print(f"note: {plain(remark)}", file=sys.stderr)
@@ -268,11 +265,10 @@ def finish(
     return Store(out)
 
 
-def _source_of(plan: Plan, planned: Iterable[PlannedItem]) -> tuple[Any, Any, list[str]]:
+def _about(prepared: Prepared) -> tuple[type[Source], msgspec.Struct, list[str]]:
     """Return the class of a plan's source, its options, and its first files."""
-    kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
-    paths = list(islice(dict.fromkeys(item.path for item in planned), 4))
-    return kind, msgspec.convert(plan.options, type=kind.Config), paths
+    paths = list(islice(dict.fromkeys(item.path for item in prepared.planned), 4))
+    return prepared.kind, prepared.config, paths
 
 
 def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> Store:

@@ -277,11 +277,12 @@ class Prepared(msgspec.Struct, frozen=True):
     plan: Plan
     planned: list[PlannedItem]
 
+    @property
+    def kind(self) -> type[Source]:
+        return plugins.load(plugins.SOURCES, self.recipe.source)
+
     def source(self) -> Source:
-        kind = plugins.load(plugins.SOURCES, self.recipe.source)
-        resources = Resources()
-        source: Source = kind(self.config, self.recipe.inputs, self.frozen, resources)
-        return source
+        return self.kind(self.config, self.recipe.inputs, self.frozen, Resources())
 
 
 def folder_of(chosen: BuildRecipe) -> Path:
