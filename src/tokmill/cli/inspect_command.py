@@ -267,7 +267,6 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 
 def print_records(records: list[dict[str, Any]]) -> None:
-    """Print records one below the other."""
     if not records:
         print("no record")
     for i, record in enumerate(records):

@@ -43,7 +43,6 @@ def empty_columns(store: Store) -> list[str]:
 
 
 def summary(store: Store) -> dict[str, Any]:
-    """Return the facts of a store for the report."""
     manifest = store.manifest
     return {
         "store": store.place,
@@ -62,7 +61,6 @@ def summary(store: Store) -> dict[str, Any]:
 
 
 def report(store: Store, *, json: bool) -> None:
-    """Print the report of a store."""
     facts = summary(store)
     if warning := unknown_warning(store.manifest.notes, store.manifest.tokens):
         say(f"{warning}\nhint: is the vocabulary for the same rules, and for such code?")

@@ -300,7 +300,6 @@ class Packed(Rows):
         return int(self._row_begins[-1])
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
-        """Return the spans of the given rows."""
         group, number, is_window = self._find(rows)
         at = np.flatnonzero(is_window)
         place, window = self._window(number[at])
@@ -371,7 +370,6 @@ class Packed(Rows):
         return np.stack([at[owner], self._records(place), document, start, start + rest])
 
     def _make_packs(self, group: int) -> Packs:
-        """Return the plan of a group."""
         first_class, end = self.pieces.classes[group : group + 2].tolist()
         own = slice(first_class, end)
         lengths, pieces, first = rests(self.pieces.rest[own], self.pieces.count[own])

@@ -87,7 +87,6 @@ class TokenSource(Source):
         return {"dtypes": {name: column.dtype for name, column in self.schema.items()}}
 
     def found(self) -> list[InputFile]:
-        """Return the files of the inputs."""
         listing = find_files(self.inputs, self.suffixes, choice=self.config)
         self.left_out = listing.left_out
         return listing.files

@@ -35,9 +35,7 @@ class Reading(Protocol):
         """Read the next id of each row, (B, 1); return their hidden states (B, D)."""
         ...
 
-    def keep(self, rows: Tensor) -> None:
-        """Keep only these rows: int64 numbers in rising order, which may be repeated."""
-        ...
+    def keep(self, rows: Tensor) -> None: ...
 
 
 def reading(task: Task) -> Reading:
@@ -162,7 +160,6 @@ class Windows:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def keep(self, rows: Tensor) -> None:
-        """Keep some rows."""
         before, self.lengths = self.sliding, self.lengths[rows]
         self.sliding = int((self.lengths > self.size).sum())
         self.seen = {name: ids[rows.to(self.device)] for name, ids in self.seen.items()}

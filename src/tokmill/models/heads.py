@@ -211,7 +211,6 @@ class RunningLast:
         self.last_BD[: len(hidden_BTD)] = hidden_BTD[row_B, length_B - 1].float()
 
     def result(self) -> Tensor:
-        """Return the last states."""
         return self.last_BD
 
 

@@ -65,7 +65,6 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tokmill")
     return Path(os.environ.get(FOLDER) or os.path.expanduser(default)).absolute()
 

@@ -116,7 +116,6 @@ class CorpusSource(DocumentSource):
         return dict.fromkeys(("words", "min_count"))
 
     def cut(self, file: InputFile) -> Iterator[Item]:
-        """Yield a file as one item."""
         path = place_of(file.path)
         if is_stream(path):
             raise UsageError(

@@ -173,7 +173,6 @@ class DocumentSource(Source):
                 yield
 
     def encoder(self, resources: Resources) -> Encoder:
-        """Return the encoder of documents."""
         assert self.frozen is not None
         return Encode(self.frozen, self.config, resources)
 

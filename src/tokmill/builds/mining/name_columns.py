@@ -252,7 +252,6 @@ class Keyed:
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return the columns that are compared."""
         return {"same": self.by.same, "differ": self.by.differ, "apart": self.by.apart}
 
     @cached_property

@@ -272,7 +272,6 @@ class _Table:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
         self.numbers: dict[Key, int] = {}
         self.offsets = array("q", [0])
         self.columns = [array("I") for _ in COLUMNS]
@@ -319,7 +318,6 @@ class _Sequences:
         self.clear()
 
     def clear(self) -> None:
-        """Begin a batch."""
         self.places: list[int] = []
         self.keys: list[_Place] = []
         self.lengths: list[int] = []

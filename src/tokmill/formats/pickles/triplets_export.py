@@ -92,7 +92,6 @@ class _Writer:
         self.memo: dict[object, int] = {}
 
     def entries(self) -> Iterator[bytes]:
-        """Yield the bytes of the list."""
         if self.store is self.profiles:
             members = np.arange(len(self.store)).reshape(-1, len(ROLES))
         else:

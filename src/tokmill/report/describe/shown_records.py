@@ -49,7 +49,6 @@ def input_in_words(record: Mapping[str, Any]) -> str:
 
 
 def fact_in_words(name: str, value: Any) -> str:
-    """Return the value of a column in a shown record."""
     return f"{name}: {value:#x}" if name == "address" else f"{name}: {one_line(str(value))}"
 
 

@@ -113,7 +113,6 @@ def verdict(run: RunSummary) -> str:
 
 
 def run_section(run: RunSummary, section: Section) -> Section:
-    """Fill the section of a run, and return it."""
     shapes = [
         f"{key.partition('.')[2]} {run.flat[key]:,}"
         for key in SHAPE

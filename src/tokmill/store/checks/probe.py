@@ -43,7 +43,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probe_path(store: Path) -> Path:
-    """Return the path of a store's probe."""
     return store / "vocab" / FILE
 
 

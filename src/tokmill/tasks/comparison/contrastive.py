@@ -110,7 +110,6 @@ class Contrastive(Task):
 
     @classmethod
     def pool_of(cls, config: Any) -> Pool:
-        """Return the pooling of the recipe."""
         return config.pool
 
     @classmethod

@@ -121,7 +121,6 @@ def split_line(line: bytes) -> list[str]:
 
 
 def vocabulary_of(names: Sequence[str]) -> Frozen:
-    """Return the names of classes as a frozen vocabulary."""
     raw = (json.dumps({"tokens": list(names)}, ensure_ascii=False, indent=0) + "\n").encode()
     digest = hashlib.sha256(raw).hexdigest()
     return Frozen(Vocabulary(file=FILE, sha256=digest, size=len(names)), raw)
