@@ -90,18 +90,18 @@ def use_command(run: Path, task: str, facts: Any) -> str:
     facts: those of the store that it learned from, with `columns`, `schema`, `vocabularies` and
     `measures`.
     """
-    place = shlex.quote(str(run))
+    folder = shlex.quote(str(run))
     if not facts.measures.continues:
         use = USES.get(task, "")
-        return f"tokmill {use.replace('RUN', place)}" if use else ""
+        return f"tokmill {use.replace("RUN", folder)}" if use else ""
     names = [facts.schema[name].vocab for name in facts.columns if name in facts.schema]
     coders = [facts.vocabularies[name].coder for name in names if name in facts.vocabularies]
     if not coders and len(facts.columns) == 1:
-        return f"tokmill sample {place} --ids 1,2,3"
+        return f"tokmill sample {folder} --ids 1,2,3"
     if not coders or len(coders) < len(facts.columns):
         return ""
     prompt = "TEXT" if coders[0] == "tokenizer" else '"55 48 89 e5"'
-    return f"tokmill sample {place} --prompt {prompt}"
+    return f"tokmill sample {folder} --prompt {prompt}"
 
 
 class Launch(msgspec.Struct, frozen=True):
