@@ -45,7 +45,7 @@ Out = Annotated[
     Path | None, typer.Option("-o", "--out", readable=False, help="Folder of the store.")
 ]
 Tokenizer = Annotated[
-    str | None, typer.Option(help="tokenizer.json, or the files of GPT-2 or BERT.")
+    str | None, typer.Option(help="tokenizer.json or its folder, or a vocab.txt.")
 ]
 Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN if a token's name is unusual.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")]

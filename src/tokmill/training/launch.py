@@ -93,7 +93,7 @@ def use_command(run: Path, task: str, facts: Any) -> str:
     folder = shlex.quote(str(run))
     if not facts.measures.continues:
         use = USES.get(task, "")
-        return f"tokmill {use.replace("RUN", folder)}" if use else ""
+        return f"tokmill {use.replace('RUN', folder)}" if use else ""
     names = [facts.schema[name].vocab for name in facts.columns if name in facts.schema]
     coders = [facts.vocabularies[name].coder for name in names if name in facts.vocabularies]
     if not coders and len(facts.columns) == 1:
