@@ -26,7 +26,6 @@ from tokmill.terminal.frame import (
     as_command,
     given,
     lazy_group,
-    settings,
     struct_parameters,
     with_parameters,
 )
@@ -235,7 +234,7 @@ def _recipe(
     if roles:
         pairs = [role.partition("=") for role in roles]
         over["roles"] = {key: token for key, _, token in pairs}
-    keys = settings(values)
+    keys = recipe.overrides(values)
     known = set(BuildRecipe.__struct_fields__)
     # `--set fields=…` is short for `--set options.fields=…`, an option of the source.
     for key in [key for key in keys if key not in known]:

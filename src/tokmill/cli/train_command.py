@@ -17,13 +17,12 @@ from tokmill.base.progress import (
     human_share,
     human_time,
 )
-from tokmill.base.recipe import merge
+from tokmill.base.recipe import merge, overrides
 from tokmill.terminal.frame import (
     PANEL,
     AsJson,
     Quiet,
     given,
-    settings,
     struct_parameters,
     with_parameters,
 )
@@ -158,7 +157,7 @@ def _options(
     chosen: dict[str, Any],
 ) -> dict[str, Any]:
     """Return what the flags set of a recipe, as nested dicts."""
-    options = settings(set_)
+    options = overrides(set_ or [])
     of_data: dict[str, Any] = {key: chosen.pop(key) for key in ("val", "partial") if key in chosen}
     if data:
         of_data["train"] = str(data[0]) if len(data) == 1 else list(map(str, data))

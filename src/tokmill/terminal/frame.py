@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tokmill.base.errors import UsageError, nearest
-from tokmill.base.recipe import overrides
 from tokmill.terminal.output import behind_doors
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
@@ -316,11 +315,6 @@ def _hide(parameter: inspect.Parameter) -> inspect.Parameter:
     option = copy.copy(option)
     option.hidden = True
     return parameter.replace(annotation=Annotated[kind, option])
-
-
-def settings(values: list[str] | None) -> dict[str, Any]:
-    """Return `--set` values as nested dicts."""
-    return overrides(values or [])
 
 
 def _show(value: Any) -> str:

@@ -15,8 +15,9 @@ from tokmill.base.files import machine_errors, write_file
 from tokmill.base.inflate import MAGIC
 from tokmill.base.locks import writing
 from tokmill.base.progress import human_count, human_time
+from tokmill.base.recipe import overrides
 from tokmill.builds.scan import with_lists
-from tokmill.terminal.frame import AsJson, FilesFrom, settings
+from tokmill.terminal.frame import AsJson, FilesFrom
 from tokmill.terminal.output import print_json, print_text, say, say_not_reached
 
 app = typer.Typer(
@@ -202,7 +203,7 @@ def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bo
 
 def _options(kind: str, values: list[str] | None, fields: list[str] | None) -> dict[str, Any]:
     """Return the options of a source of texts."""
-    options = settings(values)
+    options = overrides(values or [])
     if kind == "tsv" and "label_column" not in options:
         options["unlabelled"] = True
     if fields:
