@@ -71,10 +71,10 @@ def test_same_bytes_for_any_block_size(
     monkeypatch: pytest.MonkeyPatch,
     block_bytes: int,
 ) -> None:
-    from tokmill.builds.source import Resources
+    from tokmill.builds.execution.executors import BLOCK_BYTES
     from tokmill.text import record_blocks as blocks
 
-    monkeypatch.setattr(Amount, "resources", lambda self: Resources(block_bytes=block_bytes))
+    monkeypatch.setitem(BLOCK_BYTES, "balanced", block_bytes)
     monkeypatch.setattr(blocks, "READ", 50)
     quick_build("jsonl", inputs, tmp_path / "s", keep=["id"])
     assert files_of(tmp_path / "s") == files_of(reference)

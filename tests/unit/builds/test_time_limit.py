@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pytest
 from msgspec import UNSET
@@ -21,11 +20,12 @@ from tokmill import plugins
 from tokmill.bbv.traces import read as bbv_read
 from tokmill.builds import build as run
 from tokmill.builds import make_shard as make
+from tokmill.builds.execution import executors
 from tokmill.builds.mining import name_columns
-from tokmill.builds.plan import Amount, How
+from tokmill.builds.plan import How
 from tokmill.builds.selection import minhash as repeats
 from tokmill.builds.selection import overlay_values as overlay
-from tokmill.builds.source import Item, Resources
+from tokmill.builds.source import Item
 from tokmill.formats import arrow_files
 from tokmill.formats.pickles import triplets
 from tokmill.mlir import module_source as mlir_source
@@ -59,12 +59,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bbv_read, "CHUNK", 500)
     monkeypatch.setattr(bbv_read, "PIECE", 20)
     monkeypatch.setattr(mlir_source, "CHUNK", 1)
-    whole = Amount.resources
-
-    def small(amount: Amount) -> Resources:
-        return msgspec.structs.replace(whole(amount), block_bytes=1000)
-
-    monkeypatch.setattr(Amount, "resources", small)
+    monkeypatch.setitem(executors.BLOCK_BYTES, "balanced", 1000)
 
 
 class Case(NamedTuple):
