@@ -166,6 +166,8 @@ def pieces_of(store: Store, length: int, overlap: int, shards: int, seed: int) -
                 if not other.name.startswith(mine):
                     remove(other)
             _write(path, pieces)
+            # Mapped in place of held: a training has it in memory for long.
+            pieces = _read(path, store.records) or pieces
     return pieces
 
 
@@ -182,7 +184,10 @@ def rests(rest: Array, count: Array) -> tuple[Array, Array, Array]:
 
 
 def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Pieces:
-    """Sort the documents of each group, and count the rows that their rests fill."""
+    """Sort the documents of each group by class, and count the rows that their rests fill.
+
+    The shards of a group are read twice: to count the documents of each class, and to place them.
+    """
     records = np.asarray([entry.records for entry in store.shards], np.int64)
     first = np.cumsum(records) - records
     documents = np.zeros(store.records, np.uint32 if store.records <= 1 << 32 else np.uint64)
@@ -190,30 +195,35 @@ def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Piece
     packs: list[int] = []
     done = 0
     for shards in groups:
-        here = documents[done : done + int(records[shards].sum())]
-        done += len(here)
-        # numpy sorts numbers of 16 bits by radix.
-        rest = np.zeros(len(here), np.min_scalar_type(length))
-        windows = np.zeros(len(here), np.int64)
-        stop = 0
+        found = [np.zeros((2, 0), np.int64)]
         for shard in shards.tolist():
-            start, stop = stop, stop + int(records[shard])
-            lengths = np.diff(store.shard(shard)["offsets"].astype(np.int64))
-            windows[start:stop], rest[start:stop] = cut(lengths, length, overlap)
-            here[start:stop] = np.arange(first[shard], first[shard] + stop - start)
-        windows = windows.astype(np.min_scalar_type(windows.max(initial=0)))
-        order = np.lexsort((windows, rest))
-        here[:], rest, windows = here[order], rest[order], windows[order]
-        new = np.ones(len(here), bool)
-        new[1:] = (rest[1:] != rest[:-1]) | (windows[1:] != windows[:-1])
-        begins = np.flatnonzero(new)
-        count = np.diff(begins, append=len(here))
-        classes.append(np.stack([rest[begins], windows[begins], count]).astype(np.int64))
+            codes = _class_codes(store, shard, length, overlap)
+            found.append(np.stack(np.unique(codes, return_counts=True)))
+        every, counts = np.concatenate(found, axis=1)
+        codes, number = np.unique(every, return_inverse=True)
+        count = np.zeros(len(codes), np.int64)
+        np.add.at(count, number, counts)
+        place = done + np.cumsum(count) - count
+        for shard in shards.tolist():
+            of = np.searchsorted(codes, _class_codes(store, shard, length, overlap))
+            # numpy sorts numbers of 16 bits by radix.
+            order = np.argsort(of.astype(np.min_scalar_type(len(codes))), kind="stable")
+            mine = np.bincount(of, minlength=len(codes))
+            documents[ranges(place, mine)] = first[shard] + order
+            place += mine
+        done += int(count.sum())
+        classes.append(np.stack([codes >> 32, codes & (1 << 32) - 1, count]))
         packed = best_fit(*rests(classes[-1][0], count)[:2], length)
         packs.append(int(packed.repeats.sum()))
     ends = np.cumsum([0, *(part.shape[1] for part in classes)])
     rest, windows, count = np.concatenate(classes, axis=1)
     return Pieces(documents, rest, windows, count, ends, np.asarray(packs, np.int64))
+
+
+def _class_codes(store: Store, shard: int, length: int, overlap: int) -> Array:
+    """Return the class of each document of a shard: its rest, and its windows in the low half."""
+    windows, rest = cut(np.diff(store.shard(shard)["offsets"].astype(np.int64)), length, overlap)
+    return rest << 32 | windows
 
 
 def _read(path: Path, records: int) -> Pieces | None:

@@ -29,6 +29,8 @@ from tokmill.text.tokenizers.tokenizer_files import count_words, read_words, tok
 
 PAIR = "pair"
 UNKNOWN = "words outside of the vocabulary"
+BLOCK = 2 << 20
+"""Bytes that are read at a time. A part ends with a block, so this is no matter of resources."""
 
 
 class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -137,7 +139,7 @@ class CorpusSource(DocumentSource):
         pairs = _Pairs(item.name)
         # What is hashed is cut where parts are, and blocks are read ahead of that.
         whole = msgspec.structs.replace(item, parts_done=0)
-        for block in record_blocks(whole, b"\n", NoHash(), self.resources.block_bytes):
+        for block in record_blocks(whole, b"\n", NoHash(), BLOCK):
             documents = pairs.walks(block)
             size += len(block.data)
             documents.ends_part = size >= MAX_ITEM
