@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -90,18 +91,39 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * TIMES[match[2]]
 
 
-def machine_memory() -> tuple[int, int]:
-    """Return (total, free) bytes that this process may use: the machine's or its cgroup's."""
+def machine_memory(machine: Path = Path("/")) -> tuple[int, int]:
+    """Return (total, free) bytes that this process may use: the machine's or its cgroup's.
+
+    A limit is that of the process's cgroup or of one around it, in version 1 or 2.
+    """
     total = free = 0
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (machine / "proc/meminfo").read_text().splitlines()
         table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
         total, free = table["MemTotal"], table["MemAvailable"]
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text().strip()
-        if limit.isdigit() and int(limit) < total:
-            used = int((group / "memory.current").read_text())
-            total, free = int(limit), min(free, int(limit) - used)
+        for line in (machine / "proc/self/cgroup").read_text().splitlines():
+            _, kind, inner = line.split(":", 2)
+            if kind in CGROUP_FILES:
+                root = machine / "sys/fs/cgroup" / kind
+                group = root / inner.lstrip("/")
+                # In a container the path may be one outside of it; the root is its own group.
+                for folder in (group, *group.parents[: len(group.parts) - len(root.parts)]):
+                    total, free = _in_group(folder, CGROUP_FILES[kind], total, free)
     except (OSError, KeyError, ValueError, IndexError):
         pass
+    return total, free
+
+
+CGROUP_FILES = {
+    "": ("memory.max", "memory.current"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+"""Controller in /proc/self/cgroup (version 2, version 1) → files with the limit and what is used."""
+
+
+def _in_group(folder: Path, names: tuple[str, str], total: int, free: int) -> tuple[int, int]:
+    with contextlib.suppress(FileNotFoundError):
+        limit, used = ((folder / name).read_text().strip() for name in names)
+        if limit.isdigit():
+            return min(total, int(limit)), min(free, max(0, int(limit) - int(used)))
     return total, free
