@@ -118,7 +118,7 @@ CGROUP_FILES = {
     "": ("memory.max", "memory.current"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 }
-"""Controller in /proc/self/cgroup (version 2, version 1) → files with the limit and what is used."""
+"""Controller in /proc/self/cgroup (of version 2, of 1) → files of the limit and of what is used."""
 
 
 def _in_group(folder: Path, names: tuple[str, str], total: int, free: int) -> tuple[int, int]:
