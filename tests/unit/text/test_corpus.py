@@ -125,6 +125,7 @@ def test_parts_are_cut_at_the_same_places_wherever_it_goes_on(
 ) -> None:
     monkeypatch.setattr(corpus_module, "MAX_ITEM", 4000)
     monkeypatch.setattr(corpus_module, "BLOCK", 1000)
+    monkeypatch.setattr(corpus_module, "MOST_WALKS", 7)
     monkeypatch.setattr(blocks, "READ", 500)
     blank = "\n".join(f"{'' if i % 5 else chr(10)}w{i % 11} w{i % 7} end" for i in range(3000))
     (tmp_path / "corpus.txt").write_text(blank)
