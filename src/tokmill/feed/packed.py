@@ -9,6 +9,7 @@ handles groups of bins; its cost depends on the number of different lengths, not
 
 import contextlib
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -166,7 +167,6 @@ def pieces_of(store: Store, length: int, overlap: int, shards: int, seed: int) -
                 if not other.name.startswith(mine):
                     remove(other)
             _write(path, pieces)
-            # Mapped in place of held: a training has it in memory for long.
             pieces = _read(path, store.records) or pieces
     return pieces
 
@@ -183,33 +183,31 @@ def rests(rest: Array, count: Array) -> tuple[Array, Array, Array]:
     return lengths[real], pieces[real], first[real]
 
 
-def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Pieces:
-    """Sort the documents of each group by class, and count the rows that their rests fill.
+AT_ONCE = 1 << 18
+"""Documents that are sorted at a time."""
 
-    The shards of a group are read twice: to count the documents of each class, and to place them.
-    """
-    records = np.asarray([entry.records for entry in store.shards], np.int64)
-    first = np.cumsum(records) - records
+
+def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Pieces:
+    """Sort the documents of each group by class, and count the rows that their rests fill."""
     documents = np.zeros(store.records, np.uint32 if store.records <= 1 << 32 else np.uint64)
     classes: list[Array] = []
     packs: list[int] = []
     done = 0
     for shards in groups:
         found = [np.zeros((2, 0), np.int64)]
-        for shard in shards.tolist():
-            codes = _class_codes(store, shard, length, overlap)
-            found.append(np.stack(np.unique(codes, return_counts=True)))
+        for _, some in _codes(store, shards, length, overlap):
+            found.append(np.stack(np.unique(some, return_counts=True)))
         every, counts = np.concatenate(found, axis=1)
         codes, number = np.unique(every, return_inverse=True)
         count = np.zeros(len(codes), np.int64)
         np.add.at(count, number, counts)
         place = done + np.cumsum(count) - count
-        for shard in shards.tolist():
-            of = np.searchsorted(codes, _class_codes(store, shard, length, overlap))
+        for first, some in _codes(store, shards, length, overlap):
+            of = np.searchsorted(codes, some)
             # numpy sorts numbers of 16 bits by radix.
             order = np.argsort(of.astype(np.min_scalar_type(len(codes))), kind="stable")
             mine = np.bincount(of, minlength=len(codes))
-            documents[ranges(place, mine)] = first[shard] + order
+            documents[ranges(place, mine)] = first + order
             place += mine
         done += int(count.sum())
         classes.append(np.stack([codes >> 32, codes & (1 << 32) - 1, count]))
@@ -220,10 +218,15 @@ def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Piece
     return Pieces(documents, rest, windows, count, ends, np.asarray(packs, np.int64))
 
 
-def _class_codes(store: Store, shard: int, length: int, overlap: int) -> Array:
-    """Return the class of each document of a shard: its rest, and its windows in the low half."""
-    windows, rest = cut(np.diff(store.shard(shard)["offsets"].astype(np.int64)), length, overlap)
-    return rest << 32 | windows
+def _codes(store: Store, shards: Array, length: int, overlap: int) -> Iterator[tuple[int, Array]]:
+    """Yield (first record, classes of some documents): the rest, and windows in the low half."""
+    begins = _begins(np.asarray([entry.records for entry in store.shards], np.int64))
+    for shard in shards.tolist():
+        offsets = store.shard(shard)["offsets"]
+        for start in range(0, len(offsets) - 1, AT_ONCE):
+            lengths = np.diff(offsets[start : start + AT_ONCE + 1].astype(np.int64))
+            windows, rest = cut(lengths, length, overlap)
+            yield int(begins[shard]) + start, rest << 32 | windows
 
 
 def _read(path: Path, records: int) -> Pieces | None:

@@ -342,10 +342,10 @@ class Store:
     def _each_offsets(self) -> Iterator[Array]:
         yield np.zeros(1, np.int64)
         base = 0
+        shards = map(self.shard, range(len(self.shards)))
+        read: Iterator[Array] = (shard["offsets"] for shard in shards)
         if self.remote is not None:
             read = self.remote.arrays(self.shards, "offsets", "<u8")
-        else:
-            read = (self.shard(number)["offsets"] for number in range(len(self.shards)))
         for offsets in (each.astype(np.int64) for each in read):
             yield offsets[1:] + base
             base += int(offsets[-1])

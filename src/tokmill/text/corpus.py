@@ -146,11 +146,10 @@ class CorpusSource(DocumentSource):
             ends_part = size >= MAX_ITEM
             if part >= item.parts_done:
                 digest.update(block.data)
-            rest = len(block.data)
-            for piece in few_records(block, b"\n", MOST_WALKS):
-                rest -= len(piece.data)
+            pieces = [*few_records(block, b"\n", MOST_WALKS)]
+            for piece in pieces:
                 documents = pairs.walks(piece._replace(done=block.done))
-                documents.ends_part = ends_part and not rest
+                documents.ends_part = ends_part and piece is pieces[-1]
                 if part >= item.parts_done:
                     yield documents
             if ends_part:

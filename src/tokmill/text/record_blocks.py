@@ -102,7 +102,6 @@ class _Read:
 
 
 def few_records(block: Block, delimiter: bytes, most: int = MOST_RECORDS) -> Iterator[Block]:
-    """Yield a block in pieces of at most `most` records."""
     data, start = block.data, block.start
     if data.count(delimiter) <= most:
         yield block

@@ -92,10 +92,7 @@ def parse_seconds(text: str) -> float:
 
 
 def machine_memory(machine: Path = Path("/")) -> tuple[int, int]:
-    """Return (total, free) bytes that this process may use: the machine's or its cgroup's.
-
-    A limit is that of the process's cgroup or of one around it, in version 1 or 2.
-    """
+    """Return (total, free) bytes that this process may use: the machine's or its cgroups'."""
     total = free = 0
     try:
         lines = (machine / "proc/meminfo").read_text().splitlines()

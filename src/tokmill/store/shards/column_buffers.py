@@ -3,10 +3,10 @@
 A column of strings is a table of strings, or the strings in a row (`StringColumn`).
 """
 
-import contextlib
 import mmap
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -130,8 +130,7 @@ def mapped(folder: Path, count: int, parts: Callable[[], Iterable[Array]]) -> Ar
     where memory is short; if the folder cannot be written, it is held.
     """
     if 8 * count > MOST:
-        refused, failed = contextlib.suppress(MachineError), machine_errors("write", folder)
-        with refused, failed, nameless_file(folder) as file:
+        with suppress(MachineError), machine_errors("write", folder), nameless_file(folder) as file:
             for part in parts():
                 file.write(part.data)
             file.flush()
