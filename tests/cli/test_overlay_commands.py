@@ -77,6 +77,12 @@ def test_changed_values_are_asked_about(here: Here, store: Path, tmp_path: Path)
     assert "column      n: u1 a token" in plan and not (store / "overlays/n").exists()
 
 
+@pytest.mark.parametrize("kind", ["overlay", "embed"])
+def test_no_tokenizer_is_offered(here: Here, kind: str) -> None:
+    shown = here("build", kind, "--help")[0]
+    assert "--set" in shown and "--tokenizer" not in shown and "--role" not in shown
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run beside its store."""

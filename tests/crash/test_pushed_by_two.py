@@ -99,8 +99,8 @@ def until_step(child: subprocess.Popen[str], step: int) -> None:
 def test_the_second_is_refused(
     far: str, start: Start, store: Path, whole: Path, tmp_path: Path
 ) -> None:
-    first = start("a", 0.5)
-    until_step(first, 3)
+    first = start("a", 0.3)
+    until_step(first, 2)
     with pytest.raises(MachineError, match=TOLD) as caught:
         tokmill.train(recipe(store, far), tmp_path / "b", quiet=True)
     assert str(first.pid) in caught.value.what and "only one" in caught.value.hint

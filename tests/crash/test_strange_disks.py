@@ -105,7 +105,7 @@ def test_other_writers_on_a_disk_without_locks(no_flock: Path, tmp_path: Path) -
     ):
         ran = run(*command, **fails)
         assert ran.returncode == 5 and "has no locks" in ran.stderr and "hint: " in ran.stderr
-    assert not [name for name in ("new", "selected") if (tmp_path / name).exists()]
+    assert not [name for name in ("new", "npz", "selected") if (tmp_path / name).exists()]
     assert run("eval", tmp_path / "run", store, "-q", **fails).returncode == 0
 
 

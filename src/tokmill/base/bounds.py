@@ -120,20 +120,38 @@ def resident_bytes(process: int | str = "self") -> int:
         return 0
 
 
-def machine_memory() -> tuple[int, int]:
-    """Return (total, free) bytes that this process may use: the machine's or its cgroup's."""
+def machine_memory(machine: Path = Path("/")) -> tuple[int, int]:
+    """Return (total, free) bytes that this process may use: the machine's or its cgroups'."""
     total = free = 0
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (machine / "proc/meminfo").read_text().splitlines()
         table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
         total, free = table["MemTotal"], table["MemAvailable"]
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text().strip()
-        if limit.isdigit() and int(limit) < total:
-            used = int((group / "memory.current").read_text())
-            total, free = int(limit), min(free, int(limit) - used)
+        for line in (machine / "proc/self/cgroup").read_text().splitlines():
+            _, kind, inner = line.split(":", 2)
+            if kind in CGROUP_FILES:
+                root = machine / "sys/fs/cgroup" / kind
+                group = root / inner.lstrip("/")
+                # In a container the path may be one outside of it; the root is its own group.
+                for folder in (group, *group.parents[: len(group.parts) - len(root.parts)]):
+                    total, free = _in_group(folder, CGROUP_FILES[kind], total, free)
     except (OSError, KeyError, ValueError, IndexError):
         pass
+    return total, free
+
+
+CGROUP_FILES = {
+    "": ("memory.max", "memory.current"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+"""Controller in /proc/self/cgroup (of version 2, of 1) → files of the limit and of what is used."""
+
+
+def _in_group(folder: Path, names: tuple[str, str], total: int, free: int) -> tuple[int, int]:
+    with contextlib.suppress(FileNotFoundError):
+        limit, used = ((folder / name).read_text().strip() for name in names)
+        if limit.isdigit():
+            return min(total, int(limit)), min(free, max(0, int(limit) - int(used)))
     return total, free
 
 

@@ -9,6 +9,7 @@ handles groups of bins; its cost depends on the number of different lengths, not
 
 import contextlib
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -166,6 +167,7 @@ def pieces_of(store: Store, length: int, overlap: int, shards: int, seed: int) -
                 if not other.name.startswith(mine):
                     remove(other)
             _write(path, pieces)
+            pieces = _read(path, store.records) or pieces
     return pieces
 
 
@@ -181,39 +183,50 @@ def rests(rest: Array, count: Array) -> tuple[Array, Array, Array]:
     return lengths[real], pieces[real], first[real]
 
 
+AT_ONCE = 1 << 18
+"""Documents that are sorted at a time."""
+
+
 def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Pieces:
-    """Sort the documents of each group, and count the rows that their rests fill."""
-    records = np.asarray([entry.records for entry in store.shards], np.int64)
-    first = np.cumsum(records) - records
+    """Sort the documents of each group by class, and count the rows that their rests fill."""
     documents = np.zeros(store.records, np.uint32 if store.records <= 1 << 32 else np.uint64)
     classes: list[Array] = []
     packs: list[int] = []
     done = 0
     for shards in groups:
-        here = documents[done : done + int(records[shards].sum())]
-        done += len(here)
-        # numpy sorts numbers of 16 bits by radix.
-        rest = np.zeros(len(here), np.min_scalar_type(length))
-        windows = np.zeros(len(here), np.int64)
-        stop = 0
-        for shard in shards.tolist():
-            start, stop = stop, stop + int(records[shard])
-            lengths = np.diff(store.shard(shard)["offsets"].astype(np.int64))
-            windows[start:stop], rest[start:stop] = cut(lengths, length, overlap)
-            here[start:stop] = np.arange(first[shard], first[shard] + stop - start)
-        windows = windows.astype(np.min_scalar_type(windows.max(initial=0)))
-        order = np.lexsort((windows, rest))
-        here[:], rest, windows = here[order], rest[order], windows[order]
-        new = np.ones(len(here), bool)
-        new[1:] = (rest[1:] != rest[:-1]) | (windows[1:] != windows[:-1])
-        begins = np.flatnonzero(new)
-        count = np.diff(begins, append=len(here))
-        classes.append(np.stack([rest[begins], windows[begins], count]).astype(np.int64))
+        found = [np.zeros((2, 0), np.int64)]
+        for _, some in _codes(store, shards, length, overlap):
+            found.append(np.stack(np.unique(some, return_counts=True)))
+        every, counts = np.concatenate(found, axis=1)
+        codes, number = np.unique(every, return_inverse=True)
+        count = np.zeros(len(codes), np.int64)
+        np.add.at(count, number, counts)
+        place = done + np.cumsum(count) - count
+        for first, some in _codes(store, shards, length, overlap):
+            of = np.searchsorted(codes, some)
+            # numpy sorts numbers of 16 bits by radix.
+            order = np.argsort(of.astype(np.min_scalar_type(len(codes))), kind="stable")
+            mine = np.bincount(of, minlength=len(codes))
+            documents[ranges(place, mine)] = first + order
+            place += mine
+        done += int(count.sum())
+        classes.append(np.stack([codes >> 32, codes & (1 << 32) - 1, count]))
         packed = best_fit(*rests(classes[-1][0], count)[:2], length)
         packs.append(int(packed.repeats.sum()))
     ends = np.cumsum([0, *(part.shape[1] for part in classes)])
     rest, windows, count = np.concatenate(classes, axis=1)
     return Pieces(documents, rest, windows, count, ends, np.asarray(packs, np.int64))
+
+
+def _codes(store: Store, shards: Array, length: int, overlap: int) -> Iterator[tuple[int, Array]]:
+    """Yield (first record, classes of some documents): the rest, and windows in the low half."""
+    begins = _begins(np.asarray([entry.records for entry in store.shards], np.int64))
+    for shard in shards.tolist():
+        offsets = store.shard(shard)["offsets"]
+        for start in range(0, len(offsets) - 1, AT_ONCE):
+            lengths = np.diff(offsets[start : start + AT_ONCE + 1].astype(np.int64))
+            windows, rest = cut(lengths, length, overlap)
+            yield int(begins[shard]) + start, rest << 32 | windows
 
 
 def _read(path: Path, records: int) -> Pieces | None:

@@ -21,7 +21,6 @@ import numpy as np
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import (
     inside,
-    make_folder,
     remove,
     remove_leftovers,
     sha256_file,
@@ -388,9 +387,7 @@ class Sink(io.RawIOBase):
 
 def output_file(out: Path, suffix: str, name: str = "tokens") -> Path:
     """Return `out` itself if it ends in `suffix`, else the file `name` in the folder `out`."""
-    path = out if out.name.endswith(suffix) else inside(out, f"{name}{suffix}")
-    make_folder(path.parent)
-    return path
+    return out if out.name.endswith(suffix) else inside(out, f"{name}{suffix}")
 
 
 def summary(files: Iterable[Path], tokens: int, **more: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tokmill.base.errors import MachineError, UsageError
 from tokmill.base.files import machine_errors, make_folder, sha256_file
-from tokmill.base.progress import Progress
+from tokmill.base.progress import Progress, live
 from tokmill.builds.build import run as build
 from tokmill.builds.plan import Amount, BuildRecipe, How
 from tokmill.builds.selection.overlay_values import OverlaySource, shard_identity
@@ -75,7 +75,7 @@ def embed(
     They are kept in the store as an overlay, so the next call only reads them. Arguments and errors
     are those of `embed_store`.
     """
-    made = embed_store(run, store, pool=pool, at=at)
+    made = embed_store(run, store, pool=pool, at=at, quiet=not live())
     return Store(store, [made.overlay]).column(COLUMN)
 
 

@@ -20,6 +20,7 @@ from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Receipt
 from tokmill.store.receipts import gather_manifest
 from tokmill.store.schema import Array, Records, has_phrases, phrase_columns
+from tokmill.store.shards.column_buffers import mapped
 from tokmill.store.shards.shard import SUFFIX, Shard
 from tokmill.terminal.output import html_table
 
@@ -345,16 +346,19 @@ class Store:
     def offsets(self) -> Array:
         """Return the number of tokens before each record, and the total (int64, records + 1)."""
         if self._offsets is None:
-            parts, base = [np.zeros(1, np.int64)], 0
-            if self.remote is not None:
-                read = self.remote.arrays(self.shards, "offsets", "<u8")
-            else:
-                read = (self.shard(number)["offsets"] for number in range(len(self.shards)))
-            for offsets in (each.astype(np.int64) for each in read):
-                parts.append(offsets[1:] + base)
-                base += int(offsets[-1])
-            self._offsets = np.concatenate(parts)
+            self._offsets = mapped(self.path, self.records + 1, self._each_offsets)
         return self._offsets
+
+    def _each_offsets(self) -> Iterator[Array]:
+        yield np.zeros(1, np.int64)
+        base = 0
+        shards = map(self.shard, range(len(self.shards)))
+        read: Iterator[Array] = (shard["offsets"] for shard in shards)
+        if self.remote is not None:
+            read = self.remote.arrays(self.shards, "offsets", "<u8")
+        for offsets in (each.astype(np.int64) for each in read):
+            yield offsets[1:] + base
+            base += int(offsets[-1])
 
     def ends(self) -> Array:
         """Return the cumulative number of tokens at the end of each record (int64, records)."""

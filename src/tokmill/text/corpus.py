@@ -23,12 +23,16 @@ from tokmill.store.schema import Column, Drop, Drops, Records, Schema, drops_of
 from tokmill.text.documents import DocumentSource, Encode, NoHash
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.plain_text import BOM
-from tokmill.text.record_blocks import Block, is_stream, record_blocks, suffix
+from tokmill.text.record_blocks import Block, few_records, is_stream, record_blocks, suffix
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.text.tokenizers.tokenizer_files import count_words, read_words, tokenizer_of_words
 
 PAIR = "pair"
 UNKNOWN = "words outside of the vocabulary"
+BLOCK = 2 << 20
+"""Bytes that are read at a time. A part ends with a block, so this is no matter of resources."""
+MOST_WALKS = 1 << 13
+"""Lines that become walks at a time: each takes some hundred bytes meanwhile."""
 
 
 class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -136,14 +140,18 @@ class CorpusSource(DocumentSource):
         pairs = _Pairs(item.name)
         # What is hashed is cut where parts are, and blocks are read ahead of that.
         whole = msgspec.structs.replace(item, parts_done=0)
-        for block in record_blocks(whole, b"\n", NoHash(), self.resources.block_bytes):
-            documents = pairs.walks(block)
+        for block in record_blocks(whole, b"\n", NoHash(), BLOCK):
             size += len(block.data)
-            documents.ends_part = size >= MAX_ITEM
+            ends_part = size >= MAX_ITEM
             if part >= item.parts_done:
                 digest.update(block.data)
-                yield documents
-            if documents.ends_part:
+            pieces = [*few_records(block, b"\n", MOST_WALKS)]
+            for piece in pieces:
+                documents = pairs.walks(piece._replace(done=block.done))
+                documents.ends_part = ends_part and piece is pieces[-1]
+                if part >= item.parts_done:
+                    yield documents
+            if ends_part:
                 part, size = part + 1, 0
 
     def encoder(self, resources: Resources) -> Encode:

@@ -76,7 +76,7 @@ def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) 
         check_encoding = False
         before, after = read.done, read.after(block)
         share = (after - before) / max(1, len(block.data))
-        for piece in _few_records(block, delimiter):
+        for piece in few_records(block, delimiter):
             end = piece.start + len(piece.data) - block.start
             yield piece._replace(done=before + share * end if piece.data else after)
 
@@ -101,14 +101,14 @@ class _Read:
         return self.done
 
 
-def _few_records(block: Block, delimiter: bytes) -> Iterator[Block]:
+def few_records(block: Block, delimiter: bytes, most: int = MOST_RECORDS) -> Iterator[Block]:
     data, start = block.data, block.start
-    if data.count(delimiter) <= MOST_RECORDS:
+    if data.count(delimiter) <= most:
         yield block
         return
     place = 0
     rest = data
-    while len(pieces := rest.split(delimiter, MOST_RECORDS)) > MOST_RECORDS:
+    while len(pieces := rest.split(delimiter, most)) > most:
         stop = len(data) - len(pieces[-1])
         last = stop == len(data)
         yield Block(

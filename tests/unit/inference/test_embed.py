@@ -271,6 +271,16 @@ def test_what_is_done_is_said(
     assert "nothing was left" not in capsys.readouterr().err
 
 
+def test_python_shows_progress_in_a_notebook(
+    folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokmill.embed(folder / "decoder", store)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(module, "live", lambda: True)
+    tokmill.embed(folder / "decoder", store)
+    assert "all vectors exist already" in capsys.readouterr().err
+
+
 def test_progress_counts_tokens(
     folder: Path, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Reading a store: records, columns and spans are what was written, wherever the shards end."""
 
+import functools
 import json
 import resource
 import subprocess
@@ -18,6 +19,7 @@ from phrase_records import PHRASES, expand, shards
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.store import manifest as layout
 from tokmill.store.schema import Column, Schema
+from tokmill.store.shards import column_buffers
 from tokmill.store.store import Spans, Store
 
 SCHEMA: Schema = {
@@ -46,6 +48,23 @@ LENGTHS = st.lists(st.lists(st.integers(0, 5), max_size=5), min_size=1, max_size
 def records_of(lengths: list[list[int]]) -> list[list[dict[str, Any]]]:
     numbers = iter(range(1000))
     return [[row(next(numbers), length) for length in shard] for shard in lengths]
+
+
+@pytest.mark.parametrize("place", ["file", "full disk"])
+def test_many_offsets_are_mapped(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file cannot be written they are held."""
+    held = token_store(tmp_path / "s", [[[1, 2], [], [3]], [], [[4] * 9]]).offsets()
+    monkeypatch.setattr(column_buffers, "MOST", 0)
+    if place != "file":
+        full = functools.partial(open, "/dev/full", "wb")
+        monkeypatch.setattr(column_buffers, "nameless_file", lambda _: full())
+    files = sorted(tmp_path.rglob("*"))
+    found = Store(tmp_path / "s").offsets()
+    assert found.tolist() == held.tolist() == [0, 2, 2, 3, 12]
+    assert found.dtype == held.dtype and found.flags.writeable == (place != "file")
+    assert sorted(tmp_path.rglob("*")) == files
 
 
 @settings(max_examples=25, deadline=None)

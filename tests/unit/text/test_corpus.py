@@ -124,13 +124,20 @@ def test_parts_are_cut_at_the_same_places_wherever_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus_module, "MAX_ITEM", 4000)
+    monkeypatch.setattr(corpus_module, "BLOCK", 1000)
+    monkeypatch.setattr(corpus_module, "MOST_WALKS", 7)
     monkeypatch.setattr(blocks, "READ", 500)
     blank = "\n".join(f"{'' if i % 5 else chr(10)}w{i % 11} w{i % 7} end" for i in range(3000))
     (tmp_path / "corpus.txt").write_text(blank)
-    small = Resources(block_bytes=1000)
-    source = CorpusSource(CorpusConfig(), [str(tmp_path / "corpus.txt")], {}, small)
+    roots = [str(tmp_path / "corpus.txt")]
+    source, other = (
+        CorpusSource(CorpusConfig(), roots, {}, Resources(block_bytes=size))
+        for size in (1000, 3000)
+    )
     [item] = source.items()
     whole = _parts(source, item)
+    # Nor does a preset move them.
+    assert _parts(other, item) == whole
     assert len(whole) > 5 and len({digest for digest, _ in whole}) == len(whole)
     assert [pair for _, pairs in whole for pair in pairs] == [
         f"corpus.txt:{i // 5}" for i in range(3000)

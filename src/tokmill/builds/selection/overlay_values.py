@@ -34,6 +34,7 @@ class OverlaySource(Source):
 
     version: ClassVar[int] = 1
     places = "record"
+    has_tokenizer: ClassVar[bool] = False
     is_overlay: ClassVar[bool] = True
     is_bounded = False
     schema: Schema = {}

@@ -13,7 +13,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError
-from tokmill.base.files import inside, make_folder, read_file
+from tokmill.base.files import inside, read_file
 from tokmill.formats import notes
 from tokmill.formats.notes import exporting
 from tokmill.store.schema import Array, joined, take_flat
@@ -52,11 +52,10 @@ class CorpusExport:
         notes.check_column(store, notes.ExportOptions(column=column))
         words = words_of(store, column)
         keys = self._keys(store)
-        folder = make_folder(out)
-        paths = [inside(folder, VOCABULARY), inside(folder, CORPUS)]
+        paths = [inside(out, VOCABULARY), inside(out, CORPUS)]
         lines = _Lines(store, column, words, keys)
         with exporting(
-            store, "corpus", self.config, folder, "corpus", files=paths, named=out
+            store, "corpus", self.config, out, "corpus", files=paths, named=out
         ) as export:
             export.put(paths[0], "".join(f"{word}\n" for word in words))
             export.put(paths[1], lines)

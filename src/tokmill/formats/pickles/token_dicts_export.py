@@ -15,7 +15,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
-from tokmill.base.files import inside, make_folder, read_file
+from tokmill.base.files import inside, read_file
 from tokmill.base.recipe import Natural
 from tokmill.formats import notes
 from tokmill.formats.notes import exporting
@@ -93,7 +93,7 @@ class TokenDictsExport:
         count = len(groups) if keys else store.records
         size = config.sequences_per_file or max(1, count)
         if config.sequences_per_file:
-            folder, name = make_folder(out), config.name
+            folder, name = out, config.name
             others = (f"{name}_*.pkl", f"{name}_*.pkl")
             paths = [inside(folder, f"{config.name}_{i}.pkl") for i in range(-(-count // size))]
         else:

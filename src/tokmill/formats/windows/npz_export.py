@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import inside, make_folder
+from tokmill.base.files import inside
 from tokmill.feed.rows import Windows
 from tokmill.formats import notes
 from tokmill.formats.notes import exporting
@@ -99,7 +99,7 @@ class NpzExport:
                 where=str(store.path),
                 hint="look at it with `tokmill inspect`: was anything built?",
             )
-        folder, name = make_folder(out), f"tokenized_{config.name}"
+        folder, name = out, f"tokenized_{config.name}"
         parts, own = self._parts(windows, name)
         inputs = {item.name for item in read_planned(store.path)}
         tokens, size, files = 0, 0, [inside(folder, file) for file, _ in parts]

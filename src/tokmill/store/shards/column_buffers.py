@@ -3,13 +3,16 @@
 A column of strings is a table of strings, or the strings in a row (`StringColumn`).
 """
 
+import mmap
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from tokmill.base.errors import MachineError
 from tokmill.base.files import machine_errors, nameless_file
 from tokmill.store.schema import Array, Strings, joined
 
@@ -118,6 +121,21 @@ class Held:
                 parts[-len(fresh) :] = [Stored(self._file, folder, place, size, fresh[0].dtype)]
                 place += size
         self._in_memory = 0
+
+
+def mapped(folder: Path, count: int, parts: Callable[[], Iterable[Array]]) -> Array:
+    """Return `count` int64 values, given in parts, as one array.
+
+    Above `MOST` bytes it is mapped from a file without a name, whose pages the system takes back
+    where memory is short; if the folder cannot be written, it is held.
+    """
+    if 8 * count > MOST:
+        with suppress(MachineError), machine_errors("write", folder), nameless_file(folder) as file:
+            for part in parts():
+                file.write(part.data)
+            file.flush()
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.int64)
+    return np.concatenate([*parts()])
 
 
 def pieces(parts: Iterable[Part]) -> Iterator[Array]:
