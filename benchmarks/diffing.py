@@ -1,6 +1,6 @@
 """Diffing of programs: tokmill beside qbindiff and simple answers, functions against the truth.
 
-Both programs are stripped; the truth is in their debug information (docs/diffing-protocol.md).
+Both programs are stripped; the truth is in their debug information (see diffing-protocol.md).
 qbindiff reads `.BinExport` files of the same graphs, in a process of its own with limits. Its
 answers are kept below CACHE/diffing/answers by the digests of both programs, and what was judged
 below CACHE/diffing/results by these and that of tokmill's code, so a run that was stopped goes on.
@@ -325,9 +325,10 @@ def main(
         print(pair.program, pair.kind, *(f"{k} {v.f1:.3f}" for k, v in done.scores.items()),
               flush=True)  # fmt: skip
     return [
-        "F1 of functions by the protocol of docs/diffing-protocol.md: both programs stripped, no "
-        "name is looked at. Programs with a star were looked at while features and the weights of "
-        "tables of pointers were chosen; the other weights were fitted on none of these.",
+        "F1 of functions by the protocol of benchmarks/diffing-protocol.md: both programs "
+        "stripped, no name is looked at. Programs with a star were looked at while features and "
+        "the weights of tables of pointers were chosen; the other weights were fitted on none of "
+        "these.",
         "",
         *means(results, NAMES),
         "",

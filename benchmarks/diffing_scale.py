@@ -124,7 +124,7 @@ def labels(a: Sequence[str], b: Sequence[str], count: int) -> tuple[Array, Array
 
 
 def judge(own: tuple[Array, Array], i: Array, j: Array) -> Score:
-    """Return how many matches are right, wrong and lost, as docs/diffing-protocol.md says."""
+    """Return how many matches are right, wrong and lost, as benchmarks/diffing-protocol.md says."""
     one, other = own[0][i], own[1][j]
     right = int(((one == other) & (one >= 0)).sum())
     judged = int(((one >= 0) | (other >= 0)).sum())

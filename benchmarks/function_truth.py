@@ -1,6 +1,6 @@
 """Which functions of two programs are the same, by the names in their debug information.
 
-docs/diffing-protocol.md says how matches are judged by it.
+benchmarks/diffing-protocol.md says how matches are judged by it.
 """
 
 from __future__ import annotations

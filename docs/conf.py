@@ -11,7 +11,7 @@ project = html_title = "tokmill"
 extensions = ["myst_parser"]
 include_patterns = [
     "docs/*.md", "docs/log/*.md", "docs/training/*.md", "docs/tutorials/*.md", "*.md",
-    "build-cache/reference/*.md", "benchmarks/RESULTS.md", "benchmarks/gpu/README.md",
+    "build-cache/reference/*.md", "benchmarks/*.md", "benchmarks/gpu/README.md",
 ]  # fmt: skip
 root_doc = "docs/index"
 myst_heading_anchors = 4

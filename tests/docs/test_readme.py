@@ -97,7 +97,7 @@ def test_the_python_of_the_readme_runs(repository: Path, corpus: Any, tmp_path: 
     "page",
     [
         *("python.md", "loaders.md", "parts.md", "programs.md", "x86-tokens.md"),
-        *("x86-vocabularies.md", "embeddings.md", "pairs.md", "diffing.md", "mining.md"),
+        *("x86-vocabularies.md", "embeddings.md"),
     ],
 )
 def test_python_pages_run(page: str, repository: Path, corpus: Any, tmp_path: Path) -> None:

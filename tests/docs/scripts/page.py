@@ -1,7 +1,7 @@
 """docs/coming-from-the-scripts.md as rows and commands, and what plays them.
 
 The page has a section for each system. Its tables have a row for each item of the system's own
-documentation, and the columns `document`, `here`, `better`, `differs`.
+documentation, and the columns `document`, `here`, `notes`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tokmill
 from tokmill.cli import main
 
 PAGE = Path(__file__).parents[3] / "docs/coming-from-the-scripts.md"
-COLUMNS = ("document", "here", "better", "differs")
+COLUMNS = ("document", "here", "notes")
 CODE = re.compile(r"`([^`]+)`")
 RUNS = re.compile(r"tokmill [a-z-]+ .*|(?:(?:list|dict|len)\()?(?:tokmill|numpy)\..*")
 """Whole commands and expressions run; `tokmill train` alone is a mention."""
@@ -61,16 +61,15 @@ SCRIPTS = {
 
 @dataclass(frozen=True)
 class Row:
-    """An item of a system's documentation: four cells of markdown."""
+    """An item of a system's documentation: three cells of markdown."""
 
     document: str
     here: str
-    better: str
-    differs: str
+    notes: str
 
     @property
     def text(self) -> str:
-        return " ".join((self.document, self.here, self.better, self.differs))
+        return " ".join((self.document, self.here, self.notes))
 
 
 def section(system: str) -> list[Row]:

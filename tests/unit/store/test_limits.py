@@ -1,4 +1,4 @@
-"""The numbers of docs/scaling.md at their edges; large files are holes."""
+"""The numbers of docs/how-long.md at their edges; large files are holes."""
 
 from fractions import Fraction
 from pathlib import Path
