@@ -120,7 +120,7 @@ def _ones(matrix: Any) -> Any:
 
 SMALL, DEPTH = 64, 3
 """Instructions of functions that may be inlined; how far calls are followed."""
-NEAREST, AT_ONCE = 8, 1 << 15
+NEAREST, AT_ONCE = 8, 1 << 11
 """Candidates of each function; pairs whose sketches are held at once."""
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import row_sums
@@ -42,15 +41,13 @@ def sketch(matrix: Any, width: int, seed: int) -> Array:
     A column goes to one of `width` places with one of two signs (Charikar, Chen and
     Farach-Colton 2002), by a hash of its number.
     """
-    sparse = plugins.require("scipy.sparse")
-    columns = np.arange(matrix.shape[1])
-    hashed = mix(columns.astype(np.uint64) + mix(np.asarray([seed], np.uint64)))
+    columns = np.arange(matrix.shape[1], dtype=np.uint64)
+    hashed = mix(columns + mix(np.asarray([seed], np.uint64)))
     sign = np.where(hashed & np.uint64(1), 1, -1).astype(np.float32)
-    place = ((hashed >> np.uint64(1)) % np.uint64(width)).astype(np.int64)
-    project = sparse.csr_array(
-        (sign, place, np.arange(len(columns) + 1)), shape=(len(columns), width)
-    )
-    return np.asarray((matrix @ project).toarray(), np.float32)
+    place = ((hashed >> np.uint64(1)) % np.uint64(width)).astype(matrix.indices.dtype)
+    entries = matrix.data * sign[matrix.indices], place[matrix.indices], matrix.indptr
+    # Entries of a row in the same place are added, in the order of the row.
+    return type(matrix)(entries, shape=(matrix.shape[0], width)).toarray()
 
 
 def nearest_rows(a: Array, b: Array, k: int) -> tuple[Array, Array]:
