@@ -6,15 +6,15 @@ constants between instructions, so places that instructions use as data are kept
 
 from __future__ import annotations
 
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, expand, member
+from tokmill.x86.image.image import Program, distinct, member
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import LONGEST, PREFIX, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
-from tokmill.x86.lift.switches.jump_tables import Tables
+from tokmill.x86.lift.switches.jump_tables import Table, Tables
 
 ALIGNMENT = 16
 """Optimising compilers align functions to this."""
@@ -166,34 +166,6 @@ def opcodes(instructions: Instructions, rows: Array) -> tuple[Array, Array]:
     return data[at], data[at + 1]
 
 
-def range_gaps(ways: Ways, ranges: Ranges) -> Array:
-    """Return the beginnings (offsets) of unreached code in ranges."""
-    instructions = ways.instructions
-    begin, end = gaps(ways)
-    # A gap may overlap several ranges.
-    first = np.searchsorted(ranges.stop, begin, side="right")
-    last = np.searchsorted(ranges.start, end)
-    count = np.maximum(last - first, 0)
-    number = expand(first, count)
-    begin = np.maximum(np.repeat(begin, count), ranges.start[number])
-    end = np.minimum(np.repeat(end, count), ranges.stop[number])
-    begin, end = begin[end > begin], end[end > begin]
-    # After an instruction that does not fall through, something new begins.
-    fresh = instructions.start[np.minimum(ways.last + 1, len(instructions.start) - 1)]
-    low, high = np.searchsorted(fresh, begin, side="right"), np.searchsorted(fresh, end)
-    count = np.maximum(high - low, 0)
-    begin = np.concatenate([begin, fresh[expand(low, count)]])
-    end = np.concatenate([end, np.repeat(end, count)])
-    begin = skip_padding(instructions, begin, end)
-    begin, end = begin[begin < end], end[begin < end]
-    keep = np.ones(len(begin), bool)
-    rows = instructions.row(begin)
-    known = np.flatnonzero(rows >= 0)
-    stop = ways.last[ways.run(rows[known])]
-    keep[known] = instructions.flow[stop] != Flow.INVALID
-    return distinct(begin[keep])
-
-
 NUMBERS = (0, 1, 2, 4)
 """Possible bytes of an immediate after the displacement of an instruction."""
 LEA, SIB = 0x8D, 0x25
@@ -279,7 +251,6 @@ def _reached(ways: Ways, offsets: Array) -> Array:
 
 def _is_base(instructions: Instructions, row: int, register: int) -> bool:
     """Return whether code after a row uses the register that the row sets as an address."""
-    iced = plugins.require("iced_x86")
     register += iced.Register.RAX
     full, access = iced.RegisterExt.full_register, iced.OpAccess
     info = iced.InstructionInfoFactory()
@@ -343,6 +314,15 @@ class Findings:
         offsets = self.code.offset(np.concatenate(found))
         offsets = np.concatenate([offsets, self.ranges.unwind_start])
         return distinct(offsets[offsets >= 0])
+
+    def note_table(self, jump: int, table: Table) -> None:
+        """Keep the table of the jump at an offset; between code it is data."""
+        self.jumps.append(np.full(len(table.targets), jump))
+        self.targets.append(table.targets)
+        self.entries[table.address] = table.size, table.entries
+        begin = self.code.offset(np.asarray([table.address], np.uint64))
+        if table.size and begin[0] >= 0:
+            self.code.add_data(begin, begin + table.size)
 
     def jump_tables(self) -> tuple[Array, Array]:
         """Return pairs of offsets: a resolved indirect jump, and one of its targets."""

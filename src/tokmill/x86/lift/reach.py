@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program, distinct, expand, member, without
 from tokmill.x86.lift.decode import DIRECT, FALLS, Flow, Instructions
@@ -351,8 +351,7 @@ def _status(program: Program, instructions: Instructions, rows: Array) -> Array:
 
     The straight code before a call is executed, from where other code may jump into it.
     """
-    iced = plugins.require("iced_x86").Register
-    register = iced.RCX if program.form == "PE" else iced.RDI
+    register = iced.Register.RCX if program.form == "PE" else iced.Register.RDI
     leads = DIRECT[instructions.flow[instructions.transfer]]
     entered = instructions.marks(instructions.code.offset(instructions.target[leads]))
     goes_on = np.isin(instructions.flow, (Flow.NEXT, Flow.CALL, Flow.CALL_INDIRECT))

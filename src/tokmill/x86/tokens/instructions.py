@@ -7,12 +7,12 @@ import functools
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import iced_x86 as iced
 import msgspec
 import numpy as np
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder, write_file
 from tokmill.builds.scan import FolderOptions
@@ -22,9 +22,6 @@ from tokmill.x86.graphs.lifting import Seen, find_inputs, look_at
 from tokmill.x86.tokens.canonical import LONGEST, names
 from tokmill.x86.tokens.vocabularies.count import nothing_read, parts
 
-if TYPE_CHECKING:
-    from iced_x86 import Formatter
-
 COLUMNS = ("text", "bytes", "code", "bits", "count", "programs")
 KEY = np.dtype(f"S{LONGEST + 1}")
 """Bytes of an instruction, zeros, and its length: never 0, so numpy does not strip zeros."""
@@ -33,10 +30,9 @@ ROWS = 1 << 14
 
 
 @functools.cache
-def intel() -> Formatter:
+def intel() -> iced.Formatter:
     """Return a formatter whose text is like that of capstone."""
-    iced = plugins.require("iced_x86")
-    formatter: Formatter = iced.Formatter(iced.FormatterSyntax.INTEL)
+    formatter: iced.Formatter = iced.Formatter(iced.FormatterSyntax.INTEL)
     formatter.hex_prefix, formatter.hex_suffix = "0x", ""
     formatter.uppercase_hex = formatter.add_leading_zero_to_hex_numbers = False
     formatter.rip_relative_addresses = True
@@ -164,7 +160,7 @@ def _rows(tables: dict[Literal[32, 64], _Table]) -> Iterator[list[tuple[Any, ...
     programs = np.concatenate([tables[width].programs for width in widths])
     order = np.lexsort((-bits, keys, -counts))
     code_names, formatter = names("Code"), intel()
-    decoders = plugins.require("iced_x86").Decoder
+    decoders = iced.Decoder
     for first in range(0, len(order), ROWS):
         rows = order[first : first + ROWS]
         found = []

@@ -12,9 +12,9 @@ from array import array
 from itertools import chain
 from typing import Any, NamedTuple
 
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array, id_dtype
 from tokmill.x86.tokens.canonical import LONGEST, canonical_words
 from tokmill.x86.tokens.rules import COLUMNS, ONCE, DecodeError, Tokens, make_rules, not_decoded
@@ -237,7 +237,7 @@ class Templates:
         raw = keys.view(np.uint8)
         sizes = raw[:, LONGEST]
         code = raw[np.arange(LONGEST + 1) < sizes[:, None]].tobytes()
-        decoder = plugins.require("iced_x86").Decoder(self.bits, code)
+        decoder = iced.Decoder(self.bits, code)
         contents = []
         for row, size, instruction in zip(rows.tolist(), sizes.tolist(), decoder, strict=False):
             if not instruction or len(instruction) != size:

@@ -7,14 +7,12 @@ part. All names are those of iced-x86's enumerations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from tokmill import plugins
+import iced_x86 as iced
+
 from tokmill.x86.tokens.canonical import flags, full_registers, names, operand_kinds
 from tokmill.x86.tokens.rules import Runs, Tokens
-
-if TYPE_CHECKING:
-    from iced_x86 import Instruction, InstructionInfo
 
 NOTHING = "-"
 """The token for no register, no access, no operand or no flag."""
@@ -81,7 +79,6 @@ class TokmillRules:
 
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits
-        iced = plugins.require("iced_x86")
         # In 64-bit code the other segments begin at 0, and their prefixes have no effect.
         self.segments = SEGMENTS if bits == 32 else ("FS", "GS")
         self.info = iced.InstructionInfoFactory().info
@@ -89,8 +86,8 @@ class TokmillRules:
         self.memory_size = iced.MemorySizeExt.size
         self.register_number = {name: value for value, name in enumerate(names("Register"))}
 
-    def tokens(self, instruction: Instruction) -> Tokens:
-        info: InstructionInfo = self.info(instruction)
+    def tokens(self, instruction: iced.Instruction) -> Tokens:
+        info: iced.InstructionInfo = self.info(instruction)
         used = _used(info)
         line = _Line()
         for prefix in self._prefixes(instruction):
@@ -120,7 +117,7 @@ class TokmillRules:
             "eflag": flags(instruction) or NOTHING,
         }
 
-    def _prefixes(self, instruction: Instruction) -> list[str]:
+    def _prefixes(self, instruction: iced.Instruction) -> list[str]:
         found = [
             instruction.has_lock_prefix,
             instruction.has_rep_prefix,
@@ -131,7 +128,7 @@ class TokmillRules:
         return [prefix for prefix, there in zip(PREFIXES, found, strict=True) if there]
 
     def _memory(
-        self, line: _Line, instruction: Instruction, used: Used, kind: str, access: str
+        self, line: _Line, instruction: iced.Instruction, used: Used, kind: str, access: str
     ) -> None:
         line.add(SIZE_WORDS.get(self.memory_size(instruction.memory_size), ANY_SIZE), access=access)
         if instruction.is_broadcast:
@@ -155,7 +152,7 @@ class TokmillRules:
                 line.add(SCALES[instruction.memory_index_scale])
         self._displacement(line, instruction, alone=not (base or index))
 
-    def _displacement(self, line: _Line, instruction: Instruction, alone: bool) -> None:
+    def _displacement(self, line: _Line, instruction: iced.Instruction, alone: bool) -> None:
         """Add the displacement, unless it is a 0 that only the encoding requires."""
         size, value = instruction.memory_displ_size, instruction.memory_displacement
         if not size:
@@ -171,7 +168,7 @@ class TokmillRules:
         if alone or token != "0":
             line.add(token)
 
-    def _decorators(self, line: _Line, instruction: Instruction) -> None:
+    def _decorators(self, line: _Line, instruction: iced.Instruction) -> None:
         line.begin(DECORATOR)
         if instruction.has_op_mask:
             line.add_register(instruction.op_mask, "READ")
@@ -183,7 +180,7 @@ class TokmillRules:
             line.add(SAE)
 
 
-def _numbers(instruction: Instruction, place: int, kind: str, operand: str) -> list[str]:
+def _numbers(instruction: iced.Instruction, place: int, kind: str, operand: str) -> list[str]:
     """Return the token of a number operand, or the two of a far pointer."""
     if kind in IMMEDIATES:
         bits = IMMEDIATES[kind]
@@ -254,7 +251,7 @@ def _larger(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return max(one[0], other[0]), max(one[1], other[1])
 
 
-def _used(info: InstructionInfo) -> Used:
+def _used(info: iced.InstructionInfo) -> Used:
     used: Used = {}
     full_register, access = full_registers(), names("OpAccess")
     for entry in info.used_registers():

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.lift.decode import LONGEST, PREFIX
 
@@ -226,7 +226,7 @@ def _scale(
     """Set the short displacements of EVEX, which count units that each opcode has of its own."""
     if not len(rows):
         return
-    decoder = plugins.require("iced_x86").Decoder
+    decoder = iced.Decoder
     cells = data[start[rows][:, None] + np.arange(LONGEST)]
     cells[np.arange(LONGEST) >= length[rows][:, None]] = 0
     different, number = np.unique(cells, axis=0, return_inverse=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tokmill import plugins
+import iced_x86 as iced
 
 MOST_TERMS = 4
 LARGEST_INDEX = 1 << 31
@@ -92,7 +92,6 @@ class Path:
         thunks: Mapping[int, int],
         gates: Mapping[int, int],
     ) -> None:
-        self.iced = iced = plugins.require("iced_x86")
         self.word = bits // 8
         self.registers = dict(registers)
         self.thunks = thunks
@@ -155,14 +154,14 @@ class Path:
 
     def operand(self, instruction: Any, number: int) -> Value:
         kind = instruction.op_kind(number)
-        kinds = self.iced.OpKind
+        kinds = iced.OpKind
         if kind == kinds.REGISTER:
             return self._register(instruction.op_register(number))
         if kind == kinds.MEMORY:
             address = self._memory_address(instruction)
             result = self.memory.get(address)
             if result is None:
-                size = self.iced.MemorySizeExt.size(instruction.memory_size)
+                size = iced.MemorySizeExt.size(instruction.memory_size)
                 result = Value(0, ((Load(address, size), 1),))
             return result
         if kind in (kinds.FAR_BRANCH16, kinds.FAR_BRANCH32):
@@ -174,7 +173,7 @@ class Path:
         return Value(value - (1 << bits) if value >> (bits - 1) else value)
 
     def _register(self, register: int) -> Value:
-        full = self.iced.RegisterExt.full_register(register)
+        full = iced.RegisterExt.full_register(register)
         found = self.registers.get(full)
         return Value(0, ((Start(full), 1),)) if found is None else found
 
@@ -199,15 +198,15 @@ class Path:
     def _set(self, instruction: Any, value: Value) -> None:
         if len(value.terms) > MOST_TERMS:
             value = self._other()
-        if instruction.op0_kind == self.iced.OpKind.REGISTER:
-            self.registers[self.iced.RegisterExt.full_register(instruction.op0_register)] = value
-        elif instruction.op0_kind == self.iced.OpKind.MEMORY:
+        if instruction.op0_kind == iced.OpKind.REGISTER:
+            self.registers[iced.RegisterExt.full_register(instruction.op0_register)] = value
+        elif instruction.op0_kind == iced.OpKind.MEMORY:
             self.memory[self._memory_address(instruction)] = value
 
     def _move(self, instruction: Any) -> None:
         value = self.operand(instruction, 1)
         bits = 8 * self._size(instruction, 1)
-        if instruction.mnemonic == self.iced.Mnemonic.MOVZX:
+        if instruction.mnemonic == iced.Mnemonic.MOVZX:
             known = self.limits.get(value.terms[0][0]) if len(value.terms) == 1 else None
             if len(value.terms) != 1 or value.terms[0][1] != 1:
                 value = self._other()
@@ -222,9 +221,9 @@ class Path:
         self._set(instruction, value)
 
     def _size(self, instruction: Any, number: int) -> int:
-        if instruction.op_kind(number) == self.iced.OpKind.REGISTER:
-            return int(self.iced.RegisterExt.size(instruction.op_register(number)))
-        return int(self.iced.MemorySizeExt.size(instruction.memory_size))
+        if instruction.op_kind(number) == iced.OpKind.REGISTER:
+            return int(iced.RegisterExt.size(instruction.op_register(number)))
+        return int(iced.MemorySizeExt.size(instruction.memory_size))
 
     def _address(self, instruction: Any) -> None:
         self._set(instruction, self._memory_address(instruction))
@@ -296,11 +295,11 @@ class Path:
         if instruction.rflags_modified:
             self._compared = None
         for used in self._info.info(instruction).used_registers():
-            access, kinds = used.access, self.iced.OpAccess
+            access, kinds = used.access, iced.OpAccess
             if access not in (kinds.READ, kinds.COND_READ, kinds.NONE, kinds.NO_MEM_ACCESS):
-                full = self.iced.RegisterExt.full_register(used.register)
+                full = iced.RegisterExt.full_register(used.register)
                 self.registers[full] = self._other()
-        if instruction.op_count and instruction.op0_kind == self.iced.OpKind.MEMORY:
+        if instruction.op_count and instruction.op0_kind == iced.OpKind.MEMORY:
             self.memory.pop(self._memory_address(instruction), None)
 
     def _borrow(self, instruction: Any) -> None:
