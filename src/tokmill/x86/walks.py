@@ -15,7 +15,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from tokmill.base.errors import UsageError
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import BlockPlaces, Edge, Graph
@@ -24,8 +23,6 @@ from tokmill.x86.image.image import distinct, owners
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 AT_ONCE = 1 << 22
 """Most tokens of the walks that are drawn at a time: what they visit is in memory."""
-MOST_WALKS, MOST_BLOCKS = 1 << 16, 1 << 30
-"""Most walks from a block, and most blocks of a walk; a walk's number in its function is u4."""
 MOST_STEPS = 4
 """Most steps of a walk, as a multiple of its tokens: nodes without tokens may form a cycle."""
 _STEP = np.asarray(0x9E3779B97F4A7C15, np.uint64)
@@ -67,15 +64,6 @@ class WalkGraph:
     entry: Array
     """(F,) i8: the block at which each function begins."""
     flow: Flow
-
-
-def check_counts(walks: int, walk_blocks: int) -> None:
-    """Raise `UsageError` for a number of walks or of blocks that is out of range."""
-    if not 1 <= walks <= MOST_WALKS or not 0 <= walk_blocks <= MOST_BLOCKS:
-        raise UsageError(
-            f"walks = {walks}, walk_blocks = {walk_blocks}",
-            hint=f"1 to {MOST_WALKS:,} walks; 0 to {MOST_BLOCKS:,} blocks",
-        )
 
 
 def flow_of(graph: Graph, weight: str = "uniform") -> Flow:

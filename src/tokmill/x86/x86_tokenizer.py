@@ -109,7 +109,7 @@ class X86Tokenizer:
             UsageError: `unit` is not known.
         """
         check_name("no unit is", unit, get_args(Unit))
-        cutting = Cutting(unit, ALL, min_tokens, walking or Walking())
+        cutting = Cutting(unit, ALL, min_tokens, walking)
         for graph in graphs_of_path(path):
             key = Key("", graph.program, "", "", "")
             for batch in records_of(graph, key, self.templates(graph.bits), cutting):

@@ -105,7 +105,7 @@ def lift_files(
     kind of file.
     """
     started = time.monotonic()
-    check_lifter(lifter)
+    check_name("no lifter is", lifter, plugins.LIFTERS)
     single = out.suffix in (SUFFIX, LINES)
     if out.is_file() and not single:
         raise UsageError(
@@ -200,11 +200,6 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
     graph.program = file.name
     graph.compiler, graph.level = made_by(file.path)
     return graph
-
-
-def check_lifter(name: str) -> None:
-    """Refuse a lifter that is not known."""
-    check_name("no lifter is", name, plugins.LIFTERS)
 
 
 def lifter_version(lifter: str) -> str:

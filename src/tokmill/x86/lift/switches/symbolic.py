@@ -172,7 +172,7 @@ class Path:
         bits = 32 if short else 64
         return Value(value - (1 << bits) if value >> (bits - 1) else value)
 
-    def _register(self, register: int) -> Value:
+    def _register(self, register: Any) -> Value:
         full = iced.RegisterExt.full_register(register)
         found = self.registers.get(full)
         return Value(0, ((Start(full), 1),)) if found is None else found
@@ -315,7 +315,7 @@ class Path:
             less = right == Value(0) or left == Value(-1)
             self._compared = low._replace(half="<" if less else ">=")
 
-    def _branch(self, condition: int, taken: bool) -> None:
+    def _branch(self, condition: Any, taken: bool) -> None:
         """Set limits of the compared value after a conditional branch."""
         if self._compared is None or condition not in self._relations:
             return
