@@ -1,7 +1,5 @@
 """The source `bbv`: executions as sequences of (block, instructions), a record an interval."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ ends the child is a result too, with a status of its own, and never a speed-up. 
 a schedule is measured first: how long a schedule may take follows from its time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """What a trained policy is worth on modules: without any measurement, and as the best of some."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Intervals of means by drawing units (functions, projects) again, all of a unit together."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tokmill.store.schema import Array

@@ -1,7 +1,5 @@
 """A whole evaluation: every row of the report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec

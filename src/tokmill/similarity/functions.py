@@ -132,8 +132,7 @@ def _blocks(shard: Any) -> Array:
         if "border" not in shard:
             return np.full(len(ends) - 1, -1, np.int64)
         begins = np.concatenate([[0], np.cumsum(shard["border"] & 2 > 0)])
-    result: Array = begins[ends[1:]] - begins[ends[:-1]]
-    return result
+    return begins[ends[1:]] - begins[ends[:-1]]
 
 
 def _sums(values: Array, record: Array, count: int) -> Array:
@@ -156,8 +155,7 @@ def _of_records(store: Store, names: dict[str, Coded]) -> Array:
         key.append(store.column("address"))
     for values in key:
         begins[1:] |= values[1:] != values[:-1]
-    result: Array = np.cumsum(begins) - 1
-    return result
+    return np.cumsum(begins) - 1
 
 
 def numbers_of(columns: Sequence[Array]) -> Array:
@@ -178,8 +176,7 @@ def _in_order(numbers: Array) -> Array:
     _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
-    result: Array = rank[place.reshape(-1)]
-    return result
+    return rank[place.reshape(-1)]
 
 
 def _named(store: Store, function: Coded) -> Array:

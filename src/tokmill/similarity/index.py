@@ -4,8 +4,6 @@ It is a safetensors file, whose metadata hold the facts. One rename puts it in i
 reader sees the old index or the new one.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Iterator

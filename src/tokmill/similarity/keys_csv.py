@@ -1,7 +1,5 @@
 """A table of functions in a CSV file, a line a vector."""
 
-from __future__ import annotations
-
 import csv
 import re
 import sys

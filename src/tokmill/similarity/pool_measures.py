@@ -13,8 +13,6 @@ Negatives that score as the match does are put in a random order with it: of t t
 rank above the match, each with probability 1 / (t + 1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -314,8 +312,7 @@ class _Means:
         """Return the value of a column, or of its difference from another."""
 
         def of(means: Array) -> Array:
-            result: Array = means[..., column] - (0 if less is None else means[..., less])
-            return result
+            return means[..., column] - (0 if less is None else means[..., less])
 
         functions, projects = (None if one is None else interval(of(one)) for one in self.drawn)
         return Value(float(of(self.means)), functions, projects)

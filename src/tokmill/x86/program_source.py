@@ -1,7 +1,5 @@
 """The source `x86`: from programs, or graphs of them, to records of six streams."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property

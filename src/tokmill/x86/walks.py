@@ -5,8 +5,6 @@ it does not depend on other walks. In the graph of one program it stays in its f
 over calls. `tokmill.x86.merged` makes the graph of two programs.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,8 +80,7 @@ def walked(graph: Graph) -> Array:
     """Return which edges lead on within a function, or to another by a jump: (E,) bool."""
     # 0 is an address, except for an indirect jump.
     known = (graph.edge_kind != Edge.INDIRECT) | (graph.edge_target != 0)
-    result: Array = np.isin(graph.edge_kind, WALKED) & known
-    return result
+    return np.isin(graph.edge_kind, WALKED) & known
 
 
 def flow_of_edges(source: Array, target: Array, nodes: int, weight: str) -> Flow:

@@ -1,8 +1,6 @@
 """Encode programs and bytes as ids, and decode them, in memory: like `build x86`, without a
 store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self, get_args

@@ -1,7 +1,5 @@
 """`tokmill bbv`: execution profiles of programs that run here, and files of basic block vectors."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -260,8 +258,7 @@ def _trained(store: Store, signatures: str, records: Ints, quiet: bool) -> Float
 
         signatures = embed_store(signatures, store.path, quiet=quiet).overlay
         say(f"{store.path}: overlay {signatures}")
-    units: Floats = VectorTable(store, signatures).units(records).astype(np.float64) / 2048
-    return units
+    return VectorTable(store, signatures).units(records).astype(np.float64) / 2048
 
 
 def _write(out: Path, shared: Shared, executions: Executions) -> None:

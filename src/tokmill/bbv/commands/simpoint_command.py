@@ -1,7 +1,5 @@
 """`tokmill simpoint`: intervals that stand for a program."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`tokmill simpoint`: points of a program's file of block vectors, and what they estimate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

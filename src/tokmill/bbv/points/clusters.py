@@ -1,7 +1,5 @@
 """Weighted k-means with restarts, and how many clusters there are by BIC, as SimPoint chooses."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 
@@ -112,8 +110,7 @@ def nearest(labels: Ints, distances: Floats, weights: Floats) -> Ints:
     small = weights < TINY * usual[labels]
     # The last key of `lexsort` counts first.
     order = np.lexsort((np.arange(len(labels)), distances, small, labels))
-    firsts: Ints = order[np.searchsorted(labels[order], np.arange(len(sums)))]
-    return firsts
+    return order[np.searchsorted(labels[order], np.arange(len(sums)))]
 
 
 def different(points: Floats, enough: int) -> int:

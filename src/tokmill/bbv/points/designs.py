@@ -5,8 +5,6 @@ chapters 5, 8 and 9A). One with so many instructions that it would be drawn twic
 certain.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 
@@ -85,8 +83,7 @@ def _steps(shares: Floats, count: int, random: Random) -> Ints:
     ends = np.cumsum(shares)
     marks = (random.random() + np.arange(count)) / count * ends[-1]
     places = np.searchsorted(ends, marks, side="right")
-    result: Ints = np.minimum(places, len(shares) - 1).astype(np.int64)
-    return result
+    return np.minimum(places, len(shares) - 1).astype(np.int64)
 
 
 def two_phase(population: Population, n: int, random: Random) -> Sample:
@@ -157,8 +154,7 @@ def _means(population: Population, labels: Ints, heavy: Floats) -> Floats:
     """Return the mean of each stratum, (strata, columns)."""
     sums = np.zeros((len(heavy), population.features.shape[1]))
     np.add.at(sums, labels, population.shares[:, None] * population.features)
-    means: Floats = sums / heavy[:, None]
-    return means
+    return sums / heavy[:, None]
 
 
 @functools.lru_cache(maxsize=8)

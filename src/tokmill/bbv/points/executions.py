@@ -236,8 +236,7 @@ def _scaled(points: Floats, weights: Floats, *, whole: bool) -> Floats:
     if whole:
         return centred / max(float(np.linalg.norm(spread)), 1e-300)
     kept = spread > 1e-12
-    scaled: Floats = centred[:, kept] / spread[kept] / np.sqrt(max(1, int(kept.sum())))
-    return scaled
+    return centred[:, kept] / spread[kept] / np.sqrt(max(1, int(kept.sum())))
 
 
 def mnemonic_mix(store: Store, executions: Executions) -> Floats:
@@ -264,5 +263,4 @@ def mnemonic_mix(store: Store, executions: Executions) -> Floats:
     totals = np.asarray(mix.sum(axis=1)).reshape(-1)
     mix.data = np.sqrt(mix.data / np.repeat(np.maximum(totals, 1e-300), np.diff(mix.indptr)))
     rows_of = projection_rows(np.arange(width), MIX_DIMENSIONS, PROJECTION_SEED).astype(np.float64)
-    projected: Floats = np.asarray(mix @ (rows_of / (1 << BITS)))
-    return projected
+    return np.asarray(mix @ (rows_of / (1 << BITS)))

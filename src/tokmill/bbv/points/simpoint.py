@@ -4,8 +4,6 @@ Intervals with similar block vectors behave alike. They are clustered; the inter
 centre of each cluster is its simulation point, weighted by the instructions of the cluster.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,5 +188,4 @@ def project(
     parts = data, vectors.indices, vectors.indptr
     shares = plugins.require("scipy.sparse").csr_matrix(parts, vectors.shape)
     sums = np.asarray(shares @ projection_rows(np.asarray(ids), dimensions, seed))
-    result: Floats = sums.astype(np.float64) / float(WHOLE << BITS)
-    return result
+    return sums.astype(np.float64) / float(WHOLE << BITS)

@@ -1,7 +1,5 @@
 """Profile a program that runs here: block vectors, CPI and miss rates of the same intervals."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -7,8 +7,6 @@ poolings and what works element by element take the new layout. Weights are tran
 IREE does when it loads them; filters that are arguments are transposed in each run.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

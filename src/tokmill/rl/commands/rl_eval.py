@@ -1,7 +1,5 @@
 """`tokmill rl eval`."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated, Any, cast

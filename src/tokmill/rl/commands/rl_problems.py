@@ -4,8 +4,6 @@
 result takes the place of the earlier one as a whole; other files are never replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

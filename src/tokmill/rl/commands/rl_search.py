@@ -1,7 +1,5 @@
 """`tokmill rl search`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`tokmill similarity`: eval, score; query and index are in `similarity_query`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

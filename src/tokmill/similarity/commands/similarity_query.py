@@ -1,7 +1,5 @@
 """`tokmill similarity query` and `index`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How an evaluation of similarity is printed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tokmill.base.progress import human_count

@@ -1,7 +1,5 @@
 """The vectors of a store's records: of runs and files, and of baselines."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

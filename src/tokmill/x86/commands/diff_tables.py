@@ -1,7 +1,5 @@
 """What `tokmill diff` prints."""
 
-from __future__ import annotations
-
 from tokmill.base.errors import plain
 from tokmill.base.progress import human_count, human_share
 from tokmill.terminal.output import print_table

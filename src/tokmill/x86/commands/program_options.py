@@ -1,7 +1,5 @@
 """Options and reports of the commands that read programs."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping

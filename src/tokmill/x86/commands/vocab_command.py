@@ -1,7 +1,5 @@
 """`tokmill vocab`: make, convert and compress vocabularies of x86 columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`tokmill vocab export|import|compress`: changes and conversions of vocabularies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any

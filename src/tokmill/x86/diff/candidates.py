@@ -1,7 +1,5 @@
 """Candidates: pairs of functions that are worth comparing, a few for each function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

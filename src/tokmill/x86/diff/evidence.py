@@ -1,7 +1,5 @@
 """Evidence for a pair of functions: by themselves, and by their neighbours in calls and layout."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,8 +106,7 @@ def _covered(a: Weighted, b: Weighted, i: Array, j: Array, there: str) -> Array:
     ):
         share = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
         shares.append(np.maximum(share, 0))
-    result: Array = np.sqrt(shares[0] * shares[1])
-    return result
+    return np.sqrt(shares[0] * shares[1])
 
 
 def _ones(matrix: Any) -> Any:

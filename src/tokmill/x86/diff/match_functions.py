@@ -1,7 +1,5 @@
 """Matches functions of two programs: evidence, rounds of support by neighbours, an assignment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,8 +160,7 @@ class _Matcher:
         loss = lost_together((self.a.calls, self.b.calls), pairs, chosen, instead, loss)
         # The factors fit programs that were learned from.
         share = (1 / (1 + 1.01 * np.exp(-2 * loss))).astype(np.float32)
-        sure: Array = np.minimum(probability[chosen], share)
-        return sure
+        return np.minimum(probability[chosen], share)
 
     def around(self, pairs: Pairs, probability: Array) -> Array:
         """Return the evidence of the neighbours of pairs."""
@@ -180,8 +177,7 @@ class _Matcher:
             most = np.full(size, -np.inf, np.float32)
             np.maximum.at(most, function[~same], layer[~same])
             layer[same] = np.maximum(layer[same], most[function[same]])
-        logit: Array = linear + layer + np.float32(LATER_BIAS)
-        return logit
+        return linear + layer + np.float32(LATER_BIAS)
 
     def candidates(self) -> list[tuple[Array, Array]]:
         """Return pairs that are similar, of functions that are in no given pair."""
@@ -262,8 +258,7 @@ class _Matcher:
         table = np.stack(list(sums.values()))
         found = np.asarray(list(sums), np.uint8)[table.argmax(0)]
         found[table.max(0) <= 0] = Reason.STRUCTURE
-        reason: Array = found
-        return reason
+        return found
 
 
 def _around(a: Any, b: Any, i: Array, j: Array) -> tuple[Array, Array]:
@@ -287,8 +282,7 @@ def compete(pairs: Pairs, logit: Array) -> Array:
     row = np.bincount(pairs.i, odds, pairs.rows)
     column = np.bincount(pairs.j, odds, pairs.columns)
     shares = (odds / (1 + row[pairs.i])) * (odds / (1 + column[pairs.j]))
-    result: Array = np.sqrt(shares).astype(np.float32)
-    return result
+    return np.sqrt(shares).astype(np.float32)
 
 
 def assign(pairs: Pairs, gain: Array) -> Array:
@@ -321,5 +315,4 @@ def assign(pairs: Pairs, gain: Array) -> Array:
     row, column = graph.min_weight_full_bipartite_matching(table)
     paired = column < len(columns)
     chosen = rows[row[paired]] * pairs.columns + columns[column[paired]]
-    result: Array = np.sort(np.concatenate([taken, np.searchsorted(pairs.key, chosen)]))
-    return result
+    return np.sort(np.concatenate([taken, np.searchsorted(pairs.key, chosen)]))

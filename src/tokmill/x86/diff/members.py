@@ -1,7 +1,5 @@
 """Members of structures: what functions read and write at fixed distances from pointers."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tokmill.store.checks.hashes import mix

@@ -1,7 +1,5 @@
 """From two programs to a `Diff`: matches their functions, then the blocks of these."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

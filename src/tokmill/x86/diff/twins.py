@@ -1,7 +1,5 @@
 """Twins: two matches whose functions could as well be matched crosswise, as copies of one file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

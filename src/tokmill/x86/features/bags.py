@@ -1,7 +1,5 @@
 """Bags of hashed features, and sparse matrices of several bags with the same columns."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,5 +107,4 @@ def normalized(matrix: Any) -> Any:
 def row_sums(values: Array, offsets: Array) -> Array:
     """Return the sum of each run of values; run i is offsets[i] to offsets[i + 1]."""
     sums = np.concatenate([[0], np.cumsum(values, dtype=np.float64)])
-    result: Array = (sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.float32)
-    return result
+    return (sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.float32)

@@ -1,7 +1,5 @@
 """Products of sparse rows for chosen pairs of rows, and the nearest rows, without a full table."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -5,8 +5,6 @@ are in the order of their addresses. `tokmill.x86.features.bags.matrices` makes 
 programs comparable.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,8 +98,7 @@ def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
     caller = np.repeat(owner, np.diff(graph.block_edges))
 
     def count(values: Array) -> Array:
-        result: Array = np.bincount(values, minlength=size)
-        return result
+        return np.bincount(values, minlength=size)
 
     counts = (
         np.diff(graph.function_blocks),
@@ -112,5 +109,4 @@ def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
         np.diff(calls.indptr),
         np.bincount(calls.indices, minlength=size),
     )
-    shape: Array = np.log1p(np.stack(counts, axis=1)).astype(np.float32)
-    return shape
+    return np.log1p(np.stack(counts, axis=1)).astype(np.float32)

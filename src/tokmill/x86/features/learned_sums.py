@@ -6,8 +6,6 @@ was learned from pairs of training projects (`learned_weights.py`). Products of 
 as of `tokmill.x86.features.baselines`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -86,5 +84,4 @@ def _sum(functions: StoreFunctions, vectors: Array, parts: Mapping[str, Any], na
 def _units(rows: Array) -> Array:
     """Return rows of length 1; those of zeros stay."""
     length = np.linalg.norm(rows, axis=1, keepdims=True)
-    result: Array = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    return result
+    return np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)

@@ -5,8 +5,6 @@ by `address`. A graph has the name of its program, from which the layout of the 
 columns. Parts of a long function have the features of the whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

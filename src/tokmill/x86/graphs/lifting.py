@@ -3,8 +3,6 @@
 Which graphs of programs have to be made, making them in processes, and keeping them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

@@ -216,8 +216,7 @@ def _decode(
 def _at(address: Array, place: Array, offset: Array) -> Array:
     """Return the addresses (u8) of offsets into blocks that are stored end to end."""
     block = np.searchsorted(place, offset, side="right") - 1
-    result: Array = address[block] + (offset - place[block]).astype(np.uint64)
-    return result
+    return address[block] + (offset - place[block]).astype(np.uint64)
 
 
 def _column(values: array[int], dtype: type[np.generic]) -> Array:

@@ -272,8 +272,7 @@ def _covered(address: Array, start: Array, size: Array) -> Array:
     order = np.argsort(start, kind="stable")
     start, stop = start[order], np.maximum.accumulate((start + size)[order])
     at = np.searchsorted(start, address) - 1
-    result: Array = (at >= 0) & (address < stop[at]) if len(start) else np.zeros(len(address), bool)
-    return result
+    return (at >= 0) & (address < stop[at]) if len(start) else np.zeros(len(address), bool)
 
 
 def _starts(elf: Elf, program: Program) -> Array:

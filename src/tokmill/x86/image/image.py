@@ -48,8 +48,7 @@ def member(values: Array, ordered: Array) -> Array:
     if not len(ordered):
         return np.zeros(len(values), bool)
     at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    result: Array = ordered[at] == values
-    return result
+    return ordered[at] == values
 
 
 def distinct(*parts: Array) -> Array:

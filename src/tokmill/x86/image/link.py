@@ -1,7 +1,5 @@
 """Lays out a relocatable ELF file in memory, as a linker would."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tokmill.store.schema import Array

@@ -6,8 +6,6 @@ its version. The texts are looked for in the sections that hold them, because re
 takes longer than lifting.
 """
 
-from __future__ import annotations
-
 import functools
 import mmap
 import re

@@ -1,7 +1,5 @@
 """Assigns blocks to functions, and makes the graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

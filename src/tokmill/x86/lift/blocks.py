@@ -1,7 +1,5 @@
 """Cuts the reached instructions into blocks with their edges."""
 
-from __future__ import annotations
-
 import iced_x86 as iced
 import numpy as np
 
@@ -149,8 +147,7 @@ class Blocks:
         """
         instructions = self.known.instructions
         row = np.searchsorted(instructions.transfer, self.last_row[blocks])
-        result: Array = instructions.target[row]
-        return result
+        return instructions.target[row]
 
     def at(self, offsets: Array) -> Array:
         """Return the blocks that begin at offsets; -1: none."""

@@ -6,8 +6,6 @@ instruction, these are decoded too. Then calls that do not return are removed fr
 jump tables are read, and unreached code is searched for functions, until nothing new is found.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ iced-x86 gives only the length of each instruction, because an object of each is
 read from the opcodes in columns (Intel SDM volume 2, appendix A).
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator
 from itertools import islice

@@ -4,8 +4,6 @@ Ranges of code belong to one function; between reached code there are gaps. Hand
 constants between instructions, so places that instructions use as data are kept too.
 """
 
-from __future__ import annotations
-
 import iced_x86 as iced
 import numpy as np
 
@@ -72,8 +70,7 @@ class Ranges:
     def inside(self, offsets: Array) -> Array:
         """Return which offsets are in a range, but not at its beginning."""
         at = self.number(offsets)
-        result: Array = (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
-        return result
+        return (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
 
     def around(self, offsets: Array, functions: Array) -> tuple[Array, Array]:
         """Return (begin, end) of the function around each offset.

@@ -4,8 +4,6 @@ A function is code that is called, that a pointer leads to, that is jumped to ac
 functions, or that looks like an entry after padding.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tokmill.store.schema import Array
@@ -91,8 +89,7 @@ def hidden_starts(known: Findings) -> Array:
     at = np.searchsorted(begin, offsets, side="right") - 1
     offsets = offsets[(at >= 0) & (offsets < np.append(end, 0)[at])]
     begins = (code.address(offsets) % ALIGNMENT == 0) | _looks(code, offsets)
-    result: Array = offsets[begins]
-    return result
+    return offsets[begins]
 
 
 def _taken(known: Findings) -> Array:
@@ -100,8 +97,7 @@ def _taken(known: Findings) -> Array:
     tables = known.tables
     value = tables.constant[known.ways.reached(known.instructions.row(tables.at))]
     labels = np.asarray(sorted(tables.labels), np.uint64)
-    result: Array = value[~member(value, labels)]
-    return result
+    return value[~member(value, labels)]
 
 
 def taken_starts(known: Findings, functions: Array) -> Array:
@@ -176,8 +172,7 @@ def _scaled_tables(instructions: Instructions) -> Array:
 def _no_jump_between(instructions: Instructions, begin: Array, end: Array) -> Array:
     """Return where no indirect jump is between two offsets, so that no jump table leads there."""
     jumps = instructions.start[instructions.indirect_jumps()]
-    result: Array = np.searchsorted(jumps, begin) == np.searchsorted(jumps, end)
-    return result
+    return np.searchsorted(jumps, begin) == np.searchsorted(jumps, end)
 
 
 def _fresh(known: Findings, functions: Array, address: Array) -> tuple[Array, Array]:
@@ -197,17 +192,13 @@ def _looks(code: Code, offsets: Array) -> Array:
     head = code.linked[offsets[:, None] + np.arange(4)]
     frame = np.frombuffer(PUSH_FRAME[code.bits], np.uint8)
     looks = (head[:, None, :] == LANDING).all(axis=2).any(axis=1) & ~_saves(code, offsets + 4)
-    result: Array = looks | (head[:, : len(frame)] == frame).all(axis=1)
-    return result
+    return looks | (head[:, : len(frame)] == frame).all(axis=1)
 
 
 def _saves(code: Code, offsets: Array) -> Array:
     """Return where RAX is saved first, as in landing pads: `mov register, rax`."""
     head = code.linked[offsets[:, None] + np.arange(3)]
-    result: Array = (
-        ((head[:, 0] & 0xFE) == 0x48) & (head[:, 1] == 0x89) & ((head[:, 2] & 0xF8) == 0xC0)
-    )
-    return result
+    return ((head[:, 0] & 0xFE) == 0x48) & (head[:, 1] == 0x89) & ((head[:, 2] & 0xF8) == 0xC0)
 
 
 def tail_starts(known: Findings, functions: Array) -> Array:
@@ -241,8 +232,7 @@ def tail_starts(known: Findings, functions: Array) -> Array:
     # Only padding may fall through to it.
     before = np.maximum(candidates - 1, 0)
     fallen = (ways.run(before) == ways.run(candidates)) & ~is_padding(instructions, before)
-    result: Array = instructions.start[candidates[~fallen]].astype(np.int64)
-    return result
+    return instructions.start[candidates[~fallen]].astype(np.int64)
 
 
 def gap_starts(known: Findings, functions: Array) -> Array:

@@ -8,9 +8,8 @@ Architectures Software Developer's Manual, volume 2, chapter 2 and appendix A; E
 as documented by Intel and AMD.
 """
 
-from __future__ import annotations
-
 import functools
+from typing import Any
 
 import iced_x86 as iced
 import numpy as np
@@ -32,12 +31,12 @@ def names(enumeration: str) -> tuple[str, ...]:
 @functools.cache
 def full_registers() -> tuple[int, ...]:
     """Return for each register the widest one that contains it (for AL and EAX: RAX), by value."""
-    info = iced.RegisterInfo
+    info: Any = iced.RegisterInfo
     return tuple(info(number).full_register for number in range(len(names("Register"))))
 
 
 @functools.cache
-def operand_kinds(code: int) -> tuple[str, ...]:
+def operand_kinds(code: Any) -> tuple[str, ...]:
     """Return the `OpCodeOperandKind` names of the five operands of a `Code` (`NONE`: absent)."""
     info = iced.OpCodeInfo(code)
     return tuple(names("OpCodeOperandKind")[info.op_kind(place)] for place in range(5))

@@ -1,7 +1,5 @@
 """The distinct instructions of programs: bytes, text and counts."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io
@@ -123,8 +121,7 @@ def _keys(code: Array, lengths: Array) -> Array:
     keys = padded[starts[:, None] + place]
     keys[place >= lengths[:, None]] = 0
     keys[:, LONGEST] = lengths
-    result: Array = keys.view(KEY).reshape(-1)
-    return result
+    return keys.view(KEY).reshape(-1)
 
 
 class _Table:

@@ -5,8 +5,6 @@ and `rw` have runs, `mne` and `eflag` one string for all tokens. For many instru
 `tokmill.x86.tokens.templates`, which gives equal tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Protocol, TypedDict
 
@@ -72,8 +70,7 @@ def make_rules(name: str, bits: int = 64) -> Rules:
     if bits not in (64, 32):
         raise UsageError(f"code of {bits} bits is not known", hint="bits=64 or bits=32")
     check_name("no rules are", name, plugins.RULES)
-    rules: Rules = plugins.load(plugins.RULES, name)(bits)
-    return rules
+    return plugins.load(plugins.RULES, name)(bits)
 
 
 def decode(code: bytes, address: int, bits: int) -> Iterator[iced.Instruction]:

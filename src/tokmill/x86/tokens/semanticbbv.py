@@ -5,8 +5,6 @@ Tokens are made from NASM text: prefixes and most implicit registers are lost, a
 Source: the behaviour of the public tokenizer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import ClassVar

@@ -6,8 +6,6 @@ rules are only applied to instructions that differ in more than a number.
 `tokmill.x86.tokens.rules.tokenize_bytes` is the slow and simple version.
 """
 
-from __future__ import annotations
-
 from array import array
 from itertools import chain
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ base, [4 * index + table]; jmp base`). The code before the jump is executed symb
 the target of the jump as a sum, and limits of the index. The entries must lead into the function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

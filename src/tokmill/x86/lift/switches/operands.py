@@ -4,8 +4,6 @@ How long an instruction is must be known: what lies between the operand forms an
 immediate (Intel SDM volume 2, chapter 2 and appendix A; AMD APM volume 3 for XOP).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import iced_x86 as iced
