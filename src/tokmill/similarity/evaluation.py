@@ -6,7 +6,6 @@ import msgspec
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.progress import Progress
-from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.functions import Functions
 from tokmill.similarity.pairing import (
     MIN_BLOCKS,
@@ -16,7 +15,15 @@ from tokmill.similarity.pairing import (
     of_projects,
     tasks_of,
 )
-from tokmill.similarity.pool_measures import POOLS, Measured, Method, Row, measure, report
+from tokmill.similarity.pool_measures import (
+    POOLS,
+    RESAMPLES,
+    Measured,
+    Method,
+    Row,
+    measure,
+    report,
+)
 
 
 class Compares(msgspec.Struct, frozen=True):

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from tokmill.x86.features.bags import bag, grams, hash_texts, matrices, normalized, tf_idf
-from tokmill.x86.features.cosines import nearest_rows, row_products, sketch
+from tokmill.x86.features.bags import (
+    bag,
+    grams,
+    hash_texts,
+    matrices,
+    nearest_rows,
+    normalized,
+    row_products,
+    sketch,
+    tf_idf,
+)
 from tokmill.x86.features.function_features import SHAPE, functions_of
 from tokmill.x86.features.instruction_features import instructions_of
 from tokmill.x86.graph import Edge

@@ -34,7 +34,6 @@ class Options:
     points: int = 0
     """How many; 0: by BIC, or `POINTS`."""
     most: int = clusters.MOST
-    threshold: float = clusters.THRESHOLD
     dimensions: int = 0
     seed: int = clusters.SEED
 
@@ -181,7 +180,6 @@ def by_clusters(trace: Trace, options: Options, simulated: Path | None) -> Chose
         dimensions=options.dimensions,
         most=options.most,
         exactly=options.points,
-        threshold=options.threshold,
         seed=options.seed,
     )
     report = _report(trace, options.method, points.intervals)

@@ -16,6 +16,7 @@ from tokmill.rl.commands.rl_problems import (
     MOST_SEED,
     Best,
     CacheFile,
+    Out,
     check_best,
     continuing,
     iree_cell,
@@ -49,10 +50,6 @@ Runs = Annotated[
 ]
 At = Annotated[
     str, typer.Option(help="Which weights: best, model, or a step. Default: the newest.")
-]
-Out = Annotated[
-    Path | None,
-    typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
 ]
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from tokmill.base.errors import UsageError
-from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, query
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
 from tokmill.similarity.pairing import MIN_BLOCKS
+from tokmill.similarity.pool_measures import CHANCE, RESAMPLES, Method
 from tokmill.store.schema import Array
 from tokmill.terminal.frame import AsJson, At, Device, Quiet, group_of
 from tokmill.terminal.output import print_json, say
@@ -69,7 +69,6 @@ def evaluate(
     from tokmill.similarity.evaluation import Choice
     from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.functions import functions_of, of_functions
-    from tokmill.similarity.pool_measures import Method
     from tokmill.similarity.vector_rows import Rows
     from tokmill.store.store import Store
 
@@ -116,7 +115,6 @@ def score(
     from tokmill.similarity.evaluation import Choice
     from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.keys_csv import read_keys
-    from tokmill.similarity.pool_measures import CHANCE, Method
     from tokmill.similarity.vector_rows import Rows, read_vectors
 
     choice = Choice(rows=_words(pairs), resamples=resamples)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.features.cosines import nearest_rows, sketch
+from tokmill.x86.features.bags import nearest_rows, sketch
 from tokmill.x86.image.image import distinct
 
 WIDTH = 256

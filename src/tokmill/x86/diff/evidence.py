@@ -7,10 +7,8 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import WIDTH, Pairs, both_ways
-from tokmill.x86.diff.members import MEMBERS
-from tokmill.x86.features.bags import matrices, normalized, row_sums, tf_idf
-from tokmill.x86.features.cosines import row_products, sketch
-from tokmill.x86.features.function_features import BAGS, SHAPE, Functions
+from tokmill.x86.features.bags import matrices, normalized, row_products, row_sums, sketch, tf_idf
+from tokmill.x86.features.function_features import BAGS, MEMBERS, SHAPE, Functions
 from tokmill.x86.features.tables import Tables
 from tokmill.x86.image.image import find
 

@@ -10,8 +10,15 @@ from tokmill import plugins
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.diff.result import Reason
-from tokmill.x86.features.bags import Bag, bag, hash_texts, matrices, normalized, tf_idf
-from tokmill.x86.features.cosines import row_products
+from tokmill.x86.features.bags import (
+    Bag,
+    bag,
+    hash_texts,
+    matrices,
+    normalized,
+    row_products,
+    tf_idf,
+)
 from tokmill.x86.features.function_features import import_names
 from tokmill.x86.features.instruction_features import Instructions
 from tokmill.x86.graph import Graph

@@ -1,4 +1,7 @@
-"""Matches functions of two programs: evidence, rounds of support by neighbours, an assignment."""
+"""Matches functions of two programs: evidence, rounds of support by neighbours, an assignment.
+
+Twins are two matches whose functions could as well be matched crosswise, as copies of one file.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +22,11 @@ from tokmill.x86.diff.evidence import (
 )
 from tokmill.x86.diff.evidence_net import net
 from tokmill.x86.diff.evidence_weights import CODE, FIRST_BIAS, LATER_BIAS, LEAST, WEIGHTS
-from tokmill.x86.diff.members import MEMBERS
 from tokmill.x86.diff.pointer_tables import PLACES, Places
 from tokmill.x86.diff.result import Reason
-from tokmill.x86.diff.twins import crossed, lost_together
-from tokmill.x86.features.function_features import Functions
+from tokmill.x86.features.function_features import MEMBERS, Functions
 from tokmill.x86.features.tables import Tables
+from tokmill.x86.image.image import find
 
 SEARCH = {
     "mnemonics": 0.6, "forms": 0.7, "form pairs": 0.7, "constants": 1.0, "strings": 1.2,
@@ -41,6 +43,8 @@ NEXT = (-2, -1, 1, 2)
 OWN = (*STATIC, "inlined", "code")
 """Evidence for pairs without their neighbours."""
 EVIDENCE = (*OWN, *SUPPORT, *PLACES)
+NEAR = 2.0
+"""Evidence of their own that two matches lose at most by crossing, if they are twins."""
 SURE = 30.0
 """Logit of pairs that are given."""
 REASONS = {
@@ -270,6 +274,51 @@ def _around(a: Any, b: Any, i: Array, j: Array) -> tuple[Array, Array]:
     matched = sparse.csr_array((np.ones(len(i), np.float32), (i, j)), shape=shape)
     both = (a.T.tocsr() @ matched @ b).tocoo()
     return both.row.astype(np.int64), both.col.astype(np.int64)
+
+
+def crossed(pairs: Pairs, chosen: Array, own: Array) -> Array:
+    """Return the pair that each match, `chosen` by number, would be: (M,) i8, itself for none.
+
+    `own`: (n,) f4, what speaks for each pair without its neighbours.
+    """
+    i, j = pairs.i, pairs.j
+    match = np.full(pairs.rows, -1), np.full(pairs.columns, -1)
+    match[0][i[chosen]] = match[1][j[chosen]] = number = np.arange(len(chosen))
+    one, other = match[0][i], match[1][j]
+    pair = np.flatnonzero((one >= 0) & (other >= 0) & (one != other))
+    back, there = find(pairs.key, i[chosen[other[pair]]] * pairs.columns + j[chosen[one[pair]]])
+    pair, back = pair[there], back[there]
+    one, other = one[pair], other[pair]
+    loss = own[chosen[one]] + own[chosen[other]] - own[pair] - own[back]
+    order = np.lexsort((other, loss, one))
+    order = order[loss[order] < NEAR]
+    first = order[np.unique(one[order], return_index=True)[1]]
+    twin, instead = number.copy(), chosen.copy()
+    twin[one[first]], instead[one[first]] = other[first], pair[first]
+    return np.where(twin[twin] == number, instead, chosen)
+
+
+def lost_together(calls: Any, pairs: Pairs, chosen: Array, instead: Array, loss: Array) -> Array:
+    """Return what twins that call each other or lie side by side lose if all of them are crossed.
+
+    (M,) f8, the mean of their `loss`, as neighbours decide about each other; others get infinity.
+    """
+    sparse = plugins.require("scipy.sparse")
+    among = np.flatnonzero(instead != chosen)
+    places = pairs.i[chosen[among]], pairs.j[chosen[among]]
+    order = np.argsort(places[1])
+    twin = order[np.searchsorted(places[1][order], pairs.j[instead[among]])]
+    edges = [(np.arange(len(among)), twin)]
+    for graph, place in zip(calls, places, strict=True):
+        order = np.argsort(place)
+        beside = np.flatnonzero(np.diff(place[order]) == 1)
+        edges += [graph[place][:, place].nonzero(), (order[beside], order[beside + 1])]
+    row, column = (np.concatenate(side) for side in zip(*edges, strict=True))
+    table = sparse.csr_array((np.ones(len(row)), (row, column)), shape=(len(among), len(among)))
+    number = plugins.require("scipy.sparse.csgraph").connected_components(table, False)[1]
+    result = np.full(len(chosen), np.inf)
+    result[among] = (np.bincount(number, loss[among]) / np.bincount(number))[number]
+    return result
 
 
 def compete(pairs: Pairs, logit: Array) -> Array:
