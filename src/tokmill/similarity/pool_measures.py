@@ -38,12 +38,6 @@ def _log_factorials(most: int) -> Array:
     return np.concatenate([np.zeros(1, np.longdouble), np.cumsum(logs)])
 
 
-RESAMPLES = 1000
-CONFIDENCE = 0.95
-CELLS = 1 << 22
-"""Numbers that are drawn at a time."""
-
-
 def _log_choose(n: Array, k: Array, factorials: Array) -> Array:
     """Return ln C(n, k); minus infinity where there is no such choice."""
     possible = (k >= 0) & (k <= n) & (n >= 0)
@@ -95,6 +89,10 @@ POOLS = (2, 10, 32, 100, 128, 512, 1000, 8192, 10_000)
 SHOWN = 1000
 """Pool at which methods are compared, or the largest one below that there is."""
 CHANCE = "random"
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+CELLS = 1 << 22
+"""Numbers that are drawn at a time."""
 
 
 class Method(NamedTuple):

@@ -24,10 +24,6 @@ from tokmill.terminal.output import print_json, print_table, say
 FEW = 30
 """Fewer intervals give points little to choose from."""
 UNTRAINED = "untrained"
-PUBLISHED = (
-    "published, for another measure and other programs: 86.3 % accuracy at a speed-up of 7,143, "
-    "14 points for 10 programs of SPEC (SemanticBBV, arXiv 2512.10231)"
-)
 
 
 def profile(
@@ -38,7 +34,8 @@ def profile(
     name: Annotated[str, typer.Option(help="Name of the files; else that of the program.")] = "",
     stdin: Annotated[str, typer.Option(metavar="FILE", help="What the program reads.")] = "",
     every_blocks: Annotated[
-        int, typer.Option(metavar="N", help="Basic blocks that are executed in an interval.")
+        int,
+        typer.Option(min=1000, metavar="N", help="Basic blocks that are executed in an interval."),
     ] = 2_000_000,
     measured: Annotated[
         bool,
@@ -48,10 +45,10 @@ def profile(
         ),
     ] = False,
     intervals: Annotated[
-        int, typer.Option(metavar="N", help="With --measured: about so many intervals.")
+        int, typer.Option(min=2, metavar="N", help="With --measured: about so many intervals.")
     ] = 300,
     runs: Annotated[
-        int, typer.Option(metavar="N", help="With --measured: runs that are timed.")
+        int, typer.Option(min=1, metavar="N", help="With --measured: runs that are timed.")
     ] = 25,
     quiet: Quiet = False,
     json: Json = False,
@@ -245,7 +242,6 @@ def _print(shared: Shared, executions: Executions) -> None:
         f"{shared.speed_up:,.0f}; SimPoint with as many for each program "
         f"{1 - float(errors['simpoint'].mean()):.1%}, {shared.speed_up_alone:,.0f}"
     )
-    print(PUBLISHED)
     print("held out: points of the other programs alone; nothing of the program was simulated")
     if executions.left_out:
         say(f"{human_count(executions.left_out, 'interval')} without instructions or CPI left out")

@@ -114,7 +114,7 @@ def score(
     from tokmill.similarity.commands.similarity_tables import print_evaluation
     from tokmill.similarity.evaluation import Choice
     from tokmill.similarity.evaluation import evaluate as run
-    from tokmill.similarity.keys_csv import read_keys
+    from tokmill.similarity.functions import read_keys
     from tokmill.similarity.vector_rows import Rows, read_vectors
 
     choice = Choice(rows=_words(pairs), resamples=resamples)
