@@ -1,7 +1,5 @@
 """The functions that are compared: names, how they were compiled, how many blocks they have."""
 
-from __future__ import annotations
-
 import csv
 import re
 import sys
@@ -36,7 +34,7 @@ class Coded:
     """(n,) i8."""
     names: list[str]
 
-    def take(self, rows: Array) -> Coded:
+    def take(self, rows: Array) -> "Coded":
         return Coded(self.codes[rows], self.names)
 
 

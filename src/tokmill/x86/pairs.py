@@ -1,7 +1,5 @@
 """The source `pairs`: from pairs of graphs to walks through both programs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -73,6 +71,13 @@ class PairsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_onl
 
 CHOOSING = ("pair", "all_pairs")
 """Options that only decide which pairs a plan lists."""
+
+
+class GraphFile(NamedTuple):
+    """A graph file, and the name of its program."""
+
+    file: InputFile
+    program: str
 
 
 class PairsSource(X86Source):
@@ -203,13 +208,6 @@ def check(config: PairsConfig) -> None:
         raise UsageError(
             f"min_tokens = {config.min_tokens}", hint=f"1 to {config.walk_tokens} (walk_tokens)"
         )
-
-
-class GraphFile(NamedTuple):
-    """A graph file, and the name of its program."""
-
-    file: InputFile
-    program: str
 
 
 def find_graphs(

@@ -1,7 +1,5 @@
 """Intervals of many programs, as a store of `tokmill build bbv` holds them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +132,7 @@ class Executions:
         wholes = np.bincount(self.program, self.instructions)[self.program]
         return self.instructions / wholes
 
-    def some(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Executions:
+    def some(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> "Executions":
         """Return the intervals of which `chosen` (N,) is true, and their programs."""
         kept, program = np.unique(self.program[chosen], return_inverse=True)
         return Executions(

@@ -7,10 +7,16 @@ import typer
 
 from tokmill.base.errors import UsageError
 from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, query
+from tokmill.similarity.commands.similarity_tables import print_evaluation
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
+from tokmill.similarity.evaluation import Choice
+from tokmill.similarity.evaluation import evaluate as run
+from tokmill.similarity.functions import functions_of, of_functions, read_keys
 from tokmill.similarity.pairing import MIN_BLOCKS
 from tokmill.similarity.pool_measures import CHANCE, RESAMPLES, Method
+from tokmill.similarity.vector_rows import Rows, read_vectors
 from tokmill.store.schema import Array
+from tokmill.store.store import Store
 from tokmill.terminal.frame import AsJson, At, Device, Quiet, group_of
 from tokmill.terminal.output import print_json, say
 
@@ -65,13 +71,6 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
-    from tokmill.similarity.commands.similarity_tables import print_evaluation
-    from tokmill.similarity.evaluation import Choice
-    from tokmill.similarity.evaluation import evaluate as run
-    from tokmill.similarity.functions import functions_of, of_functions
-    from tokmill.similarity.vector_rows import Rows
-    from tokmill.store.store import Store
-
     choice = Choice(rows=_words(pairs), projects=_words(projects), min_blocks=min_blocks)
     *given, place = paths
     store = Store(place)
@@ -87,10 +86,7 @@ def evaluate(
     ]
     methods += baselines_of(functions, store, graphs or [], baseline, {} if alone else vectors)
     evaluation = run(functions, methods, choice, fingerprint=store.fingerprint, quiet=quiet)
-    if as_json:
-        print_json(evaluation)
-    else:
-        print_evaluation(evaluation)
+    (print_json if as_json else print_evaluation)(evaluation)
 
 
 def score(
@@ -111,12 +107,6 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate vectors of any program, from a numpy file and a table of what they are of."""
-    from tokmill.similarity.commands.similarity_tables import print_evaluation
-    from tokmill.similarity.evaluation import Choice
-    from tokmill.similarity.evaluation import evaluate as run
-    from tokmill.similarity.functions import read_keys
-    from tokmill.similarity.vector_rows import Rows, read_vectors
-
     choice = Choice(rows=_words(pairs), resamples=resamples)
     functions, unread = read_keys(keys)
     matrix = read_vectors(vectors, len(functions))
@@ -126,10 +116,7 @@ def score(
         say(f"note: {keys}: without a column `code`, functions of the same code stay in the pools")
     methods = [Method(vectors.stem, Rows(matrix), False), Method(CHANCE, None, True)]
     evaluation = run(functions, methods, choice, quiet=quiet)
-    if as_json:
-        print_json(evaluation)
-    else:
-        print_evaluation(evaluation)
+    (print_json if as_json else print_evaluation)(evaluation)
 
 
 def _named(paths: list[Path], store: Any, **how: Any) -> dict[str, Array]:

@@ -4,8 +4,6 @@ The layer was learned by `benchmarks/diff_evidence.py`. All numbers are multiple
 sums of their products fit an f8, so the same evidence gives the same logit on every machine.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +29,7 @@ class Net(NamedTuple):
     """(H,) f8, weights of the units."""
 
     @classmethod
-    def of(cls, table: Array) -> Net:
+    def of(cls, table: Array) -> "Net":
         """Return the net of a table, (columns + 2, H) i2: its fields in rows, in 1 / UNIT."""
         table = table / UNIT
         return cls(table[:-2], table[-2], table[-1])

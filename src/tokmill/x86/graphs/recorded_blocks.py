@@ -1,7 +1,5 @@
 """Graphs from blocks that another tool recorded: addresses, bytes and successors."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from typing import Literal
@@ -219,5 +217,5 @@ def _at(address: Array, place: Array, offset: Array) -> Array:
     return address[block] + (offset - place[block]).astype(np.uint64)
 
 
-def _column(values: array[int], dtype: type[np.generic]) -> Array:
+def _column(values: "array[int]", dtype: type[np.generic]) -> Array:
     return np.frombuffer(values, dtype) if len(values) else np.zeros(0, dtype)

@@ -3,10 +3,8 @@
 Import stubs are jumps through the global offset table; they get the names of imports.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,9 +35,6 @@ from tokmill.x86.image.image import (
     refuse_cut,
     tidy,
 )
-
-if TYPE_CHECKING:
-    from tokmill.x86.image.link import Placement
 
 PAGE, LARGEST = 1 << 12, 1 << 40
 # Types of symbols.
@@ -92,7 +87,7 @@ def read_elf(data: Array, path: str) -> Program:
         for segment in elf.segments[elf.segments["type"] == THREAD][:1]:
             size = int(segment["filesize"])
             program.thread_data = program.read(int(segment["address"]), size)
-    _name_functions(elf, program, layout)
+    _name_functions(elf, program, layout.address if layout else None)
     if not layout:
         _name_slots(program, tables)
         find_stubs(program)
@@ -214,11 +209,11 @@ def _name_slots(program: Program, tables: list[Relocations]) -> None:
     program.slot_target = np.asarray([slots[place][1] for place in ordered], np.uint64)
 
 
-def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> None:
+def _name_functions(elf: Elf, program: Program, places: Array | None) -> None:
     """Set functions and fragments from all tables of symbols.
 
     A global label in code counts as a function where no typed one covers it: assemblers give
-    types only when told to.
+    types only when told to. `places`: addresses of the sections of a relocatable file.
     """
     columns: list[list[Array]] = [[NONE], [NONE], [NONE]]
     names: list[str] = []
@@ -231,15 +226,15 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
         wanted = typed | ((kind == UNTYPED) & (binding == GLOBAL))
         address = symbols["value"].astype(np.uint64)
         wanted &= section != 0
-        if layout:
-            wanted &= (section > 0) & (section < len(layout.address))
-            address[wanted] += layout.address[section[wanted]]
+        if places is not None:
+            wanted &= (section > 0) & (section < len(places))
+            address[wanted] += places[section[wanted]]
         objects = np.isin(kind, (OBJECT, COMMON, LOCAL)) & (section > 0)
-        if not layout:
+        if places is None:
             address[kind == LOCAL] += np.uint64(program.thread.start)
-        if layout:
-            objects &= section < len(layout.address)
-            address[objects] += layout.address[section[objects]]
+        if places is not None:
+            objects &= section < len(places)
+            address[objects] += places[section[objects]]
         if dynamic:
             named = np.flatnonzero((wanted | objects) & (binding > 0))
             exports.update(text(strings, at) for at in symbols["name"][named].tolist())

@@ -5,8 +5,6 @@ of iced-x86, AVX-512 decorators, and implicit registers. The table in docs/x86-t
 part. All names are those of iced-x86's enumerations.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import iced_x86 as iced
@@ -69,6 +67,42 @@ def number(value: int, bits: int, word: str) -> str:
 
 Used = dict[int, tuple[int, int, int]]
 """Full register → (widest used part, read, write), as in `ACCESS`."""
+
+
+class _Line:
+    """Collects the tokens of one instruction, operand by operand."""
+
+    def __init__(self) -> None:
+        self.asm: list[str] = []
+        self.type: Runs = []
+        self.reg: list[str] = []
+        self.rw: Runs = []
+        self.shown: dict[int, tuple[int, int]] = {}
+        """Full register → (read, write) in the tokens so far, as in `ACCESS`."""
+        self.begin(NOTHING)
+
+    def begin(self, kind: str) -> None:
+        """Begin an operand; if no token follows, it makes no run."""
+        self.kind, self.fresh = kind, True
+
+    def add(self, asm: str, reg: str = NOTHING, access: str = "NONE") -> None:
+        rw = NOTHING if access == "NONE" else access
+        self.asm.append(asm)
+        self.reg.append(reg)
+        if self.fresh:
+            self.type.append((self.kind, 1))
+        else:
+            self.type[-1] = (self.kind, self.type[-1][1] + 1)
+        if not self.fresh and self.rw[-1][0] == rw:
+            self.rw[-1] = (rw, self.rw[-1][1] + 1)
+        else:
+            self.rw.append((rw, 1))
+        self.fresh = False
+
+    def add_register(self, register: int, access: str) -> None:
+        full = full_registers()[register]
+        self.shown[full] = _larger(self.shown.get(full, (0, 0)), ACCESS[access])
+        self.add(names("Register")[register], names("Register")[full], access)
 
 
 class TokmillRules:
@@ -209,42 +243,6 @@ def _implicit(line: _Line, used: Used) -> None:
         if reads or writes:
             line.begin(IMPLICIT)
             line.add_register(register, JOINED[reads, writes])
-
-
-class _Line:
-    """Collects the tokens of one instruction, operand by operand."""
-
-    def __init__(self) -> None:
-        self.asm: list[str] = []
-        self.type: Runs = []
-        self.reg: list[str] = []
-        self.rw: Runs = []
-        self.shown: dict[int, tuple[int, int]] = {}
-        """Full register → (read, write) in the tokens so far, as in `ACCESS`."""
-        self.begin(NOTHING)
-
-    def begin(self, kind: str) -> None:
-        """Begin an operand; if no token follows, it makes no run."""
-        self.kind, self.fresh = kind, True
-
-    def add(self, asm: str, reg: str = NOTHING, access: str = "NONE") -> None:
-        rw = NOTHING if access == "NONE" else access
-        self.asm.append(asm)
-        self.reg.append(reg)
-        if self.fresh:
-            self.type.append((self.kind, 1))
-        else:
-            self.type[-1] = (self.kind, self.type[-1][1] + 1)
-        if not self.fresh and self.rw[-1][0] == rw:
-            self.rw[-1] = (rw, self.rw[-1][1] + 1)
-        else:
-            self.rw.append((rw, 1))
-        self.fresh = False
-
-    def add_register(self, register: int, access: str) -> None:
-        full = full_registers()[register]
-        self.shown[full] = _larger(self.shown.get(full, (0, 0)), ACCESS[access])
-        self.add(names("Register")[register], names("Register")[full], access)
 
 
 def _larger(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:

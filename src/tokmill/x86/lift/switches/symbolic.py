@@ -4,8 +4,6 @@ A value is a sum of a number and of unknowns with factors, such as `8 * index + 
 is the value of a register at the beginning of the path, a value in memory, or anything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,7 +18,7 @@ LARGEST_INDEX = 1 << 31
 class Load(NamedTuple):
     """The value in memory at an address."""
 
-    address: Value
+    address: "Value"
     size: int
 
 
@@ -45,7 +43,7 @@ class Value(NamedTuple):
     number: int
     terms: tuple[tuple[Unknown, int], ...] = ()
 
-    def plus(self, other: Value, sign: int = 1) -> Value:
+    def plus(self, other: "Value", sign: int = 1) -> "Value":
         """Return self + sign * other."""
         if not other.terms:
             return Value(self.number + sign * other.number, self.terms)
@@ -55,7 +53,7 @@ class Value(NamedTuple):
         kept = tuple((unknown, factor) for unknown, factor in terms.items() if factor)
         return Value(self.number + sign * other.number, kept)
 
-    def times(self, factor: int) -> Value:
+    def times(self, factor: int) -> "Value":
         return Value(self.number * factor, tuple((u, f * factor) for u, f in self.terms))
 
 
