@@ -9,10 +9,11 @@ import typer
 
 from tokmill.base.errors import UsageError
 from tokmill.base.progress import Progress, human_bytes, human_count
+from tokmill.bbv.commands.simpoint_command import Out, Seed
 from tokmill.bbv.points import executions as reading
 from tokmill.bbv.points import shared_points as sharing
 from tokmill.bbv.points.choose_points import write_points
-from tokmill.bbv.points.clusters import Floats, Ints
+from tokmill.bbv.points.clusters import SEED, Floats, Ints
 from tokmill.bbv.points.executions import Executions
 from tokmill.bbv.points.shared_points import Shared
 from tokmill.bbv.traces.block_vectors import TORN
@@ -167,13 +168,8 @@ def shared_points(
         ),
     ] = UNTRAINED,
     points: Annotated[int, typer.Option(min=1, help="Number of points.")] = 30,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Write NAME.simpoints, NAME.weights here."),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of everything that is random.")
-    ] = 493575226,
+    out: Out = None,
+    seed: Seed = SEED,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:

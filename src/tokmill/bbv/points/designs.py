@@ -187,13 +187,12 @@ class Estimate:
     """The confidence interval; not finite if nothing can be said."""
 
 
-def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate:
-    """Estimate by the shares that the intervals stand for, with Student's interval.
+def expansion(sample: Sample, cpi: Floats) -> Estimate:
+    """Estimate by the shares that the intervals stand for, with Student's interval of 95 %.
 
     Args:
         sample: of `n` intervals; errors vary within its strata.
         cpi: (n,) of each of them.
-        confidence: of the interval, between 0 and 1.
     """
     estimate = float(sample.shares @ cpi)
     drawn = (sample.shares * (cpi - estimate))[~sample.certain]
@@ -214,7 +213,7 @@ def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate
     below = sum(v**2 / (len(part) - 1) for v, part in zip(variances, parts, strict=True))
     degrees = variance**2 / below if below > 0 else float(len(drawn) - len(of))
     error = np.sqrt(variance * (1 - sample.fraction))
-    quantile = plugins.require("scipy.stats").t.ppf(0.5 + confidence / 2, max(degrees, 1.0))
+    quantile = plugins.require("scipy.stats").t.ppf(0.975, max(degrees, 1.0))
     return Estimate(estimate, estimate - quantile * error, estimate + quantile * error)
 
 

@@ -124,8 +124,6 @@ class Executions:
     """(N, records of the store of blocks) CSR, counts of instructions."""
     left_out: int
     """Intervals without instructions or CPI."""
-    events: tuple[str, ...] = ()
-    """Names of the rates."""
 
     def shares(self) -> Floats:
         """Return the share of each interval in its program's instructions, (N,)."""
@@ -145,7 +143,6 @@ class Executions:
             self.rates[chosen],
             self.vectors[chosen],
             self.left_out,
-            self.events,
         )
 
 
@@ -198,7 +195,6 @@ def read_executions(store: Store) -> Executions:
         table.astype(np.float64),
         csr[valid],
         int((~valid).sum()),
-        tuple(rates),
     )
 
 

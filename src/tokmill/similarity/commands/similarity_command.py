@@ -86,7 +86,10 @@ def evaluate(
     ]
     methods += baselines_of(functions, store, graphs or [], baseline, {} if alone else vectors)
     evaluation = run(functions, methods, choice, fingerprint=store.fingerprint, quiet=quiet)
-    (print_json if as_json else print_evaluation)(evaluation)
+    if as_json:
+        print_json(evaluation)
+    else:
+        print_evaluation(evaluation)
 
 
 def score(
@@ -116,7 +119,10 @@ def score(
         say(f"note: {keys}: without a column `code`, functions of the same code stay in the pools")
     methods = [Method(vectors.stem, Rows(matrix), False), Method(CHANCE, None, True)]
     evaluation = run(functions, methods, choice, quiet=quiet)
-    (print_json if as_json else print_evaluation)(evaluation)
+    if as_json:
+        print_json(evaluation)
+    else:
+        print_evaluation(evaluation)
 
 
 def _named(paths: list[Path], store: Any, **how: Any) -> dict[str, Array]:
