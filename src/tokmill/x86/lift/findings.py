@@ -4,6 +4,8 @@ Ranges of code belong to one function; between reached code there are gaps. Hand
 constants between instructions, so places that instructions use as data are kept too.
 """
 
+from typing import Any
+
 import iced_x86 as iced
 import numpy as np
 
@@ -246,7 +248,7 @@ def _reached(ways: Ways, offsets: Array) -> Array:
     return result
 
 
-def _is_base(instructions: Instructions, row: int, register: int) -> bool:
+def _is_base(instructions: Instructions, row: int, register: Any) -> bool:
     """Return whether code after a row uses the register that the row sets as an address."""
     register += iced.Register.RAX
     full, access = iced.RegisterExt.full_register, iced.OpAccess

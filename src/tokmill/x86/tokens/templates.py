@@ -161,7 +161,7 @@ class Templates:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.rules: Rules = plugins.load(plugins.RULES, self.name)(self.bits)
+        self.rules = plugins.load(plugins.RULES, self.name)(self.bits)
 
     def table(self) -> Table:
         """Return the tokens of the templates, as views.
