@@ -225,7 +225,6 @@ def test_indexes_of_vectors(here: Here, graphs: Path) -> None:
         (("query", "right.npy", "ix", "--function", "walk"), 2, "an index has its vectors"),
         (("query", "right.npy", "flat.npy", "g", "--function", "w"), 2, "one kind of vectors"),
         (("query", "no", "--function", "walk"), 1, "there is no such store"),
-        (("index", "right.npy", "g", "-o", "ix"), 1, "there is an index already"),
         (("index", "right.npy", "g", "-o", "g"), 2, "this is a folder"),
         (("index", "right.npy", "g", "-o", "right.npy"), 2, "the file is no index"),
         (("index", "g", "-o", "new"), 2, "no vectors are named"),

@@ -1,7 +1,5 @@
 """The source `bbv`: executions as sequences of (block, instructions), a record an interval."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -257,7 +255,8 @@ def in_store(
     `rows` and `places`: the interval of each entry, and its row of the pc file, or -1.
     """
     how = np.where(places < 0, NO_ADDRESS, joined.how[places])
-    for value, name in {BEGINS: "joined", INSIDE: "joined", **_reasons()}.items():
+    reasons = {value: f"not joined: {why}" for value, why in REASONS.items()}
+    for value, name in {BEGINS: "joined", INSIDE: "joined", **reasons}.items():
         chosen = how == value
         counted[f"entries {name}"] += int(chosen.sum())
         counted[f"instructions {name}"] += int(piece.counts[chosen].sum())
@@ -274,10 +273,6 @@ def in_store(
     counted["instructions divided among blocks that follow each other"] += further
     counts = spread(piece.counts[kept], ends, chains.weights[parts])
     return np.repeat(rows[kept], lengths), chains.records[parts], counts
-
-
-def _reasons() -> dict[int, str]:
-    return {value: f"not joined: {why}" for value, why in REASONS.items()}
 
 
 def _of_trace(joined: Joined | None) -> dict[str, int]:

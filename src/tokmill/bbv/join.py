@@ -8,8 +8,6 @@ A block of the store ends where another one begins, even if no jump is there. A 
 translates code as it runs (valgrind, QEMU) goes on to the next jump or call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import PurePosixPath
@@ -181,8 +179,7 @@ def _all_chains(length: int, found: Sequence[tuple[Array, Chains]]) -> Chains:
 
 def _in_range(at: Array, program: Program, base: int) -> Array:
     low, high = program.starts[0] + base, program.starts[-1] + base + PAGE
-    result: Array = (at >= low) & (at < high)
-    return result
+    return (at >= low) & (at < high)
 
 
 def _votes(at: Array, program: Program) -> tuple[int, int]:

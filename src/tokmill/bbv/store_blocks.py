@@ -1,7 +1,5 @@
 """The blocks of a store that `tokmill build x86 --unit block` made, found by their addresses."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from pathlib import Path

@@ -16,8 +16,6 @@ complete. Then it is log10 of the gain over the unscheduled module, or `measure.
 is no result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

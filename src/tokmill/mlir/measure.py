@@ -6,8 +6,6 @@ ends the child is a result too, with a status of its own, and never a speed-up. 
 a schedule is measured first: how long a schedule may take follows from its time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata
@@ -16,7 +14,6 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGKILL
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -129,12 +126,7 @@ class Measurements:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,7 +1,5 @@
 """The source `mlir`: operations of modules and models as sequences of tokens, for pre-training."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Random schedules: legal actions, drawn one after the other."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

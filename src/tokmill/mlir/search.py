@@ -6,8 +6,6 @@ order in which they were measured; the first is no schedule at all, and the only
 that does not run without a schedule.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence

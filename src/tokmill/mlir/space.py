@@ -5,8 +5,6 @@ changed by actions one after the other; a schedule is the list of all of them, a
 file.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Mapping
 from typing import Any

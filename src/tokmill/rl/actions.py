@@ -5,8 +5,6 @@ places of a part, so its masks depend on what was chosen before: a tiling cuts o
 and an order names each loop once. Shapes: B rows, K kinds, C of them with tiles, L loops, T tiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What a trained policy is worth on modules: without any measurement, and as the best of some."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokmill.base.errors import UsageError
 from tokmill.mlir import search
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.measure import Measurements
@@ -58,8 +55,6 @@ def evaluate(
     config = task.model.config
     for problem in problems:
         check_fits(problem, config.sizes)
-    if samples < 0:
-        raise UsageError(f"{samples} samples are less than none", hint="--samples 16")
 
     def act(batch: Tensors) -> dict[str, Tensor]:
         with torch.no_grad():

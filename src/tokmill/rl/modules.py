@@ -1,7 +1,5 @@
 """The modules that a recipe names, to learn from and held out, and what a policy reads of them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Its heads give scores for every part of an action (`actions`), and the value of the state.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec
@@ -132,7 +130,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         """Return the arrays that the environment shows."""
         return views.make(self.view, self.sizes, []).spaces()
 
-    def _on_meta(self) -> Policy:
+    def _on_meta(self) -> "Policy":
         with torch.device("meta"):
             return Policy(self, Inputs())
 

@@ -4,8 +4,6 @@ Advantages are generalised (Schulman et al., 2016). `clipped_loss` is the surrog
 clipping; `Entropy` keeps the policy from becoming certain too early.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -37,8 +35,7 @@ def advantages(
 def normalised(values: Array) -> Array:
     """Return values with mean 0 and variance 1; with one value, 0."""
     spread = values.std()
-    result: Array = (values - values.mean()) / (spread + 1e-8)
-    return result
+    return (values - values.mean()) / (spread + 1e-8)
 
 
 class Losses(NamedTuple):

@@ -1,7 +1,5 @@
 """A loop of episodes: a step schedules and measures some modules, and PPO learns from them."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence

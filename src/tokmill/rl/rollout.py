@@ -1,7 +1,5 @@
 """Episodes: a policy acts in environments side by side; each episode ends with a measurement."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

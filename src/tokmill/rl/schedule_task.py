@@ -6,8 +6,6 @@ imitated again and again, as much as they are better than the mean of their modu
 self-imitation learning, Oh et al., 2018).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

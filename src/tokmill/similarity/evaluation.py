@@ -1,14 +1,11 @@
 """A whole evaluation: every row of the report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.progress import Progress
-from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.functions import Functions
 from tokmill.similarity.pairing import (
     MIN_BLOCKS,
@@ -18,7 +15,15 @@ from tokmill.similarity.pairing import (
     of_projects,
     tasks_of,
 )
-from tokmill.similarity.pool_measures import POOLS, Measured, Method, Row, measure, report
+from tokmill.similarity.pool_measures import (
+    POOLS,
+    RESAMPLES,
+    Measured,
+    Method,
+    Row,
+    measure,
+    report,
+)
 
 
 class Compares(msgspec.Struct, frozen=True):

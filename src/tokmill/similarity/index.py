@@ -4,8 +4,6 @@ It is a safetensors file, whose metadata hold the facts. One rename puts it in i
 reader sees the old index or the new one.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Iterator
@@ -58,8 +56,7 @@ class Index:
                 "the index is stale: the store has changed since it was made: fingerprint "
                 f"{self.facts.fingerprint[:12]} then, {self.store.fingerprint[:12]} now",
                 where=str(self.path),
-                hint=f"make it again: tokmill similarity index … {self.store.path} -o {self.path} "
-                "--fresh",
+                hint=f"make it again: tokmill similarity index … {self.store.path} -o {self.path}",
             )
         if not len(self.vectors) == self.facts.records == len(self.store):
             raise _damaged(self.path)
@@ -133,33 +130,24 @@ def read_index(path: Path) -> tuple[IndexFacts, Array]:
     return facts, np.frombuffer(whole, DTYPE, last // 4, begin).reshape(entry.shape)
 
 
-def check_place(path: Path, *, fresh: bool) -> None:
-    """Refuse a place where no index can be made: a folder, another file, an index that stands."""
+def check_place(path: Path) -> None:
+    """Refuse a place where no index can be made: a folder, or another file."""
     if path.is_dir():
         raise UsageError("this is a folder", where=str(path), hint="name a file: -o INDEX")
-    if is_index(path) and not fresh:
-        raise TokmillError(
-            "there is an index already",
-            where=str(path),
-            hint="--fresh makes it again, or name another file",
-        )
     if path.exists() and not is_index(path):
         raise UsageError("the file is no index", where=str(path), hint="name a new file")
 
 
-def write_index(
-    path: Path, store: Store, matrix: Array, *, of: str, fresh: bool = False
-) -> IndexFacts:
+def write_index(path: Path, store: Store, matrix: Array, *, of: str) -> IndexFacts:
     """Write an index of a store's records, atomically; equal vectors give equal bytes.
 
     Args:
-        path: the file.
+        path: the file; an index that stands there is replaced.
         store: whose records the rows are of.
         matrix: (records, d), a row a record, finite.
         of: what the vectors are.
-        fresh: replace an index that stands there.
     """
-    check_place(path, fresh=fresh)
+    check_place(path)
     make_folder(path.absolute().parent)
     facts = IndexFacts(
         version=VERSION,
@@ -186,5 +174,5 @@ def _damaged(path: Path, why: str = "its array does not fit") -> TokmillError:
     return TokmillError(
         f"the index is damaged: {why}",
         where=str(path),
-        hint="make it again: tokmill similarity index … --fresh",
+        hint="make it again: tokmill similarity index",
     )

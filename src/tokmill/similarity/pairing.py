@@ -1,7 +1,5 @@
 """Which functions are looked for among which others, and how many are left out, and why."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

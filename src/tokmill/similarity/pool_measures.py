@@ -13,8 +13,6 @@ Negatives that score as the match does are put in a random order with it: of t t
 rank above the match, each with probability 1 / (t + 1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,7 +21,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from tokmill.similarity.bootstrap import RESAMPLES, bootstrap, interval
 from tokmill.similarity.functions import Functions, numbers_of
 from tokmill.similarity.pairing import Task
 from tokmill.similarity.vector_rows import Rows, ranks
@@ -92,6 +89,10 @@ POOLS = (2, 10, 32, 100, 128, 512, 1000, 8192, 10_000)
 SHOWN = 1000
 """Pool at which methods are compared, or the largest one below that there is."""
 CHANCE = "random"
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+CELLS = 1 << 22
+"""Numbers that are drawn at a time."""
 
 
 class Method(NamedTuple):
@@ -314,8 +315,7 @@ class _Means:
         """Return the value of a column, or of its difference from another."""
 
         def of(means: Array) -> Array:
-            result: Array = means[..., column] - (0 if less is None else means[..., less])
-            return result
+            return means[..., column] - (0 if less is None else means[..., less])
 
         functions, projects = (None if one is None else interval(of(one)) for one in self.drawn)
         return Value(float(of(self.means)), functions, projects)
@@ -330,3 +330,61 @@ def _best_baselines(
         max(baselines, key=lambda i: float(means[column(i, pool)]), default=None)
         for pool in range(pools)
     ]
+
+
+def bootstrap(
+    values: Array,
+    counted: Array,
+    of: Array,
+    unit: Array,
+    resamples: int = RESAMPLES,
+) -> Array | None:
+    """Return the means of as many resamples, (resamples, columns) f8.
+
+    A resample draws as many units as there are, with repetition, and takes all values of each (the
+    cluster bootstrap: Field and Welsh 2007). So functions at several compilers, and functions of a
+    project, count as what they are: not independent. All columns share the draws, so differences of
+    columns can be taken. None where there is only one unit.
+
+    Args:
+        values: (n, columns) f8, 0 where not counted.
+        counted: (n, kinds), whether a value counts.
+        of: (columns,) the column of `counted` that says so.
+        unit: (n,) number of the unit of each value.
+        resamples: how often units are drawn.
+    """
+    _, place = np.unique(unit, return_inverse=True)
+    units = int(place.max()) + 1 if len(place) else 0
+    if units < 2:
+        return None
+    of_unit = place.reshape(-1)
+    columns = values.shape[1]
+    sums = np.empty((units, columns + counted.shape[1]))
+    for column in range(sums.shape[1]):
+        one = values[:, column] if column < columns else counted[:, column - columns]
+        sums[:, column] = np.bincount(of_unit, one, units)
+    random = np.random.default_rng(0)
+    result = np.empty((resamples, columns))
+    height = max(1, CELLS // units)
+    for start in range(0, resamples, height):
+        stop = min(start + height, resamples)
+        drawn = random.integers(0, units, (stop - start, units))
+        drawn += np.arange(stop - start)[:, None] * units
+        times = np.bincount(drawn.reshape(-1), minlength=(stop - start) * units)
+        total = times.reshape(stop - start, units) @ sums
+        count = total[:, columns:][:, of]
+        # A resample may have drawn none of the units that have a value.
+        result[start:stop] = np.divide(
+            total[:, :columns], count, out=np.full(count.shape, np.nan), where=count > 0
+        )
+    return result
+
+
+def interval(means: Array) -> tuple[float, float] | None:
+    """Return the middle 95 % of the means of resamples; None where none has a value."""
+    means = means[np.isfinite(means)]
+    if not len(means):
+        return None
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)

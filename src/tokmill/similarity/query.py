@@ -1,7 +1,5 @@
 """The functions of a store that are nearest to one of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -142,8 +140,7 @@ def equal(strings: Strings, text: str) -> Array:
     rows = rows[(strings.data[place] == wanted).all(axis=1)]
     table = np.zeros(len(lengths) + 1, bool)
     table[rows] = True
-    result: Array = table[strings.numbers.astype(np.int64)]
-    return result
+    return table[strings.numbers.astype(np.int64)]
 
 
 def _ends_with(strings: Strings, text: str) -> Array:
@@ -151,8 +148,7 @@ def _ends_with(strings: Strings, text: str) -> Array:
     distinct, place = strings.distinct()
     wanted = text.encode("utf-8", "surrogatepass")
     good = [one == wanted or one.endswith(b"/" + wanted) for one in distinct]
-    result: Array = np.asarray(good, bool)[place] if distinct else np.zeros(len(strings), bool)
-    return result
+    return np.asarray(good, bool)[place] if distinct else np.zeros(len(strings), bool)
 
 
 def nearest_rows(matrix: Any, record: int, most: int, *, unit: bool) -> tuple[Array, Array]:

@@ -1,7 +1,5 @@
 """Vectors of functions, dense or sparse, as rows that are multiplied block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The control flow of one program as columns: lifters make it, and all later steps read it."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, field
 
@@ -163,8 +161,7 @@ class BlockPlaces:
         self.keys = self._key(self.function, rank)
 
     def _key(self, function: Array, rank: Array) -> Array:
-        result: Array = function * max(len(self.addresses), 1) + rank
-        return result
+        return function * max(len(self.addresses), 1) + rank
 
     def find(self, function: Array, address: Array) -> tuple[Array, Array]:
         """Return the blocks of functions at some addresses, and which there are."""

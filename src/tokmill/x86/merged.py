@@ -5,8 +5,6 @@ return from them, so a walk that comes to an import or a string of both programs
 other program.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

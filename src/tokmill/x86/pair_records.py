@@ -4,8 +4,6 @@ Nodes without instructions (imports, strings, exits of functions) give no tokens
 through them. So a model reads only code, and learns about joins from the code around them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

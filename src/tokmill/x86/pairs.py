@@ -1,15 +1,14 @@
 """The source `pairs`: from pairs of graphs to walks through both programs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from tokmill import plugins
 from tokmill.base.errors import (
@@ -29,14 +28,13 @@ from tokmill.x86.graphs.graph_files import read_facts, read_graph
 from tokmill.x86.graphs.lifting import GRAPH
 from tokmill.x86.merged import NoFacts
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
-from tokmill.x86.program_source import X86Source
+from tokmill.x86.program_source import MOST_TOKENS, Blocks, Walks, X86Source
 from tokmill.x86.tokens.rules import COLUMNS
-from tokmill.x86.walks import Walking, check_counts
+from tokmill.x86.walks import Walking
 
 BETWEEN = " <> "
 """Stands between the two files in the name of an item."""
 NO_FACTS = "a graph without imports and strings"
-LEAST_TOKENS, MOST_TOKENS = 16, 32_768
 EXPANDS = 14
 """How many times larger than its graphs the records of a pair are, for one walk from each block."""
 
@@ -58,13 +56,13 @@ class PairsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_onl
     """How paths of programs are made up, such as {project}/{compiler}-{level}/{program}."""
     seed: int = 0
     """Seed of the walks."""
-    walks: int = 2
+    walks: Walks = 2
     """Walks that begin at each block of both programs."""
-    walk_tokens: int = 512
+    walk_tokens: Annotated[int, Meta(ge=16, le=MOST_TOKENS)] = 512
     """Largest number of tokens of a walk; it is cut between instructions."""
-    walk_blocks: int = 0
+    walk_blocks: Blocks = 0
     """Largest number of blocks of a walk; 0: as many as the tokens allow."""
-    min_tokens: int = 1
+    min_tokens: Annotated[int, Meta(ge=1)] = 1
     """Smallest number of tokens of a walk; shorter walks are skipped."""
     weight: Literal["uniform", "degree"] = "uniform"
     """How likely each successor is: uniform, or in proportion to 1 + its own successors
@@ -73,6 +71,13 @@ class PairsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_onl
 
 CHOOSING = ("pair", "all_pairs")
 """Options that only decide which pairs a plan lists."""
+
+
+class GraphFile(NamedTuple):
+    """A graph file, and the name of its program."""
+
+    file: InputFile
+    program: str
 
 
 class PairsSource(X86Source):
@@ -124,7 +129,7 @@ class PairsSource(X86Source):
         for pairs of unknown programs.
         """
         graphs, self.left_out = find_graphs(self.inputs, self.config)
-        self.layout.check(graph.program for graph in graphs)
+        self.check_layout(graph.program for graph in graphs)
         expands = EXPANDS * self.config.walks
         found: dict[str, Item] = {}
         for first, second in self._pairs(graphs):
@@ -199,22 +204,10 @@ def check(config: PairsConfig) -> None:
             else "it is not said which programs are pairs",
             hint="--pair A:B, or --all-pairs",
         )
-    if not LEAST_TOKENS <= config.walk_tokens <= MOST_TOKENS:
-        raise UsageError(
-            f"walk_tokens = {config.walk_tokens}", hint=f"{LEAST_TOKENS} to {MOST_TOKENS}"
-        )
-    if not 1 <= config.min_tokens <= config.walk_tokens:
+    if config.min_tokens > config.walk_tokens:
         raise UsageError(
             f"min_tokens = {config.min_tokens}", hint=f"1 to {config.walk_tokens} (walk_tokens)"
         )
-    check_counts(config.walks, config.walk_blocks)
-
-
-class GraphFile(NamedTuple):
-    """A graph file, and the name of its program."""
-
-    file: InputFile
-    program: str
 
 
 def find_graphs(

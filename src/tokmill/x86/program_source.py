@@ -1,14 +1,13 @@
 """The source `x86`: from programs, or graphs of them, to records of six streams."""
 
-from __future__ import annotations
-
 import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tokmill import plugins
 from tokmill.base.errors import (
@@ -26,14 +25,13 @@ from tokmill.x86.graphs.graph_files import read_about
 from tokmill.x86.graphs.lifting import (
     GRAPH,
     PICKLE,
-    check_lifter,
     find_inputs,
     graphs_in,
     lifter_version,
 )
 from tokmill.x86.image.program import Key, KeyTemplate
 from tokmill.x86.records import Cutting, Unit, nothing, records_of
-from tokmill.x86.tokens.rules import COLUMNS, make_rules
+from tokmill.x86.tokens.rules import COLUMNS
 from tokmill.x86.tokens.templates import Templates
 from tokmill.x86.tokens.vocabularies.vocabulary import (
     TokenList,
@@ -41,7 +39,6 @@ from tokmill.x86.tokens.vocabularies.vocabulary import (
     closed,
     read_vocabularies,
 )
-from tokmill.x86.walks import Walking, check_counts
 
 EXPANDS = {"function": 1, "block": 6, "walk": 10}
 """About how many times larger than a program its records are; for walks, with one from each
@@ -49,6 +46,9 @@ block."""
 LEAST_TOKENS = 64
 """Smallest limit of tokens in a record: any instruction must fit."""
 MOST_TOKENS = 32_768
+Walks = Annotated[int, Meta(ge=1, le=1 << 16)]
+"""Walks from a block: a walk's number in its function is u4."""
+Blocks = Annotated[int, Meta(ge=0, le=1 << 30)]
 
 
 class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,27 +67,27 @@ class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     package; graphs need none."""
     layout: str = ""
     """How paths of programs are made up, such as {project}/{compiler}-{level}/{program}."""
-    max_tokens: int = MOST_TOKENS
+    max_tokens: Annotated[int, Meta(ge=LEAST_TOKENS, le=MOST_TOKENS)] = MOST_TOKENS
     """Largest number of tokens of a record; a longer function is cut into parts, between
     instructions."""
     min_tokens: int = 100
     """Smallest number of tokens of a walk; shorter walks are skipped."""
     seed: int = 0
     """Seed of the walks."""
-    walks: int = 1
+    walks: Walks = 1
     """Walks that begin at each place that walk_from names."""
     walk_from: Literal["every", "entry", "random"] = "every"
     """Where walks of a function begin: at every block, at its entry, or at a random block."""
     walk_tokens: int = 512
     """Largest number of tokens of a walk; it is cut between instructions."""
-    walk_blocks: int = 0
+    walk_blocks: Blocks = 0
     """Largest number of blocks of a walk; 0: as many as the tokens allow."""
     weight: Literal["uniform", "degree"] = "uniform"
     """How likely each successor is: uniform, or in proportion to 1 + its own successors
     (degree)."""
 
 
-WALKS = (*Walking.__struct_fields__, "min_tokens")
+WALKS = ("min_tokens", "seed", "walks", "walk_from", "walk_tokens", "walk_blocks", "weight")
 """Options that only concern walks."""
 
 
@@ -169,9 +169,21 @@ class X86Source(WholeFiles):
 
     def versions(self) -> dict[str, Any]:
         """Return the versions that decide the tokens."""
-        rules = make_rules(self.config.rules)
+        rules = plugins.load(plugins.RULES, self.config.rules)
         iced = importlib.metadata.version("iced-x86")
         return {"vocab": None, "rules": f"{rules.name} {rules.version}, iced-x86 {iced}"}
+
+    def check_layout(self, names: Iterable[str]) -> None:
+        """Refuse a layout that no name fits."""
+        name = None
+        for name in names:
+            if self.layout.fields(name) is not None:
+                return
+        if name is not None:
+            raise UsageError(
+                f"layout: no path fits {self.config.layout!r}, such as {name!r}",
+                hint="it is matched with all of the path below the INPUT argument",
+            )
 
     def key(self, graph: Graph) -> Key:
         return self.layout.key(graph.program, graph.compiler, graph.level)
@@ -189,7 +201,7 @@ class X86Source(WholeFiles):
         Raises `TokmillError` if there is none, and for pickles, which cannot be read here.
         """
         files, self.left_out = find_items(self.inputs, self.config)
-        self.layout.check(map(name_of, files))
+        self.check_layout(map(name_of, files))
         config = self.config
         expands = config.walks if config.unit == "walk" else 1
         if config.unit != "walk" or config.walk_from == "every":
@@ -201,7 +213,11 @@ class X86Source(WholeFiles):
     def batches(self, item: Item) -> Iterator[Records]:
         """Yield the records of a program; one that cannot be lifted is a reject."""
         config = self.config
-        walking = msgspec.convert(config, Walking, from_attributes=True)
+        walking = None
+        if config.unit == "walk":
+            from tokmill.x86.walks import Walking
+
+            walking = msgspec.convert(config, Walking, from_attributes=True)
         cutting = Cutting(config.unit, config.max_tokens, config.min_tokens, walking)
         graph = self._graph(item)
         if isinstance(graph, str):
@@ -273,7 +289,8 @@ def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> In
         )
     if len(files) > len(kept):
         left_out[NO_PROGRAM] = left_out.get(NO_PROGRAM, 0) + len(files) - len(kept)
-    return Inputs(kept, in_order(left_out))
+        left_out = in_order(left_out)
+    return Inputs(kept, left_out)
 
 
 def name_of(file: InputFile) -> str:
@@ -300,11 +317,7 @@ def vocabularies_of(rules: str, folder: str) -> Vocabularies:
 def check(config: X86Config) -> None:
     """Refuse options that do not fit together."""
     check_name("no rules are", config.rules, plugins.RULES)
-    check_lifter(config.lifter)
-    if not LEAST_TOKENS <= config.max_tokens <= MOST_TOKENS:
-        raise UsageError(
-            f"max_tokens = {config.max_tokens}", hint=f"{LEAST_TOKENS} to {MOST_TOKENS}"
-        )
+    check_name("no lifter is", config.lifter, plugins.LIFTERS)
     if config.unit != "walk":
         changed = [key for key in WALKS if getattr(config, key) != getattr(X86Config(), key)]
         if changed:
@@ -316,4 +329,3 @@ def check(config: X86Config) -> None:
             hint=f"{max(config.min_tokens, LEAST_TOKENS)} (min_tokens) to "
             f"{config.max_tokens} (max_tokens)",
         )
-    check_counts(config.walks, config.walk_blocks)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,7 +25,9 @@ from tokmill.x86.image.program import Key
 from tokmill.x86.tokens.rules import DecodeError
 from tokmill.x86.tokens.templates import Table, Templates
 from tokmill.x86.tokens.vocabularies.vocabulary import UNKNOWN
-from tokmill.x86.walks import Walker, Walking, Walks, walk_graph_of
+
+if TYPE_CHECKING:
+    from tokmill.x86.walks import Walker, Walking, Walks
 
 Unit = Literal["function", "block", "walk"]
 AT_ONCE = 1 << 19
@@ -42,7 +43,8 @@ class Cutting:
     max_tokens: int = 32_768
     min_tokens: int = 100
     """For walks only."""
-    walking: Walking = dataclasses.field(default_factory=Walking)
+    walking: Walking | None = None
+    """For walks only; None: as `Walking()`."""
 
 
 def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -> Iterator[Records]:
@@ -53,7 +55,10 @@ def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -
     """
     walker = None
     if cutting.unit == "walk":
-        walker = Walker(walk_graph_of(graph, cutting.walking), cutting.walking)
+        from tokmill.x86.walks import Walker, Walking, walk_graph_of
+
+        walking = cutting.walking or Walking()
+        walker = Walker(walk_graph_of(graph, walking), walking)
     seen = _Seen(graph, walker) if walker is not None else None
     notes = {
         "programs": 1,
@@ -230,7 +235,7 @@ class Portion:
         self, walker: Walker, seen: _Seen, cutting: Cutting, notes: dict[str, int]
     ) -> Iterator[Records]:
         """Yield the walks of the functions; those that are too short are skipped."""
-        graph, most = self.graph, cutting.walking.walk_tokens
+        graph, most = self.graph, walker.walking.walk_tokens
         begins = graph.block_instructions[self.first_block : self.last_block + 1] - self.base
         tokens = np.diff(self.ends[begins])
         functions = self.functions

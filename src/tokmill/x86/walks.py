@@ -5,8 +5,6 @@ it does not depend on other walks. In the graph of one program it stays in its f
 over calls. `tokmill.x86.merged` makes the graph of two programs.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from tokmill.base.errors import UsageError
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import BlockPlaces, Edge, Graph
@@ -24,8 +21,6 @@ from tokmill.x86.image.image import distinct, owners
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 AT_ONCE = 1 << 22
 """Most tokens of the walks that are drawn at a time: what they visit is in memory."""
-MOST_WALKS, MOST_BLOCKS = 1 << 16, 1 << 30
-"""Most walks from a block, and most blocks of a walk; a walk's number in its function is u4."""
 MOST_STEPS = 4
 """Most steps of a walk, as a multiple of its tokens: nodes without tokens may form a cycle."""
 _STEP = np.asarray(0x9E3779B97F4A7C15, np.uint64)
@@ -69,15 +64,6 @@ class WalkGraph:
     flow: Flow
 
 
-def check_counts(walks: int, walk_blocks: int) -> None:
-    """Raise `UsageError` for a number of walks or of blocks that is out of range."""
-    if not 1 <= walks <= MOST_WALKS or not 0 <= walk_blocks <= MOST_BLOCKS:
-        raise UsageError(
-            f"walks = {walks}, walk_blocks = {walk_blocks}",
-            hint=f"1 to {MOST_WALKS:,} walks; 0 to {MOST_BLOCKS:,} blocks",
-        )
-
-
 def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
     """Return the edges of a graph within its functions, without calls; equal edges are one.
 
@@ -94,8 +80,7 @@ def walked(graph: Graph) -> Array:
     """Return which edges lead on within a function, or to another by a jump: (E,) bool."""
     # 0 is an address, except for an indirect jump.
     known = (graph.edge_kind != Edge.INDIRECT) | (graph.edge_target != 0)
-    result: Array = np.isin(graph.edge_kind, WALKED) & known
-    return result
+    return np.isin(graph.edge_kind, WALKED) & known
 
 
 def flow_of_edges(source: Array, target: Array, nodes: int, weight: str) -> Flow:

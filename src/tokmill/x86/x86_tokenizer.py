@@ -1,8 +1,6 @@
 """Encode programs and bytes as ids, and decode them, in memory: like `build x86`, without a
 store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self, get_args
@@ -109,7 +107,7 @@ class X86Tokenizer:
             UsageError: `unit` is not known.
         """
         check_name("no unit is", unit, get_args(Unit))
-        cutting = Cutting(unit, ALL, min_tokens, walking or Walking())
+        cutting = Cutting(unit, ALL, min_tokens, walking)
         for graph in graphs_of_path(path):
             key = Key("", graph.program, "", "", "")
             for batch in records_of(graph, key, self.templates(graph.bits), cutting):

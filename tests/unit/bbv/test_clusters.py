@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 
 from phases import BLOCKS, phases
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError
 from tokmill.bbv.points import clusters, simpoint
 from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.builds.mining.interval_vectors import BITS, projection_rows
@@ -173,14 +173,6 @@ def test_many_intervals_are_searched_by_a_part(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(clusters, "SEARCHED", 200)
     part = simpoint.simpoints(made.vectors, np.arange(BLOCKS), dimensions=15)
     assert len(part.labels) == 600 and (part.labels == whole.labels).all()
-
-
-def test_wrong_numbers_are_refused() -> None:
-    points, weights = np.ones((3, 2)), np.ones(3)
-    with pytest.raises(UsageError, match="0 clusters"):
-        clusters.find_clusters(points, weights, 0)
-    with pytest.raises(UsageError, match="0 dimensions"):
-        simpoint.project(scipy.sparse.csr_matrix((1, 1)), [1], 0)
 
 
 @pytest.mark.long

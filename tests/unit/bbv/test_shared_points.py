@@ -107,5 +107,5 @@ def test_rates_are_columns_that_have_numbers(tmp_path: Path) -> None:
     )
     quick_build("bbv", trace, tmp_path / "store", blocks=[str(options[1])], min_joined=0.0)
     known = reading.read_executions(Store(tmp_path / "store"))
-    assert known.events == ("d1_misses", "ll_misses", "page_faults")
+    assert known.rates.shape[1] == 3, "d1_misses, ll_misses, page_faults"
     assert known.rates[:, 2].tolist() == [n % 2 for n in range(lines)]

@@ -83,9 +83,7 @@ def test_written_and_read(store: Store, tmp_path: Path) -> None:
     rows, scores = index.nearest(index.vectors[3], 5)
     assert rows[0] == 3 and scores[0] == pytest.approx(scores.max())
     before = (tmp_path / "ix").read_bytes()
-    with pytest.raises(TokmillError, match="there is an index already"):
-        make(store, tmp_path / "ix")
-    make(store, tmp_path / "ix", fresh=True)
+    make(store, tmp_path / "ix")
     assert (tmp_path / "ix").read_bytes() == before, "equal vectors make equal bytes"
     # Any reader of safetensors sees the vectors.
     arrays = load_file(tmp_path / "ix")
@@ -121,9 +119,9 @@ def test_an_index_that_was_cut_short_changes_nothing(
 
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr("tokmill.base.files.os.rename", full)
-    for place, fresh in ((tmp_path / "ix", True), (tmp_path / "new", False)):
+    for place in (tmp_path / "ix", tmp_path / "new"):
         with pytest.raises(MachineError, match="No space left"):
-            make(store, place, fresh=fresh)
+            make(store, place)
     monkeypatch.undo()
     assert sorted(tmp_path.iterdir()) == before
     assert (Index(tmp_path / "ix").vectors == before_vectors).all()
@@ -133,7 +131,7 @@ def test_places_where_none_can_be_made(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("the user's")
     for place, what in ((tmp_path / "file", "is no index"), (store.path, "this is a folder")):
         with pytest.raises(UsageError, match=what):
-            make(store, place, fresh=True)
+            make(store, place)
     assert (tmp_path / "file").read_text() == "the user's"
     for place, what in ((tmp_path / "no", "there is no such index"), (store.path, "is no index")):
         with pytest.raises(TokmillError, match=what):

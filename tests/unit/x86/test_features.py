@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from tokmill.x86.features.bags import bag, grams, hash_texts, matrices, normalized, tf_idf
-from tokmill.x86.features.cosines import nearest_rows, row_products, sketch
+from tokmill.x86.features.bags import (
+    bag,
+    grams,
+    hash_texts,
+    matrices,
+    nearest_rows,
+    normalized,
+    row_products,
+    sketch,
+    tf_idf,
+)
 from tokmill.x86.features.function_features import SHAPE, functions_of
 from tokmill.x86.features.instruction_features import instructions_of
 from tokmill.x86.graph import Edge
@@ -56,7 +65,7 @@ def test_grams_cross_no_end() -> None:
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 22])
 def test_products_of_chosen_rows(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Whatever is held at a time, and with rows that are empty."""
-    monkeypatch.setattr("tokmill.x86.features.cosines.AT_ONCE", at_once)
+    monkeypatch.setattr("tokmill.x86.features.bags.AT_ONCE", at_once)
     numbers = np.random.default_rng(1)
     a = sparse.random_array((30, 50), density=0.2, rng=numbers, format="csr", dtype=np.float32)
     b = sparse.random_array((40, 50), density=0.1, rng=numbers, format="csr", dtype=np.float32)
@@ -76,7 +85,7 @@ def test_nearest_rows_are_those_of_the_full_table(monkeypatch: pytest.MonkeyPatc
     a, b = (numbers.normal(size=(n, 8)).astype(np.float32) for n in (20, 33))
     wanted = [set(row) for row in np.argsort(-(a @ b.T), axis=1)[:, :5].tolist()]
     for cells in (1, 100, 1 << 23):
-        monkeypatch.setattr("tokmill.x86.features.cosines.CELLS", cells)
+        monkeypatch.setattr("tokmill.x86.features.bags.CELLS", cells)
         i, j = nearest_rows(a, b, 5)
         assert [set(j[i == row].tolist()) for row in range(20)] == wanted
     assert len(nearest_rows(a, b[:3], 5)[0]) == 60

@@ -9,7 +9,7 @@ from making import quick_build
 from tokmill.store.store import Store
 from tokmill.x86.features import learned_weights
 from tokmill.x86.features.baselines import parts_of
-from tokmill.x86.features.learned_sums import code_parts, vector_parts, with_code, with_facts
+from tokmill.x86.features.learned_sums import code_parts, sum_of, vector_parts
 from tokmill.x86.features.store_functions import StoreFunctions, store_functions
 from tokmill.x86.graphs.lifting import lift_files
 from x86_programs import C_SOURCE, compiles
@@ -77,11 +77,11 @@ def test_rows_are_of_a_function_and_of_those_around_it(functions: StoreFunctions
 @pytest.mark.parametrize("kind", ["code", "facts"])
 def test_a_product_is_the_weighed_sum_of_all_parts(functions: StoreFunctions, kind: str) -> None:
     vectors = np.random.default_rng(1).normal(size=(len(functions), D)).astype(np.float32)
-    made, others, weights = {
-        "code": (with_code, code_parts, learned_weights.WITH_CODE),
-        "facts": (with_facts, parts_of, learned_weights.WITH_FACTS),
+    others, weights = {
+        "code": (code_parts, learned_weights.WITH_CODE),
+        "facts": (parts_of, learned_weights.WITH_FACTS),
     }[kind]
-    rows = made(functions, vectors)
+    rows = sum_of(kind, functions, vectors)
     parts = {**others(functions), **vector_parts(functions, vectors)}
     assert set(parts) == set(weights) and all(weight >= 0 for weight in weights.values())
     dense = {n: p.toarray() if hasattr(p, "toarray") else p for n, p in parts.items()}

@@ -46,9 +46,9 @@ WAYS = {
 POINTS = """\
 import importlib.metadata, sys
 from tokmill import plugins
-from tokmill.x86.graphs.lifting import check_lifter, lifter_version
+from tokmill.x86.graphs.lifting import lifter_version
 assert "angr" not in dict(plugins.LIFTERS)
-check_lifter("angr")
+assert "angr" in plugins.LIFTERS
 print(plugins.load(plugins.LIFTERS, "angr").__module__, plugins.LIFTERS["angr"].help)
 print(lifter_version("angr"))
 """

@@ -336,11 +336,11 @@ def test_other_rules_need_vocabularies(tmp_path: Path, program: Path, graph: Gra
     ("options", "message"),
     [
         ({"rules": "semanticbv"}, "semanticbbv"),
-        ({"max_tokens": 40_000}, "64 to 32768"),
+        ({"max_tokens": 40_000}, "max_tokens: expected `int` <= 32768"),
         ({"walks": 2}, "--unit walk"),
         ({"min_tokens": 5}, "--unit walk"),
         ({"unit": "walk", "walk_tokens": 80}, "100 \\(min_tokens\\)"),
-        ({"unit": "walk", "walks": 0}, "walks = 0"),
+        ({"unit": "walk", "walks": 0}, "walks: expected `int` >= 1"),
         ({"layout": "{projct}/x"}, "not a template"),
         ({"layout": "{project}/{program}"}, "no path fits"),
     ],

@@ -7,9 +7,8 @@ from scipy import sparse
 
 from tokmill.x86.diff.candidates import pairs_of
 from tokmill.x86.diff.evidence import Inlined, weigh
-from tokmill.x86.diff.members import MEMBERS, members_of
-from tokmill.x86.diff.twins import crossed, lost_together
-from tokmill.x86.features.function_features import Functions, functions_of
+from tokmill.x86.diff.match_functions import crossed, lost_together
+from tokmill.x86.features.function_features import MEMBERS, Functions, functions_of, members_of
 from tokmill.x86.features.tables import tables_of
 from tokmill.x86.graph import Edge, Graph
 from x86_graphs import Block, graph_of

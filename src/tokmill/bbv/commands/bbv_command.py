@@ -1,7 +1,5 @@
 """`tokmill bbv`: execution profiles of programs that run here, and files of basic block vectors."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +9,11 @@ import typer
 
 from tokmill.base.errors import UsageError
 from tokmill.base.progress import Progress, human_bytes, human_count
+from tokmill.bbv.commands.simpoint_command import Out, Seed
 from tokmill.bbv.points import executions as reading
 from tokmill.bbv.points import shared_points as sharing
 from tokmill.bbv.points.choose_points import write_points
-from tokmill.bbv.points.clusters import Floats, Ints
+from tokmill.bbv.points.clusters import SEED, Floats, Ints
 from tokmill.bbv.points.executions import Executions
 from tokmill.bbv.points.shared_points import Shared
 from tokmill.bbv.traces.block_vectors import TORN
@@ -26,10 +25,6 @@ from tokmill.terminal.output import print_json, print_table, say
 FEW = 30
 """Fewer intervals give points little to choose from."""
 UNTRAINED = "untrained"
-PUBLISHED = (
-    "published, for another measure and other programs: 86.3 % accuracy at a speed-up of 7,143, "
-    "14 points for 10 programs of SPEC (SemanticBBV, arXiv 2512.10231)"
-)
 
 
 def profile(
@@ -40,7 +35,8 @@ def profile(
     name: Annotated[str, typer.Option(help="Name of the files; else that of the program.")] = "",
     stdin: Annotated[str, typer.Option(metavar="FILE", help="What the program reads.")] = "",
     every_blocks: Annotated[
-        int, typer.Option(metavar="N", help="Basic blocks that are executed in an interval.")
+        int,
+        typer.Option(min=1000, metavar="N", help="Basic blocks that are executed in an interval."),
     ] = 2_000_000,
     measured: Annotated[
         bool,
@@ -50,10 +46,10 @@ def profile(
         ),
     ] = False,
     intervals: Annotated[
-        int, typer.Option(metavar="N", help="With --measured: about so many intervals.")
+        int, typer.Option(min=2, metavar="N", help="With --measured: about so many intervals.")
     ] = 300,
     runs: Annotated[
-        int, typer.Option(metavar="N", help="With --measured: runs that are timed.")
+        int, typer.Option(min=1, metavar="N", help="With --measured: runs that are timed.")
     ] = 25,
     quiet: Quiet = False,
     json: Json = False,
@@ -172,13 +168,8 @@ def shared_points(
         ),
     ] = UNTRAINED,
     points: Annotated[int, typer.Option(min=1, help="Number of points.")] = 30,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Write NAME.simpoints, NAME.weights here."),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of everything that is random.")
-    ] = 493575226,
+    out: Out = None,
+    seed: Seed = SEED,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -247,7 +238,6 @@ def _print(shared: Shared, executions: Executions) -> None:
         f"{shared.speed_up:,.0f}; SimPoint with as many for each program "
         f"{1 - float(errors['simpoint'].mean()):.1%}, {shared.speed_up_alone:,.0f}"
     )
-    print(PUBLISHED)
     print("held out: points of the other programs alone; nothing of the program was simulated")
     if executions.left_out:
         say(f"{human_count(executions.left_out, 'interval')} without instructions or CPI left out")
@@ -260,8 +250,7 @@ def _trained(store: Store, signatures: str, records: Ints, quiet: bool) -> Float
 
         signatures = embed_store(signatures, store.path, quiet=quiet).overlay
         say(f"{store.path}: overlay {signatures}")
-    units: Floats = VectorTable(store, signatures).units(records).astype(np.float64) / 2048
-    return units
+    return VectorTable(store, signatures).units(records).astype(np.float64) / 2048
 
 
 def _write(out: Path, shared: Shared, executions: Executions) -> None:

@@ -1,7 +1,5 @@
 """`tokmill simpoint`: intervals that stand for a program."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,12 +65,6 @@ Simulated = Annotated[
 MaxPoints = Annotated[
     int, typer.Option("--max-points", min=1, help="BIC chooses at most so many clusters.")
 ]
-BicThreshold = Annotated[
-    float,
-    typer.Option(
-        min=0, max=1, help="The fewest clusters whose BIC reaches this share of its range."
-    ),
-]
 Dimensions = Annotated[
     int | None,
     typer.Option(
@@ -93,7 +85,6 @@ def simpoint(
     cpi: Cpi = None,
     simulated: Simulated = None,
     max_points: MaxPoints = 30,
-    bic_threshold: BicThreshold = 0.9,
     dimensions: Dimensions = None,
     seed: Seed = 493575226,
     quiet: Quiet = False,
@@ -112,7 +103,6 @@ def simpoint(
         method=method,
         points=points or 0,
         most=max_points,
-        threshold=bic_threshold,
         dimensions=dimensions or 0,
         seed=seed,
     )

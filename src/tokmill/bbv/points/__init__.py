@@ -1,4 +1,1 @@
-"""Intervals that stand for a program: clusters, designs, estimates.
-
-Read `choose_points` first.
-"""
+"""Intervals that stand for a program; begin with `choose_points`."""

@@ -1,7 +1,5 @@
 """`tokmill simpoint`: points of a program's file of block vectors, and what they estimate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +34,6 @@ class Options:
     points: int = 0
     """How many; 0: by BIC, or `POINTS`."""
     most: int = clusters.MOST
-    threshold: float = clusters.THRESHOLD
     dimensions: int = 0
     seed: int = clusters.SEED
 
@@ -183,7 +180,6 @@ def by_clusters(trace: Trace, options: Options, simulated: Path | None) -> Chose
         dimensions=options.dimensions,
         most=options.most,
         exactly=options.points,
-        threshold=options.threshold,
         seed=options.seed,
     )
     report = _report(trace, options.method, points.intervals)

@@ -1,7 +1,5 @@
 """Weighted k-means with restarts, and how many clusters there are by BIC, as SimPoint chooses."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 
@@ -9,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tokmill import plugins
-from tokmill.base.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,8 +32,6 @@ class Clusters:
     """(intervals,) the cluster of each."""
     centres: Floats
     """(clusters, dimensions) weighted means."""
-    bic: dict[int, float]
-    """Number of clusters → BIC, of every number that was tried."""
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -112,8 +107,7 @@ def nearest(labels: Ints, distances: Floats, weights: Floats) -> Ints:
     small = weights < TINY * usual[labels]
     # The last key of `lexsort` counts first.
     order = np.lexsort((np.arange(len(labels)), distances, small, labels))
-    firsts: Ints = order[np.searchsorted(labels[order], np.arange(len(sums)))]
-    return firsts
+    return order[np.searchsorted(labels[order], np.arange(len(sums)))]
 
 
 def different(points: Floats, enough: int) -> int:
@@ -150,13 +144,13 @@ def bic(points: Floats, weights: Floats, labels: Ints, centres: Floats) -> float
     return float(likelihood - (k - 1 + k * dimensions + 1) / 2 * np.log(count))
 
 
-def choose(scores: dict[int, float], threshold: float = THRESHOLD) -> int:
+def choose(scores: dict[int, float]) -> int:
     """Return the smallest number of clusters whose BIC is high enough.
 
-    Enough is `threshold` of the way from the lowest to the highest of the scores.
+    Enough is `THRESHOLD` of the way from the lowest to the highest of the scores.
     """
     low, high = min(scores.values()), max(scores.values())
-    return min(k for k, score in scores.items() if score >= low + threshold * (high - low))
+    return min(k for k, score in scores.items() if score >= low + THRESHOLD * (high - low))
 
 
 def find_clusters(
@@ -165,7 +159,6 @@ def find_clusters(
     most: int = MOST,
     *,
     exactly: int = 0,
-    threshold: float = THRESHOLD,
     seed: int = SEED,
 ) -> Clusters:
     """Cluster intervals, with as many clusters as BIC says, or `exactly` so many.
@@ -177,14 +170,8 @@ def find_clusters(
         weights: (intervals,) at least 0, some above.
         most: largest number of clusters.
         exactly: the number; 0: by BIC.
-        threshold: as of `choose`, between 0 and 1.
         seed: of all that is random.
     """
-    if most < 1 or not 0 <= threshold <= 1:
-        raise UsageError(
-            f"{most} clusters, a threshold of {threshold}",
-            hint="at least 1 cluster, and a threshold from 0 to 1",
-        )
     few = np.arange(len(points))
     if len(points) > SEARCHED:
         few = few[weights > 0]
@@ -196,7 +183,7 @@ def find_clusters(
     for k in [most] if exactly else range(1, most + 1):
         found[k] = k_means(part, of_part, k, seed=seed)
         scores[k] = bic(part, of_part, *found[k])
-    labels, centres = found[choose(scores, threshold)]
+    labels, centres = found[choose(scores)]
     if len(few) < len(points):
         labels, centres = k_means(points, weights, len(centres), seed=seed, begin=centres)
-    return Clusters(labels, centres, scores)
+    return Clusters(labels, centres)

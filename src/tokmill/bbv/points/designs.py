@@ -5,8 +5,6 @@ chapters 5, 8 and 9A). One with so many instructions that it would be drawn twic
 certain.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 
@@ -85,8 +83,7 @@ def _steps(shares: Floats, count: int, random: Random) -> Ints:
     ends = np.cumsum(shares)
     marks = (random.random() + np.arange(count)) / count * ends[-1]
     places = np.searchsorted(ends, marks, side="right")
-    result: Ints = np.minimum(places, len(shares) - 1).astype(np.int64)
-    return result
+    return np.minimum(places, len(shares) - 1).astype(np.int64)
 
 
 def two_phase(population: Population, n: int, random: Random) -> Sample:
@@ -157,8 +154,7 @@ def _means(population: Population, labels: Ints, heavy: Floats) -> Floats:
     """Return the mean of each stratum, (strata, columns)."""
     sums = np.zeros((len(heavy), population.features.shape[1]))
     np.add.at(sums, labels, population.shares[:, None] * population.features)
-    means: Floats = sums / heavy[:, None]
-    return means
+    return sums / heavy[:, None]
 
 
 @functools.lru_cache(maxsize=8)
@@ -191,13 +187,12 @@ class Estimate:
     """The confidence interval; not finite if nothing can be said."""
 
 
-def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate:
-    """Estimate by the shares that the intervals stand for, with Student's interval.
+def expansion(sample: Sample, cpi: Floats) -> Estimate:
+    """Estimate by the shares that the intervals stand for, with Student's interval of 95 %.
 
     Args:
         sample: of `n` intervals; errors vary within its strata.
         cpi: (n,) of each of them.
-        confidence: of the interval, between 0 and 1.
     """
     estimate = float(sample.shares @ cpi)
     drawn = (sample.shares * (cpi - estimate))[~sample.certain]
@@ -218,7 +213,7 @@ def expansion(sample: Sample, cpi: Floats, confidence: float = 0.95) -> Estimate
     below = sum(v**2 / (len(part) - 1) for v, part in zip(variances, parts, strict=True))
     degrees = variance**2 / below if below > 0 else float(len(drawn) - len(of))
     error = np.sqrt(variance * (1 - sample.fraction))
-    quantile = plugins.require("scipy.stats").t.ppf(0.5 + confidence / 2, max(degrees, 1.0))
+    quantile = plugins.require("scipy.stats").t.ppf(0.975, max(degrees, 1.0))
     return Estimate(estimate, estimate - quantile * error, estimate + quantile * error)
 
 

@@ -1,7 +1,5 @@
 """Intervals of many programs, as a store of `tokmill build bbv` holds them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,15 +124,13 @@ class Executions:
     """(N, records of the store of blocks) CSR, counts of instructions."""
     left_out: int
     """Intervals without instructions or CPI."""
-    events: tuple[str, ...] = ()
-    """Names of the rates."""
 
     def shares(self) -> Floats:
         """Return the share of each interval in its program's instructions, (N,)."""
         wholes = np.bincount(self.program, self.instructions)[self.program]
         return self.instructions / wholes
 
-    def some(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Executions:
+    def some(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> "Executions":
         """Return the intervals of which `chosen` (N,) is true, and their programs."""
         kept, program = np.unique(self.program[chosen], return_inverse=True)
         return Executions(
@@ -147,7 +143,6 @@ class Executions:
             self.rates[chosen],
             self.vectors[chosen],
             self.left_out,
-            self.events,
         )
 
 
@@ -200,7 +195,6 @@ def read_executions(store: Store) -> Executions:
         table.astype(np.float64),
         csr[valid],
         int((~valid).sum()),
-        tuple(rates),
     )
 
 
@@ -236,8 +230,7 @@ def _scaled(points: Floats, weights: Floats, *, whole: bool) -> Floats:
     if whole:
         return centred / max(float(np.linalg.norm(spread)), 1e-300)
     kept = spread > 1e-12
-    scaled: Floats = centred[:, kept] / spread[kept] / np.sqrt(max(1, int(kept.sum())))
-    return scaled
+    return centred[:, kept] / spread[kept] / np.sqrt(max(1, int(kept.sum())))
 
 
 def mnemonic_mix(store: Store, executions: Executions) -> Floats:
@@ -264,5 +257,4 @@ def mnemonic_mix(store: Store, executions: Executions) -> Floats:
     totals = np.asarray(mix.sum(axis=1)).reshape(-1)
     mix.data = np.sqrt(mix.data / np.repeat(np.maximum(totals, 1e-300), np.diff(mix.indptr)))
     rows_of = projection_rows(np.arange(width), MIX_DIMENSIONS, PROJECTION_SEED).astype(np.float64)
-    projected: Floats = np.asarray(mix @ (rows_of / (1 << BITS)))
-    return projected
+    return np.asarray(mix @ (rows_of / (1 << BITS)))

@@ -4,8 +4,6 @@ As SemanticBBV (arXiv 2512.10231) uses signatures: intervals of different progra
 in the same way have near signatures, so one of them is simulated for all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

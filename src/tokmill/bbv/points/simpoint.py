@@ -4,8 +4,6 @@ Intervals with similar block vectors behave alike. They are clustered; the inter
 centre of each cluster is its simulation point, weighted by the instructions of the cluster.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError
 from tokmill.bbv.points import clusters
 from tokmill.bbv.points.clusters import Clusters, Floats, Ints
 from tokmill.builds.mining.interval_vectors import BITS, WHOLE, projection_rows, shares_of
@@ -54,7 +52,6 @@ def simpoints(
     dimensions: int = 0,
     most: int = clusters.MOST,
     exactly: int = 0,
-    threshold: float = clusters.THRESHOLD,
     seed: int = clusters.SEED,
 ) -> SimPoints:
     """Choose the simulation points of a program; the same in every run.
@@ -65,7 +62,7 @@ def simpoints(
         memory: (intervals, rates) further numbers of each interval, such as miss rates.
         dimensions: of the projection; 0: 15, doubled as long as that takes a tenth of the
             unexplained variance away.
-        most, exactly, threshold, seed: as of `clusters.find_clusters`.
+        most, exactly, seed: as of `clusters.find_clusters`.
 
     Raises:
         TokmillError: there is no interval with instructions.
@@ -74,9 +71,7 @@ def simpoints(
     tried = dimensions or DIMENSIONS
     while True:
         points = features(vectors, ids, tried, memory)
-        clustering = clusters.find_clusters(
-            points, weights, most, exactly=exactly, threshold=threshold, seed=seed
-        )
+        clustering = clusters.find_clusters(points, weights, most, exactly=exactly, seed=seed)
         error = unexplained(vectors, weights, clustering.labels)
         if dimensions or tried >= WIDEST or len(clustering) < 2:
             break
@@ -167,9 +162,7 @@ def nearest(
     )
 
 
-def project(
-    vectors: Matrix, ids: npt.ArrayLike, dimensions: int, seed: int = PROJECTION_SEED
-) -> Floats:
+def project(vectors: Matrix, ids: npt.ArrayLike, dimensions: int) -> Floats:
     """Return normalised vectors in a few dimensions, (intervals, dimensions) float64.
 
     A row is divided by its sum, so intervals of different lengths can be compared. A row without
@@ -179,16 +172,10 @@ def project(
         vectors: (intervals, blocks) CSR, counts of instructions; not negative.
         ids: (blocks,) the id of each column, any 64-bit numbers.
         dimensions: of the result, at least 1.
-        seed: another seed gives another projection.
     """
-    if dimensions < 1:
-        raise UsageError(
-            f"{dimensions} dimensions are none", hint="give at least 1; 15 is SimPoint's default"
-        )
     totals = np.asarray(vectors.sum(axis=1), dtype=np.float64).reshape(-1)
     data = shares_of(vectors.data, np.repeat(totals, np.diff(vectors.indptr)))
     parts = data, vectors.indices, vectors.indptr
     shares = plugins.require("scipy.sparse").csr_matrix(parts, vectors.shape)
-    sums = np.asarray(shares @ projection_rows(np.asarray(ids), dimensions, seed))
-    result: Floats = sums.astype(np.float64) / float(WHOLE << BITS)
-    return result
+    sums = np.asarray(shares @ projection_rows(np.asarray(ids), dimensions, PROJECTION_SEED))
+    return sums.astype(np.float64) / float(WHOLE << BITS)

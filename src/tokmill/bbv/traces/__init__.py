@@ -1,4 +1,1 @@
-"""Block vectors and costs of executions, from files of all producers and from a profile made here.
-
-Read `read` first.
-"""
+"""Block vectors and costs of executions; begin with `read`."""

@@ -4,8 +4,6 @@ The pc file of valgrind's exp-bbv has a line `F:ID:HEX:FUNCTION` a block, the ad
 first instruction ran. A map is what Linux shows as `/proc/PID/maps`, or lines `HEX PATH`.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

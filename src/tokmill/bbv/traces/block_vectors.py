@@ -1,7 +1,5 @@
 """Basic block vectors in memory: sparse rows, one an interval of an execution."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -70,7 +68,7 @@ class BlockVectors:
         """Instructions of each interval (int64)."""
         return row_sums(self.counts, self.indptr)
 
-    def rows(self, start: int, stop: int) -> BlockVectors:
+    def rows(self, start: int, stop: int) -> "BlockVectors":
         """Return some consecutive intervals; entries are not copied."""
         start, stop, _ = slice(start, stop).indices(len(self))
         stop = max(start, stop)

@@ -4,8 +4,6 @@ Format: https://valgrind.org/docs/manual/cl-format.html, written with `--dump-in
 --dump-line=no --compress-pos=no`. Addresses are those of the program's file.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

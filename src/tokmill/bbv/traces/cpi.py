@@ -7,8 +7,6 @@ The first line of a CSV file names the columns. A column `interval` says which i
 about, counted from 0; without one, lines stand in the order of the intervals.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ every K-th call of library functions. callgrind cuts its dumps at the same marks
 same intervals.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -160,8 +158,7 @@ def count_faults(command: Command, library: Path, folder: Path, every: int, pass
     counts, _ = _stamps(command, library, folder, every, faults=True)
     _same_marks(command, "the run that counts page faults", len(counts), passed)
     # Threads that pass marks at once may write their counts in the other order.
-    faults: Array = np.diff(np.maximum.accumulate(counts))
-    return faults
+    return np.diff(np.maximum.accumulate(counts))
 
 
 def _same_marks(command: Command, run: str, passed: int, first: int) -> None:

@@ -1,7 +1,5 @@
 """Profile a program that runs here: block vectors, CPI and miss rates of the same intervals."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io
@@ -42,7 +40,6 @@ ALONE = "--command-line-only=yes"
 """Keeps valgrind from reading options in the working directory (`.valgrindrc`)."""
 DUMPED = ("--dump-instr=yes", "--dump-line=no", "--compress-pos=no", "--cache-sim=yes",
           "--branch-sim=yes")  # fmt: skip
-LEAST_BLOCKS = 1000
 EVENTS = {
     "instructions": ("Ir",),
     "l1_misses": ("I1mr", "D1mr", "D1mw"),
@@ -127,12 +124,6 @@ def profile(
     program = _program(words)
     name = name or Path(program).name
     stem = inside(out, name)
-    if asked.every_blocks < LEAST_BLOCKS or asked.intervals < 2 or asked.runs < 1:
-        raise UsageError(
-            f"intervals of {asked.every_blocks:,} blocks, {asked.intervals:,} intervals, "
-            f"{asked.runs:,} runs",
-            hint=f"at least {LEAST_BLOCKS:,} blocks, 2 intervals and 1 run",
-        )
     command = Command((program, *words[1:]), stdin)
     trace = stem.with_name(f"{name}.bb.gz")
     with writing(trace), tempfile.TemporaryDirectory(prefix="tokmill-profile-") as place:

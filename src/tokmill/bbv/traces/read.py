@@ -8,8 +8,6 @@ compression. All other lines are counted and left out.
 Beside a trace are files that say where its blocks lie, what was mapped, what its intervals cost.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 It runs in a child, as a module may make it hang, take all memory or end the process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Programs run on one thread by IREE's runtime (`local-sync`); times are CPU time 
 least of several runs in turns. Results are in buffers that IREE makes anew for each run.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -109,8 +107,7 @@ class Program:
             self._inputs = self._listed()
 
     def _host(self, view: Any) -> np.ndarray[Any, Any]:
-        result: np.ndarray[Any, Any] = self._runtime.DeviceArray(self._device, view).to_host()
-        return result
+        return self._runtime.DeviceArray(self._device, view).to_host()
 
     def _call(self) -> Any:
         results = self._runtime.VmVariantList(1)

@@ -7,8 +7,6 @@ poolings and what works element by element take the new layout. Weights are tran
 IREE does when it loads them; filters that are arguments are transposed in each run.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,7 +112,11 @@ class _Images:
             re.fullmatch(r"d\d|0", result)
             for one in view.attributes["indexing_maps"]
             for result in _results(str(one))
-        ) and not any(inner.operation.name == "linalg.index" for inner in _body(view))
+        ) and not any(
+            inner.operation.name == "linalg.index"
+            for block in view.regions[0].blocks
+            for inner in block.operations
+        )
 
     def _window(self, view: Any) -> Any:
         image, kernel, start = view.operands
@@ -230,7 +232,3 @@ def _results(text: str) -> list[str]:
 def _renamed(result: str) -> str:
     """Return an index with the loops in their new order."""
     return result if result == "0" else f"d{LAST.index(int(result[1:]))}"
-
-
-def _body(view: Any) -> list[Any]:
-    return [inner for block in view.regions[0].blocks for inner in block.operations]

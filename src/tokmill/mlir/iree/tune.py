@@ -5,8 +5,6 @@ run in turns in one child, and what they give is compared with what the default 
 whose compilation or run ends its child is one that failed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

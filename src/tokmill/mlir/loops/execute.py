@@ -7,8 +7,6 @@ does not write is seen. Times are CPU time of the thread; the least of several r
 candidate in turns.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import time
@@ -30,7 +28,7 @@ SHORTEST = 200_000
 MOST_REPEATS = 1000
 FEWEST = 3
 """Runs, whatever is asked for: one alone would say that there is no noise."""
-_baselines: OrderedDict[str, Kernel] = OrderedDict()
+_baselines: OrderedDict[str, "Kernel"] = OrderedDict()
 
 
 class Timed(Protocol):

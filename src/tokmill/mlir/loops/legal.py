@@ -5,8 +5,6 @@ only parallel loops become parallel, a vector has at most 512 iterations, and no
 vectorization. What the rules allow can still be refused by MLIR; what they forbid is never tried.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ Each pattern of vector lowering is applied alone, with canonicalization after it
 set can undo each other without end (LLVM 22 took 12 GB and 70 s for one small schedule).
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

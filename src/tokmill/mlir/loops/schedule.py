@@ -4,8 +4,6 @@ An action names its operation by tag. `text` writes a whole schedule as a module
 MLIR's transform interpreter applies; the actions stand in a comment, so that `read` finds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -6,8 +6,6 @@ tensor that is filled with a constant is filled in the problem too. Equal operat
 problem with a count.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Element types of tensors: arrays of each, random numbers, and how far two results may differ."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -26,8 +24,7 @@ def of(element: str) -> np.dtype[Any]:
     """Return numpy's type of one of `TYPES`; raises `MissingExtraError` for bf16 without `mlir`."""
     if element == "bf16":
         # numpy has none: https://github.com/jax-ml/ml_dtypes, which IREE's runtime uses too.
-        bfloat16: np.dtype[Any] = np.dtype(plugins.require("ml_dtypes").bfloat16)
-        return bfloat16
+        return np.dtype(plugins.require("ml_dtypes").bfloat16)
     if element == "i1":
         return np.dtype(np.bool_)
     return np.dtype(f"{'float' if element[0] == 'f' else 'int'}{element[1:]}")

@@ -10,8 +10,6 @@
 What does more than that is left as it is, and refused by `problem`.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

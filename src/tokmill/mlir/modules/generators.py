@@ -4,8 +4,6 @@ Each function returns the text of a module: `@main` takes tensors that are read 
 is computed, in f32. Chains are operations one after the other: `chain("matmul 64 64 64, relu")`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

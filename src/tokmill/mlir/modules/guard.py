@@ -4,8 +4,6 @@ MLIR reads brackets inside of brackets by calling itself, so a small file can ex
 The child reads with half of the stack that this process has: what it survives is read here again.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

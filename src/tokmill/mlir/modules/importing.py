@@ -6,8 +6,6 @@ that is read. What comes out is printed in the generic form, which a context wit
 dialects can parse.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

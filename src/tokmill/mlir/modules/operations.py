@@ -1,7 +1,5 @@
 """What the linalg operations of a module are: loops, accesses, arithmetic, and who feeds whom."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

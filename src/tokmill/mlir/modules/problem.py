@@ -1,7 +1,5 @@
 """A module that is to be scheduled: its text, its operations, and what is left out of it."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

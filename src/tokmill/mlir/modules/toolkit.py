@@ -1,7 +1,5 @@
 """MLIR as the wheel `torch-mlir` has it: modules are read with errors that name the line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ which bucket. The original's ids repeat after 100 numbers, and its configuration
 to 128; both are there on request alone (`seed_compatible`, `truncate`).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

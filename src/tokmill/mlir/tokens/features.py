@@ -4,8 +4,6 @@ With 12 loops, 7 loads and 12 dimensions an operation is 2,051 numbers and a his
 published. Sizes are counted from the problems (`Sizes.of`), so that nothing is cut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -49,7 +47,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
     @classmethod
-    def of(cls, operations: Iterable[Operation], **other: Any) -> Sizes:
+    def of(cls, operations: Iterable[Operation], **other: Any) -> "Sizes":
         listed = list(operations)
         accesses = [one for each in listed for one in (*each.loads, *each.stores)]
         return cls(

@@ -7,8 +7,6 @@ segments (0 operation, 1 producer) and depths (the loop that a token is about, f
 Nothing is cut: a bound has a token for each half step of log2, larger ones share the last.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ The sequences are those of observations (`field_tokens.tokens`), so a model that
 them reads what a policy reads.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

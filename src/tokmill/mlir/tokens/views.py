@@ -8,8 +8,6 @@ All arrays have fixed shapes. T is the longest sequence that the problems can ha
 cut: `[PAD]` stands behind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """`tokmill rl replay|show`, and the group of all commands of `rl`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`tokmill rl eval`."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -18,6 +16,7 @@ from tokmill.rl.commands.rl_problems import (
     MOST_SEED,
     Best,
     CacheFile,
+    Out,
     check_best,
     continuing,
     iree_cell,
@@ -51,10 +50,6 @@ Runs = Annotated[
 ]
 At = Annotated[
     str, typer.Option(help="Which weights: best, model, or a step. Default: the newest.")
-]
-Out = Annotated[
-    Path | None,
-    typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
 ]
 
 

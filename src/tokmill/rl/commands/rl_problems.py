@@ -4,8 +4,6 @@
 result takes the place of the earlier one as a whole; other files are never replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -44,6 +42,10 @@ CacheFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
 ]
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
+]
 
 
 @contextlib.contextmanager
@@ -60,7 +62,7 @@ def continuing(cache: Path | None) -> Iterator[None]:
         ) from None
 
 
-def check_files(modules: list[str], outputs: Mapping[str, Path | None]) -> None:
+def check_files(modules: Sequence[str], outputs: Mapping[str, Path | None]) -> None:
     """Refuse an output that is a module, or another output; `outputs`: option → file."""
     inputs: list[Path] = []
     for name in map(Path, modules):
@@ -124,7 +126,7 @@ def check_best(
     written. Raises `UsageError`.
     """
     files = [RESULTS, *(name for number in range(count) for name in _best_names(number))]
-    check_files(list(inputs), {**others, **{f"-o {name}": folder / name for name in files}})
+    check_files(inputs, {**others, **{f"-o {name}": folder / name for name in files}})
     for name in files:
         if os.path.lexists(folder / name) and not is_written(folder / name):
             raise UsageError(

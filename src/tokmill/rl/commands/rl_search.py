@@ -1,9 +1,6 @@
 """`tokmill rl search`."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +13,7 @@ from tokmill.rl.commands.rl_problems import (
     Best,
     CacheFile,
     Modules,
+    Out,
     Runs,
     check_best,
     continuing,
@@ -27,11 +25,6 @@ from tokmill.rl.commands.rl_problems import (
 )
 from tokmill.terminal.frame import AsJson, Quiet
 from tokmill.terminal.output import print_json, say
-
-Out = Annotated[
-    Path | None,
-    typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
-]
 
 
 def search(

@@ -1,7 +1,5 @@
 """`tokmill rl tune`."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex

@@ -1,4 +1,1 @@
-"""From an observation to a vector: DistilBERT, an LSTM, a Transformer over loops.
-
-Read `embeddings` first.
-"""
+"""From an observation to a vector; begin with `embeddings`."""

@@ -5,8 +5,6 @@ hidden_size 768, 12 heads, 6 layers; the defaults here train on a CPU. A mask ma
 no id is reserved for it, and the vector of `[CLS]` is trained like those of other tokens.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

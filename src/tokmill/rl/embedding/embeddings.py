@@ -4,8 +4,6 @@
 table for each, as in the configuration of MLIR-RL's DistilBERT. B are observations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -86,8 +84,7 @@ def make(
             where="model_config",
             hint=f"at most {MOST_WEIGHTS:,}: choose smaller sizes",
         )
-    embedding: Embedding = kind(config, spaces)
-    return embedding
+    return kind(config, spaces)
 
 
 def view_of(model_type: str, model_config: Mapping[str, Any] | None = None) -> Wanted:
@@ -110,8 +107,7 @@ def config_of(model_type: str, model_config: Mapping[str, Any] | None = None) ->
         )
         for kind, table in ({model_type: {}} | tables).items()
     }
-    config: EmbeddingConfig = configs[model_type]
-    return config
+    return configs[model_type]
 
 
 MOST_WEIGHTS, MOST_LAYERS, MOST = 1 << 31, 256, 1 << 14

@@ -8,8 +8,6 @@ producer), the operation's type and the depth of its loop.
 Shapes: B observations, T tokens, P positions, D width.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -3,8 +3,6 @@
 Tirichine et al. 2024 (arXiv 2409.11068); the sizes are those of its published configuration.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

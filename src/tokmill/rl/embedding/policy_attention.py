@@ -3,8 +3,6 @@
 Shapes: N layers, B rows, H heads, T positions, K width of a head.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The encoder of a policy from a run that was trained to predict hidden fields (`build mlir`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,18 +1,22 @@
 """`tokmill similarity`: eval, score; query and index are in `similarity_query`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tokmill.base.errors import UsageError
-from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, query
+from tokmill.similarity.commands.similarity_tables import print_evaluation
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
+from tokmill.similarity.evaluation import Choice
+from tokmill.similarity.evaluation import evaluate as run
+from tokmill.similarity.functions import functions_of, of_functions, read_keys
 from tokmill.similarity.pairing import MIN_BLOCKS
+from tokmill.similarity.pool_measures import CHANCE, RESAMPLES, Method
+from tokmill.similarity.vector_rows import Rows, read_vectors
 from tokmill.store.schema import Array
+from tokmill.store.store import Store
 from tokmill.terminal.frame import AsJson, At, Device, Quiet, group_of
 from tokmill.terminal.output import print_json, say
 
@@ -67,14 +71,6 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
-    from tokmill.similarity.commands.similarity_tables import print_evaluation
-    from tokmill.similarity.evaluation import Choice
-    from tokmill.similarity.evaluation import evaluate as run
-    from tokmill.similarity.functions import functions_of, of_functions
-    from tokmill.similarity.pool_measures import Method
-    from tokmill.similarity.vector_rows import Rows
-    from tokmill.store.store import Store
-
     choice = Choice(rows=_words(pairs), projects=_words(projects), min_blocks=min_blocks)
     *given, place = paths
     store = Store(place)
@@ -114,13 +110,6 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate vectors of any program, from a numpy file and a table of what they are of."""
-    from tokmill.similarity.commands.similarity_tables import print_evaluation
-    from tokmill.similarity.evaluation import Choice
-    from tokmill.similarity.evaluation import evaluate as run
-    from tokmill.similarity.keys_csv import read_keys
-    from tokmill.similarity.pool_measures import CHANCE, Method
-    from tokmill.similarity.vector_rows import Rows, read_vectors
-
     choice = Choice(rows=_words(pairs), resamples=resamples)
     functions, unread = read_keys(keys)
     matrix = read_vectors(vectors, len(functions))

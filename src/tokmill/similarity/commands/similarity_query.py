@@ -1,7 +1,5 @@
 """`tokmill similarity query` and `index`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ import typer
 
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.progress import elapsed, human_bytes, human_count
-from tokmill.similarity.commands.similarity_vectors import built_of, sum_of, vectors_of
+from tokmill.similarity.commands.similarity_vectors import built_of, vectors_of
 from tokmill.similarity.index import Index, check_place, is_index, write_index
 from tokmill.similarity.query import MORE, Hit, Named, find_function, hits_of, nearest_rows
 from tokmill.store.store import Store
@@ -144,12 +142,12 @@ def index(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="INDEX", help="A file.")],
+    out: Annotated[
+        Path,
+        typer.Option("-o", "--out", metavar="INDEX", help="A file; an index there is replaced."),
+    ],
     at: At = "last",
     device: Device = "auto",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Replace an index that stands there.")
-    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -162,7 +160,7 @@ def index(
             where=str(place),
             hint="name a run or an .npy file, then the store",
         )
-    check_place(out, fresh=fresh)
+    check_place(out)
     store = Store(place)
     if store.partial:
         raise UsageError(
@@ -172,7 +170,7 @@ def index(
         raise TokmillError("the store is empty", where=str(place), hint="index one with functions")
     with elapsed("index") if not quiet else contextlib.nullcontext():
         name, matrix = vectors_of(given[0], store, at=at, device=device, quiet=quiet)
-        facts = write_index(out, store, matrix, of=name, fresh=fresh)
+        facts = write_index(out, store, matrix, of=name)
     size = out.stat().st_size
     if as_json:
         print_json({"index": str(out), "bytes": size, "facts": facts})
@@ -201,6 +199,7 @@ def _matrix(
 ) -> tuple[str, Any, bool]:
     """Return a name, a row a record, and whether rows are scaled to length 1."""
     from tokmill.x86.features.baselines import baselines
+    from tokmill.x86.features.learned_sums import sum_of
     from tokmill.x86.features.store_functions import store_functions
 
     if given:

@@ -1,7 +1,5 @@
 """How an evaluation of similarity is printed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tokmill.base.progress import human_count
@@ -149,15 +147,11 @@ def _say_remarks(evaluation: Evaluation, pool: int | None) -> None:
 def _verdict(one: Compared) -> str:
     """Return whether a method is better than the best baseline, in words."""
     ends = one.difference.ends
-    text = f"recall@1 {one.difference.mean:+.3f}"
+    against = f"{one.baseline}, the best baseline: recall@1 {one.difference.mean:+.3f}"
     if ends is None:
-        return f"{one.method} against {one.baseline}, the best baseline: {text}"
-    text += f" (95 %: {ends[0]:+.3f} to {ends[1]:+.3f})"
-    if ends[0] > 0:
-        return f"{one.method} is better than {one.baseline}, the best baseline: {text}"
-    if ends[1] < 0:
-        return f"{one.method} is worse than {one.baseline}, the best baseline: {text}"
-    return f"{one.method} is not shown to be better than {one.baseline}, the best baseline: {text}"
+        return f"{one.method} against {against}"
+    what = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "not shown to be better"
+    return f"{one.method} is {what} than {against} (95 %: {ends[0]:+.3f} to {ends[1]:+.3f})"
 
 
 def _cells(value: Value) -> list[str]:

@@ -1,7 +1,5 @@
 """The vectors of a store's records: of runs and files, and of baselines."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +15,8 @@ from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.terminal.output import say
 
-SUMS = {"code": "with_code", "facts": "with_facts"}
-"""What vectors are added to → the function of `tokmill.x86.features.learned_sums`."""
+SUMS = ("code", "facts")
+"""What vectors are added to."""
 MOST_PLANS = 1000
 """Stores that are followed back to the graphs that they were built of."""
 
@@ -72,6 +70,7 @@ def baselines_of(
             )
         return [random_order]
     from tokmill.x86.features.baselines import baselines
+    from tokmill.x86.features.learned_sums import sum_of
     from tokmill.x86.features.store_functions import store_functions
 
     features = store_functions(store, graphs)
@@ -86,13 +85,6 @@ def baselines_of(
         random_order,
         *(Method(name, rows_of(functions, matrix), True) for name, matrix in matrices.items()),
     ]
-
-
-def sum_of(kind: str, functions: Any, vectors: Array) -> Any:
-    """Return the rows of the sum of vectors with code, or with facts (`SUMS`)."""
-    from tokmill.x86.features import learned_sums as module
-
-    return getattr(module, SUMS[kind])(functions, vectors)
 
 
 def rows_of(functions: Functions, matrix: Any) -> Rows:

@@ -1,7 +1,5 @@
 """`tokmill cfg`: programs to graphs of their control flow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`tokmill diff`: what changed between two programs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

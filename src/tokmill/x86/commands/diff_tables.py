@@ -1,7 +1,5 @@
 """What `tokmill diff` prints."""
 
-from __future__ import annotations
-
 from tokmill.base.errors import plain
 from tokmill.base.progress import human_count, human_share
 from tokmill.terminal.output import print_table
@@ -10,7 +8,6 @@ from tokmill.x86.diff.output.summary import (
     ADDED,
     ARROW,
     REMOVED,
-    Changed,
     Counts,
     changed_most,
     shown_name,
@@ -65,7 +62,7 @@ def print_programs(
                 one.blocks,
                 one.reason,
                 f"{one.confidence:.2f}{'?' if one.confidence < DOUBTFUL else ''}",
-                _references(one),
+                _listed(one.references, MOST_REFERENCES),
             ]
             for one in most
         ]
@@ -123,11 +120,6 @@ def _in_words(counts: Counts) -> str:
         f"without a partner {counts.deleted:,} of old, {counts.inserted:,} of new; "
         f"similarity {human_share(counts.similarity)}"
     )
-
-
-def _references(one: Changed) -> str:
-    """Return the first operands that refer to something else as they fit into a line."""
-    return _listed(one.references, MOST_REFERENCES)
 
 
 def _listed(names: list[str], most: int = MOST_LISTED) -> str:

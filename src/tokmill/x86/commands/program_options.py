@@ -1,7 +1,5 @@
 """Options and reports of the commands that read programs."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -28,16 +26,6 @@ Glob = Annotated[
     list[str] | None,
     typer.Option(help="In folders, read only files that match, as 'bin/**'; '!…' excludes."),
 ]
-
-
-def processes(asked: int | None) -> int:
-    """Return the number of processes; by default that of the processors."""
-    return len(os.sched_getaffinity(0)) if asked is None else asked
-
-
-def choice(suffix: list[str] | None, glob: list[str] | None) -> FolderOptions:
-    """Return the choice of files in folders by `--suffix` and `--glob`."""
-    return FolderOptions(suffix=tuple(suffix or ()), glob=tuple(glob or ()))
 
 
 class Programs(NamedTuple):
@@ -76,8 +64,8 @@ def reads_programs(function: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         how = {
             "levels": levels.split(",") if levels else None,
-            "workers": processes(workers),
-            "choice": choice(suffix, glob),
+            "workers": len(os.sched_getaffinity(0)) if workers is None else workers,
+            "choice": FolderOptions(suffix=tuple(suffix or ()), glob=tuple(glob or ())),
             "quiet": quiet,
         }
         return function(Programs(with_lists(inputs, files_from), how), **own)

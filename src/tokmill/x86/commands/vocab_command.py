@@ -1,7 +1,5 @@
 """`tokmill vocab`: make, convert and compress vocabularies of x86 columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +42,10 @@ def build(
     from tokmill.x86.tokens.vocabularies.vocabulary import check_target, write_vocabularies
 
     if kind != "x86":
-        raise UsageError(f"vocabularies of {kind!r} are not built here", hint=_elsewhere(kind))
+        raise UsageError(
+            f"vocabularies of {kind!r} are not built here",
+            hint="vocab build x86 INPUT…; `tokmill tokenizer train` makes those of text",
+        )
     inputs, how = programs
     if not inputs:
         raise UsageError("no program is named", hint="vocab build x86 INPUT…")
@@ -108,8 +109,3 @@ def instructions(
     report = {"file": str(out), **msgspec.to_builtins(counted)}
     lines = [line, *left_out_line(counted.left_out)]
     return end(programs.inputs, counted.refused, lines, report, json=json)
-
-
-def _elsewhere(kind: str) -> str:
-    text = kind in ("text", "jsonl", "parquet")
-    return "`tokmill tokenizer train` makes those of text" if text else "vocab build x86 INPUT…"

@@ -1,7 +1,5 @@
 """`tokmill vocab export|import|compress`: changes and conversions of vocabularies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +23,9 @@ BECAME = "tokens.json"
 Lists = Annotated[
     Path,
     typer.Argument(metavar="VOCAB|STORE", readable=False, help="A folder of lists, or a store."),
+]
+ColumnName = Annotated[
+    str, typer.Option(help="Column of a single FILE whose name does not tell it.")
 ]
 
 
@@ -57,9 +58,7 @@ def import_(
     rules: Annotated[
         str, typer.Option(help="Rules that made the tokens, if a list does not name them.")
     ] = "semanticbbv",
-    column: Annotated[
-        str, typer.Option(help="Column of a single FILE whose name does not tell it.")
-    ] = "",
+    column: ColumnName = "",
     json: Json = False,
 ) -> None:
     """Read lists of tokens that other scripts wrote, and report what was found.
@@ -145,9 +144,7 @@ def compress(
         ),
     ],
     out: Out,
-    column: Annotated[
-        str, typer.Option(help="Column of a single FILE whose name does not tell it.")
-    ] = "",
+    column: ColumnName = "",
     json: Json = False,
 ) -> None:
     """Merge tokens that differ only in a number or a register: MEM_dword[REG+IMM], IMM.

@@ -1,7 +1,5 @@
 """Candidates: pairs of functions that are worth comparing, a few for each function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.features.cosines import nearest_rows, sketch
+from tokmill.x86.features.bags import nearest_rows, sketch
 from tokmill.x86.image.image import distinct
 
 WIDTH = 256

@@ -1,7 +1,5 @@
 """Evidence for a pair of functions: by themselves, and by their neighbours in calls and layout."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,10 +7,8 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import WIDTH, Pairs, both_ways
-from tokmill.x86.diff.members import MEMBERS
-from tokmill.x86.features.bags import matrices, normalized, row_sums, tf_idf
-from tokmill.x86.features.cosines import row_products, sketch
-from tokmill.x86.features.function_features import BAGS, SHAPE, Functions
+from tokmill.x86.features.bags import matrices, normalized, row_products, row_sums, sketch, tf_idf
+from tokmill.x86.features.function_features import BAGS, MEMBERS, SHAPE, Functions
 from tokmill.x86.features.tables import Tables
 from tokmill.x86.image.image import find
 
@@ -108,8 +104,7 @@ def _covered(a: Weighted, b: Weighted, i: Array, j: Array, there: str) -> Array:
     ):
         share = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
         shares.append(np.maximum(share, 0))
-    result: Array = np.sqrt(shares[0] * shares[1])
-    return result
+    return np.sqrt(shares[0] * shares[1])
 
 
 def _ones(matrix: Any) -> Any:
@@ -120,7 +115,7 @@ def _ones(matrix: Any) -> Any:
 
 SMALL, DEPTH = 64, 3
 """Instructions of functions that may be inlined; how far calls are followed."""
-NEAREST, AT_ONCE = 8, 1 << 15
+NEAREST, AT_ONCE = 8, 1 << 11
 """Candidates of each function; pairs whose sketches are held at once."""
 
 

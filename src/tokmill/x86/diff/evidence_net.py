@@ -4,8 +4,6 @@ The layer was learned by `benchmarks/diff_evidence.py`. All numbers are multiple
 sums of their products fit an f8, so the same evidence gives the same logit on every machine.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +14,7 @@ from tokmill.store.schema import Array
 
 FILE = Path(__file__).with_name("evidence_net.npy")
 UNIT = 1024
-CHUNK = 1 << 15
+CHUNK = 1 << 11
 """Pairs whose hidden units are held at once."""
 
 
@@ -31,7 +29,7 @@ class Net(NamedTuple):
     """(H,) f8, weights of the units."""
 
     @classmethod
-    def of(cls, table: Array) -> Net:
+    def of(cls, table: Array) -> "Net":
         """Return the net of a table, (columns + 2, H) i2: its fields in rows, in 1 / UNIT."""
         table = table / UNIT
         return cls(table[:-2], table[-2], table[-1])
@@ -46,13 +44,17 @@ class Net(NamedTuple):
         for low in range(0, len(evidence[0]), CHUNK):
             part = slice(low, low + CHUNK)
             seen = _exact(np.concatenate([one[part] for one in evidence], 1))
-            units = np.maximum(seen @ self.hidden + self.bias, 0)
+            units = seen @ self.hidden
+            units += self.bias
+            np.maximum(units, 0, out=units)
             found[0, part], found[1, part] = seen @ weights, _exact(units) @ self.out
         return found
 
 
 def _exact(values: Array) -> Array:
-    result: Array = np.rint(values.astype(np.float64) * UNIT) / UNIT
+    result = np.multiply(values, UNIT, dtype=np.float64)
+    np.rint(result, out=result)
+    result /= UNIT
     return result
 
 

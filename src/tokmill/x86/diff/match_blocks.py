@@ -1,7 +1,5 @@
 """Matches blocks of matched functions by their content, their place and their neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +10,15 @@ from tokmill import plugins
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.diff.result import Reason
-from tokmill.x86.features.bags import Bag, bag, hash_texts, matrices, normalized, tf_idf
-from tokmill.x86.features.cosines import row_products
+from tokmill.x86.features.bags import (
+    Bag,
+    bag,
+    hash_texts,
+    matrices,
+    normalized,
+    row_products,
+    tf_idf,
+)
 from tokmill.x86.features.function_features import import_names
 from tokmill.x86.features.instruction_features import Instructions
 from tokmill.x86.graph import Graph
@@ -219,8 +224,7 @@ class _Blocks:
         begins = np.flatnonzero(np.diff(match, prepend=-1))
         counts = np.diff(begins, append=len(match))
         rows, columns = self.blocks[0][one[begins]], self.blocks[1][other[begins]]
-        whole: Array = np.repeat(counts == rows * columns, counts)
-        return whole
+        return np.repeat(counts == rows * columns, counts)
 
     def _links(
         self, one: Array, other: Array, key: Array, whole: Array, back: bool
@@ -258,8 +262,7 @@ def _best(one: Array, other: Array, score: Array) -> Array:
     """Return 1 for pairs that are the best of both their blocks, less for others: (n,) f4."""
     odds = np.exp(np.clip(score - LEAST, -20, 20))
     row, column = np.bincount(one, odds), np.bincount(other, odds)
-    result: Array = np.sqrt(odds / (1 + row[one]) * odds / (1 + column[other])).astype(np.float32)
-    return result
+    return np.sqrt(odds / (1 + row[one]) * odds / (1 + column[other])).astype(np.float32)
 
 
 def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Array:
@@ -287,8 +290,7 @@ def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Arra
 
 
 def _sizes(side: Side) -> Array:
-    sizes: Array = np.diff(side.graph.function_blocks)
-    return sizes
+    return np.diff(side.graph.function_blocks)
 
 
 def _forms(graph: Graph, instructions: Instructions) -> Bag:
@@ -321,8 +323,7 @@ def _place(graph: Graph) -> Array:
     """Return the place of each block in its function, from 0 to 1."""
     sizes = np.diff(graph.function_blocks)
     number = np.arange(len(graph.block_address)) - np.repeat(graph.function_blocks[:-1], sizes)
-    result: Array = (number / np.maximum(np.repeat(sizes, sizes) - 1, 1)).astype(np.float32)
-    return result
+    return (number / np.maximum(np.repeat(sizes, sizes) - 1, 1)).astype(np.float32)
 
 
 def _flow(graph: Graph) -> tuple[Any, Any]:

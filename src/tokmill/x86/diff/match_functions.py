@@ -1,6 +1,7 @@
-"""Matches functions of two programs: evidence, rounds of support by neighbours, an assignment."""
+"""Matches functions of two programs: evidence, rounds of support by neighbours, an assignment.
 
-from __future__ import annotations
+Twins are two matches whose functions could as well be matched crosswise, as copies of one file.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,11 @@ from tokmill.x86.diff.evidence import (
 )
 from tokmill.x86.diff.evidence_net import net
 from tokmill.x86.diff.evidence_weights import CODE, FIRST_BIAS, LATER_BIAS, LEAST, WEIGHTS
-from tokmill.x86.diff.members import MEMBERS
 from tokmill.x86.diff.pointer_tables import PLACES, Places
 from tokmill.x86.diff.result import Reason
-from tokmill.x86.diff.twins import crossed, lost_together
-from tokmill.x86.features.function_features import Functions
+from tokmill.x86.features.function_features import MEMBERS, Functions
 from tokmill.x86.features.tables import Tables
+from tokmill.x86.image.image import find
 
 SEARCH = {
     "mnemonics": 0.6, "forms": 0.7, "form pairs": 0.7, "constants": 1.0, "strings": 1.2,
@@ -43,6 +43,8 @@ NEXT = (-2, -1, 1, 2)
 OWN = (*STATIC, "inlined", "code")
 """Evidence for pairs without their neighbours."""
 EVIDENCE = (*OWN, *SUPPORT, *PLACES)
+NEAR = 2.0
+"""Evidence of their own that two matches lose at most by crossing, if they are twins."""
 SURE = 30.0
 """Logit of pairs that are given."""
 REASONS = {
@@ -162,8 +164,7 @@ class _Matcher:
         loss = lost_together((self.a.calls, self.b.calls), pairs, chosen, instead, loss)
         # The factors fit programs that were learned from.
         share = (1 / (1 + 1.01 * np.exp(-2 * loss))).astype(np.float32)
-        sure: Array = np.minimum(probability[chosen], share)
-        return sure
+        return np.minimum(probability[chosen], share)
 
     def around(self, pairs: Pairs, probability: Array) -> Array:
         """Return the evidence of the neighbours of pairs."""
@@ -180,8 +181,7 @@ class _Matcher:
             most = np.full(size, -np.inf, np.float32)
             np.maximum.at(most, function[~same], layer[~same])
             layer[same] = np.maximum(layer[same], most[function[same]])
-        logit: Array = linear + layer + np.float32(LATER_BIAS)
-        return logit
+        return linear + layer + np.float32(LATER_BIAS)
 
     def candidates(self) -> list[tuple[Array, Array]]:
         """Return pairs that are similar, of functions that are in no given pair."""
@@ -262,8 +262,7 @@ class _Matcher:
         table = np.stack(list(sums.values()))
         found = np.asarray(list(sums), np.uint8)[table.argmax(0)]
         found[table.max(0) <= 0] = Reason.STRUCTURE
-        reason: Array = found
-        return reason
+        return found
 
 
 def _around(a: Any, b: Any, i: Array, j: Array) -> tuple[Array, Array]:
@@ -277,6 +276,51 @@ def _around(a: Any, b: Any, i: Array, j: Array) -> tuple[Array, Array]:
     return both.row.astype(np.int64), both.col.astype(np.int64)
 
 
+def crossed(pairs: Pairs, chosen: Array, own: Array) -> Array:
+    """Return the pair that each match, `chosen` by number, would be: (M,) i8, itself for none.
+
+    `own`: (n,) f4, what speaks for each pair without its neighbours.
+    """
+    i, j = pairs.i, pairs.j
+    match = np.full(pairs.rows, -1), np.full(pairs.columns, -1)
+    match[0][i[chosen]] = match[1][j[chosen]] = number = np.arange(len(chosen))
+    one, other = match[0][i], match[1][j]
+    pair = np.flatnonzero((one >= 0) & (other >= 0) & (one != other))
+    back, there = find(pairs.key, i[chosen[other[pair]]] * pairs.columns + j[chosen[one[pair]]])
+    pair, back = pair[there], back[there]
+    one, other = one[pair], other[pair]
+    loss = own[chosen[one]] + own[chosen[other]] - own[pair] - own[back]
+    order = np.lexsort((other, loss, one))
+    order = order[loss[order] < NEAR]
+    first = order[np.unique(one[order], return_index=True)[1]]
+    twin, instead = number.copy(), chosen.copy()
+    twin[one[first]], instead[one[first]] = other[first], pair[first]
+    return np.where(twin[twin] == number, instead, chosen)
+
+
+def lost_together(calls: Any, pairs: Pairs, chosen: Array, instead: Array, loss: Array) -> Array:
+    """Return what twins that call each other or lie side by side lose if all of them are crossed.
+
+    (M,) f8, the mean of their `loss`, as neighbours decide about each other; others get infinity.
+    """
+    sparse = plugins.require("scipy.sparse")
+    among = np.flatnonzero(instead != chosen)
+    places = pairs.i[chosen[among]], pairs.j[chosen[among]]
+    order = np.argsort(places[1])
+    twin = order[np.searchsorted(places[1][order], pairs.j[instead[among]])]
+    edges = [(np.arange(len(among)), twin)]
+    for graph, place in zip(calls, places, strict=True):
+        order = np.argsort(place)
+        beside = np.flatnonzero(np.diff(place[order]) == 1)
+        edges += [graph[place][:, place].nonzero(), (order[beside], order[beside + 1])]
+    row, column = (np.concatenate(side) for side in zip(*edges, strict=True))
+    table = sparse.csr_array((np.ones(len(row)), (row, column)), shape=(len(among), len(among)))
+    number = plugins.require("scipy.sparse.csgraph").connected_components(table, False)[1]
+    result = np.full(len(chosen), np.inf)
+    result[among] = (np.bincount(number, loss[among]) / np.bincount(number))[number]
+    return result
+
+
 def compete(pairs: Pairs, logit: Array) -> Array:
     """Return the probability of pairs if each function has one partner or none: (n,) f4.
 
@@ -287,8 +331,7 @@ def compete(pairs: Pairs, logit: Array) -> Array:
     row = np.bincount(pairs.i, odds, pairs.rows)
     column = np.bincount(pairs.j, odds, pairs.columns)
     shares = (odds / (1 + row[pairs.i])) * (odds / (1 + column[pairs.j]))
-    result: Array = np.sqrt(shares).astype(np.float32)
-    return result
+    return np.sqrt(shares).astype(np.float32)
 
 
 def assign(pairs: Pairs, gain: Array) -> Array:
@@ -321,5 +364,4 @@ def assign(pairs: Pairs, gain: Array) -> Array:
     row, column = graph.min_weight_full_bipartite_matching(table)
     paired = column < len(columns)
     chosen = rows[row[paired]] * pairs.columns + columns[column[paired]]
-    result: Array = np.sort(np.concatenate([taken, np.searchsorted(pairs.key, chosen)]))
-    return result
+    return np.sort(np.concatenate([taken, np.searchsorted(pairs.key, chosen)]))

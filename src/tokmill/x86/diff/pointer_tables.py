@@ -1,7 +1,5 @@
 """How functions stand in tables of pointers: support by what is beside them, and who uses them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

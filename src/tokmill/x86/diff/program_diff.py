@@ -1,7 +1,5 @@
 """From two programs to a `Diff`: matches their functions, then the blocks of these."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from tokmill.x86.diff.content.other_references import compare
 from tokmill.x86.diff.evidence import weigh
 from tokmill.x86.diff.match_blocks import BlockMatches, Side, match_blocks
 from tokmill.x86.diff.match_functions import Given, Matched, match_functions
-from tokmill.x86.diff.members import members_of
 from tokmill.x86.diff.output.diff_json import DiffFile, diff_file
 from tokmill.x86.diff.result import Diff, Reason, unmatched
 from tokmill.x86.diff.same import (
@@ -26,7 +23,7 @@ from tokmill.x86.diff.same import (
     names_of,
     same_names,
 )
-from tokmill.x86.features.function_features import Functions, functions_of
+from tokmill.x86.features.function_features import Functions, functions_of, members_of
 from tokmill.x86.features.tables import tables_of
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.lifting import find_inputs, graphs_in

@@ -4,8 +4,6 @@ Numbers are rows of the columns of the two graphs (`tokmill.x86.graph`): A is th
 new one.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -145,8 +143,7 @@ class Diff:
     @property
     def changed(self) -> Array:
         """(M,) bool: which matches are not identical, `references_only` too."""
-        changed: Array = self.similarity < 1
-        return changed
+        return self.similarity < 1
 
     @property
     def same(self) -> bool:

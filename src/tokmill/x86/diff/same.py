@@ -1,7 +1,5 @@
 """Functions of both programs with one symbol name, and equal ones by hashes without addresses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,8 +105,7 @@ def block_hashes(content: Content, partner: Array, blocks: int) -> Array:
     token = mix(content.edge_place ^ mix(partner[content.edge_function].astype(np.uint64)))
     sums = np.zeros(blocks, np.uint64)
     np.add.at(sums, content.edge_block, token + _FUNCTION)
-    result: Array = content.block + sums
-    return result
+    return content.block + sums
 
 
 def function_hashes(blocks: Array, within: Array, function_blocks: Array) -> Array:
@@ -121,15 +118,13 @@ def _sequences(values: Array, offsets: Array) -> Array:
     lengths = np.diff(offsets)
     place = np.arange(len(values)) - np.repeat(offsets[:-1], lengths)
     mixed = mix(mix(values) + place.astype(np.uint64) * _STEP)
-    result: Array = mix(_sums(mixed, offsets) + lengths.astype(np.uint64))
-    return result
+    return mix(_sums(mixed, offsets) + lengths.astype(np.uint64))
 
 
 def _sums(values: Array, offsets: Array) -> Array:
     """Return the sum modulo 2^64 of each run of values (u8)."""
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
-    result: Array = sums[offsets[1:]] - sums[offsets[:-1]]
-    return result
+    return sums[offsets[1:]] - sums[offsets[:-1]]
 
 
 CLONE = re.compile(r"\.(isra|constprop|part|cold|llvm|lto_priv)(\.|$).*")

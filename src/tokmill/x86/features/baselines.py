@@ -6,8 +6,6 @@ length 1 or, where a function has nothing of the kind, 0. Those of sums are the 
 parts, side by side, so that a product is a weighted sum of cosines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,8 +137,7 @@ def shape_rows(functions: StoreFunctions) -> Array:
     values = functions.shape[functions.record] * np.float32(np.pi / 8)
     turned = np.concatenate([values, 2 * values], axis=1)
     both = np.concatenate([np.cos(turned), np.sin(turned)], axis=1)
-    rows: Array = (both / np.sqrt(turned.shape[1])).astype(np.float32)
-    return rows
+    return (both / np.sqrt(turned.shape[1])).astype(np.float32)
 
 
 def _facts(functions: StoreFunctions, own: float = 1.0) -> Any:

@@ -5,23 +5,27 @@ are in the order of their addresses. `tokmill.x86.features.bags.matrices` makes 
 programs comparable.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tokmill import plugins
+from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.features.bags import Bag, bag, grams, hash_texts
 from tokmill.x86.features.instruction_features import Instructions, instructions_of
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.image import distinct, find, owners
+from tokmill.x86.lift.decode import LONGEST
+from tokmill.x86.lift.switches.operands import FRAME, NO_REGISTER, NOP, STACK, operands
 from tokmill.x86.walks import flow_of
 
 SHAPE = ("blocks", "instructions", "edges", "loops", "calls", "callees", "callers")
 """Columns of `Functions.shape`, each ln(1 + count)."""
+MEMBERS = ("members", "member pairs")
+FURTHEST = 1 << 16
+"""Bytes from a pointer to a member; what is further away is data at a fixed place."""
 BAGS = ("mnemonics", "forms", "form pairs", "constants", "strings", "imports")
 
 
@@ -100,8 +104,7 @@ def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
     caller = np.repeat(owner, np.diff(graph.block_edges))
 
     def count(values: Array) -> Array:
-        result: Array = np.bincount(values, minlength=size)
-        return result
+        return np.bincount(values, minlength=size)
 
     counts = (
         np.diff(graph.function_blocks),
@@ -112,5 +115,26 @@ def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
         np.diff(calls.indptr),
         np.bincount(calls.indices, minlength=size),
     )
-    shape: Array = np.log1p(np.stack(counts, axis=1)).astype(np.float32)
-    return shape
+    return np.log1p(np.stack(counts, axis=1)).astype(np.float32)
+
+
+def members_of(graph: Graph, instructions: Instructions) -> dict[str, Bag]:
+    """Return bags of the distances and widths of members, and of two that follow in a block."""
+    ends = np.cumsum(graph.lengths, dtype=np.int64)
+    data = np.concatenate([graph.code, np.zeros(LONGEST + 1, np.uint8)])
+    found = operands(data, ends - graph.lengths, graph.lengths, graph.bits)
+    size = len(graph.function_address)
+    owner = np.repeat(owners(graph.function_blocks), np.diff(graph.block_instructions))
+    # `mov rbp, rsp` in both encodings.
+    sets = (found.opcode == 0x89) & (found.first == STACK) & (found.second == FRAME)
+    sets |= (found.opcode == 0x8B) & (found.first == FRAME) & (found.second == STACK)
+    framed = np.bincount(owner[sets & (found.map == 0)], minlength=size)[owner] > 0
+    there = (instructions.width > 0) & (found.base != NO_REGISTER) & (found.base != STACK)
+    there &= ~found.relative & ~(framed & (found.base == FRAME))
+    there &= (abs(found.displacement) < FURTHEST) & ~((found.map == 1) & (found.opcode == NOP))
+    kept = np.flatnonzero(there)
+    key = (2 * found.displacement + found.indexed) * 256 + instructions.width
+    key = mix(key[kept].astype(np.uint64))
+    pair, first = grams(key, 2, np.searchsorted(kept, graph.block_instructions[1:]))
+    bags = bag(size, owner[kept], key), bag(size, owner[kept][first], pair)
+    return dict(zip(MEMBERS, bags, strict=True))

@@ -3,8 +3,6 @@
 Every different encoding (`tokmill.x86.tokens.canonical`: numbers by class) is decoded once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 
@@ -119,5 +117,4 @@ def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array
 @cache
 def _size(memory_size: int) -> int:
     """Return the bytes of a `MemorySize` of iced-x86."""
-    result: int = plugins.require("iced_x86").MemorySizeExt.size(memory_size)
-    return result
+    return plugins.require("iced_x86").MemorySizeExt.size(memory_size)

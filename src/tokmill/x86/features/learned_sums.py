@@ -6,15 +6,13 @@ was learned from pairs of training projects (`learned_weights.py`). Products of 
 as of `tokmill.x86.features.baselines`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
+from tokmill.x86.features import learned_weights
 from tokmill.x86.features.baselines import (
     CALLEES,
     opcodes,
@@ -34,14 +32,17 @@ class SumRows(NamedTuple):
     """(R, …) f4."""
 
 
-def with_code(functions: StoreFunctions, vectors: Array) -> SumRows:
-    """Return the sum of vectors (R, d) and of counts of code: no constants, strings or names."""
-    return _sum(functions, vectors, code_parts(functions), "WITH_CODE")
+def sum_of(kind: str, functions: StoreFunctions, vectors: Array) -> SumRows:
+    """Return the sum of vectors (R, d) and of counts.
 
-
-def with_facts(functions: StoreFunctions, vectors: Array) -> SumRows:
-    """Return the sum of vectors (R, d) and of the twelve parts of the ranker."""
-    return _sum(functions, vectors, parts_of(functions), "WITH_FACTS")
+    `kind`: of `code`, without constants, strings and names; or of `facts`, the parts of the ranker.
+    """
+    parts = code_parts(functions) if kind == "code" else parts_of(functions)
+    weights = getattr(learned_weights, f"WITH_{kind.upper()}")
+    learned = vector_parts(functions, vectors)
+    scaled = [rows * np.float32(weights[part] ** 0.5) for part, rows in learned.items()]
+    rest = {part: weight for part, weight in weights.items() if part in parts}
+    return SumRows(side_by_side(parts, rest), np.concatenate(scaled, axis=1, dtype=np.float32))
 
 
 def code_parts(functions: StoreFunctions) -> dict[str, Any]:
@@ -75,16 +76,7 @@ def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
     return {name: _units(rows)[record] for name, rows in found.items()}
 
 
-def _sum(functions: StoreFunctions, vectors: Array, parts: Mapping[str, Any], name: str) -> SumRows:
-    weights = getattr(plugins.require("tokmill.x86.features.learned_weights"), name)
-    learned = vector_parts(functions, vectors)
-    scaled = [rows * np.float32(weights[part] ** 0.5) for part, rows in learned.items()]
-    rest = {part: weight for part, weight in weights.items() if part in parts}
-    return SumRows(side_by_side(parts, rest), np.concatenate(scaled, axis=1, dtype=np.float32))
-
-
 def _units(rows: Array) -> Array:
     """Return rows of length 1; those of zeros stay."""
     length = np.linalg.norm(rows, axis=1, keepdims=True)
-    result: Array = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    return result
+    return np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)

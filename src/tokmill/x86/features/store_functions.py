@@ -5,8 +5,6 @@ by `address`. A graph has the name of its program, from which the layout of the 
 columns. Parts of a long function have the features of the whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +28,10 @@ from tokmill.x86.image.program import Key, KeyTemplate
 CODES = "codes"
 """A bag beside `BAGS`: canonical encodings, which differ in more than numbers."""
 KINDS = (CODES, *BAGS)
+
+
+Part = tuple[dict[str, Bag], Array, Any]
+"""Bags, shape and calls of the functions of one graph."""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ def store_functions(store: Store, graphs: Sequence[Path | str]) -> StoreFunction
     bounds = np.searchsorted(numbers[order], np.arange(len(keys) + 1))
     address = store.column("address").astype(np.uint64)
     record = np.full(len(numbers), -1, np.int64)
-    parts: list[_Part] = []
+    parts: list[Part] = []
     first = 0
     for number, graph in _graphs(graphs, template, keys):
         rows = order[bounds[number] : bounds[number + 1]]
@@ -180,39 +182,32 @@ def _graphs(
         yield number, read_graph(file.path)
 
 
-@dataclass(slots=True)
-class _Part:
-    """Features of one graph, its functions numbered from `first` on."""
-
-    first: int
-    bags: dict[str, Bag]
-    shape: Array
-    calls: Any
-
-
-def _part(graph: Graph, first: int) -> _Part:
+def _part(graph: Graph, first: int) -> Part:
+    """Return the part of a graph, whose functions are numbered from `first` on."""
     features = functions_of(graph)
     owner = owners(graph.block_instructions[graph.function_blocks])
     codes = bag(len(graph.function_address), owner, features.instructions.code)
     bags = {CODES: codes, **features.bags}
-    return _Part(first, bags, features.shape, features.calls)
+    for one in bags.values():
+        one.row += first
+    return bags, features.shape, features.calls
 
 
-def _joined(record: Array, parts: Sequence[_Part], size: int) -> StoreFunctions:
+def _joined(record: Array, parts: Sequence[Part], size: int) -> StoreFunctions:
     sparse = plugins.require("scipy.sparse")
     bags = {
         kind: Bag(
             size,
-            _end_to_end([part.bags[kind].row + part.first for part in parts], np.int64),
-            _end_to_end([part.bags[kind].key for part in parts], np.uint64),
-            _end_to_end([part.bags[kind].count for part in parts], np.float32),
+            _end_to_end([bags[kind].row for bags, _, _ in parts], np.int64),
+            _end_to_end([bags[kind].key for bags, _, _ in parts], np.uint64),
+            _end_to_end([bags[kind].count for bags, _, _ in parts], np.float32),
         )
         for kind in KINDS
     }
-    shape = np.concatenate([np.zeros((0, 7), np.float32), *(part.shape for part in parts)])
+    shape = np.concatenate([np.zeros((0, 7), np.float32), *(shape for _, shape, _ in parts)])
     calls = sparse.csr_array((size, size), dtype=np.float32)
     if parts:
-        calls = sparse.csr_array(sparse.block_diag([part.calls for part in parts], format="csr"))
+        calls = sparse.csr_array(sparse.block_diag([calls for _, _, calls in parts], format="csr"))
     return StoreFunctions(record, bags, shape, calls)
 
 

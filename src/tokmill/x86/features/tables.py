@@ -4,8 +4,6 @@ A table begins at an address that instructions or other pointers name. Tables of
 commands, virtual tables and records with a name are all such tables.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,8 +80,7 @@ def _runs(slot: Array, word: np.uint64) -> Array:
     """Return the first address of the run of words without a gap in which each pointer lies."""
     first = np.ones(len(slot), bool)
     first[1:] = slot[1:] != slot[:-1] + word
-    begins: Array = slot[first][np.cumsum(first) - 1]
-    return begins
+    return slot[first][np.cumsum(first) - 1]
 
 
 def _ones(row: Array, column: Array, shape: tuple[int, int]) -> Any:

@@ -9,8 +9,6 @@ program, also its imports, are in the metadata of the file, and in the first lin
 where code is hexadecimal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from collections.abc import Iterator
@@ -207,8 +205,7 @@ def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
 def _rows(graph: Graph, column: Any, each: int) -> Array:
     """Return places that count from the first instruction of their block as those of the graph."""
     first = np.repeat(graph.block_instructions[:-1], np.diff(_list_offsets(column)))
-    result: Array = column.flatten().to_numpy().astype(np.int64) + each * first
-    return result
+    return column.flatten().to_numpy().astype(np.int64) + each * first
 
 
 def _within(graph: Graph, places: Array, each: int) -> tuple[Array, Array]:
@@ -482,5 +479,4 @@ def _binary(column: Any) -> tuple[Array, Array]:
 
 def _list_offsets(column: Any) -> Array:
     bounds = column.offsets.to_numpy()[: len(column) + 1].astype(np.int64)
-    result: Array = bounds - bounds[0]
-    return result
+    return bounds - bounds[0]

@@ -3,8 +3,6 @@
 Which graphs of programs have to be made, making them in processes, and keeping them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -105,7 +103,7 @@ def lift_files(
     kind of file.
     """
     started = time.monotonic()
-    check_lifter(lifter)
+    check_name("no lifter is", lifter, plugins.LIFTERS)
     single = out.suffix in (SUFFIX, LINES)
     if out.is_file() and not single:
         raise UsageError(
@@ -200,11 +198,6 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
     graph.program = file.name
     graph.compiler, graph.level = made_by(file.path)
     return graph
-
-
-def check_lifter(name: str) -> None:
-    """Refuse a lifter that is not known."""
-    check_name("no lifter is", name, plugins.LIFTERS)
 
 
 def lifter_version(lifter: str) -> str:

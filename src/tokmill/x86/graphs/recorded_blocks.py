@@ -1,7 +1,5 @@
 """Graphs from blocks that another tool recorded: addresses, bytes and successors."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from typing import Literal
@@ -216,9 +214,8 @@ def _decode(
 def _at(address: Array, place: Array, offset: Array) -> Array:
     """Return the addresses (u8) of offsets into blocks that are stored end to end."""
     block = np.searchsorted(place, offset, side="right") - 1
-    result: Array = address[block] + (offset - place[block]).astype(np.uint64)
-    return result
+    return address[block] + (offset - place[block]).astype(np.uint64)
 
 
-def _column(values: array[int], dtype: type[np.generic]) -> Array:
+def _column(values: "array[int]", dtype: type[np.generic]) -> Array:
     return np.frombuffer(values, dtype) if len(values) else np.zeros(0, dtype)

@@ -8,8 +8,6 @@ PROJECT-PROGRAM-LEVEL-DIGEST_extract.pkl (`tokmill.x86.image.program`). Source o
 jTrans, `datautils/process.py` and `datautils/util/pairdata.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

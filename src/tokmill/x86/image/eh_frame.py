@@ -4,8 +4,6 @@ Linux Standard Base, "Exception Frames"; DWARF 5, section 6.4 and 7.6 (LEB128). 
 `.eh_frame` form a chain and are walked one by one; their fields are read in columns.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 
@@ -170,8 +168,7 @@ def _descriptions(
 
 
 def _wrap(value: Array, word: int) -> Array:
-    result: Array = value & np.uint64((1 << (8 * word)) - 1)
-    return result
+    return value & np.uint64((1 << (8 * word)) - 1)
 
 
 def _pointers(

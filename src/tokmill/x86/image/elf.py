@@ -4,8 +4,6 @@ System V ABI, chapters 4 and 5, and its x86 supplements. Each table is an array 
 and ends with it, so a damaged file costs no more memory than its size.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from typing import Any, Literal

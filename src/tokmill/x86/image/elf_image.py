@@ -1,6 +1,7 @@
-"""ELF file → `Program`: what is loaded where, which functions, imports and pointers it names."""
+"""ELF file → `Program`: what is loaded where, which functions, imports and pointers it names.
 
-from __future__ import annotations
+Import stubs are jumps through the global offset table; they get the names of imports.
+"""
 
 import re
 from typing import Any
@@ -29,11 +30,11 @@ from tokmill.x86.image.image import (
     Program,
     Section,
     distinct,
+    member,
     name_functions,
     refuse_cut,
     tidy,
 )
-from tokmill.x86.image.link import Placement, find_stubs, relocate
 
 PAGE, LARGEST = 1 << 12, 1 << 40
 # Types of symbols.
@@ -59,27 +60,18 @@ def read_elf(data: Array, path: str) -> Program:
     """
     elf = Elf(data, path)
     refuse_cut(path, len(data), elf.needed())
-    layout = Placement(elf) if elf.kind == "relocatable" else None
     tables = elf.relocations()
-    if layout:
-        for table in tables:
-            layout.values(table)
-        for table in tables:
-            relocate(elf, layout, table)
-        sections = [*layout.sections.values(), *layout.offset_table()]
+    if elf.kind == "relocatable":
+        from tokmill.x86.image.link import placed
+
+        layout, sections = placed(elf, tables)
     else:
-        sections = _mapped(elf) or _segments(elf)
+        layout, sections = None, _mapped(elf) or _segments(elf)
     sections = tidy(sections, len(data))
     program = Program(path, "ELF", elf.kind, elf.bits, elf.width // 8, sections)
     program.fixed = elf.kind == "executable"
     if layout:
-        program.global_offset_table = layout.table
-        program.import_name = list(layout.imports)
-        program.import_address = np.asarray(list(layout.imports.values()), np.uint64)
-        program.import_target = np.zeros(len(layout.imports), np.uint64)
-        program.slot_address, program.slot_name = layout.slots()
-        program.slot_target = np.zeros(len(program.slot_name), np.uint64)
-        program.top, program.thread = layout.top, layout.thread(elf)
+        layout.describe(program, elf)
     else:
         program.entry = elf.entry
         loaded = elf.segments[elf.segments["type"] == LOAD]
@@ -95,7 +87,7 @@ def read_elf(data: Array, path: str) -> Program:
         for segment in elf.segments[elf.segments["type"] == THREAD][:1]:
             size = int(segment["filesize"])
             program.thread_data = program.read(int(segment["address"]), size)
-    _name_functions(elf, program, layout)
+    _name_functions(elf, program, layout.address if layout else None)
     if not layout:
         _name_slots(program, tables)
         find_stubs(program)
@@ -217,11 +209,11 @@ def _name_slots(program: Program, tables: list[Relocations]) -> None:
     program.slot_target = np.asarray([slots[place][1] for place in ordered], np.uint64)
 
 
-def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> None:
+def _name_functions(elf: Elf, program: Program, places: Array | None) -> None:
     """Set functions and fragments from all tables of symbols.
 
     A global label in code counts as a function where no typed one covers it: assemblers give
-    types only when told to.
+    types only when told to. `places`: addresses of the sections of a relocatable file.
     """
     columns: list[list[Array]] = [[NONE], [NONE], [NONE]]
     names: list[str] = []
@@ -234,15 +226,15 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
         wanted = typed | ((kind == UNTYPED) & (binding == GLOBAL))
         address = symbols["value"].astype(np.uint64)
         wanted &= section != 0
-        if layout:
-            wanted &= (section > 0) & (section < len(layout.address))
-            address[wanted] += layout.address[section[wanted]]
+        if places is not None:
+            wanted &= (section > 0) & (section < len(places))
+            address[wanted] += places[section[wanted]]
         objects = np.isin(kind, (OBJECT, COMMON, LOCAL)) & (section > 0)
-        if not layout:
+        if places is None:
             address[kind == LOCAL] += np.uint64(program.thread.start)
-        if layout:
-            objects &= section < len(layout.address)
-            address[objects] += layout.address[section[objects]]
+        if places is not None:
+            objects &= section < len(places)
+            address[objects] += places[section[objects]]
         if dynamic:
             named = np.flatnonzero((wanted | objects) & (binding > 0))
             exports.update(text(strings, at) for at in symbols["name"][named].tolist())
@@ -275,8 +267,7 @@ def _covered(address: Array, start: Array, size: Array) -> Array:
     order = np.argsort(start, kind="stable")
     start, stop = start[order], np.maximum.accumulate((start + size)[order])
     at = np.searchsorted(start, address) - 1
-    result: Array = (at >= 0) & (address < stop[at]) if len(start) else np.zeros(len(address), bool)
-    return result
+    return (at >= 0) & (address < stop[at]) if len(start) else np.zeros(len(address), bool)
 
 
 def _starts(elf: Elf, program: Program) -> Array:
@@ -310,3 +301,116 @@ def _frames(elf: Elf, program: Program) -> list[Section]:
             if section is not None:
                 result.append(section.cut(place - section.address, len(section.data)))
     return result
+
+
+LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
+"""ENDBR64 and ENDBR32."""
+GAP = 32
+"""Largest distance of successive stubs in a section of stubs."""
+LONG_ENTRY, SHORT = 16, 8
+"""Bytes of an entry of a linkage table, and of one that is never resolved lazily."""
+LAZY_ENTRY = re.compile(
+    rb"\xff[\x25\xa3].{4}\x68.{4}\xe9"  # jmp [slot]; push number; jmp first
+    rb"|\xf3\x0f\x1e[\xfa\xfb]\x68.{4}\xf2?\xe9",  # endbr; push number; jmp first
+    re.DOTALL,
+)
+ENTRY = re.compile(
+    rb"\xf3\x0f\x1e[\xfa\xfb]\xf2?\xff[\x25\xa3].{4}(\x66?\x0f\x1f\x44\0\0|\xcc+|\x90+)",
+    re.DOTALL,
+)
+SHORT_ENTRY = re.compile(rb"\xff[\x25\xa3].{4}\x66\x90", re.DOTALL)
+RET = b"\xc3"
+FIRST_ENTRY = (b"\xff\x35", b"\xff\xb3")
+"""What jumps to the loader: push [table + word]; jmp [table + 2 * word]."""
+
+
+def find_stubs(program: Program) -> None:
+    """Name the import stubs of a linked program.
+
+    A stub is `jmp [slot]` (FF 25; in 32-bit position-independent code FF A3, relative to EBX),
+    with or without ENDBR and a BND prefix. If the file has no section table, the stubs are cut out
+    of the code as separate sections.
+    """
+    addresses, names, targets = [], [], []
+    sections = []
+    named = any(section.stubs for section in program.sections)
+    for section in program.sections:
+        if not section.execute or (named and not section.stubs):
+            sections.append(section)
+            continue
+        place, slot = _jumps(program, section)
+        is_slot = member(slot, program.slot_address)
+        if not section.name:
+            is_slot[is_slot] = _are_entries(section, place[is_slot])
+        place = place[is_slot]
+        row = np.searchsorted(program.slot_address, slot[is_slot])
+        addresses.append(place.astype(np.uint64) + np.uint64(section.address))
+        targets.append(program.slot_target[row])
+        names += [program.slot_name[i] for i in row.tolist()]
+        sections += [section] if section.name else _cut_out(section, place)
+    program.sections = sections
+    if addresses:
+        address = np.concatenate(addresses)
+        order = np.argsort(address, kind="stable")
+        program.import_address = address[order]
+        program.import_target = np.concatenate(targets)[order]
+        program.import_name = [names[i] for i in order.tolist()]
+
+
+def _jumps(program: Program, section: Section) -> tuple[Array, Array]:
+    """Return the places of possible stubs in a section (i8) and the slots they jump through."""
+    data = section.linked
+    if len(data) < 6:
+        return np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    forms = (0x25,) if program.bits == 64 else (0x25, 0xA3)
+    place = np.flatnonzero((data[:-5] == 0xFF) & np.isin(data[1:-4], forms))
+    slot = data[place[:, None] + np.arange(2, 6)].view("<i4")[:, 0].astype(np.uint64)
+    if program.bits == 64:
+        slot += place.astype(np.uint64) + np.uint64(section.address + 6)
+    else:
+        slot[data[place + 1] == 0xA3] += np.uint64(program.global_offset_table)
+    if program.word == 4:
+        slot &= np.uint64(0xFFFFFFFF)
+    bound = (place > 0) & (data[place - 1] == 0xF2)
+    place = place - bound
+    before = np.maximum(place - 4, 0)[:, None] + np.arange(4)
+    landing = (data[before][:, None, :] == LANDING).all(axis=2).any(axis=1) & (place >= 4)
+    return place - 4 * landing, slot
+
+
+def _are_entries(section: Section, place: Array) -> Array:
+    """Return which jumps through slots are entries of a linkage table, not ends of functions: bool.
+
+    Entries are aligned and go on as GNU ld, gold and lld write them. A function may look like one
+    that is not resolved lazily: these follow another entry, or a section of other code.
+    """
+    result = np.zeros(len(place), bool)
+    stop = 0
+    for i, at in enumerate(place.tolist()):
+        head = section.linked[at : at + LONG_ENTRY].tobytes()
+        before = section.linked[max(0, at - LONG_ENTRY) : at].tobytes()
+        aligned = (section.address + at) % LONG_ENTRY == 0
+        follows = at == stop or before.startswith(FIRST_ENTRY) or LAZY_ENTRY.match(before)
+        follows = follows or (
+            aligned and before.endswith(b"\0") and before.rstrip(b"\0")[-1:] == RET
+        )
+        if aligned and (LAZY_ENTRY.match(head) or (follows and ENTRY.fullmatch(head))):
+            result[i], stop = True, at + LONG_ENTRY
+        elif follows and SHORT_ENTRY.match(head) and (section.address + at) % SHORT == 0:
+            result[i], stop = True, at + SHORT
+    return result
+
+
+def _cut_out(section: Section, place: Array) -> list[Section]:
+    """Return the parts of a section; parts with stubs are marked."""
+    found, done = [], 0
+    for run in np.split(place, np.flatnonzero(np.diff(place) > GAP) + 1) if len(place) else []:
+        start, stop = int(run[0]), min(int(run[-1]) + LONG_ENTRY, len(section.data))
+        before = section.linked[max(0, start - LONG_ENTRY) : start].tobytes()
+        start -= LONG_ENTRY * before.startswith(FIRST_ENTRY)
+        found.append(section.cut(done, start))
+        found.append(section.cut(start, stop))
+        found[-1].stubs = True
+        done = stop
+    found.append(section.cut(done, len(section.data)))
+    return [part for part in found if len(part.data)]

@@ -7,8 +7,6 @@ code and of the table; an address ends the table. A record begins with the funct
 the place of its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -140,8 +138,7 @@ class _Reader:
 
     def _cells(self, place: Array) -> Array:
         cells = self.data[place[:, None] + np.arange(SIZE)]
-        result: Array = cells.view("<u4")[:, 0].astype(np.uint64)
-        return result
+        return cells.view("<u4")[:, 0].astype(np.uint64)
 
     def _section(self, address: np.uint64) -> tuple[int, int]:
         """Return the limits of the code section of an address; (1, 0) outside of code."""

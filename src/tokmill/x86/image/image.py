@@ -4,8 +4,6 @@ Printable strings are those of C, in UTF-8 or UTF-16, and those of a length: Go 
 side by side without a zero between them; their lengths are in the code.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -48,8 +46,7 @@ def member(values: Array, ordered: Array) -> Array:
     if not len(ordered):
         return np.zeros(len(values), bool)
     at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    result: Array = ordered[at] == values
-    return result
+    return ordered[at] == values
 
 
 def distinct(*parts: Array) -> Array:
@@ -126,7 +123,7 @@ class Section:
         """The address after the last byte."""
         return self.address + len(self.data)
 
-    def cut(self, start: int, stop: int) -> Section:
+    def cut(self, start: int, stop: int) -> "Section":
         """Return the part between two places, counted from the section's beginning."""
         data = self.data[start:stop]
         linked = data if self.linked is self.data else self.linked[start:stop]

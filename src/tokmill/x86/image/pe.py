@@ -3,8 +3,6 @@
 Microsoft, "PE Format" and "x64 exception handling". Addresses count from the preferred image base.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -6,14 +6,12 @@ its version. The texts are looked for in the sections that hold them, because re
 takes longer than lifting.
 """
 
-from __future__ import annotations
-
 import functools
 import mmap
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,18 +92,6 @@ class KeyTemplate:
         values = {"program": name, "compiler": compiler, "level": level}
         values |= dict(self.fields(name) or {})
         return Key(*(values.get(field) or UNKNOWN for field in Key._fields))
-
-    def check(self, names: Iterable[str]) -> None:
-        """Refuse a template that no name fits."""
-        name = None
-        for name in names:
-            if self.fields(name) is not None:
-                return
-        if name is not None:
-            raise UsageError(
-                f"layout: no path fits {self.template!r}, such as {name!r}",
-                hint="it is matched with all of the path below the INPUT argument",
-            )
 
 
 OTHERS = {

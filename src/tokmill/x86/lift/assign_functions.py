@@ -1,7 +1,5 @@
 """Assigns blocks to functions, and makes the graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,8 @@ from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.image import distinct, expand, member, offsets, without
 from tokmill.x86.lift.blocks import Blocks
 from tokmill.x86.lift.decode import Flow
-from tokmill.x86.lift.findings import ALIGNMENT, Findings, is_padding
+from tokmill.x86.lift.findings import Findings
+from tokmill.x86.lift.starts import branched_to
 
 GATHER = 1 << 19
 """Values copied at a time."""
@@ -86,41 +85,14 @@ def _entries(known: Findings, blocks: Blocks) -> Array:
     sure_offsets = code.offset(np.concatenate(sure))
     called = ways.called
     certain = distinct(sure_offsets, called, known.found)
+    returns = np.sort(blocks.start[blocks.flow == Flow.RETURN])
     unwind = program.unwind
     starts = known.ranges.unwind_start
     parts = [starts[unwind.fragment], code.offset(program.fragments)]
-    parts.append(_branched_to(known, blocks, without(starts, certain)))
+    parts.append(branched_to(known, returns, without(starts, certain)))
     entries = without(known.functions(), without(np.concatenate(parts), certain))
     found = blocks.at(entries)
     return found[found >= 0]
-
-
-def _branched_to(known: Findings, blocks: Blocks, candidates: Array) -> Array:
-    """Return which starts of ranges are only reached by conditional branches of other code."""
-    ways, instructions, code = known.ways, known.instructions, known.code
-    reached = ways.reached(ways.source)
-    branch = reached & (instructions.flow[ways.source] == Flow.BRANCH)
-    target = instructions.start[ways.target].astype(np.int64)
-    candidates = candidates[member(candidates, distinct(target[branch]))]
-    taken = code.offset(known.program.pointers)
-    tables = known.tables
-    used = ways.reached(instructions.row(tables.at))
-    taken = np.concatenate([taken, code.offset(tables.constant[used])])
-    candidates = candidates[~member(candidates, distinct(taken))]
-    rows = instructions.row(candidates)
-    before = np.maximum(rows - 1, 0)
-    padded = is_padding(instructions, before) & (code.address(candidates) % ALIGNMENT == 0)
-    candidates = candidates[~padded]
-    # A conditional branch can also be a tail call of a function, which then returns itself.
-    number = known.ranges.number(candidates)
-    stop = (known.ranges.stop if len(known.ranges.stop) else np.asarray([code.size]))[number]
-    returns = np.sort(blocks.start[blocks.flow == Flow.RETURN])
-    ends = np.searchsorted(returns, candidates) < np.searchsorted(returns, stop)
-    from_ = instructions.start[ways.source].astype(np.int64)
-    inside = known.ranges.number(from_)
-    leaves = (inside >= 0) & (inside != known.ranges.number(target))
-    back = member(candidates, known.ranges.start[distinct(inside[leaves])])
-    return candidates[~ends | back]
 
 
 def _owners(known: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Array]:

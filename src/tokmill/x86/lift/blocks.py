@@ -1,10 +1,8 @@
 """Cuts the reached instructions into blocks with their edges."""
 
-from __future__ import annotations
-
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge
 from tokmill.x86.image.image import distinct, expand, member, without
@@ -149,8 +147,7 @@ class Blocks:
         """
         instructions = self.known.instructions
         row = np.searchsorted(instructions.transfer, self.last_row[blocks])
-        result: Array = instructions.target[row]
-        return result
+        return instructions.target[row]
 
     def at(self, offsets: Array) -> Array:
         """Return the blocks that begin at offsets; -1: none."""
@@ -255,7 +252,6 @@ def _loads(instructions: Instructions, rows: Array, at: Array) -> tuple[Array, A
 
 def _written(instructions: Instructions, load: int, step: int, register: int) -> bool:
     """Say whether what lies between a load and the call after it may write the register."""
-    iced = plugins.require("iced_x86")
     access, full = iced.OpAccess, iced.RegisterExt.full_register
     info = iced.InstructionInfoFactory()
     reads = (access.READ, access.COND_READ, access.NONE, access.NO_MEM_ACCESS)

@@ -6,8 +6,6 @@ instruction, these are decoded too. Then calls that do not return are removed fr
 jump tables are read, and unreached code is searched for functions, until nothing new is found.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +17,18 @@ from tokmill.x86.image.program import open_program
 from tokmill.x86.lift import reach
 from tokmill.x86.lift.assign_functions import assemble
 from tokmill.x86.lift.blocks import Blocks
-from tokmill.x86.lift.data.block_facts import add_facts
-from tokmill.x86.lift.findings import Findings, range_gaps
+from tokmill.x86.lift.findings import Findings
 from tokmill.x86.lift.reach import Ways
 from tokmill.x86.lift.starts import (
     gap_starts,
     hidden_starts,
     pointed_starts,
+    range_gaps,
     silent_gaps,
     tail_starts,
     taken_starts,
     trapped_starts,
 )
-from tokmill.x86.lift.switches.jump_tables import indirect_jumps
 
 VERSION = 12
 """Raised when the graph of some program changes."""
@@ -57,6 +54,8 @@ def lift(program: Program | Path | str, *, facts: bool = False) -> Graph:
         program = open_program(program)
     graph = Lifter(program).lift()
     if facts:
+        from tokmill.x86.lift.data.block_facts import add_facts
+
         add_facts(graph, program)
     return graph
 
@@ -144,7 +143,7 @@ class Lifter:
     def _new_targets(self) -> Array | None:
         """Read the tables of reached jumps, and return their targets; None: there was no table."""
         known = self.known
-        rows = indirect_jumps(known.instructions)
+        rows = known.instructions.indirect_jumps()
         rows = rows[known.ways.reached(rows)]
         offsets = known.instructions.start[rows].astype(np.int64)
         read = np.sort(np.fromiter(self._read, np.int64, len(self._read)))
@@ -158,21 +157,11 @@ class Lifter:
             self._read.add(offset)
             table = known.tables.read(known.ways, row, first, end)
             if table is not None:
-                known.jumps.append(np.full(len(table.targets), offset))
-                known.targets.append(table.targets)
+                known.note_table(offset, table)
                 found.append(table.targets)
-                known.entries[table.address] = table.size, table.entries
-                self._note_data(table.address, table.size)
             elif known.tables.computed:
                 known.computed.add(offset)
         return np.concatenate(found) if len(found) > 1 else None
-
-    def _note_data(self, address: int, size: int) -> None:
-        """Mark a table between code as data."""
-        known = self.known
-        begin = known.code.offset(np.asarray([address], np.uint64))
-        if size and begin[0] >= 0:
-            known.code.add_data(begin, begin + size)
 
     def _range_gaps(self) -> bool:
         """Add unreached code in known ranges: it belongs to their functions."""

@@ -18,8 +18,6 @@ With -mcmodel=large every call is `movabs register, address; call register`: cal
 a register with a constant.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tokmill.base.errors import TokmillError
@@ -76,8 +74,7 @@ class Code:
     def executable(self, address: Array) -> Array:
         """Return which addresses (u8) are in code or in import stubs: bool."""
         at = np.searchsorted(self._low, address, side="right")
-        result: Array = address < np.append(np.uint64(0), self._high)[at]
-        return result
+        return address < np.append(np.uint64(0), self._high)[at]
 
     def address(self, offset: Array) -> Array:
         """Return the addresses (u8) of offsets (i8)."""
@@ -248,8 +245,7 @@ def overwrites(code: Code, offset: Array) -> Array:
     move, form, base, last = cells[:, rex:].T
     fits = first & (move == 0x89) & ((form & 0xC7) == 4) & (base == 0x24) & (last == RET)
     high = (cells[:, 0] & 4) << 1 if rex else 0
-    result: Array = np.where(fits, (form >> 3 & 7 | high).astype(np.int64), NOWHERE)
-    return result
+    return np.where(fits, (form >> 3 & 7 | high).astype(np.int64), NOWHERE)
 
 
 def leaving_returns(code: Code, at: Array) -> Array:
@@ -283,18 +279,14 @@ def _asks(code: Code, offset: Array) -> Array:
         return np.zeros(len(offset), bool)
     cells = code.linked[offset[:, None] + np.arange(-1, 4)]
     before, move, form, base, last = cells.T
-    result: Array = (
-        (before == HLT) & (move == 0x8B) & ((form & 0xC7) == 4) & (base == 0x24) & (last == RET)
-    )
-    return result
+    return (before == HLT) & (move == 0x8B) & ((form & 0xC7) == 4) & (base == 0x24) & (last == RET)
 
 
 def _pops(code: Code, offset: Array) -> Array:
     data = code.linked
     first, second = data[offset], data[offset + 1]
     extended = (first == REX_B) & (code.bits == 64)
-    result: Array = (np.where(extended, second, first) & 0xF8) == 0x58
-    return result
+    return (np.where(extended, second, first) & 0xF8) == 0x58
 
 
 BACK = 8

@@ -4,18 +4,16 @@ iced-x86 gives only the length of each instruction, because an object of each is
 read from the opcodes in columns (Intel SDM volume 2, appendix A).
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import member
+from tokmill.x86.image.image import distinct, member
 from tokmill.x86.lift.code import (
     CALL,
     Code,
@@ -82,7 +80,7 @@ class Instructions:
         self._words = np.zeros(code.size // 64 + 1, np.uint64)
         self._before = np.zeros(len(self._words), np.int32)
         self._waiting: dict[int, int] = {}
-        decoder, data = plugins.require("iced_x86").Decoder, code.linked
+        decoder, data = iced.Decoder, code.linked
         self._decoders = [
             decoder(code.bits, data[int(a) : int(b)].tobytes(), ip=int(base))
             for a, b, base in zip(code.edge[:-1], code.edge[1:], code.base, strict=True)
@@ -178,6 +176,11 @@ class Instructions:
         result = np.zeros(len(self.start), bool)
         result[rows[rows >= 0]] = True
         return result
+
+    def indirect_jumps(self) -> Array:
+        """Return the rows (i8, ascending) of all indirect jumps, also through retpolines."""
+        result: Array = self.transfer[self.flow[self.transfer] == Flow.JUMP_INDIRECT]
+        return distinct(result, self.gates) if len(self.gates) else result
 
     def _has(self, offset: int) -> bool:
         return bool(int(self._words[offset >> 6]) >> (offset & 63) & 1)

@@ -4,17 +4,17 @@ Ranges of code belong to one function; between reached code there are gaps. Hand
 constants between instructions, so places that instructions use as data are kept too.
 """
 
-from __future__ import annotations
+from typing import Any
 
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, expand, member
+from tokmill.x86.image.image import Program, distinct, member
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import LONGEST, PREFIX, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
-from tokmill.x86.lift.switches.jump_tables import Tables
+from tokmill.x86.lift.switches.jump_tables import Table, Tables
 
 ALIGNMENT = 16
 """Optimising compilers align functions to this."""
@@ -72,8 +72,7 @@ class Ranges:
     def inside(self, offsets: Array) -> Array:
         """Return which offsets are in a range, but not at its beginning."""
         at = self.number(offsets)
-        result: Array = (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
-        return result
+        return (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
 
     def around(self, offsets: Array, functions: Array) -> tuple[Array, Array]:
         """Return (begin, end) of the function around each offset.
@@ -166,34 +165,6 @@ def opcodes(instructions: Instructions, rows: Array) -> tuple[Array, Array]:
     return data[at], data[at + 1]
 
 
-def range_gaps(ways: Ways, ranges: Ranges) -> Array:
-    """Return the beginnings (offsets) of unreached code in ranges."""
-    instructions = ways.instructions
-    begin, end = gaps(ways)
-    # A gap may overlap several ranges.
-    first = np.searchsorted(ranges.stop, begin, side="right")
-    last = np.searchsorted(ranges.start, end)
-    count = np.maximum(last - first, 0)
-    number = expand(first, count)
-    begin = np.maximum(np.repeat(begin, count), ranges.start[number])
-    end = np.minimum(np.repeat(end, count), ranges.stop[number])
-    begin, end = begin[end > begin], end[end > begin]
-    # After an instruction that does not fall through, something new begins.
-    fresh = instructions.start[np.minimum(ways.last + 1, len(instructions.start) - 1)]
-    low, high = np.searchsorted(fresh, begin, side="right"), np.searchsorted(fresh, end)
-    count = np.maximum(high - low, 0)
-    begin = np.concatenate([begin, fresh[expand(low, count)]])
-    end = np.concatenate([end, np.repeat(end, count)])
-    begin = skip_padding(instructions, begin, end)
-    begin, end = begin[begin < end], end[begin < end]
-    keep = np.ones(len(begin), bool)
-    rows = instructions.row(begin)
-    known = np.flatnonzero(rows >= 0)
-    stop = ways.last[ways.run(rows[known])]
-    keep[known] = instructions.flow[stop] != Flow.INVALID
-    return distinct(begin[keep])
-
-
 NUMBERS = (0, 1, 2, 4)
 """Possible bytes of an immediate after the displacement of an instruction."""
 LEA, SIB = 0x8D, 0x25
@@ -277,9 +248,8 @@ def _reached(ways: Ways, offsets: Array) -> Array:
     return result
 
 
-def _is_base(instructions: Instructions, row: int, register: int) -> bool:
+def _is_base(instructions: Instructions, row: int, register: Any) -> bool:
     """Return whether code after a row uses the register that the row sets as an address."""
-    iced = plugins.require("iced_x86")
     register += iced.Register.RAX
     full, access = iced.RegisterExt.full_register, iced.OpAccess
     info = iced.InstructionInfoFactory()
@@ -343,6 +313,15 @@ class Findings:
         offsets = self.code.offset(np.concatenate(found))
         offsets = np.concatenate([offsets, self.ranges.unwind_start])
         return distinct(offsets[offsets >= 0])
+
+    def note_table(self, jump: int, table: Table) -> None:
+        """Keep the table of the jump at an offset; between code it is data."""
+        self.jumps.append(np.full(len(table.targets), jump))
+        self.targets.append(table.targets)
+        self.entries[table.address] = table.size, table.entries
+        begin = self.code.offset(np.asarray([table.address], np.uint64))
+        if table.size and begin[0] >= 0:
+            self.code.add_data(begin, begin + table.size)
 
     def jump_tables(self) -> tuple[Array, Array]:
         """Return pairs of offsets: a resolved indirect jump, and one of its targets."""

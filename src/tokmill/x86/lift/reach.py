@@ -7,14 +7,12 @@ from all earlier ones of its run. So both questions are answered in a few steps 
 Calls that do not return are known by name, by their place, or by following the callee.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program, distinct, expand, member, without
 from tokmill.x86.lift.decode import DIRECT, FALLS, Flow, Instructions
@@ -125,8 +123,7 @@ class Ways:
 
     def reached(self, rows: Array) -> Array:
         """Return which rows were reached: bool."""
-        result: Array = rows >= self.first[self.run(rows)] if len(rows) else np.zeros(0, bool)
-        return result
+        return rows >= self.first[self.run(rows)] if len(rows) else np.zeros(0, bool)
 
     def all_reached(self) -> Array:
         """Return for each row whether it was reached: (I,) bool."""
@@ -286,8 +283,7 @@ class NoReturn:
         """Return the rows of jumps to functions that do not return."""
         flow = instructions.flow[instructions.transfer]
         leave = (flow == Flow.JUMP) | (flow == Flow.JUMP_INDIRECT)
-        result: Array = instructions.transfer[leave & member(instructions.target, self.named)]
-        return result
+        return instructions.transfer[leave & member(instructions.target, self.named)]
 
     def calls(self, instructions: Instructions) -> Array:
         """Return the rows of calls that do not return, without following the callees.
@@ -312,8 +308,7 @@ class NoReturn:
             if len(start):
                 inside = np.searchsorted(start, at, side="right") - 1
                 no_return |= (inside >= 0) & (end == stop[inside])
-        result: Array = rows[no_return]
-        return result
+        return rows[no_return]
 
 
 def follow(ways: Ways, no_return: NoReturn) -> Array:
@@ -329,8 +324,7 @@ def follow(ways: Ways, no_return: NoReturn) -> Array:
     rows = without(rows, no_return.jumps(instructions))
     switching = instructions.row(instructions.code.offset(no_return.switching))
     rows = np.concatenate([rows, switching[switching >= 0]])
-    result: Array = ways.call[~ways.returning(rows)]
-    return result
+    return ways.call[~ways.returning(rows)]
 
 
 def _never_returns(name: str, known: frozenset[str]) -> bool:
@@ -351,8 +345,7 @@ def _status(program: Program, instructions: Instructions, rows: Array) -> Array:
 
     The straight code before a call is executed, from where other code may jump into it.
     """
-    iced = plugins.require("iced_x86").Register
-    register = iced.RCX if program.form == "PE" else iced.RDI
+    register = iced.Register.RCX if program.form == "PE" else iced.Register.RDI
     leads = DIRECT[instructions.flow[instructions.transfer]]
     entered = instructions.marks(instructions.code.offset(instructions.target[leads]))
     goes_on = np.isin(instructions.flow, (Flow.NEXT, Flow.CALL, Flow.CALL_INDIRECT))

@@ -4,17 +4,22 @@ A function is code that is called, that a pointer leads to, that is jumped to ac
 functions, or that looks like an entry after padding.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program, distinct, expand, member, without
 from tokmill.x86.lift.code import INT3, Code
 from tokmill.x86.lift.decode import Flow, Instructions
-from tokmill.x86.lift.findings import ALIGNMENT, Findings, gaps, is_padding, opcodes, skip_padding
+from tokmill.x86.lift.findings import (
+    ALIGNMENT,
+    Findings,
+    Ranges,
+    gaps,
+    is_padding,
+    opcodes,
+    skip_padding,
+)
 from tokmill.x86.lift.reach import Ways
-from tokmill.x86.lift.switches.jump_tables import indirect_jumps, scaled_tables
 
 LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
 FEW = 64
@@ -27,6 +32,34 @@ RARE = np.isin(
      0x6F, 0x9A, 0xC8, 0xCA, 0xCB, 0xCE, 0xCF, 0xD4, 0xD5, 0xD6, 0xD7, 0xE0, 0xE1, 0xE2, 0xE4, 0xE5,
      0xE6, 0xE7, 0xEA, 0xEC, 0xED, 0xEE, 0xEF, 0xF1, 0xF5, 0xFA, 0xFB],
 )  # fmt: skip
+
+
+def range_gaps(ways: Ways, ranges: Ranges) -> Array:
+    """Return the beginnings (offsets) of unreached code in ranges."""
+    instructions = ways.instructions
+    begin, end = gaps(ways)
+    # A gap may overlap several ranges.
+    first = np.searchsorted(ranges.stop, begin, side="right")
+    last = np.searchsorted(ranges.start, end)
+    count = np.maximum(last - first, 0)
+    number = expand(first, count)
+    begin = np.maximum(np.repeat(begin, count), ranges.start[number])
+    end = np.minimum(np.repeat(end, count), ranges.stop[number])
+    begin, end = begin[end > begin], end[end > begin]
+    # After an instruction that does not fall through, something new begins.
+    fresh = instructions.start[np.minimum(ways.last + 1, len(instructions.start) - 1)]
+    low, high = np.searchsorted(fresh, begin, side="right"), np.searchsorted(fresh, end)
+    count = np.maximum(high - low, 0)
+    begin = np.concatenate([begin, fresh[expand(low, count)]])
+    end = np.concatenate([end, np.repeat(end, count)])
+    begin = skip_padding(instructions, begin, end)
+    begin, end = begin[begin < end], end[begin < end]
+    keep = np.ones(len(begin), bool)
+    rows = instructions.row(begin)
+    known = np.flatnonzero(rows >= 0)
+    stop = ways.last[ways.run(rows[known])]
+    keep[known] = instructions.flow[stop] != Flow.INVALID
+    return distinct(begin[keep])
 
 
 def trapped_starts(known: Findings, functions: Array) -> Array:
@@ -56,8 +89,7 @@ def hidden_starts(known: Findings) -> Array:
     at = np.searchsorted(begin, offsets, side="right") - 1
     offsets = offsets[(at >= 0) & (offsets < np.append(end, 0)[at])]
     begins = (code.address(offsets) % ALIGNMENT == 0) | _looks(code, offsets)
-    result: Array = offsets[begins]
-    return result
+    return offsets[begins]
 
 
 def _taken(known: Findings) -> Array:
@@ -65,8 +97,7 @@ def _taken(known: Findings) -> Array:
     tables = known.tables
     value = tables.constant[known.ways.reached(known.instructions.row(tables.at))]
     labels = np.asarray(sorted(tables.labels), np.uint64)
-    result: Array = value[~member(value, labels)]
-    return result
+    return value[~member(value, labels)]
 
 
 def taken_starts(known: Findings, functions: Array) -> Array:
@@ -104,7 +135,7 @@ def _words(known: Findings) -> Array:
     Successive pointers that an instruction reads at a scaled index are a jump table.
     """
     program, found = known.program, [np.zeros(0, np.uint64)]
-    tables = scaled_tables(known.instructions)
+    tables = _scaled_tables(known.instructions)
     for section in program.sections:
         if not program.fixed or section.execute:
             continue
@@ -121,11 +152,27 @@ def _words(known: Findings) -> Array:
     return np.concatenate(found)
 
 
+def _scaled_tables(instructions: Instructions) -> Array:
+    """Return the addresses (u8) of jumps and loads with a scaled index: `[8 * index + table]`.
+
+    These are FF /4 or 8B with a SIB byte without base, so the instruction ends in 4 bytes of
+    address.
+    """
+    data, bits = instructions.code.linked, instructions.code.bits
+    end = instructions.start.astype(np.int64) + instructions.length
+    end = end[instructions.length >= 7]
+    opcode, form, scale = data[end - 7], data[end - 6], data[end - 5]
+    rows = ((opcode == 0x8B) & ((form & 0xC7) == 4)) | ((opcode == 0xFF) & (form == 0x24))
+    rows &= ((scale & 7) == 5) & (scale >> 6 == (3 if bits == 64 else 2))
+    cells = data[end[rows][:, None] + np.arange(-4, 0)]
+    value: Array = cells.view("<i4")[:, 0].astype(np.uint64)
+    return value & np.uint64((1 << bits) - 1)
+
+
 def _no_jump_between(instructions: Instructions, begin: Array, end: Array) -> Array:
     """Return where no indirect jump is between two offsets, so that no jump table leads there."""
-    jumps = instructions.start[indirect_jumps(instructions)]
-    result: Array = np.searchsorted(jumps, begin) == np.searchsorted(jumps, end)
-    return result
+    jumps = instructions.start[instructions.indirect_jumps()]
+    return np.searchsorted(jumps, begin) == np.searchsorted(jumps, end)
 
 
 def _fresh(known: Findings, functions: Array, address: Array) -> tuple[Array, Array]:
@@ -145,17 +192,13 @@ def _looks(code: Code, offsets: Array) -> Array:
     head = code.linked[offsets[:, None] + np.arange(4)]
     frame = np.frombuffer(PUSH_FRAME[code.bits], np.uint8)
     looks = (head[:, None, :] == LANDING).all(axis=2).any(axis=1) & ~_saves(code, offsets + 4)
-    result: Array = looks | (head[:, : len(frame)] == frame).all(axis=1)
-    return result
+    return looks | (head[:, : len(frame)] == frame).all(axis=1)
 
 
 def _saves(code: Code, offsets: Array) -> Array:
     """Return where RAX is saved first, as in landing pads: `mov register, rax`."""
     head = code.linked[offsets[:, None] + np.arange(3)]
-    result: Array = (
-        ((head[:, 0] & 0xFE) == 0x48) & (head[:, 1] == 0x89) & ((head[:, 2] & 0xF8) == 0xC0)
-    )
-    return result
+    return ((head[:, 0] & 0xFE) == 0x48) & (head[:, 1] == 0x89) & ((head[:, 2] & 0xF8) == 0xC0)
 
 
 def tail_starts(known: Findings, functions: Array) -> Array:
@@ -189,8 +232,7 @@ def tail_starts(known: Findings, functions: Array) -> Array:
     # Only padding may fall through to it.
     before = np.maximum(candidates - 1, 0)
     fallen = (ways.run(before) == ways.run(candidates)) & ~is_padding(instructions, before)
-    result: Array = instructions.start[candidates[~fallen]].astype(np.int64)
-    return result
+    return instructions.start[candidates[~fallen]].astype(np.int64)
 
 
 def gap_starts(known: Findings, functions: Array) -> Array:
@@ -316,3 +358,33 @@ def _sound(known: Findings, rows: Array) -> Array:
         end = instructions.start[last].astype(np.int64) + instructions.length[last]
         result &= np.searchsorted(used, instructions.start[rows]) == np.searchsorted(used, end)
     return result
+
+
+def branched_to(known: Findings, returns: Array, candidates: Array) -> Array:
+    """Return which starts of ranges are only reached by conditional branches of other code.
+
+    `returns`: ascending offsets of the blocks that return.
+    """
+    ways, instructions, code = known.ways, known.instructions, known.code
+    reached = ways.reached(ways.source)
+    branch = reached & (instructions.flow[ways.source] == Flow.BRANCH)
+    target = instructions.start[ways.target].astype(np.int64)
+    candidates = candidates[member(candidates, distinct(target[branch]))]
+    taken = code.offset(known.program.pointers)
+    tables = known.tables
+    used = ways.reached(instructions.row(tables.at))
+    taken = np.concatenate([taken, code.offset(tables.constant[used])])
+    candidates = candidates[~member(candidates, distinct(taken))]
+    rows = instructions.row(candidates)
+    before = np.maximum(rows - 1, 0)
+    padded = is_padding(instructions, before) & (code.address(candidates) % ALIGNMENT == 0)
+    candidates = candidates[~padded]
+    # A conditional branch can also be a tail call of a function, which then returns itself.
+    number = known.ranges.number(candidates)
+    stop = (known.ranges.stop if len(known.ranges.stop) else np.asarray([code.size]))[number]
+    ends = np.searchsorted(returns, candidates) < np.searchsorted(returns, stop)
+    from_ = instructions.start[ways.source].astype(np.int64)
+    inside = known.ranges.number(from_)
+    leaves = (inside >= 0) & (inside != known.ranges.number(target))
+    back = member(candidates, known.ranges.start[distinct(inside[leaves])])
+    return candidates[~ends | back]

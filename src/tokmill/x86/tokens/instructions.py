@@ -1,18 +1,16 @@
 """The distinct instructions of programs: bytes, text and counts."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import iced_x86 as iced
 import msgspec
 import numpy as np
 
-from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder, write_file
 from tokmill.builds.scan import FolderOptions
@@ -22,9 +20,6 @@ from tokmill.x86.graphs.lifting import Seen, find_inputs, look_at
 from tokmill.x86.tokens.canonical import LONGEST, names
 from tokmill.x86.tokens.vocabularies.count import nothing_read, parts
 
-if TYPE_CHECKING:
-    from iced_x86 import Formatter
-
 COLUMNS = ("text", "bytes", "code", "bits", "count", "programs")
 KEY = np.dtype(f"S{LONGEST + 1}")
 """Bytes of an instruction, zeros, and its length: never 0, so numpy does not strip zeros."""
@@ -33,10 +28,9 @@ ROWS = 1 << 14
 
 
 @functools.cache
-def intel() -> Formatter:
+def intel() -> iced.Formatter:
     """Return a formatter whose text is like that of capstone."""
-    iced = plugins.require("iced_x86")
-    formatter: Formatter = iced.Formatter(iced.FormatterSyntax.INTEL)
+    formatter: iced.Formatter = iced.Formatter(iced.FormatterSyntax.INTEL)
     formatter.hex_prefix, formatter.hex_suffix = "0x", ""
     formatter.uppercase_hex = formatter.add_leading_zero_to_hex_numbers = False
     formatter.rip_relative_addresses = True
@@ -127,8 +121,7 @@ def _keys(code: Array, lengths: Array) -> Array:
     keys = padded[starts[:, None] + place]
     keys[place >= lengths[:, None]] = 0
     keys[:, LONGEST] = lengths
-    result: Array = keys.view(KEY).reshape(-1)
-    return result
+    return keys.view(KEY).reshape(-1)
 
 
 class _Table:
@@ -164,7 +157,7 @@ def _rows(tables: dict[Literal[32, 64], _Table]) -> Iterator[list[tuple[Any, ...
     programs = np.concatenate([tables[width].programs for width in widths])
     order = np.lexsort((-bits, keys, -counts))
     code_names, formatter = names("Code"), intel()
-    decoders = plugins.require("iced_x86").Decoder
+    decoders = iced.Decoder
     for first in range(0, len(order), ROWS):
         rows = order[first : first + ROWS]
         found = []

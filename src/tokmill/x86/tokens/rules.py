@@ -5,16 +5,13 @@ and `rw` have runs, `mne` and `eflag` one string for all tokens. For many instru
 `tokmill.x86.tokens.templates`, which gives equal tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypedDict
+from typing import ClassVar, Protocol, TypedDict
+
+import iced_x86 as iced
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, check_name
-
-if TYPE_CHECKING:
-    from iced_x86 import Instruction
 
 COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
 """The six streams, in the order in which they are written."""
@@ -60,7 +57,7 @@ class Rules(Protocol):
 
     def __init__(self, bits: int = 64) -> None: ...
 
-    def tokens(self, instruction: Instruction) -> Tokens:
+    def tokens(self, instruction: iced.Instruction) -> Tokens:
         """Return the tokens of a decoded instruction."""
         ...
 
@@ -73,11 +70,10 @@ def make_rules(name: str, bits: int = 64) -> Rules:
     if bits not in (64, 32):
         raise UsageError(f"code of {bits} bits is not known", hint="bits=64 or bits=32")
     check_name("no rules are", name, plugins.RULES)
-    rules: Rules = plugins.load(plugins.RULES, name)(bits)
-    return rules
+    return plugins.load(plugins.RULES, name)(bits)
 
 
-def decode(code: bytes, address: int, bits: int) -> Iterator[Instruction]:
+def decode(code: bytes, address: int, bits: int) -> Iterator[iced.Instruction]:
     """Yield the instructions in some bytes, which follow one another.
 
     Raises `DecodeError`, with address and bytes, for an invalid instruction; `TypeError` for text,
@@ -91,7 +87,7 @@ def decode(code: bytes, address: int, bits: int) -> Iterator[Instruction]:
         ) from None
     if not 0 <= address < 1 << 64:
         raise ValueError(f"the address {address} is not from 0 to 2**64 - 1")
-    for instruction in plugins.require("iced_x86").Decoder(bits, code, ip=address):
+    for instruction in iced.Decoder(bits, code, ip=address):
         if not instruction:
             place = instruction.ip - address
             raise not_decoded(code[place : place + 15], instruction.ip, bits)

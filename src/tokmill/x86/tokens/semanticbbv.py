@@ -5,18 +5,14 @@ Tokens are made from NASM text: prefixes and most implicit registers are lost, a
 Source: the behaviour of the public tokenizer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from tokmill import plugins
+import iced_x86 as iced
+
 from tokmill.x86.tokens.canonical import flags, full_registers, names, operand_kinds
 from tokmill.x86.tokens.rules import DecodeError, Runs, Tokens
-
-if TYPE_CHECKING:
-    from iced_x86 import Instruction, InstructionInfo
 
 NOTHING = "[PAD]"
 IMM = "IMM"
@@ -37,7 +33,6 @@ class SemanticbbvRules:
 
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits
-        iced = plugins.require("iced_x86")
         self.formatter = iced.Formatter(iced.FormatterSyntax.NASM)
         self.no_prefixes = iced.FormatMnemonicOptions.NO_PREFIXES
         self.info = iced.InstructionInfoFactory().info
@@ -46,12 +41,12 @@ class SemanticbbvRules:
         # NASM's R8B is R8L in the enumeration.
         self.registers |= {f"R{n}B": self.registers[f"R{n}L"] for n in range(8, 16)}
 
-    def tokens(self, instruction: Instruction) -> Tokens:
+    def tokens(self, instruction: iced.Instruction) -> Tokens:
         """Return the tokens of an instruction.
 
         Raises `DecodeError` if the printed operands cannot be assigned to the instruction's.
         """
-        info: InstructionInfo = self.info(instruction)
+        info: iced.InstructionInfo = self.info(instruction)
         access, kinds = names("OpAccess"), operand_kinds(instruction.code)
         mnemonic, operands = self._text(instruction)
         places = self._places(instruction, len(operands))
@@ -82,7 +77,7 @@ class SemanticbbvRules:
             "eflag": flags(instruction) or NOTHING,
         }
 
-    def _text(self, instruction: Instruction) -> tuple[str, list[str]]:
+    def _text(self, instruction: iced.Instruction) -> tuple[str, list[str]]:
         """Return the printed mnemonic and operands in capitals."""
         mnemonic = self.formatter.format_mnemonic(instruction, self.no_prefixes).upper()
         if mnemonic == "NOP" or names("Code")[instruction.code] in BARE:
@@ -92,7 +87,7 @@ class SemanticbbvRules:
         text = self.formatter.format_all_operands(instruction).upper()
         return mnemonic, text.split(",") if text else []
 
-    def _places(self, instruction: Instruction, printed: int) -> range | tuple[int, int]:
+    def _places(self, instruction: iced.Instruction, printed: int) -> range | tuple[int, int]:
         """Return the instruction's operand for each printed one."""
         own = instruction.op_count
         if (printed, own) == (2, 3):
@@ -105,8 +100,8 @@ class SemanticbbvRules:
             raise self._unclear(instruction, f"{printed} operands are printed of {own}")
         return range(printed)
 
-    def _unclear(self, instruction: Instruction, what: str) -> DecodeError:
-        encoder = plugins.require("iced_x86").Encoder(self.bits)
+    def _unclear(self, instruction: iced.Instruction, what: str) -> DecodeError:
+        encoder = iced.Encoder(self.bits)
         encoder.encode(instruction, instruction.ip)
         return DecodeError(
             f"{instruction} ({encoder.take_buffer().hex(' ')}): {what}",

@@ -1,4 +1,1 @@
-"""What the operands of matched functions refer to, and what of it changed.
-
-Read `operand_references` first.
-"""
+"""What operands refer to, and what of it changed; begin with `operand_references`."""

@@ -1,7 +1,5 @@
 """Changes outside of functions: data, imports and exports."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

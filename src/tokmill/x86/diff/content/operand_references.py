@@ -1,7 +1,5 @@
 """What operands refer to, by what it is and not by where it lies: compared in matched blocks."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -133,8 +131,7 @@ class Operands:
         step = np.arange(len(value)) - graph.table_entries[owners(graph.table_entries)]
         mixed = mix(mix(value.astype(np.uint64)) + step.astype(np.uint64) * _STEP)
         sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
-        result: Array = sums[graph.table_entries[1:]] - sums[graph.table_entries[:-1]]
-        return result
+        return sums[graph.table_entries[1:]] - sums[graph.table_entries[:-1]]
 
 
 class Compared:

@@ -1,7 +1,5 @@
 """The operands of matched blocks that refer to something else, with what they refer to in words."""
 
-from __future__ import annotations
-
 import struct
 from typing import NamedTuple
 
@@ -137,8 +135,7 @@ def addresses_of(graph: Graph, rows: Array) -> Array:
     block = np.searchsorted(graph.block_instructions, rows, side="right") - 1
     begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(graph.lengths, dtype=np.int64)])
     inside = begins[rows] - graph.block_bytes[block]
-    result: Array = graph.block_address[block] + inside.astype(np.uint64)
-    return result
+    return graph.block_address[block] + inside.astype(np.uint64)
 
 
 def _texts(compared: Compared, number: int, operands: Array) -> list[str]:

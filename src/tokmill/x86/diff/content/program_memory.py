@@ -1,7 +1,5 @@
 """The data of a program, as a diff looks at it: what lies where, its names and its bytes."""
 
-from __future__ import annotations
-
 import bisect
 
 import numpy as np

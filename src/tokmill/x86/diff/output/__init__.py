@@ -1,4 +1,1 @@
-"""A diff as JSON, in figures, and as a page.
-
-Read `diff_json` first.
-"""
+"""A diff as JSON, in figures, and as a page; begin with `diff_json`."""

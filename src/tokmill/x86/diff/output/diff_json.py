@@ -3,8 +3,6 @@
 Functions and blocks are named by their addresses, so that the file can be read without the graphs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -225,5 +223,4 @@ def _rounded(values: np.ndarray) -> list[float]:
     """Return shares to 4 places; what is not 1 does not become 1."""
     rounded = np.round(values.astype(np.float64), 4)
     rounded[(rounded == 1) & (values < 1)] = 0.9999
-    result: list[float] = rounded.tolist()
-    return result
+    return rounded.tolist()

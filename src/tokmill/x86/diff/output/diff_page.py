@@ -4,8 +4,6 @@ The page needs no network. Names and strings from programs are text in it and ne
 in a JSON block without `<` and `&`, and the script makes text nodes of them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

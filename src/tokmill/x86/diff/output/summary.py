@@ -1,7 +1,5 @@
 """A diff in figures, and the functions that changed most."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 
@@ -102,8 +100,7 @@ def changed_most(a: Graph, b: Graph, diff: Diff, most: int) -> list[Changed]:
 
 def instructions(graph: Graph) -> Array:
     """Return how many instructions each function has: (F,) i8."""
-    result: Array = np.diff(graph.block_instructions[graph.function_blocks])
-    return result
+    return np.diff(graph.block_instructions[graph.function_blocks])
 
 
 def shown_name(graph: Graph, function: int) -> str:

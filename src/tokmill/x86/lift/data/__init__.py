@@ -1,4 +1,1 @@
-"""Data in or near code: pointers, constants.
-
-Read `pointers` first.
-"""
+"""Data in or near code: pointers, constants; begin with `pointers`."""

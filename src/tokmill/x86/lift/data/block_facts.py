@@ -1,7 +1,5 @@
 """What the blocks of a graph refer to: imports, strings, constants, data, worked out in columns."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tokmill.store.schema import Array
@@ -170,8 +168,7 @@ def _copies(found: Operands) -> Array:
     """Return which instructions take the address in the stack pointer: `mov register, rsp`."""
     takes = (found.opcode == 0x89) & (found.first == STACK) & (found.second < NO_REGISTER)
     takes |= (found.opcode == 0x8B) & (found.second == STACK)
-    copies: Array = (found.map == 0) & takes & ~_sets_frame(found)
-    return copies
+    return (found.map == 0) & takes & ~_sets_frame(found)
 
 
 def _growth(found: Operands, word: int) -> Array:
@@ -182,18 +179,14 @@ def _growth(found: Operands, word: int) -> Array:
     pops = (opcode & 0xF8 == 0x58) | (opcode == 0x9D) | ((opcode == 0x8F) & (middle == 0))
     steps = (opcode == LEA) & (found.first == STACK) & (found.base == STACK)
     grows = word * pushes.astype(np.int64) - word * pops
-    grown: Array = np.where(one, grows - found.displacement * steps, 0) + _room(found)
-    return grown
+    return np.where(one, grows - found.displacement * steps, 0) + _room(found)
 
 
 def _room(found: Operands) -> Array:
     """Return what instructions subtract from the stack pointer, less what they add: (n,) i8."""
     moves = (found.map == 0) & np.isin(found.opcode, (0x81, 0x83)) & (found.second == STACK)
     middle = found.form >> 3 & 7
-    room: Array = found.immediate * (moves & (middle == 5)) - found.immediate * (
-        moves & (middle == 0)
-    )
-    return room
+    return found.immediate * (moves & (middle == 5)) - found.immediate * (moves & (middle == 0))
 
 
 def _slots(
@@ -362,8 +355,7 @@ class _Finder:
             edge, from_ = edge[fresh], from_[fresh]
             front, one = np.unique(target[edge], return_index=True)
             base[front], done[front] = base[from_[one]] + shift[edge[one]], True
-        depth: Array = (base[chain] + entered)[block] + inside
-        return depth
+        return (base[chain] + entered)[block] + inside
 
     def _bytes(self, blocks: slice) -> Array:
         """Return the bytes of blocks as they are run, and some after them."""
@@ -376,8 +368,7 @@ class _Finder:
         return np.concatenate([data, np.zeros(LONGEST_INSTRUCTION + 1, np.uint8)])
 
     def _in_program(self, address: Array) -> Array:
-        result: Array = (address >= self.low) & (address < self.top)
-        return result
+        return (address >= self.low) & (address < self.top)
 
     def _loaded(self, address: Array) -> Array:
         """Return which addresses lie in a section, or behind the last one: bool."""
@@ -387,8 +378,7 @@ class _Finder:
         begins = np.asarray([section.address for section in sections], np.uint64)
         stops = np.asarray([section.stop for section in sections], np.uint64)
         at = np.searchsorted(begins, address, side="right") - 1
-        result: Array = (at == len(begins) - 1) | (address < stops[at])
-        return result
+        return (at == len(begins) - 1) | (address < stops[at])
 
     def _displacements(
         self, found: Operands, end: Array, framed: Array, function: Array
@@ -518,8 +508,7 @@ class _Finder:
             ):
                 rows = np.flatnonzero(rows & has)
                 known[function[rows], to[rows]] = True
-        found_based: Array = (found.base != NO_REGISTER) & known[function, found.base & 7]
-        return found_based
+        return (found.base != NO_REGISTER) & known[function, found.base & 7]
 
     def _reaches_table(self, found: Operands, end: Array) -> Array:
         """Return which instructions add the distance from themselves to the global offset table."""
@@ -527,5 +516,4 @@ class _Finder:
         adds = (found.map == 0) & (group | (found.opcode == 0x05)) & (found.immediate_size == 4)
         place = (end + found.immediate.astype(np.uint64)) & np.uint64(0xFFFFFFFF)
         away = place - np.uint64(self.program.global_offset_table) + np.uint64(NEAR)
-        near: Array = adds & (away < np.uint64(2 * NEAR))
-        return near
+        return adds & (away < np.uint64(2 * NEAR))

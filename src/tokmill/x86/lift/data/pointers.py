@@ -1,7 +1,5 @@
 """Pointers in the data of a program: tables of callbacks, virtual tables, records with names."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tokmill.store.schema import Array

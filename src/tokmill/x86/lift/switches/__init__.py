@@ -1,4 +1,1 @@
-"""Jump tables: which instructions read one, and where its entries lead.
-
-Read `jump_tables` first.
-"""
+"""Jump tables and where their entries lead; begin with `jump_tables`."""

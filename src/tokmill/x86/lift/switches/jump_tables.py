@@ -5,18 +5,16 @@ base, [4 * index + table]; jmp base`). The code before the jump is executed symb
 the target of the jump as a sum, and limits of the index. The entries must lead into the function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program, distinct
 from tokmill.x86.lift.code import overwrites, retpolines
-from tokmill.x86.lift.decode import Flow, Instructions
+from tokmill.x86.lift.decode import Instructions
 from tokmill.x86.lift.reach import Ways
 from tokmill.x86.lift.switches.symbolic import Limits, Load, Path, Start, Unknown, Value
 
@@ -67,7 +65,6 @@ class Tables:
 
     def __init__(self, program: Program, instructions: Instructions) -> None:
         self.program, self.instructions = program, instructions
-        iced = plugins.require("iced_x86")
         self._first_register = iced.Register.RAX
         self._mask = (1 << program.bits) - 1
         self._start: dict[int, Value] = {}
@@ -343,27 +340,3 @@ def constants(program: Program, instructions: Instructions) -> tuple[Array, Arra
         value = np.concatenate([value, cells.astype(np.uint64)])
     order = np.argsort(at, kind="stable")
     return at[order], number[order].astype(np.int64), value[order]
-
-
-def scaled_tables(instructions: Instructions) -> Array:
-    """Return the addresses (u8) of jumps and loads with a scaled index: `[8 * index + table]`.
-
-    These are FF /4 or 8B with a SIB byte without base, so the instruction ends in 4 bytes of
-    address.
-    """
-    data, bits = instructions.code.linked, instructions.code.bits
-    end = instructions.start.astype(np.int64) + instructions.length
-    end = end[instructions.length >= 7]
-    opcode, form, scale = data[end - 7], data[end - 6], data[end - 5]
-    rows = ((opcode == 0x8B) & ((form & 0xC7) == 4)) | ((opcode == 0xFF) & (form == 0x24))
-    rows &= ((scale & 7) == 5) & (scale >> 6 == (3 if bits == 64 else 2))
-    cells = data[end[rows][:, None] + np.arange(-4, 0)]
-    value: Array = cells.view("<i4")[:, 0].astype(np.uint64)
-    return value & np.uint64((1 << bits) - 1)
-
-
-def indirect_jumps(instructions: Instructions) -> Array:
-    """Return the rows (i8, ascending) of all indirect jumps, also through retpolines."""
-    flow = instructions.flow[instructions.transfer]
-    found: Array = instructions.transfer[flow == Flow.JUMP_INDIRECT]
-    return distinct(found, instructions.gates) if len(instructions.gates) else found

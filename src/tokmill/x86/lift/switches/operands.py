@@ -4,13 +4,11 @@ How long an instruction is must be known: what lies between the operand forms an
 immediate (Intel SDM volume 2, chapter 2 and appendix A; AMD APM volume 3 for XOP).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
+import iced_x86 as iced
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.lift.decode import LONGEST, PREFIX
 
@@ -226,7 +224,7 @@ def _scale(
     """Set the short displacements of EVEX, which count units that each opcode has of its own."""
     if not len(rows):
         return
-    decoder = plugins.require("iced_x86").Decoder
+    decoder = iced.Decoder
     cells = data[start[rows][:, None] + np.arange(LONGEST)]
     cells[np.arange(LONGEST) >= length[rows][:, None]] = 0
     different, number = np.unique(cells, axis=0, return_inverse=True)

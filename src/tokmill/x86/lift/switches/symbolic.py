@@ -4,13 +4,11 @@ A value is a sum of a number and of unknowns with factors, such as `8 * index + 
 is the value of a register at the beginning of the path, a value in memory, or anything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tokmill import plugins
+import iced_x86 as iced
 
 MOST_TERMS = 4
 LARGEST_INDEX = 1 << 31
@@ -20,7 +18,7 @@ LARGEST_INDEX = 1 << 31
 class Load(NamedTuple):
     """The value in memory at an address."""
 
-    address: Value
+    address: "Value"
     size: int
 
 
@@ -45,7 +43,7 @@ class Value(NamedTuple):
     number: int
     terms: tuple[tuple[Unknown, int], ...] = ()
 
-    def plus(self, other: Value, sign: int = 1) -> Value:
+    def plus(self, other: "Value", sign: int = 1) -> "Value":
         """Return self + sign * other."""
         if not other.terms:
             return Value(self.number + sign * other.number, self.terms)
@@ -55,7 +53,7 @@ class Value(NamedTuple):
         kept = tuple((unknown, factor) for unknown, factor in terms.items() if factor)
         return Value(self.number + sign * other.number, kept)
 
-    def times(self, factor: int) -> Value:
+    def times(self, factor: int) -> "Value":
         return Value(self.number * factor, tuple((u, f * factor) for u, f in self.terms))
 
 
@@ -92,7 +90,6 @@ class Path:
         thunks: Mapping[int, int],
         gates: Mapping[int, int],
     ) -> None:
-        self.iced = iced = plugins.require("iced_x86")
         self.word = bits // 8
         self.registers = dict(registers)
         self.thunks = thunks
@@ -155,14 +152,14 @@ class Path:
 
     def operand(self, instruction: Any, number: int) -> Value:
         kind = instruction.op_kind(number)
-        kinds = self.iced.OpKind
+        kinds = iced.OpKind
         if kind == kinds.REGISTER:
             return self._register(instruction.op_register(number))
         if kind == kinds.MEMORY:
             address = self._memory_address(instruction)
             result = self.memory.get(address)
             if result is None:
-                size = self.iced.MemorySizeExt.size(instruction.memory_size)
+                size = iced.MemorySizeExt.size(instruction.memory_size)
                 result = Value(0, ((Load(address, size), 1),))
             return result
         if kind in (kinds.FAR_BRANCH16, kinds.FAR_BRANCH32):
@@ -173,8 +170,8 @@ class Path:
         bits = 32 if short else 64
         return Value(value - (1 << bits) if value >> (bits - 1) else value)
 
-    def _register(self, register: int) -> Value:
-        full = self.iced.RegisterExt.full_register(register)
+    def _register(self, register: Any) -> Value:
+        full = iced.RegisterExt.full_register(register)
         found = self.registers.get(full)
         return Value(0, ((Start(full), 1),)) if found is None else found
 
@@ -199,15 +196,15 @@ class Path:
     def _set(self, instruction: Any, value: Value) -> None:
         if len(value.terms) > MOST_TERMS:
             value = self._other()
-        if instruction.op0_kind == self.iced.OpKind.REGISTER:
-            self.registers[self.iced.RegisterExt.full_register(instruction.op0_register)] = value
-        elif instruction.op0_kind == self.iced.OpKind.MEMORY:
+        if instruction.op0_kind == iced.OpKind.REGISTER:
+            self.registers[iced.RegisterExt.full_register(instruction.op0_register)] = value
+        elif instruction.op0_kind == iced.OpKind.MEMORY:
             self.memory[self._memory_address(instruction)] = value
 
     def _move(self, instruction: Any) -> None:
         value = self.operand(instruction, 1)
         bits = 8 * self._size(instruction, 1)
-        if instruction.mnemonic == self.iced.Mnemonic.MOVZX:
+        if instruction.mnemonic == iced.Mnemonic.MOVZX:
             known = self.limits.get(value.terms[0][0]) if len(value.terms) == 1 else None
             if len(value.terms) != 1 or value.terms[0][1] != 1:
                 value = self._other()
@@ -222,9 +219,9 @@ class Path:
         self._set(instruction, value)
 
     def _size(self, instruction: Any, number: int) -> int:
-        if instruction.op_kind(number) == self.iced.OpKind.REGISTER:
-            return int(self.iced.RegisterExt.size(instruction.op_register(number)))
-        return int(self.iced.MemorySizeExt.size(instruction.memory_size))
+        if instruction.op_kind(number) == iced.OpKind.REGISTER:
+            return int(iced.RegisterExt.size(instruction.op_register(number)))
+        return int(iced.MemorySizeExt.size(instruction.memory_size))
 
     def _address(self, instruction: Any) -> None:
         self._set(instruction, self._memory_address(instruction))
@@ -296,11 +293,11 @@ class Path:
         if instruction.rflags_modified:
             self._compared = None
         for used in self._info.info(instruction).used_registers():
-            access, kinds = used.access, self.iced.OpAccess
+            access, kinds = used.access, iced.OpAccess
             if access not in (kinds.READ, kinds.COND_READ, kinds.NONE, kinds.NO_MEM_ACCESS):
-                full = self.iced.RegisterExt.full_register(used.register)
+                full = iced.RegisterExt.full_register(used.register)
                 self.registers[full] = self._other()
-        if instruction.op_count and instruction.op0_kind == self.iced.OpKind.MEMORY:
+        if instruction.op_count and instruction.op0_kind == iced.OpKind.MEMORY:
             self.memory.pop(self._memory_address(instruction), None)
 
     def _borrow(self, instruction: Any) -> None:
@@ -316,7 +313,7 @@ class Path:
             less = right == Value(0) or left == Value(-1)
             self._compared = low._replace(half="<" if less else ">=")
 
-    def _branch(self, condition: int, taken: bool) -> None:
+    def _branch(self, condition: Any, taken: bool) -> None:
         """Set limits of the compared value after a conditional branch."""
         if self._compared is None or condition not in self._relations:
             return

@@ -1,4 +1,1 @@
-"""Vocabularies of x86 columns: counted, frozen, changed, read from other projects.
-
-Read `vocabulary` first.
-"""
+"""Vocabularies of x86 columns; begin with `vocabulary`."""

@@ -1,7 +1,5 @@
 """Counts of tokens in programs, from which vocabularies are made."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections import Counter

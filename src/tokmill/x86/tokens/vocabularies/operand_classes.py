@@ -4,8 +4,6 @@ For lists whose tokens are whole operands, such as `dword [rax+0x10]`. The lists
 `tokmill` have no such tokens.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

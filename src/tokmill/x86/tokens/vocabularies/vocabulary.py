@@ -6,8 +6,6 @@ SemanticBBV, `pre_processing/`, whose two writers begin a text with either [PAD]
 special tokens.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.resources
