@@ -13,7 +13,7 @@ from running import Server
 
 from tokmill import plugins
 
-SHORT, LONG = 400, 100_000
+SHORT, LONG = 800, 100_000
 
 
 @pytest.fixture(scope="module")
