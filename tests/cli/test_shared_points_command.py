@@ -23,7 +23,7 @@ def test_points_that_programs_share(here: Here, tmp_path: Path) -> None:
     assert [row["program"] for row in facts["programs"]] == ["0", "1", "2"]
     assert facts["cpi_kind"] == "modelled" and len(facts["points"]) == 4
     out, _ = here(*asked, "--signatures", "untrained", "-o", "points")
-    assert "CPI, modelled" in out and "86.3 %" in out and "held out" in out
+    assert "CPI, modelled" in out and "held out" in out
     assert sorted(path.name for path in (tmp_path / "points").iterdir()) == [
         f"{n}.{end}" for n in range(3) for end in ("simpoints", "weights")
     ]

@@ -47,7 +47,9 @@ class Rows(Protocol):
         """Return the number of rows of one epoch."""
         ...
 
-    def spans(self, rows: Array, epoch: int) -> Spans: ...
+    def spans(self, rows: Array, epoch: int) -> Spans:
+        """Return the spans of the given rows."""
+        ...
 
     def shared(self, rows: Array) -> Array:
         """Return how many tokens at the beginning of each row an earlier row has too (int64).
@@ -80,6 +82,7 @@ class Rows(Protocol):
         return ()
 
     def value_records(self, entries: Array, epoch: int = 0) -> Sequence[Array]:
+        """Return for each of `value_stores` the record of each row of some entries (int64)."""
         return ()
 
     def families(self) -> Array:
@@ -133,6 +136,7 @@ class Windows(Rows):
         return int(self.firsts[-1])
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
+        """Return the spans of the given rows (the epoch does not matter)."""
         windows = self._numbering.in_store_order(np.asarray(rows, np.int64))
         if self.across:
             return ribbon_spans(self.offsets, windows * self.step, self.length)
@@ -153,6 +157,7 @@ class Windows(Rows):
         return () if self.across else (self.store,)
 
     def value_records(self, entries: Array, epoch: int = 0) -> Sequence[Array]:
+        """Return the record of each window."""
         if self.across:
             return ()
         windows = self._numbering.in_store_order(np.asarray(entries, np.int64))
@@ -205,6 +210,7 @@ class Stream(Rows):
         return self.store.tokens // self.length
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
+        """Return the spans of the given rows."""
         places = self.store.tokens - self.length + 1
         starts = key(self.seed, epoch, np.asarray(rows, np.uint64)) % np.uint64(places)
         return ribbon_spans(self.offsets, starts.astype(np.int64), self.length)

@@ -128,7 +128,7 @@ def test_the_schema_lists_them() -> None:
 
 def test_the_page_on_training_lists_keys_that_may_change(repository: Path) -> None:
     text = (repository / "docs/training/checkpoints.md").read_text("utf-8")
-    free = text[text.index("These keys may change when") : text.index("`--max-time` is kept")]
+    free = text[text.index("These keys may change when") : text.index("`--max-time` counts")]
     assert set(re.findall(r"`(\w+\.\w+)`", free)) == FREE
 
 
