@@ -122,8 +122,6 @@ def test_what_cannot_be_profiled(phases: str, tmp_path: Path) -> None:
         profile([], out, Asked())
     with pytest.raises(TokmillError, match="leads out"):
         profile([phases, "1"], out, Asked(), name="../x")
-    with pytest.raises(UsageError, match="at least"):
-        profile([phases, "1"], out, Asked(every_blocks=1))
     with pytest.raises(TokmillError, match="exit code 1"):
         profile([phases, "1", "x", "y"], out, Asked())
     with pytest.raises(TokmillError, match="not do the same"):

@@ -76,7 +76,7 @@ def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) 
         check_encoding = False
         before, after = read.done, read.after(block)
         share = (after - before) / max(1, len(block.data))
-        for piece in few_records(block, delimiter):
+        for piece in few_records(block, delimiter, MOST_RECORDS):
             end = piece.start + len(piece.data) - block.start
             yield piece._replace(done=before + share * end if piece.data else after)
 
@@ -101,7 +101,7 @@ class _Read:
         return self.done
 
 
-def few_records(block: Block, delimiter: bytes, most: int = MOST_RECORDS) -> Iterator[Block]:
+def few_records(block: Block, delimiter: bytes, most: int) -> Iterator[Block]:
     data, start = block.data, block.start
     if data.count(delimiter) <= most:
         yield block

@@ -11,7 +11,7 @@ from function_stores import many, write_keyed
 from interval_stores import counts_of, write_intervals
 from making import files_of, quick_build, rec, token_store, write_store
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.bbv.points.simpoint import project
+from tokmill.bbv.points.simpoint import PROJECTION_SEED, project
 from tokmill.builds.mining import interval_vectors, intervals
 from tokmill.builds.mining.interval_vectors import UNIT, projected, rounded, spread_of
 from tokmill.store.checks.validate import validate
@@ -75,8 +75,8 @@ def test_the_projection_keeps_cosines(profiles: Store, monkeypatch: pytest.Monke
 
 def test_the_projection_is_that_of_simpoint(profiles: Store) -> None:
     matrix = scipy.sparse.csr_matrix(dense(profiles))
-    wide = project(matrix, np.arange(matrix.shape[1]), 100, 7)
-    assert np.array_equal(rounded(wide), projected(profiles, 100, 7))
+    wide = project(matrix, np.arange(matrix.shape[1]), 100)
+    assert np.array_equal(rounded(wide), projected(profiles, 100, PROJECTION_SEED))
 
 
 def test_the_spread_is_that_of_all_pairs(profiles: Store, monkeypatch: pytest.MonkeyPatch) -> None:
