@@ -160,6 +160,24 @@ def test_a_public_name_says_which_extra_it_needs() -> None:
     )
 
 
+def test_commands_show_their_help_without_the_extra_x86() -> None:
+    """A mistyped command looks through all commands, so each must load without any extra."""
+    loaded_by(
+        "import contextlib, io, sys\n"
+        "sys.modules['iced_x86'] = None  # as if it were not installed\n"
+        "from tokmill.cli import main\n"
+        "for words, said in [\n"
+        "    (['trian'], \"mean 'train'\"), (['vocab', '--help'], 'compress'),\n"
+        "    (['build', 'x86', '--help'], '--layout'), (['recipe', 'schema', 'x86'], 'layout'),\n"
+        "]:\n"
+        "    shown = io.StringIO()\n"
+        "    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):\n"
+        "        with contextlib.suppress(SystemExit):\n"
+        "            main(words)\n"
+        "    assert said in shown.getvalue(), shown.getvalue()"
+    )
+
+
 def test_a_notebook_shows_no_traceback() -> None:
     """IPython shows the lines that `_render_traceback_` of an error returns."""
     with pytest.raises(tokmill.TokmillError) as error:

@@ -110,6 +110,8 @@ def test_a_separator_behind_each_instruction() -> None:
 def test_code_of_other_widths_and_no_code() -> None:
     tokenizer = X86Tokenizer()
     assert tokenizer.decode(tokenizer.encode_bytes(b"\x40", bits=32)) == ["INC EAX"]
+    with pytest.raises(UsageError, match="16 bits"):
+        tokenizer.encode_bytes(b"\x40", bits=16)
     with pytest.raises(DecodeError) as caught:
         tokenizer.encode_bytes(b"\x90\x06", address=0x1000)
     assert caught.value.where == "0x1001"

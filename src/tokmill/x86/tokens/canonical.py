@@ -9,12 +9,15 @@ as documented by Intel and AMD.
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import iced_x86 as iced
 import numpy as np
 
+from tokmill import plugins
 from tokmill.store.schema import Array
+
+if TYPE_CHECKING:
+    from iced_x86 import Instruction
 
 FLAG_GROUPS = ("read", "written", "cleared", "set", "undefined")
 FLAGS = ("OF", "SF", "ZF", "AF", "PF", "CF", "DF", "IF", "AC", "UIF", "C0", "C1", "C2", "C3")
@@ -23,7 +26,7 @@ FLAGS = ("OF", "SF", "ZF", "AF", "PF", "CF", "DF", "IF", "AC", "UIF", "C0", "C1"
 @functools.cache
 def names(enumeration: str) -> tuple[str, ...]:
     """Return the names of an enumeration of iced-x86 (such as `Register`), by value."""
-    members = vars(getattr(iced, enumeration))
+    members = vars(getattr(plugins.require("iced_x86"), enumeration))
     values = {value: name for name, value in members.items() if name.isupper()}
     return tuple(values[value] for value in range(len(values)))
 
@@ -31,18 +34,18 @@ def names(enumeration: str) -> tuple[str, ...]:
 @functools.cache
 def full_registers() -> tuple[int, ...]:
     """Return for each register the widest one that contains it (for AL and EAX: RAX), by value."""
-    info: Any = iced.RegisterInfo
+    info = plugins.require("iced_x86").RegisterInfo
     return tuple(info(number).full_register for number in range(len(names("Register"))))
 
 
 @functools.cache
 def operand_kinds(code: Any) -> tuple[str, ...]:
     """Return the `OpCodeOperandKind` names of the five operands of a `Code` (`NONE`: absent)."""
-    info = iced.OpCodeInfo(code)
+    info = plugins.require("iced_x86").OpCodeInfo(code)
     return tuple(names("OpCodeOperandKind")[info.op_kind(place)] for place in range(5))
 
 
-def flags(instruction: iced.Instruction) -> str:
+def flags(instruction: "Instruction") -> str:
     """Return the flags that an instruction reads and changes, such as `READ_CF,WRITTEN_ZF`.
 
     Groups are in the order of `FLAG_GROUPS`, flags within a group in that of `FLAGS`.
@@ -58,7 +61,7 @@ def flags(instruction: iced.Instruction) -> str:
 
 @functools.cache
 def _flags(*groups: int) -> str:
-    bits = iced.RflagsBits
+    bits = plugins.require("iced_x86").RflagsBits
     return ",".join(
         f"{group.upper()}_{flag}"
         for group, value in zip(FLAG_GROUPS, groups, strict=True)

@@ -6,12 +6,13 @@ and `rw` have runs, `mne` and `eflag` one string for all tokens. For many instru
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, Protocol, TypedDict
-
-import iced_x86 as iced
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypedDict
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, check_name
+
+if TYPE_CHECKING:
+    from iced_x86 import Instruction
 
 COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
 """The six streams, in the order in which they are written."""
@@ -57,7 +58,7 @@ class Rules(Protocol):
 
     def __init__(self, bits: int = 64) -> None: ...
 
-    def tokens(self, instruction: iced.Instruction) -> Tokens:
+    def tokens(self, instruction: "Instruction") -> Tokens:
         """Return the tokens of a decoded instruction."""
         ...
 
@@ -73,7 +74,7 @@ def make_rules(name: str, bits: int = 64) -> Rules:
     return plugins.load(plugins.RULES, name)(bits)
 
 
-def decode(code: bytes, address: int, bits: int) -> Iterator[iced.Instruction]:
+def decode(code: bytes, address: int, bits: int) -> Iterator["Instruction"]:
     """Yield the instructions in some bytes, which follow one another.
 
     Raises `DecodeError`, with address and bytes, for an invalid instruction; `TypeError` for text,
@@ -87,7 +88,7 @@ def decode(code: bytes, address: int, bits: int) -> Iterator[iced.Instruction]:
         ) from None
     if not 0 <= address < 1 << 64:
         raise ValueError(f"the address {address} is not from 0 to 2**64 - 1")
-    for instruction in iced.Decoder(bits, code, ip=address):
+    for instruction in plugins.require("iced_x86").Decoder(bits, code, ip=address):
         if not instruction:
             place = instruction.ip - address
             raise not_decoded(code[place : place + 15], instruction.ip, bits)

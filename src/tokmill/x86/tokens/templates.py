@@ -10,13 +10,12 @@ from array import array
 from itertools import chain
 from typing import Any, NamedTuple
 
-import iced_x86 as iced
 import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array, id_dtype
 from tokmill.x86.tokens.canonical import LONGEST, canonical_words
-from tokmill.x86.tokens.rules import COLUMNS, ONCE, DecodeError, Rules, Tokens, not_decoded
+from tokmill.x86.tokens.rules import COLUMNS, ONCE, DecodeError, Tokens, make_rules, not_decoded
 from tokmill.x86.tokens.vocabularies.vocabulary import SPECIALS, UNKNOWN, Vocabularies
 
 _M1 = np.uint64(0x9E3779B97F4A7C15)
@@ -133,7 +132,7 @@ class Templates:
             separator: whether each instruction ends in a `[SEP]`, in all columns.
         """
         self.name, self.bits, self.separator = rules, bits, separator
-        self.rules: Rules = plugins.load(plugins.RULES, rules)(bits)
+        self.rules = make_rules(rules, bits)
         self.open = vocabularies is None
         self.ids = {
             column: _Ids(vocabularies[column].ids if vocabularies else _SPECIAL_IDS, self.open)
@@ -161,7 +160,7 @@ class Templates:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.rules = plugins.load(plugins.RULES, self.name)(self.bits)
+        self.rules = make_rules(self.name, self.bits)
 
     def table(self) -> Table:
         """Return the tokens of the templates, as views.
@@ -236,7 +235,7 @@ class Templates:
         raw = keys.view(np.uint8)
         sizes = raw[:, LONGEST]
         code = raw[np.arange(LONGEST + 1) < sizes[:, None]].tobytes()
-        decoder = iced.Decoder(self.bits, code)
+        decoder = plugins.require("iced_x86").Decoder(self.bits, code)
         contents = []
         for row, size, instruction in zip(rows.tolist(), sizes.tolist(), decoder, strict=False):
             if not instruction or len(instruction) != size:
