@@ -11,8 +11,8 @@ import numpy as np
 
 from making import token_store
 from tokmill.similarity.evaluation import Choice, evaluate
-from tokmill.similarity.functions import read_keys
 from tokmill.similarity.index import Index, write_index
+from tokmill.similarity.keys_csv import read_keys
 from tokmill.similarity.pool_measures import Method
 from tokmill.similarity.vector_rows import Rows, read_vectors
 

@@ -44,7 +44,7 @@ OPENED = {
     "models/transformers/layers.py": 1,
     # What the user names, read once from its beginning: it may be a pipe.
     "training/recipe/settings.py": 1,
-    "similarity/functions.py": 1, "builds/scan.py": 1,
+    "similarity/keys_csv.py": 1, "builds/scan.py": 1,
     # Where it copies stdin to.
     "inference/predict.py": 1,
     # A member of an archive; a file that another node has just written.

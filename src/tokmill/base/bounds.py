@@ -128,8 +128,9 @@ def machine_memory(machine: Path = Path("/")) -> tuple[int, int]:
         table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
         total, free = table["MemTotal"], table["MemAvailable"]
         for line in (machine / "proc/self/cgroup").read_text().splitlines():
-            _, kind, inner = line.split(":", 2)
-            if kind in CGROUP_FILES:
+            _, kinds, inner = line.split(":", 2)
+            # Version 1 may mount several controllers together, each under its name too.
+            for kind in CGROUP_FILES.keys() & kinds.split(","):
                 root = machine / "sys/fs/cgroup" / kind
                 group = root / inner.lstrip("/")
                 # In a container the path may be one outside of it; the root is its own group.

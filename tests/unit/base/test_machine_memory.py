@@ -22,6 +22,7 @@ V2 = ("memory.max", "memory.current")
         ("4:memory:/", {"memory": (*V1, (1 << 63) - 4096, 50 * MIB)}, (1000, 600)),
         ("4:memory:/a/b", {"memory/a": (*V1, 200 * MIB, 210 * MIB)}, (200, 0)),
         ("4:memory:/docker/12", {"memory": (*V1, 700 * MIB, 0)}, (700, 600)),
+        ("4:cpu,memory:/", {"memory": (*V1, 200 * MIB, 50 * MIB)}, (200, 150)),
         ("4:cpu:/", {"cpu": (*V1, 200 * MIB, 0)}, (1000, 600)),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokmill.base.errors import TokmillError
-from tokmill.similarity.functions import read_keys
+from tokmill.similarity.keys_csv import read_keys
 
 HEAD = "project,function,compiler,level"
 

@@ -11,7 +11,8 @@ from tokmill.similarity.commands.similarity_tables import print_evaluation
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
 from tokmill.similarity.evaluation import Choice
 from tokmill.similarity.evaluation import evaluate as run
-from tokmill.similarity.functions import functions_of, of_functions, read_keys
+from tokmill.similarity.functions import functions_of, of_functions
+from tokmill.similarity.keys_csv import read_keys
 from tokmill.similarity.pairing import MIN_BLOCKS
 from tokmill.similarity.pool_measures import CHANCE, RESAMPLES, Method
 from tokmill.similarity.vector_rows import Rows, read_vectors
