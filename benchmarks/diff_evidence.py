@@ -4,7 +4,8 @@ It is learned from what the matcher sees at its later looks at pairs of programs
 `TRAIN`: of two levels, compilers, versions, and programs with themselves. The linear weights stay.
 The loss is the likelihood that `match_functions.compete` gives to the truth: each function has its
 one partner, or none. It is learned until it is best for the projects `STOP`, and the layers of
-several seeds are joined to their mean.
+several seeds are joined to their mean, of which `SHARE` is taken. Members of structures and inlined
+functions are hidden from it: with them it is no better (docs/log/2026-11-27-twins.md).
 `diff_evidence_figures.py` measures it.
 
     python benchmarks/diff_evidence.py CACHE NET.npy [--seed 0 1]
@@ -31,6 +32,9 @@ from tokmill.x86.diff.match_functions import EVIDENCE, Given
 COLUMNS = len(EVIDENCE)
 HIDDEN = 64
 EPOCHS, RATE, DECAY = 10, 3e-3, 0.01
+SHARE = 0.7
+"""Of the layer's output; the best of four for the projects `STOP`."""
+HIDDEN_EVIDENCE = [name == "inlined" or "member" in name for name in EVIDENCE]
 ZERO = np.zeros((COLUMNS + 2, 1), np.int16)
 """A net that adds nothing."""
 
@@ -73,6 +77,7 @@ def looks(case: Case) -> Iterator[Look]:
     matcher = Gathering(*case.arguments[:-1], given)
     matcher.run()
     for seen, evidence in matcher.seen[: match_functions.ROUNDS]:
+        evidence[:, HIDDEN_EVIDENCE] = 0
         linear = evidence @ matcher.later + np.float32(LATER_BIAS)
         linear[np.searchsorted(seen.key, given.i * seen.columns + given.j)] = match_functions.SURE
         partner = [one.copy() for one in case.partner]
@@ -132,6 +137,7 @@ def learn(train: Sequence[Look], stop: Sequence[Look], seed: int) -> Array:
             best = value
             parts = [part.detach().numpy() for part in layer]
             table = np.rint(np.vstack(parts) * UNIT).astype(np.int16)
+            table[:COLUMNS][HIDDEN_EVIDENCE] = 0
     return table
 
 
@@ -154,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     train, stop = ([look for look in part if look.functions] for part in (train, stop))
     print(f"{len(train)} looks, {sum(len(look.i) for look in train):,} pairs", flush=True)
     found = np.hstack([learn(train, stop, seed) for seed in chosen.seed])
-    found[-1] = np.rint(found[-1] / len(chosen.seed))
+    found[-1] = np.rint(found[-1] / len(chosen.seed) * SHARE)
     np.save(chosen.out, found)
     return 0
 
