@@ -126,7 +126,6 @@ class BbvSource(WholeFiles):
         return {**dict.fromkeys(("blocks", *SIDECARS, "min_joined")), "shared_ids": shared}
 
     def references(self) -> dict[str, Reference]:
-        """Return the store of blocks, if there is one."""
         return {REFERENCE: self._reference} if self.config.blocks else {}
 
     @cached_property
@@ -288,7 +287,6 @@ def _of_trace(joined: Joined | None) -> dict[str, int]:
 
 
 def _declared(last: BlockVectors) -> dict[str, int]:
-    """Return notes on what a trace says at its end, from its last piece."""
     notes = {
         "repetitions of REP instructions that are not counted": last.declared.repetitions or 0,
         "traces whose last line does not end": int(last.torn),

@@ -271,7 +271,6 @@ def _plan_before(out: Path, planned: Sequence[PlannedItem]) -> Plan | None:
 
 
 def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
-    """Write the files of the vocabularies that are missing or damaged."""
     for item in frozen.values():
         write_if_different(inside(make_folder(out / "vocab"), item.vocabulary.file), item.data)
 
@@ -343,7 +342,6 @@ def files_of(item: PlannedItem) -> list[Path | str]:
 
 
 def stamps_of(planned: Iterable[PlannedItem]) -> dict[str, Stamp]:
-    """Return file → what tells whether it was touched."""
     result: dict[str, Stamp] = {}
     for item in planned:
         # A file may be read by many items: looked at once.
@@ -365,7 +363,6 @@ def read_stamps(store: Path) -> dict[str, Stamp]:
 
 
 def write_stamps(store: Path, stamps: Mapping[str, Stamp]) -> None:
-    """Write the stamps of a store if they have changed."""
     if read_stamps(store) != stamps:
         lines = [_Line(path_to_text(path), found) for path, found in stamps.items()]
         # Only a hint: if it cannot be written, the build goes on without.

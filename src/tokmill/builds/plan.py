@@ -164,7 +164,6 @@ def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
 
 
 def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
-    """Write `inputs.jsonl`, then `plan.json`."""
     write_file(store / "inputs.jsonl", _lines(planned), sync=False)
     write_file(store / layout.PLAN, sealed(plan))
 

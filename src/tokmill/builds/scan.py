@@ -176,7 +176,6 @@ def _listed(name: str, data: bytes) -> Iterator[tuple[int, str]]:
 
 
 def in_order(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return counts, largest first."""
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 

@@ -83,7 +83,6 @@ class Running(msgspec.Struct, frozen=True):
     """Agree to changed or vanished inputs."""
 
     def how(self, quiet: bool) -> How:
-        """Return the settings of a build."""
         named = ("workers", "preset", "engine", "executor", "address")
         amount = {name: getattr(self, name) for name in named} | {"own_process": True}
         amount["memory"] = parse_bytes(self.memory) if self.memory else None

@@ -26,7 +26,6 @@ def notes_in_words(notes: Mapping[str, int], tokens: int) -> str:
 
 
 def unknown_warning(notes: Mapping[str, int], tokens: int) -> str:
-    """Return a warning if many tokens of a column were unknown, else ""."""
     shares = {m[1]: n / tokens for note, n in notes.items() if (m := REPLACED.fullmatch(note))}
     much = [f"{human_share(share)} of {column}" for column, share in shares.items() if share > MUCH]
     return f"warning: unknown to the vocabulary: {', '.join(much)}" if much else ""

@@ -313,7 +313,6 @@ class Packed(Rows):
         return int(self._row_begins[-1])
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
-        """Return the spans of the given rows."""
         group, number, is_window = self._find(rows)
         at = np.flatnonzero(is_window)
         place, window = self._window(number[at])
@@ -357,7 +356,6 @@ class Packed(Rows):
         return self._document_begins[of] + document, window
 
     def _records(self, place: Array) -> Array:
-        """Return the records of documents by their place in the order of the pieces."""
         return self.pieces.documents[place].astype(np.int64)
 
     def _pack_spans(self, at: Array, pack: Array, group: int, epoch: int) -> Array:

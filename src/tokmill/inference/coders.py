@@ -20,9 +20,7 @@ class Coder(Protocol):
         """Return column → ids of a prompt."""
         ...
 
-    def decode(self, ids: Ids) -> str:
-        """Return the text of ids."""
-        ...
+    def decode(self, ids: Ids) -> str: ...
 
 
 class Text:

@@ -125,7 +125,6 @@ class Windows:
         """Number of rows with more ids than the window; they come first."""
 
     def begin(self, rows: Sequence[Ids]) -> Tensor:
-        """Read the end of new rows."""
         cut = [{name: row[name][-self.size :] for name in self.names} for row in rows]
         self.seen, starts = flush_right(cut, self.names, self.device)
         self.lengths = torch.tensor([len(row[self.names[0]]) for row in rows])

@@ -63,7 +63,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def sizes(self) -> Sizes:
-        """Return what the vectors of an operation have room for."""
         return Sizes(
             loops=self.loops,
             accesses=self.accesses,
@@ -73,7 +72,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def view(self) -> Wanted:
-        """Return what the environment must show."""
         wanted = embeddings.view_of(self.model_type, self.model_config)
         if wanted.kind == "fields" and not wanted.max_seq_length:
             # Weights must not depend on the modules that a run happens to learn from.
@@ -127,7 +125,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def spaces(self) -> Spaces:
-        """Return the arrays that the environment shows."""
         return views.make(self.view, self.sizes, []).spaces()
 
     def _on_meta(self) -> "Policy":

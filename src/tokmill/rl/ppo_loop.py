@@ -74,7 +74,6 @@ class ScheduleLoop:
 
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
-        """Return the moves of the largest update."""
         return max(int(config.task.ppo_batch_size), int(config.task.value_batch_size))
 
     @staticmethod
@@ -143,7 +142,6 @@ class ScheduleLoop:
         return report, 1
 
     def not_finite(self, step: int, norm: float, losses: Sequence[PartLoss]) -> TokmillError:
-        """Return the error for a loss or a gradient that is not finite."""
         return TokmillError(
             f"step {step + 1}: the loss or its gradient is not finite (norm {norm})",
             where=str(self.out),

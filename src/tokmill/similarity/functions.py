@@ -58,7 +58,6 @@ class Functions:
         return one.names[int(one.codes[row])]
 
     def where_known(self, column: str) -> Array:
-        """Return of which functions a column is known, (n,) bool."""
         one = self.names[column]
         unknown = [i for i, name in enumerate(one.names) if name in ("", UNKNOWN)]
         return ~np.isin(one.codes, unknown)

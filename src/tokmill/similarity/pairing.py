@@ -55,7 +55,6 @@ class Task:
     """Numbers of the pairs that are queries, if not all are: the others are negatives alone."""
 
     def queries(self) -> Array:
-        """Return the functions that are asked for."""
         return self.query if self.asked is None else self.query[self.asked]
 
 
@@ -169,7 +168,6 @@ def _paired(
 def _first(
     key: Array, query: Array, target: Array, why: str, left_out: dict[str, int]
 ) -> tuple[Array, Array]:
-    """Return the first pair of each key, and count the others."""
     kept = first_of_equals(key) == np.arange(len(key))
     if lost := int(np.count_nonzero(~kept)):
         left_out[why] = left_out.get(why, 0) + lost

@@ -312,8 +312,6 @@ class _Means:
         return (method * self.pools + pool) * len(METRICS) + metric
 
     def value(self, column: int, less: int | None = None) -> Value:
-        """Return the value of a column, or of its difference from another."""
-
         def of(means: Array) -> Array:
             return means[..., column] - (0 if less is None else means[..., less])
 

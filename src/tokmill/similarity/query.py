@@ -98,7 +98,6 @@ def find_function(
 
 
 def _not_one(store: Store, asked: str, found: list[Named], count: int) -> UsageError:
-    """Return the error where no function, or several, are asked for."""
     if not count:
         return UsageError(
             f"no function has {asked}",
@@ -144,7 +143,6 @@ def equal(strings: Strings, text: str) -> Array:
 
 
 def _ends_with(strings: Strings, text: str) -> Array:
-    """Return which strings are a text or a path that ends in it."""
     distinct, place = strings.distinct()
     wanted = text.encode("utf-8", "surrogatepass")
     good = [one == wanted or one.endswith(b"/" + wanted) for one in distinct]

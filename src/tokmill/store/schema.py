@@ -195,7 +195,6 @@ def drops_of(singles: Iterable[Drop]) -> list[Drops]:
 
 
 def each_drop(drops: Iterable[Drops]) -> Iterator[Drop]:
-    """Yield single drops, ordered by offset."""
     singles = [
         Drop(at, some.reason, some.rejected) for some in drops for at in some.offsets.tolist()
     ]

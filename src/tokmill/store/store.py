@@ -271,7 +271,6 @@ class Store:
         return self._decoders[column](self[number][column])
 
     def _add_overlay(self, name: str) -> None:
-        """Open an overlay and add its columns."""
         from tokmill.store.overlay import open_overlay
 
         overlay = open_overlay(self, name)
@@ -522,5 +521,4 @@ class Store:
 
 
 def shard_path(store: Path, name: str) -> Path:
-    """Return the path of a shard with a name from a manifest or receipt."""
     return inside(store / "shards", f"{name}{SUFFIX}")

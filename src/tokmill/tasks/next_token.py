@@ -237,7 +237,6 @@ class NextToken(Task):
         return metrics
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model and of the heads that are not tied."""
         return super().param_groups(weight_decay) + self.heads.param_groups(weight_decay)
 
     def flops_per_token(self, length: int) -> float:

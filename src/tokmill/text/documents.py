@@ -102,7 +102,6 @@ class DocumentSource(Source):
 
     @classmethod
     def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
-        """Return the tokenizer as the vocabulary `token`."""
         if request.tokenizer is None:
             raise UsageError(
                 "no tokenizer was named",
@@ -167,7 +166,6 @@ class DocumentSource(Source):
         """Yield an item's documents, prepared."""
 
     def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Update `digest` with the content of an item, without encoding the documents."""
         for batch in self.documents(item, digest):
             if batch.ends_part:
                 yield
@@ -185,7 +183,6 @@ class DocumentSource(Source):
         return self.encoder(self.resources)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield an item's documents as token records."""
         encode = self._encoder
         if not self.resources.threads:
             yield from map(encode, self.documents(item, digest))

@@ -57,7 +57,6 @@ class ParquetSource(DocumentSource):
             yield Item(file.name, path, start, stop, file.digest)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
-        """Yield the documents of an item's rows."""
         pyarrow = plugins.require("pyarrow")
         table = open_table(item.path)
         names = [*self.config.fields, *self.config.keep]

@@ -93,7 +93,6 @@ def pair_records(
 def nothing(
     streams: Sequence[str], drops: Sequence[Drop] = (), notes: Mapping[str, int] | None = None
 ) -> Records:
-    """Return a batch without records."""
     none = np.zeros(0, np.int64)
     columns: dict[str, Array | Strings] = {"address": none, "walk": none}
     columns |= dict.fromkeys(TEXTS, Strings.constant("", 0))

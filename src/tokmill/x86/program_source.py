@@ -129,7 +129,6 @@ class X86Source(WholeFiles):
 
     @classmethod
     def streams(cls, config: Any) -> tuple[str, ...]:
-        """Return the columns of tokens."""
         return COLUMNS
 
     @classmethod
@@ -142,7 +141,6 @@ class X86Source(WholeFiles):
         return {column: Frozen(*found[column].vocabulary()) for column in cls.streams(config)}
 
     def coded(self) -> Schema:
-        """Return the columns of tokens."""
         return {
             column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
             for column in self.streams(self.config)
@@ -189,7 +187,6 @@ class X86Source(WholeFiles):
         return self.layout.key(graph.program, graph.compiler, graph.level)
 
     def remarks(self, graph: Graph) -> list[str]:
-        """Return what a store notes of a program."""
         notes = [f"programs that are not complete: {why}" for why in graph.cut_short]
         if self.layout.fields(graph.program) is None:
             notes.append("programs whose path does not fit the layout")

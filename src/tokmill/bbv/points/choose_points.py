@@ -191,7 +191,6 @@ def by_clusters(trace: Trace, options: Options, simulated: Path | None) -> Chose
 
 
 def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
-    """Choose points as a sample."""
     frame = population(
         trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
     )

@@ -151,7 +151,6 @@ def _stratified(population: Population, n: int, random: Random) -> Sample:
 
 
 def _means(population: Population, labels: Ints, heavy: Floats) -> Floats:
-    """Return the mean of each stratum, (strata, columns)."""
     sums = np.zeros((len(heavy), population.features.shape[1]))
     np.add.at(sums, labels, population.shares[:, None] * population.features)
     return sums / heavy[:, None]

@@ -162,7 +162,6 @@ class Intervals:
         return result
 
     def likeness(self, left: Array, right: Array) -> Array:
-        """Return the cosines of pairs of records."""
         return similarity(self.units(left), self.units(right))
 
     def other_content(self, left: Array, right: Array) -> Array:

@@ -167,7 +167,6 @@ def digests_of(batch: Records, name: str) -> Array:
 
 
 def joined(digests: Sequence[Array], count: int) -> Array:
-    """Return a digest of each record's digests, in their order."""
     result = np.zeros(count, DIGEST)
     for number, one in enumerate(digests, 1):
         salt = np.uint64(number * _SALT % (1 << 64))

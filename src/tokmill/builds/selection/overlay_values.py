@@ -192,7 +192,6 @@ class ValuesSource(OverlaySource):
 
     @classmethod
     def name_of(cls, config: Any) -> str:
-        """Return the name that is given, or that of the file."""
         return str(config.name or file_of(config).stem)
 
     def identity(self) -> dict[str, Any]:

@@ -311,7 +311,6 @@ class SelectSource(Source):
         return self._repeats
 
     def excluded(self) -> Array:
-        """Return the digests of the records of `not_in`."""
         if self._excluded is None:
             stores = [Store(path) for path in self.config.not_in]
             self._excluded = np.concatenate([store_digests(one, entries=True) for one in stores])

@@ -153,7 +153,6 @@ class NpzExport:
             )
 
     def _parts(self, windows: Windows, name: str) -> tuple[list[tuple[str, Runs]], str]:
-        """Return (file, its windows) of all files, and the pattern of their names."""
         if self.config.per_input:
             inputs = {n: r for n, r in _inputs(windows).items() if any(b > a for a, b in r)}
             names = file_names(inputs)

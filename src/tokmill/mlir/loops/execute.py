@@ -91,7 +91,6 @@ class Kernel:
 
     @property
     def outputs(self) -> list[np.ndarray[Any, Any]]:
-        """Return what it computed."""
         return self.buffers[self.inputs :]
 
 

@@ -83,7 +83,6 @@ class State:
 
 
 def begin(operation: Operation) -> State:
-    """Return the state before any action."""
     return State(operation, operation.bounds, operation.parallel)
 
 

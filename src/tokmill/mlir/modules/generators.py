@@ -35,7 +35,6 @@ class Writer:
         self._values = 0
 
     def input(self, *shape: int) -> Tensor:
-        """Return a further argument of the function."""
         self.inputs.append(Tensor(f"%a{len(self.inputs)}", shape))
         return self.inputs[-1]
 

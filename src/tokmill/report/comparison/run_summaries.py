@@ -116,7 +116,6 @@ class RunSummary:
 
     @property
     def latest(self) -> dict[str, Any]:
-        """The last value of each metric."""
         return {k: v for entry in self.entries for k, v in entry.items() if k != "step"}
 
     @property

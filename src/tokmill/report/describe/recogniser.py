@@ -65,7 +65,6 @@ def open_look(path: Path) -> Look:
 
 
 def tail(look: Look, size: int = 1) -> bytes:
-    """Return the last bytes of a file."""
     with reading(look.path) as handle:
         handle.seek(max(0, look.size - size))
         return handle.read(size)

@@ -287,7 +287,6 @@ def curves_of(
 
 
 def loss_unit(runs: Sequence[RunSummary]) -> str:
-    """Return the label of the loss, with its unit if all runs have the same."""
     units = {run.measures.loss for run in runs}
     if len(units) == 1:
         unit = units.pop()
@@ -305,7 +304,6 @@ def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
 
 
 def make(kind: str, paths: Sequence[Path], column: str = "", vectors: str = "") -> Figure:
-    """Return a figure of `plugins.FIGURES`."""
     check_name("no figure is", kind, plugins.FIGURES)
     further = {}
     if kind == OF_VECTORS:

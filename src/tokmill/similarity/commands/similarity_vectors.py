@@ -109,7 +109,6 @@ def built_of(store: Store) -> list[Path]:
 
 
 def _has_graph(path: Path) -> bool:
-    """Say whether a path is a graph file, or a folder with one."""
     from tokmill.x86.graphs.lifting import GRAPH
 
     return path.suffix == GRAPH or next(path.rglob(f"*{GRAPH}"), None) is not None

@@ -97,7 +97,6 @@ class Signature(Contrastive):
 
     @classmethod
     def pool_of(cls, config: Any) -> Pool:
-        """Return the pooling: the model's own."""
         return "signature"
 
     @classmethod
@@ -134,7 +133,6 @@ class Signature(Contrastive):
 
     @property
     def own_columns(self) -> tuple[str, ...]:
-        """Return the CPI: each interval has its own."""
         return (self.config.cpi,) if self.config.cpi else ()
 
     @property

@@ -252,7 +252,6 @@ def _with_python(
 
 
 def no_text() -> TokmillError:
-    """Return the error of a training whose inputs hold no text."""
     return TokmillError(
         "there is no text to train on",
         hint="the inputs are empty, or all of their documents were skipped or rejected",
@@ -260,7 +259,6 @@ def no_text() -> TokmillError:
 
 
 def read_note(folder: Path) -> Learned:
-    """Return the note `LEARNED` of a folder."""
     return read_sealed(folder / LEARNED, Learned)
 
 

@@ -133,7 +133,6 @@ def _spelled(by_id: Mapping[int, bytes], special_ids: Mapping[int, str]) -> dict
 
 
 def added_token(number: int, content: str, *, special: bool = True) -> dict[str, Any]:
-    """Return an entry of `added_tokens`."""
     return {
         "id": number,
         "content": content,
@@ -316,7 +315,6 @@ def canonical(data: Mapping[str, Any]) -> bytes:
 
 
 def added_tokens(data: Mapping[str, Any], *, special_only: bool = False) -> dict[str, int]:
-    """Return the added tokens, or only those marked special, as token → id."""
     return {
         token["content"]: token["id"]
         for token in data.get("added_tokens") or []

@@ -133,7 +133,6 @@ def with_settings(
 
 
 def is_settings(path: Path) -> bool:
-    """Say whether a recipe is a file of settings in JSON."""
     return path.suffix.lower() == ".json" and path.is_file()
 
 

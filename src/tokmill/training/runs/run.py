@@ -158,7 +158,6 @@ def leave_nothing(out: Path) -> None:
 
 
 def is_weights_alone(out: Path) -> bool:
-    """Say whether a run has weights but no checkpoint, as an imported one."""
     return not checkpoints(out) and newest_weights(out) is not None
 
 
@@ -259,7 +258,6 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
 
 
 def classes_learned(config: TrainConfig, stores: Sequence[Store]) -> dict[str, tuple[str, ...]]:
-    """Return the classes that a task learns, which are the same in all its stores."""
     classes = [task_type(config).label_classes(config.task, store) for store in stores]
     return {
         name: same_classes([(store, one[name]) for store, one in zip(stores, classes, strict=True)])
@@ -268,7 +266,6 @@ def classes_learned(config: TrainConfig, stores: Sequence[Store]) -> dict[str, t
 
 
 def measured(config: TrainConfig, facts: Facts) -> Facts:
-    """Return facts with the measures of the recipe's task."""
     measures = task_type(config).measures(config.task, inputs_of(config, facts))
     return msgspec.structs.replace(facts, measures=measures)
 
@@ -425,7 +422,6 @@ def inputs_of(config: TrainConfig, facts: Facts) -> Inputs:
 
 
 def task_type(config: TrainConfig) -> type[Task]:
-    """Return the class of a recipe's task."""
     return plugins.load(plugins.TASKS, config.task.kind)
 
 

@@ -338,7 +338,6 @@ def graphs_in(
 
 
 def graphs_of_path(path: Path | str) -> Iterator[Graph]:
-    """Yield the graphs of one file, like `graphs_in`."""
     if Path(path).is_dir():
         raise TokmillError("this is a folder", where=str(path), hint="name one file in it")
     for file in find_files([str(path)], ()).files:

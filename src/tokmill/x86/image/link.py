@@ -133,7 +133,6 @@ def placed(elf: Elf, tables: list[Relocations]) -> tuple[Placement, list[Section
 
 
 def _relocate(elf: Elf, layout: Placement, table: Relocations) -> None:
-    """Apply one table of relocations to the linked bytes of its section."""
     section = layout.sections.get(table.target)
     if section is None:
         return

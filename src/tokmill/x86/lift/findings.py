@@ -70,7 +70,6 @@ class Ranges:
         return np.where((at >= 0) & (offsets < self.stop[at]), at, -1)
 
     def inside(self, offsets: Array) -> Array:
-        """Return which offsets are in a range, but not at its beginning."""
         at = self.number(offsets)
         return (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
 
@@ -241,7 +240,6 @@ class DataUses:
 
 
 def _reached(ways: Ways, offsets: Array) -> Array:
-    """Return at which offsets a reached instruction begins: bool."""
     rows = ways.instructions.row(offsets)
     result: Array = rows >= 0
     result[result] = ways.reached(rows[result])

@@ -76,7 +76,6 @@ class Muon(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all weights that have a gradient."""
         groups = self.param_groups
         for group in groups:
             if group[MATRICES]:

@@ -99,7 +99,6 @@ class Listing:
         return range(int(bounds[function]), int(bounds[function + 1]))
 
     def size(self, function: int) -> int:
-        """Return how many instructions a function has."""
         inside = self.blocks(function)
         bounds = self.graph.block_instructions
         return int(bounds[inside.stop] - bounds[inside.start])
