@@ -194,7 +194,9 @@ def _choices(kind: Any, key: str) -> list[str]:
         if struct is None:
             return []
         kind = typing.get_type_hints(struct).get(part)
-    return [str(value) for value in typing.get_args(kind)] if _is_literal(kind) else []
+    if typing.get_origin(kind) is not typing.Literal:
+        return []
+    return [str(value) for value in typing.get_args(kind)]
 
 
 def _at(value: Any, key: str) -> Any:
@@ -218,10 +220,6 @@ def _toml(value: str | float) -> str:
     except ValueError:
         return f'"{text}"'
     return text
-
-
-def _is_literal(annotation: Any) -> bool:
-    return typing.get_origin(annotation) is typing.Literal
 
 
 def struct_of(annotation: Any) -> type[msgspec.Struct] | None:

@@ -142,7 +142,11 @@ def say_remark(prepared: Prepared) -> None:
 def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     """Make the missing shards and finish the store."""
     plan, planned = prepared.plan, prepared.planned
-    parts = parts_at(how.push, out, plan, planned) if how.push else None
+    parts = None
+    if how.push:
+        from tokmill.builds.parts import Parts
+
+        parts = Parts(how.push, out, plan, planned)
     receipts, tasks = missing(out, planned, how, parts)
     if not tasks:
         if not how.quiet:
@@ -199,12 +203,6 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
             hint="run the same command again: it continues",
         )
     return store
-
-
-def parts_at(address: str, out: Path, plan: Plan, planned: Sequence[PlannedItem]) -> Parts:
-    from tokmill.builds.parts import Parts
-
-    return Parts(address, out, plan, planned)
 
 
 def missing(

@@ -19,9 +19,10 @@ from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.base.files import make_folder, remove
 from tokmill.feed.order import kept, key, permute, shard_groups
 from tokmill.feed.rows import Rows
+from tokmill.store.gather import Spans
 from tokmill.store.schema import Array, ranges
 from tokmill.store.shards.shard import SUFFIX, Shard, write_tensors
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +314,7 @@ class Packed(Rows):
         return int(self._row_begins[-1])
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
+        """Return the spans of the given rows."""
         group, number, is_window = self._find(rows)
         at = np.flatnonzero(is_window)
         place, window = self._window(number[at])

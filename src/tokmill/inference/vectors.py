@@ -14,8 +14,9 @@ from torch import Tensor
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.models.heads import Pool, Segment, of_sets, pool_segments
 from tokmill.models.model import Inputs, Recurrent, Tensors, join_rows, take_rows
+from tokmill.store.gather import Spans
 from tokmill.store.schema import Array
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 from tokmill.tasks.task import Task, borders
 from tokmill.tasks.task_inputs import is_framed
 from tokmill.training.engines.devices.device import Precision

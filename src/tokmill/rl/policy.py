@@ -94,7 +94,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 'by the square of them: tokens = "fields" has a few hundred'
             )
         lines += self._cuts()
-        weights = sum(one.numel() for one in self._on_meta().parameters())
+        with torch.device("meta"):
+            weights = sum(one.numel() for one in Policy(self, Inputs()).parameters())
         if weights > MANY_WEIGHTS:
             lines.append(
                 f"the policy has {weights:,} weights: on a CPU one of a million learns sooner; "
@@ -126,10 +127,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def spaces(self) -> Spaces:
         return views.make(self.view, self.sizes, []).spaces()
-
-    def _on_meta(self) -> "Policy":
-        with torch.device("meta"):
-            return Policy(self, Inputs())
 
 
 class Policy(Model):

@@ -98,7 +98,7 @@ class ScheduleLoop:
             try:
                 yield
             finally:
-                self._keep_best()
+                write_file(self.out / BEST, encode(self.task.best))
             missed = self.measure_one.evaluations - self.measure_one.hits
             if missed:
                 _say(
@@ -252,9 +252,6 @@ class ScheduleLoop:
                     "schedules are of the modules that it began with",
                 )
         write_file(place, encode(now))
-
-    def _keep_best(self) -> None:
-        write_file(self.out / BEST, encode(self.task.best))
 
 
 def drawn(problems: int, step: int, count: int, seed: int) -> list[int]:

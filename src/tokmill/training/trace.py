@@ -17,8 +17,9 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch, rows_a_process
 from tokmill.feed.rows import Rows
+from tokmill.store.gather import Spans
 from tokmill.store.schema import Array, ranges
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 from tokmill.training.data import make_feed, micro_batches, open_stores
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.trackers import read_metrics

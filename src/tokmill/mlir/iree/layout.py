@@ -143,7 +143,10 @@ class _Images:
         copy = view.clone().operation
         maps = []
         for place, one in enumerate(view.attributes["indexing_maps"]):
-            results = [_renamed(result) for result in _results(str(one))]
+            results = [
+                result if result == "0" else f"d{LAST.index(int(result[1:]))}"
+                for result in _results(str(one))
+            ]
             if place in images:
                 copy.operands[place] = images[place]
                 results = [results[source] for source in LAST]
@@ -227,8 +230,3 @@ def _rank(value: Any) -> int:
 def _results(text: str) -> list[str]:
     inside = text.partition("-> (")[2].rpartition(")")[0]
     return [each for each in inside.split(", ") if each]
-
-
-def _renamed(result: str) -> str:
-    """Return an index with the loops in their new order."""
-    return result if result == "0" else f"d{LAST.index(int(result[1:]))}"

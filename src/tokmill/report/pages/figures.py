@@ -144,9 +144,10 @@ def length_edges(lengths: Array) -> tuple[Array, int]:
 
 def frequency(paths: Sequence[Path], column: str = "") -> Figure:
     """Return the share of each id by rank, for a column of stores or for counted vocabularies."""
+    vocabularies = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary")
     parts, names = [], set()
     for path in paths:
-        if has_store_files(path) or not _is_vocabulary(path):
+        if has_store_files(path) or not vocabularies.is_vocabulary(path):
             store = Store(path)
             name = column_of(store, column)
             parts.append(count(store).ids[name])
@@ -155,10 +156,6 @@ def frequency(paths: Sequence[Path], column: str = "") -> Figure:
             parts.append(_counts_of_list(path, column))
         names.add(name)
     return frequency_figure(short_names(paths), parts, names.pop() if len(names) == 1 else "")
-
-
-def _is_vocabulary(path: Path) -> bool:
-    return plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").is_vocabulary(path)
 
 
 def _counts_of_list(path: Path, column: str) -> Array:

@@ -239,6 +239,7 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
     vectors = [task.vectors(config.task, store) for store in stores]
     store = tokens[0]
     prefix, suffix = affixes_of(store)
+    labels = [task.label_classes(config.task, one) for one in stores]
     facts = Facts(
         fingerprint=fingerprint_of(config, stores),
         columns=column_sizes(store),
@@ -247,7 +248,10 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
         bytes_per_token=store.bytes_per_token() or 0.0,
         vectors={name: vector.width for name, vector in vectors[0].items()},
         vector_models={name: vector.model for name, vector in vectors[0].items() if vector.model},
-        classes=classes_learned(config, stores),
+        classes={
+            name: same_classes([(one, own[name]) for one, own in zip(stores, labels, strict=True)])
+            for name in labels[0]
+        },
         prefix={name: tuple(ids) for name, ids in prefix.items()},
         suffix={name: tuple(ids) for name, ids in suffix.items()},
     )
@@ -255,14 +259,6 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
         check_store(facts, other)
         check_vectors(facts, read)
     return measured(config, facts)
-
-
-def classes_learned(config: TrainConfig, stores: Sequence[Store]) -> dict[str, tuple[str, ...]]:
-    classes = [task_type(config).label_classes(config.task, store) for store in stores]
-    return {
-        name: same_classes([(store, one[name]) for store, one in zip(stores, classes, strict=True)])
-        for name in classes[0]
-    }
 
 
 def measured(config: TrainConfig, facts: Facts) -> Facts:

@@ -144,16 +144,11 @@ class Elf:
         """Return the smallest size of a complete file, by its tables and loaded segments."""
         ends = [self._tables_end]
         # A separate file of debug information has the segments of its program without content.
-        if not self.without_code:
+        code = self.sections[(self.sections["flags"] & EXECUTE) > 0]
+        if not len(code) or (code["type"] != NOBITS).any():
             for segment in self.segments[self.segments["type"] == LOAD]:
                 ends.append(int(segment["offset"]) + int(segment["filesize"]))
         return max(ends)
-
-    @property
-    def without_code(self) -> bool:
-        """Whether its sections of code have no content, as in a file of debug information alone."""
-        code = self.sections[(self.sections["flags"] & EXECUTE) > 0]
-        return bool(len(code)) and bool((code["type"] == NOBITS).all())
 
     def _broken(self, what: str) -> TokmillError:
         return TokmillError(what, where=self.path, hint="is the file complete?")

@@ -330,10 +330,6 @@ class Findings:
         called = self.ways.called
         return distinct(self.starts, called[~self.ranges.inside(called)])
 
-    def used_as_data(self) -> Array:
-        """Return the offsets (i8, ascending) of unreached code that reached code uses as data."""
-        return self.data_uses.find(self.code, self.ways, self.tables)
-
     def release(self) -> None:
         """Free everything that only the search needs, because a graph needs memory too."""
         del self.ways, self.tables, self.ranges, self.instructions

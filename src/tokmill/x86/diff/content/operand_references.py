@@ -91,7 +91,7 @@ class Operands:
         self.kind[strings] = STRING
         self.number[strings] = texts[self.text[strings]].view(np.int64)
         data = np.isin(self.kind, (DATA, STRING, UNKNOWN))
-        self.memory.end_at(self.address[data])
+        self.memory.bounds = distinct(self.memory.bounds, self.address[data])
 
     def _through_offset_table(self) -> None:
         memory = self.memory
