@@ -155,7 +155,6 @@ def private_path(path: Path) -> Path:
 
 
 def is_private(name: str) -> bool:
-    """Return whether a name is one that `private_path` makes."""
     return PRIVATE.fullmatch(name) is not None
 
 

@@ -235,7 +235,9 @@ def place_plan(out: Path, prepared: Prepared, how: How) -> None:
         same = old is not None and old.plan_id == plan.plan_id
         if changed or not same:
             report_changes(out, prepared.planned, how, changed)
-        _forget(out, changed)
+        for path in [*(out / "shards").glob("*.json")] if changed else []:
+            if SHARD_FILE.fullmatch(path.name) and path.name[:SHARD_DIGITS] in changed:
+                remove(path)
         if same and plan_stands(out, plan, prepared.planned):
             write_vocabularies(out, prepared.frozen)
             write_stamps(out, stamps)
@@ -244,12 +246,6 @@ def place_plan(out: Path, prepared: Prepared, how: How) -> None:
     make_folder(out / "shards")
     write_plan(out, plan, prepared.planned)
     write_stamps(out, stamps)
-
-
-def _forget(out: Path, shards: Collection[str]) -> None:
-    for path in [*(out / "shards").glob("*.json")] if shards else []:
-        if SHARD_FILE.fullmatch(path.name) and path.name[:SHARD_DIGITS] in shards:
-            remove(path)
 
 
 def _plan_before(out: Path, planned: Sequence[PlannedItem]) -> Plan | None:

@@ -178,7 +178,6 @@ class Source(ABC):
 
     @classmethod
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:
-        """Return the folder of an overlay."""
         raise NotImplementedError
 
     @classmethod

@@ -26,7 +26,6 @@ FAMILY = "(family)"
 
 
 def value_columns(store: Store) -> list[str]:
-    """Return the columns of a store that have numbers per record."""
     return [n for n, c in store.schema.items() if c.per == "record" and c.dtype != "utf8"]
 
 

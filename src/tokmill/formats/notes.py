@@ -209,7 +209,6 @@ def write_noted(folder: Path, name: str, kind: str, files: Mapping[str, bytes | 
 
 
 def is_written(path: Path) -> bool:
-    """Say whether a note beside a file names it."""
     return bool(find_notes(path))
 
 

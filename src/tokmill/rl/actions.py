@@ -167,7 +167,6 @@ def _draw(scores: Tensor, mask: Tensor, greedy: bool) -> Tensor:
 
 
 def masks_of(masks: Sequence[Mapping[str, Any]]) -> Masks:
-    """Return the masks of several environments (`info["action_mask"]`) as one batch."""
     parts = (torch.stack([torch.as_tensor(one[name]).bool() for one in masks]) for name in
              Masks._fields)  # fmt: skip
     return Masks(*parts)

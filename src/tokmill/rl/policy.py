@@ -110,7 +110,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return lines
 
     def _cuts(self) -> list[str]:
-        """Return a note on what `truncate` takes away."""
         view = views.make(self.view, self.sizes, [])
         if isinstance(view, views.Buckets):
             kept, length = view.tokenizer.coverage(), view.tokenizer.max_seq_length

@@ -130,6 +130,7 @@ class ScheduleLoop:
                 f"step {step + 1}: the policy is nearly certain: its entropy is "
                 f"{report['entropy']:.1%} of the largest possible; the weight of the entropy grows"
             )
+        best = [self.task.best.get(one.name, {}).get("speedup", 1.0) for one in self.problems]
         report |= {
             "entropy_alarm": float(self.task.entropy.alarmed),
             "entropy_coef": self.task.entropy.now,
@@ -137,7 +138,7 @@ class ScheduleLoop:
             "cached": (self.measure_one.hits - hits) / len(episodes),
             **outcome(episodes),
             "reward": float(np.mean([sum(one.rewards) for one in episodes])),
-            "best_speedup": self._best(),
+            "best_speedup": float(np.exp(np.mean(np.log(best)))),
         }
         return report, 1
 
@@ -226,13 +227,6 @@ class ScheduleLoop:
                 weight, chosen = kept[int(draw * len(kept))]
                 episodes.append(again(self.room, number, chosen, weight))
         return episodes
-
-    def _best(self) -> float:
-        """Return the geometric mean of the best gains, each of one measurement; 1 for none."""
-        gains = [
-            self.task.best.get(problem.name, {}).get("speedup", 1.0) for problem in self.problems
-        ]
-        return float(np.exp(np.mean(np.log(gains))))
 
     def _check_modules(self) -> None:
         """Write the digests of all modules, or compare them with those that the run began with."""

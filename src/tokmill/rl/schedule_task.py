@@ -228,7 +228,6 @@ class Schedules(Task):
         return 6.0 * self.parameter_count()
 
     def example(self, rows: int) -> Tensors:
-        """Return moves that stop at once."""
         seen = {
             name: torch.zeros((rows, *space.shape), dtype=getattr(torch, space.dtype.name))
             for name, space in self.model.spaces.items()

@@ -148,7 +148,6 @@ def tasks_of(functions: Functions, kept: Kept, rows: Sequence[str] = ()) -> list
 def _paired(
     functions: Functions, source: Array, row: str, setting: str, one: Array, other: Array
 ) -> Task:
-    """Return the pairs of two sets of functions, each function of a source at most once."""
     left_out: dict[str, int] = {}
     _, i, j = np.intersect1d(source[one], source[other], assume_unique=True, return_indices=True)
     query, target = one[i], other[j]

@@ -229,7 +229,6 @@ class Records:
 
 
 def has_entries(schema: Schema) -> bool:
-    """Say whether the records of a schema are members of entries, and not entries themselves."""
     return schema.get("role") == ROLE and "content" in schema
 
 

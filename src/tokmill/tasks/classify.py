@@ -180,7 +180,6 @@ class Classify(Task):
         return self.records(store, seed, shards)
 
     def records(self, store: Store, seed: int = 0, shards: int = 0) -> Whole:
-        """Return rows of one record, of a store with labels or without."""
         short = 0 if not self.frame or is_framed(store, self.frame) else 2
         if self.length <= short + 1:
             raise UsageError(

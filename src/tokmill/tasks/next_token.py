@@ -182,7 +182,6 @@ class NextToken(Task):
         return int(np.count_nonzero(batch.targets[self.column] >= 0))
 
     def head(self, column: str) -> Tensor:
-        """Return the head (V, D) of a column."""
         return self.heads.weight(self.model, column)
 
     def logits(self, hidden_BTD: Tensor, column: str = "") -> Tensor:

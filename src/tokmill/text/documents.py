@@ -143,7 +143,6 @@ class DocumentSource(Source):
         return None
 
     def find(self) -> Inputs:
-        """Return the files of the inputs, and counts of what is not read."""
         return find_files(self.inputs, self.suffixes, self.fits(), self.config)
 
     def items(self) -> Iterator[Item]:
@@ -210,7 +209,6 @@ class DocumentSource(Source):
 
 
 def column_name(field: str) -> str:
-    """Return a field's name as a column: letters, digits and underscores."""
     name = "".join(c if c.isalnum() else "_" for c in field) or "_"
     taken = name in RESERVED or name in ("token", "bytes")
     return name if name.isidentifier() and not taken else f"field_{name}"

@@ -166,7 +166,6 @@ class X86Source(WholeFiles):
         return {**self.versions(), "lifter": lifter, **dict.fromkeys(unused)}
 
     def versions(self) -> dict[str, Any]:
-        """Return the versions that decide the tokens."""
         rules = plugins.load(plugins.RULES, self.config.rules)
         iced = importlib.metadata.version("iced-x86")
         return {"vocab": None, "rules": f"{rules.name} {rules.version}, iced-x86 {iced}"}
@@ -227,7 +226,6 @@ class X86Source(WholeFiles):
             yield batch
 
     def _graph(self, item: Item) -> Graph | str:
-        """Return the graph of a program, or why there is none."""
         program = InputFile(item.name, Path(item.path), item.size, item.digest)
         try:
             return next(graphs_in(program, lifter=self.config.lifter))

@@ -172,7 +172,6 @@ def choose(trace: Trace, options: Options, simulated: Path | None = None) -> Cho
 
 
 def by_clusters(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
-    """Choose simulation points as SimPoint does."""
     points = simpoint.simpoints(
         trace.vectors,
         trace.ids,

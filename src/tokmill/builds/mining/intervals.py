@@ -165,7 +165,6 @@ class Intervals:
         return similarity(self.units(left), self.units(right))
 
     def other_content(self, left: Array, right: Array) -> Array:
-        """Say of all pairs whether their counts differ."""
         content = self.facts["content"]
         return content[left][:, None] != content[right]
 

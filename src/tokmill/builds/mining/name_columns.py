@@ -157,7 +157,6 @@ def facts_of(store: Store, by: Naming) -> Array:
 
 
 def digests_of(batch: Records, name: str) -> Array:
-    """Return a digest of each record's value in a record column: a string or a whole number."""
     value = batch.columns[name]
     if isinstance(value, Strings):
         data, offsets = value.written_out()
@@ -255,8 +254,6 @@ class Keyed:
 
     @cached_property
     def facts(self) -> Array:
-        """A row of `FACTS` for each record."""
-
         def find() -> Array:
             return facts_of(self.store, self.by)
 

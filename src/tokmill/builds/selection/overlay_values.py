@@ -237,7 +237,6 @@ class ValuesSource(OverlaySource):
             yield batch
 
     def part(self, number: int) -> dict[str, Array]:
-        """Return the values of a shard, views of the file."""
         before, here = self.base.shards[:number], self.base.shards[number]
         result = {}
         for name, array in self.arrays.items():

@@ -259,7 +259,6 @@ def file_names(inputs: Iterable[str]) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """Return the name of an input as a part of the name of a file."""
     text = "".join(sign if sign.isprintable() else "_" for sign in name.replace("/", "_"))
     data = text.encode("utf-8", "replace")
     if len(data) <= LONGEST:

@@ -39,7 +39,6 @@ class Writer:
         return self.inputs[-1]
 
     def value(self, shape: tuple[int, ...], text: str) -> Tensor:
-        """Write `%n = text` and return the value."""
         name = f"%{self._values}"
         self._values += 1
         self.lines.append(f"    {name} = {text}")

@@ -258,7 +258,6 @@ def outline(label: str, value: Any, deep: int) -> list[str]:
 
 
 def shown_of(count: int) -> int:
-    """Return how many of `count` entries are shown."""
     return count if count <= WHOLE else WIDTH
 
 

@@ -36,7 +36,6 @@ class Look:
 
     @property
     def quoted(self) -> str:
-        """The path as a shell takes it."""
         return shlex.quote(str(self.path))
 
     @property

@@ -1,7 +1,7 @@
 """The numbers of figures; `plot.py` draws them."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -87,7 +87,12 @@ def each_length(paths: Sequence[Path], **options: Any) -> Iterator[bytes]:
     refuse("lengths", **options)
     yield csv_text([["series", "number", "length", "in"]]).encode()
     for label, path in zip(short_names(paths), paths, strict=True):
-        unit, parts = _lengths_in(path)
+        unit, parts = "tokens", iter(())
+        if path.suffix.lower() in PICKLES:
+            unit, lengths = lengths_of_pickle(path)
+            parts = iter([lengths])
+        else:
+            parts = record_lengths(Store(path))
         number = itertools.count()
         for part in parts:
             yield csv_text((label, next(number), n, unit) for n in part.tolist()).encode()
@@ -329,7 +334,10 @@ def write_csv(figure: Figure) -> str:
         lacks = np.full(len(series.y), "")
         columns += [series.y, *(series.more.get(name, lacks) for name in extra)]
         for row in zip(*(c.tolist() for c in columns), strict=True):
-            lines.append([series.label, *(_plain(value) for value in row)])
+            whole = (
+                int(one) if isinstance(one, float) and one.is_integer() else one for one in row
+            )
+            lines.append([series.label, *whole])
     return csv_text(lines)
 
 
@@ -339,14 +347,3 @@ def _length_table(path: Path) -> tuple[str, Array, Array]:
         return unit, *np.unique(lengths, return_counts=True)
     counts = count(Store(path))
     return "tokens", counts.lengths, counts.records
-
-
-def _lengths_in(path: Path) -> tuple[str, Iterable[Array]]:
-    if path.suffix.lower() in PICKLES:
-        unit, lengths = lengths_of_pickle(path)
-        return unit, [lengths]
-    return "tokens", record_lengths(Store(path))
-
-
-def _plain(value: float | str) -> float | int | str:
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -134,7 +134,6 @@ class Contrastive(Task):
 
     @property
     def row_length(self) -> int:
-        """Return the tokens of a row as it is read."""
         return self.length
 
     def extra_columns(self, schema: Schema) -> list[str]:
@@ -154,7 +153,6 @@ class Contrastive(Task):
         return asking_entries(batch.entry, batch.values)
 
     def example(self, rows: int) -> Tensors:
-        """Return a batch in which each row is an entry."""
         batch = super().example(rows)
         number = torch.arange(rows)
         values = {"role": number * 0, "record": number, "group": number}

@@ -109,7 +109,6 @@ class Signature(Contrastive):
 
     @classmethod
     def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:
-        """Return the vectors of the blocks that intervals name, or have."""
         tokens = cls.token_store(config, store)
         block = held(config.block, tokens.schema)
         if block in tokens.schema and tokens.schema[block].width:

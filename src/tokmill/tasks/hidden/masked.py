@@ -337,7 +337,6 @@ class Masked(Task):
         return int(np.count_nonzero(batch.targets[PLACES] >= 0))
 
     def example(self, rows: int) -> Tensors:
-        """Return a batch of which the share of each row is predicted."""
         batch = super().example(rows)
         few = max(1, round(self.length * self.config.share))
         if self.config.most:

@@ -268,7 +268,6 @@ def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
 
 
 def write_beside(folder: Path, note: Learned) -> None:
-    """Write the files beside a learned tokenizer.json that are missing or damaged."""
     file = folder / "tokenizer.json"
     for name, data in Tokenizer.from_json(read_file(file), str(file)).files().items():
         path = folder / name

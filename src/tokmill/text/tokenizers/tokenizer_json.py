@@ -445,7 +445,6 @@ def spelling_bytes(spelled: str, *, byte_level: bool) -> bytes:
 
 
 def spelled_tokens(data: Mapping[str, Any]) -> dict[int, str]:
-    """Return id → the token as the file spells it, including added tokens."""
     entries = data["model"]["vocab"]
     if isinstance(entries, dict):
         spelled = {number: token for token, number in entries.items()}

@@ -267,7 +267,6 @@ def measured(config: TrainConfig, facts: Facts) -> Facts:
 
 
 def content_of(store: Store, read: Sequence[Store]) -> str:
-    """Return the digest of a store and of the other stores that are read with it."""
     others = [other.content for other in read if other is not store]
     return canonical_digest([store.content, *others]) if others else store.content
 

@@ -172,7 +172,6 @@ class Elf:
         return self.data[start : start + size]
 
     def section_table(self, number: int, layout: str) -> Array:
-        """Return a section as records."""
         return self._records(
             dtype(layout), int(self.sections["offset"][number]), len(self.content(number))
         )

@@ -90,7 +90,6 @@ def numbered(values: Array) -> tuple[Array, Array]:
 
 
 def without(values: Array, others: Array) -> Array:
-    """Return the values that are not among others, each once, ascending."""
     result = distinct(values)
     return result[~member(result, np.sort(others))]
 

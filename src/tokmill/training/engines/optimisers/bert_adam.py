@@ -137,7 +137,6 @@ class BertAdam(torch.optim.Optimizer):
 
 
 def some_at_a_time(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield weights in lists, each of one weight, or of `AT_A_TIME` values at most."""
     some: list[Tensor] = []
     size = 0
     for weight in weights:

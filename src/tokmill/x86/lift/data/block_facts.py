@@ -20,7 +20,7 @@ from tokmill.x86.image.image import (
 )
 from tokmill.x86.lift.code import EBX, Code
 from tokmill.x86.lift.data.pointers import add_pointers
-from tokmill.x86.lift.data.stack_slots import copies, depths, sets_frame, slots
+from tokmill.x86.lift.data.stack_slots import copies, depths, growth, sets_frame, slots
 from tokmill.x86.lift.decode import LONGEST as LONGEST_INSTRUCTION
 from tokmill.x86.lift.switches.operands import FRAME, NO_REGISTER, STACK, Operands, operands
 
@@ -213,7 +213,8 @@ class _Finder:
         places = PLACES * (low + np.arange(len(block)))[:, None] + np.arange(2)
         places[:, 0] += DIRECT * direct
         begins = graph.function_address[first:last]
-        depth = depths(graph, self.program.word, found, blocks, begins, of_block, block)
+        grows = growth(found, self.program.word if graph.bits == 32 else 8)
+        depth = depths(graph, grows, blocks, begins, of_block, block)
         on_stack = (found.base == STACK) | ((found.base == FRAME) & framed) | copies(found)
         return (
             value[constant],

@@ -27,7 +27,7 @@ def copies(found: Operands) -> Array:
     return (found.map == 0) & takes & ~sets_frame(found)
 
 
-def _growth(found: Operands, word: int) -> Array:
+def growth(found: Operands, word: int) -> Array:
     """Return by how many bytes each instruction lets the stack grow: (n,) i8."""
     one, opcode, middle = found.map == 0, found.opcode, found.form >> 3 & 7
     pushes = (opcode & 0xF8 == 0x50) | np.isin(opcode, (0x68, 0x6A, 0x9C))
@@ -83,13 +83,7 @@ def slots(
 
 
 def depths(
-    graph: Graph,
-    word: int,
-    found: Operands,
-    blocks: slice,
-    begins: Array,
-    function: Array,
-    block: Array,
+    graph: Graph, grows: Array, blocks: slice, begins: Array, function: Array, block: Array
 ) -> Array:
     """Return how many bytes the stack has grown since the function's entry: (n,) i8.
 
@@ -97,15 +91,13 @@ def depths(
     the stack pointer from another register (an epilogue) is left out.
 
     Args:
-        word: bytes of a word of 32-bit code.
-        found: the operands of the instructions.
-        blocks: the blocks of the graph that they are in.
+        grows: (n,) i8, as `growth` returns.
+        blocks: the blocks of the graph that the instructions are in.
         begins: u8, where the functions of these begin.
         function: (B,) i8, the function of each of these blocks.
         block: (n,) i8, the block of each instruction.
     """
     count = blocks.stop - blocks.start
-    grows = _growth(found, word if graph.bits == 32 else 8)
     before = offsets(grows)
     first = np.searchsorted(block, np.arange(count))
     inside = before[:-1] - before[first][block]
