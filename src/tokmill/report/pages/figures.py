@@ -87,12 +87,11 @@ def each_length(paths: Sequence[Path], **options: Any) -> Iterator[bytes]:
     refuse("lengths", **options)
     yield csv_text([["series", "number", "length", "in"]]).encode()
     for label, path in zip(short_names(paths), paths, strict=True):
-        unit, parts = "tokens", iter(())
         if path.suffix.lower() in PICKLES:
             unit, lengths = lengths_of_pickle(path)
             parts = iter([lengths])
         else:
-            parts = record_lengths(Store(path))
+            unit, parts = "tokens", record_lengths(Store(path))
         number = itertools.count()
         for part in parts:
             yield csv_text((label, next(number), n, unit) for n in part.tolist()).encode()
