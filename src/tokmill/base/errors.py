@@ -49,7 +49,6 @@ class TokmillError(Exception):
         return plain(f"{text}\nhint: {self.hint}" if self.hint else text)
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows in place of a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -155,7 +155,6 @@ def private_path(path: Path) -> Path:
 
 
 def is_private(name: str) -> bool:
-    """Return whether a name is one that `private_path` makes."""
     return PRIVATE.fullmatch(name) is not None
 
 
@@ -391,7 +390,6 @@ def _remove_leftover(path: Path) -> bool:
 
 
 def still_at(handle: BinaryIO | FileIO, path: Path) -> bool:
-    """Say whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), path.stat())
     except FileNotFoundError:
@@ -414,7 +412,6 @@ def path_to_text(path: str) -> str:
 
 
 def path_from_text(text: str) -> str:
-    """Return the path of a text that `path_to_text` made."""
     if not text.startswith("file:///"):
         return text
     return os.fsdecode(urllib.parse.unquote_to_bytes(text.removeprefix("file://")))

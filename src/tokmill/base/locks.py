@@ -94,7 +94,6 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def is_lock(path: Path) -> bool:
-    """Return whether a file is a lock that `locked` made."""
     with contextlib.suppress(OSError):
         if stat.S_ISREG(path.lstat().st_mode):
             with open(path, "rb") as handle:

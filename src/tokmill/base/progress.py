@@ -175,7 +175,6 @@ class Progress:
             print(file=sys.stderr, flush=True)
 
     def advance(self, amount: float) -> None:
-        """Count work that is done."""
         self.done += amount
         self.tick()
 
@@ -198,7 +197,6 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the work began."""
         return time.monotonic() - self.started
 
     @property

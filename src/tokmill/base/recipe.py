@@ -151,7 +151,9 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
         message, _, place = str(error).partition(" - at `$.")
         key = place.rstrip("`")
         choices = _choices(kind, key)
-        given = _at(value, key)
+        given: Any = value
+        for part in key.split("."):
+            given = given.get(part) if isinstance(given, Mapping) else None
         if "Expected `array`" in message and type(given) in (str, int, float):
             raise UsageError(
                 f"{key}: a list is needed, not {_toml(given)}",
@@ -194,14 +196,9 @@ def _choices(kind: Any, key: str) -> list[str]:
         if struct is None:
             return []
         kind = typing.get_type_hints(struct).get(part)
-    return [str(value) for value in typing.get_args(kind)] if _is_literal(kind) else []
-
-
-def _at(value: Any, key: str) -> Any:
-    """Return the value at a key such as a.b in nested dicts, or None."""
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    if typing.get_origin(kind) is not typing.Literal:
+        return []
+    return [str(value) for value in typing.get_args(kind)]
 
 
 def _as_list(given: str | float) -> str:
@@ -218,10 +215,6 @@ def _toml(value: str | float) -> str:
     except ValueError:
         return f'"{text}"'
     return text
-
-
-def _is_literal(annotation: Any) -> bool:
-    return typing.get_origin(annotation) is typing.Literal
 
 
 def struct_of(annotation: Any) -> type[msgspec.Struct] | None:

@@ -133,7 +133,6 @@ def _new_client(root: str, limit: float) -> Any:
 
 
 def _error(doing: str, address: str, error: Exception) -> TokmillError:
-    """Return what a failure of obstore means."""
     if isinstance(error, TokmillError):
         return error
     text, name = str(error), type(error).__name__
@@ -480,6 +479,5 @@ def sampled_input(path: Path | str) -> tuple[int, str, bytes]:
 
 
 def size_of(path: Path | str) -> int:
-    """Return the bytes of a file or an object."""
     address = address_of(path)
     return head(address).size if address else os.stat(path).st_size

@@ -126,7 +126,6 @@ class BbvSource(WholeFiles):
         return {**dict.fromkeys(("blocks", *SIDECARS, "min_joined")), "shared_ids": shared}
 
     def references(self) -> dict[str, Reference]:
-        """Return the store of blocks, if there is one."""
         return {REFERENCE: self._reference} if self.config.blocks else {}
 
     @cached_property
@@ -181,7 +180,13 @@ class BbvSource(WholeFiles):
         share = counted["instructions joined"] / max(1, counted["instructions"])
         if joined is not None and share < self.config.min_joined:
             raise self._too_few(item, share, counted, joined)
-        batch.notes |= _declared(piece)
+        # What the trace says at its end.
+        said = {
+            "repetitions of REP instructions that are not counted": piece.declared.repetitions or 0,
+            "traces whose last line does not end": int(piece.torn),
+            "lines that begin with neither T nor #": piece.other_lines,
+        }
+        batch.notes |= {name: number for name, number in said.items() if number}
         yield batch
 
     def _join(self, item: Item, paths: Mapping[str, str]) -> tuple[Addresses, Joined]:
@@ -285,16 +290,6 @@ def _of_trace(joined: Joined | None) -> dict[str, int]:
     for path in joined.missing:
         notes[f"traces that ran {Path(path).name}, which the store of blocks does not have"] = 1
     return notes
-
-
-def _declared(last: BlockVectors) -> dict[str, int]:
-    """Return notes on what a trace says at its end, from its last piece."""
-    notes = {
-        "repetitions of REP instructions that are not counted": last.declared.repetitions or 0,
-        "traces whose last line does not end": int(last.torn),
-        "lines that begin with neither T nor #": last.other_lines,
-    }
-    return {name: number for name, number in notes.items() if number}
 
 
 def merged(rows: Array, records: Array, counts: Array, length: int) -> tuple[Array, Array, Array]:

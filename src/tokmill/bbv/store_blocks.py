@@ -118,7 +118,6 @@ def read_blocks(path: str, fingerprint: str) -> Blocks:
 
 
 def ends_flow(tokens: list[str]) -> Array:
-    """Return whether each token of a vocabulary of mnemonics ends a block (bool)."""
     return np.array([FLOW.fullmatch(token) is not None for token in tokens], bool)
 
 

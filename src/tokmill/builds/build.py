@@ -94,8 +94,13 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         check_folder(out)
     prepared = prepare(chosen)
     if not how.quiet:
-        say_left_out(prepared.plan)
-        say_remark(prepared)
+        if isinstance(prepared.plan.left_out, dict):
+            print(f"left out of the folders: {in_words(prepared.plan.left_out)}", file=sys.stderr)
+            if isinstance(prepared.plan.not_text, list):
+                print(f"not text: {first_of(prepared.plan.not_text, NAMED)}", file=sys.stderr)
+        names = list(dict.fromkeys(item.name for item in prepared.planned))
+        if remark := prepared.kind.remark(names, prepared.config):
+            print(f"note: {plain(remark)}", file=sys.stderr)
     lock = locked(
         out / LOCK,
         TAKEN,
@@ -117,14 +122,6 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         return carry_out(out, prepared, how)
 
 
-def say_left_out(plan: Plan) -> None:
-    """Print which files in folders are not read."""
-    if isinstance(plan.left_out, dict):
-        print(f"left out of the folders: {in_words(plan.left_out)}", file=sys.stderr)
-        if isinstance(plan.not_text, list):
-            print(f"not text: {first_of(plan.not_text, NAMED)}", file=sys.stderr)
-
-
 def first_of(names: Sequence[str], most: int) -> str:
     """Return the first names as one text, safe to print, and the number of the others."""
     more = len(names) - most
@@ -132,11 +129,20 @@ def first_of(names: Sequence[str], most: int) -> str:
     return shown + (f" and {more:,} more (`tokmill inspect STORE` lists them)" if more > 0 else "")
 
 
-def say_remark(prepared: Prepared) -> None:
-    """Print the source's remark on the files that it will read."""
-    names = list(dict.fromkeys(item.name for item in prepared.planned))
-    if said := prepared.kind.remark(names, prepared.config):
-        print(f"note: {plain(said)}", file=sys.stderr)
+def parts_at(address: str, out: Path, plan: Plan, planned: Sequence[PlannedItem]) -> Parts:
+    from tokmill.builds.parts import Parts
+
+    return Parts(address, out, plan, planned)
+
+
+def say_rate(bar: Progress, receipts: Iterable[Receipt]) -> None:
+    """Print how long a build with a time limit took, and how fast it was."""
+    records = sum(receipt.records for receipt in receipts) / max(bar.done, 1) * bar.rate
+    print(
+        f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s, "
+        f"{records:,.0f} records/s",
+        file=sys.stderr,
+    )
 
 
 def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
@@ -201,12 +207,6 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     return store
 
 
-def parts_at(address: str, out: Path, plan: Plan, planned: Sequence[PlannedItem]) -> Parts:
-    from tokmill.builds.parts import Parts
-
-    return Parts(address, out, plan, planned)
-
-
 def missing(
     out: Path, planned: Sequence[PlannedItem], how: How, parts: Parts | None
 ) -> tuple[list[Receipt], list[ShardJob]]:
@@ -247,16 +247,6 @@ def terms_of(how: How, workers: int, stop: Stop, bar: Progress, watch: Watch) ->
 
     grace = grace_of(how.limit_seconds)
     return Terms(workers, stop.until, grace, report, how.amount.address, say)
-
-
-def say_rate(bar: Progress, receipts: Iterable[Receipt]) -> None:
-    """Print how long a build with a time limit took, and how fast it was."""
-    records = sum(receipt.records for receipt in receipts) / max(bar.done, 1) * bar.rate
-    print(
-        f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s, "
-        f"{records:,.0f} records/s",
-        file=sys.stderr,
-    )
 
 
 @contextlib.contextmanager

@@ -235,7 +235,9 @@ def place_plan(out: Path, prepared: Prepared, how: How) -> None:
         same = old is not None and old.plan_id == plan.plan_id
         if changed or not same:
             report_changes(out, prepared.planned, how, changed)
-        _forget(out, changed)
+        for path in [*(out / "shards").glob("*.json")] if changed else []:
+            if SHARD_FILE.fullmatch(path.name) and path.name[:SHARD_DIGITS] in changed:
+                remove(path)
         if same and plan_stands(out, plan, prepared.planned):
             write_vocabularies(out, prepared.frozen)
             write_stamps(out, stamps)
@@ -244,12 +246,6 @@ def place_plan(out: Path, prepared: Prepared, how: How) -> None:
     make_folder(out / "shards")
     write_plan(out, plan, prepared.planned)
     write_stamps(out, stamps)
-
-
-def _forget(out: Path, shards: Collection[str]) -> None:
-    for path in [*(out / "shards").glob("*.json")] if shards else []:
-        if SHARD_FILE.fullmatch(path.name) and path.name[:SHARD_DIGITS] in shards:
-            remove(path)
 
 
 def _plan_before(out: Path, planned: Sequence[PlannedItem]) -> Plan | None:
@@ -271,7 +267,6 @@ def _plan_before(out: Path, planned: Sequence[PlannedItem]) -> Plan | None:
 
 
 def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
-    """Write the files of the vocabularies that are missing or damaged."""
     for item in frozen.values():
         write_if_different(inside(make_folder(out / "vocab"), item.vocabulary.file), item.data)
 
@@ -343,7 +338,6 @@ def files_of(item: PlannedItem) -> list[Path | str]:
 
 
 def stamps_of(planned: Iterable[PlannedItem]) -> dict[str, Stamp]:
-    """Return file → what tells whether it was touched."""
     result: dict[str, Stamp] = {}
     for item in planned:
         # A file may be read by many items: looked at once.
@@ -365,7 +359,6 @@ def read_stamps(store: Path) -> dict[str, Stamp]:
 
 
 def write_stamps(store: Path, stamps: Mapping[str, Stamp]) -> None:
-    """Write the stamps of a store if they have changed."""
     if read_stamps(store) != stamps:
         lines = [_Line(path_to_text(path), found) for path, found in stamps.items()]
         # Only a hint: if it cannot be written, the build goes on without.

@@ -70,7 +70,6 @@ class Work(msgspec.Struct, frozen=True):
 
 
 def planned_work(store: Path, plan: Plan, resources: Resources | None = None) -> Work:
-    """Return the `Work` of a plan."""
     return Work(
         plan.recipe["source"],
         plan.options,
@@ -103,7 +102,6 @@ class ShardJob(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Input bytes."""
         return sum(item.size for item in self.items)
 
     @property

@@ -41,7 +41,6 @@ class Parts:
         self._to.send([(self.out / name, name, "") for name in names if name != PLAN])
 
     def send(self, receipts: Iterable[Receipt]) -> None:
-        """Send whole shards of the folder, then their receipts."""
         whole = [receipt for receipt in receipts if receipt.cut is UNSET]
         for end, many in ((SUFFIX, AT_ONCE), (".json", remote.MANY)):
             digests = {f"shards/{one.name}{end}": one.sha256 * (end == SUFFIX) for one in whole}
@@ -69,7 +68,6 @@ class Parts:
         return mine + self.receipts(self.shards - {receipt.shard for receipt in mine})
 
     def finish(self, manifest: Manifest) -> None:
-        """Write the manifest, or compare the one that is there."""
         self._send_small()
         data = sealed(manifest)
         digest = hashlib.sha256(data).hexdigest()

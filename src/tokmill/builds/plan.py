@@ -156,7 +156,6 @@ def group_items(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
-    """Return a shard's name: the digest of the recipe and its items."""
     digest = hashlib.sha256(recipe_id.encode())
     for item in group:
         digest.update(layout.item_identity(item))
@@ -164,7 +163,6 @@ def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
 
 
 def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
-    """Write `inputs.jsonl`, then `plan.json`."""
     write_file(store / "inputs.jsonl", _lines(planned), sync=False)
     write_file(store / layout.PLAN, sealed(plan))
 

@@ -72,7 +72,6 @@ def line_of(path: str, byte: int) -> int | None:
 
 
 def work_of(store: Path) -> tuple[Work, dict[str, ShardJob]]:
-    """Return the `Work` of a store and its shards by name, to make shards again."""
     plan = layout.read_plan(store)
     if not inputs_fit(store, plan):
         raise TokmillError(

@@ -176,7 +176,6 @@ def _listed(name: str, data: bytes) -> Iterator[tuple[int, str]]:
 
 
 def in_order(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return counts, largest first."""
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
@@ -185,8 +184,9 @@ def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) ->
         yield from _objects(address, chosen, left)
         return
     root = Path(argument)
-    with machine_errors("read", root):
-        mode = _mode(root)
+    mode = None
+    with machine_errors("read", root), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = root.stat().st_mode
     if mode is None:
         raise TokmillError("there is no such file or folder", where=argument, hint="check the path")
     if stat.S_ISDIR(mode):
@@ -230,13 +230,6 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
         else:
             yield _Entry(name, Path(f"{address}/{name}"), address, False)
     left += Counter()  # drops what is 0
-
-
-def _mode(path: Path) -> int | None:
-    try:
-        return path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _below(root: Path, left: Counter[str]) -> Iterator[Path]:

@@ -75,16 +75,13 @@ class Item(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Input bytes of the item."""
         return self.stop - self.start
 
 
 class Hash(Protocol):
     """The part of a hashlib object that a source uses."""
 
-    def update(self, data: bytes | memoryview, /) -> None:
-        """Add content."""
-        ...
+    def update(self, data: bytes | memoryview, /) -> None: ...
 
 
 class Frozen(msgspec.Struct, frozen=True):
@@ -181,7 +178,6 @@ class Source(ABC):
 
     @classmethod
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:
-        """Return the folder of an overlay."""
         raise NotImplementedError
 
     @classmethod
@@ -289,7 +285,6 @@ class WholeFiles(Source):
                 part, size = part + 1, 0
 
     def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hash all bytes of an item's files, as one part."""
         self._hash(item, digest)
         yield from ()
 

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tokmill import plugins
 from tokmill.base import bounds
 from tokmill.base.bounds import explain_crashes, keep_out_of_working_directory
 from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
+from tokmill.plugins import COMMANDS, load
 from tokmill.terminal.frame import as_command, flowing, hint_of_option, lazy_group
 from tokmill.terminal.output import behind_doors
 
@@ -60,9 +60,9 @@ OTHER_COMMANDS = {
 
 def load_command(name: str) -> Any:
     """Import a command of the table; typer apps and functions become commands."""
-    if name not in plugins.COMMANDS:
+    if name not in COMMANDS:
         return None
-    value: Any = plugins.load(plugins.COMMANDS, name)
+    value: Any = load(COMMANDS, name)
     if isinstance(value, TyperGroup):
         return value
     if not isinstance(value, typer.Typer):
@@ -76,7 +76,7 @@ def load_command(name: str) -> Any:
 
 def listed() -> dict[str, tuple[str | None, str]]:
     """Return command → its panel and its line of help."""
-    lines = {name: part.help for name, part in plugins.COMMANDS.items()}
+    lines = {name: part.help for name, part in COMMANDS.items()}
     ours = {name: panel for panel, names in PANELS.items() for name in names}
     return {name: (ours.get(name, OTHERS), lines[name]) for name in dict.fromkeys([*ours, *lines])}
 

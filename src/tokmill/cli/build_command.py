@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,12 +13,17 @@ import typer
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import UsageError
-from tokmill.base.progress import human_bytes, parse_bytes, parse_seconds
+from tokmill.base.progress import (
+    human_bytes,
+    human_count,
+    human_share,
+    parse_bytes,
+    parse_seconds,
+)
 from tokmill.base.remote import target_of
 from tokmill.builds.build import run
 from tokmill.builds.plan import Amount, BuildRecipe, How, prepare
 from tokmill.builds.scan import in_words, with_lists
-from tokmill.cli.print_facts import report
 from tokmill.store.receipts import read_receipts
 from tokmill.store.store import Store
 from tokmill.terminal.frame import (
@@ -30,13 +36,13 @@ from tokmill.terminal.frame import (
     with_parameters,
 )
 from tokmill.terminal.output import print_json, say
-from tokmill.text.commands import build_text
 
 TEXT_KINDS = ("text", "jsonl", "parquet")
 ENCODING_KINDS = (*TEXT_KINDS, "tsv", "corpus")
 TRAINING = {"data", "model", "task", "optim", "run"}
 """Tables of the recipe of a training."""
 RUNNING = "how it runs (changes no byte)"
+TEXT = "tokenizer, parts, one record"
 
 Inputs = Annotated[list[str] | None, typer.Argument(help="Files, folders or stores.")]
 # readable=False: typer does not check the folder; the build does, with better errors.
@@ -83,7 +89,6 @@ class Running(msgspec.Struct, frozen=True):
     """Agree to changed or vanished inputs."""
 
     def how(self, quiet: bool) -> How:
-        """Return the settings of a build."""
         named = ("workers", "preset", "engine", "executor", "address")
         amount = {name: getattr(self, name) for name in named} | {"own_process": True}
         amount["memory"] = parse_bytes(self.memory) if self.memory else None
@@ -100,6 +105,29 @@ class Running(msgspec.Struct, frozen=True):
 
 
 RUNNING_FIELDS = Running.__struct_fields__
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    """What only builds of text have; `text.commands.build_text` carries it out."""
+
+    vocab_size: int | None = None
+    """First train a tokenizer with this many ids on the input (by default only with --train:
+    50,257)."""
+    special: tuple[str, ...] = ()
+    """Special tokens of that tokenizer [<|endoftext|>]."""
+    train: tuple[str, ...] = ()
+    """Training part: makes OUT/train, OUT/val and OUT/tokenizer.json."""
+    val: tuple[str, ...] = ()
+    """Validation part."""
+    bin: bool | None = None
+    """With --train: also write OUT/train.bin and OUT/val.bin (uint16, uint32 above 65,536 ids; no
+    header)."""
+    train_bin: str = ""
+    """Name of the .bin file of the training part, such as x_train.bin."""
+    val_bin: str = ""
+    """Name of the .bin file of the validation part."""
+    explain: str = ""
+    """FILE:LINE: show every stage for one record, build nothing."""
 
 
 def load_kind(name: str) -> Any:
@@ -167,6 +195,7 @@ def _command(
     ) -> int:
         options = given(more)
         running = {key: options.pop(key) for key in [*options] if key in RUNNING_FIELDS}
+        before = {key: options.pop(key) for key in [*options] if key in text}
         how = recipe.convert(Running, running, "command line").how(quiet)
         named = with_lists(inputs, files_from)
         chosen = _recipe(name, named, out, tokenizer, role or [], set_ or [], options)
@@ -175,21 +204,27 @@ def _command(
                 f"--engine chooses the encoder of text, but {chosen.source} encodes no text",
                 hint="leave it out",
             )
-        return _carry_out(chosen, how, more, dry_run=dry_run, json=json)
+        return _carry_out(chosen, how, before, dry_run=dry_run, json=json)
 
+    text = TextOptions.__struct_fields__ if name in TEXT_KINDS else ()
     flags = [field for field in RUNNING_FIELDS if field not in hidden]
     parameters = struct_parameters(Running, RUNNING, only=flags, prefix=None)
     parameters += struct_parameters(struct) if struct else []
-    if name in TEXT_KINDS:
-        parameters = [*build_text.PARAMETERS, *parameters]
+    if text:
+        parameters = [*struct_parameters(TextOptions, TEXT, prefix=None), *parameters]
     return as_command(with_parameters(base, parameters, line, hidden), name)
 
 
 def _carry_out(
-    chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
+    chosen: BuildRecipe, how: How, before: dict[str, Any], *, dry_run: bool, json: bool
 ) -> int:
-    if chosen.source in TEXT_KINDS:
-        finished = build_text.before(chosen, how, more, dry_run=dry_run, json=json)
+    if chosen.source in TEXT_KINDS and chosen.options.get("strip"):
+        what = "document" if chosen.source == "text" else "field"
+        say(f"strip is on: white space around each {what} is removed")
+    if before:
+        from tokmill.text.commands import build_text
+
+        finished = build_text.before(chosen, how, before, dry_run=dry_run, json=json)
         if finished is None:
             return 0
         chosen = finished
@@ -314,3 +349,94 @@ def _refused(store: Store, chosen: BuildRecipe) -> dict[str, str]:
             if not item.records and item.name in named:
                 refused[named[item.name]] = rejects.reason
     return refused
+
+
+REPLACED = re.compile(r"tokens of (\w+) replaced by unk")
+MUCH = 0.05
+"""A larger share of unknown tokens means that the vocabulary is for other code or other rules."""
+
+
+def notes_in_words(notes: Mapping[str, int], tokens: int) -> str:
+    """Return the notes of a build; unknown tokens also as a share of all `tokens`."""
+    shown = []
+    for note, count in notes.items():
+        # A note begins with a noun in the plural.
+        nouns, space, rest = note.partition(" ")
+        share = f" ({human_share(count / tokens)})" if REPLACED.fullmatch(note) else ""
+        shown.append(f"{human_count(count, nouns.removesuffix('s'), nouns)}{space}{rest}{share}")
+    return ", ".join(shown)
+
+
+def unknown_warning(notes: Mapping[str, int], tokens: int) -> str:
+    shares = {m[1]: n / tokens for note, n in notes.items() if (m := REPLACED.fullmatch(note))}
+    much = [f"{human_share(share)} of {column}" for column, share in shares.items() if share > MUCH]
+    return f"warning: unknown to the vocabulary: {', '.join(much)}" if much else ""
+
+
+def empty_columns(store: Store) -> list[str]:
+    """Return the kept fields of which no record has a value, as those of a name with a slip."""
+    kept = store.manifest.source in ("jsonl", "parquet") and store.records > 0
+    left = [name for name, column in store.schema.items() if kept and column.dtype == "utf8"]
+    for number, entry in enumerate(store.shards if left else ()):
+        shard = store.shard(number)
+        left = [name for name in left if not len(shard.text(name, 0, entry.records).data)]
+    return left
+
+
+def summary(store: Store) -> dict[str, Any]:
+    manifest = store.manifest
+    return {
+        "store": store.place,
+        "complete": manifest.complete,
+        "records": manifest.records,
+        "tokens": manifest.tokens,
+        "shards": len(manifest.shards),
+        "bytes": manifest.bytes,
+        "input_bytes": manifest.input_bytes,
+        "skipped": manifest.skipped,
+        "rejected": manifest.rejected,
+        "notes": manifest.notes,
+        "left_out": manifest.left_out or {},
+        "fingerprint": manifest.fingerprint,
+    }
+
+
+def report(store: Store, *, json: bool) -> None:
+    facts = summary(store)
+    if warning := unknown_warning(store.manifest.notes, store.manifest.tokens):
+        say(f"{warning}\nhint: is the vocabulary for the same rules, and for such code?")
+    if empty := empty_columns(store):
+        say(
+            f"warning: no record has a value of {', '.join(empty)}\n"
+            "hint: check the names; two fields are --keep A --keep B"
+        )
+    if json:
+        print_json(facts)
+        return
+    manifest = store.manifest
+    state = "" if manifest.complete else " (partial)"
+    made_of_a_store = manifest.source in ("select", "embed", "mine")
+    print(
+        f"{store.place}{state}: {human_count(manifest.records, 'record')}, "
+        f"{human_count(manifest.tokens, 'token')}, {human_bytes(manifest.bytes)} in "
+        f"{human_count(len(manifest.shards), 'shard')}"
+        + ("" if made_of_a_store else f" from {human_bytes(manifest.input_bytes)}")
+    )
+    for what in ("skipped", "rejected"):
+        counts = facts[what]
+        if counts:
+            listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+            print(f"{what}: {listed}")
+    if rejected := sum(manifest.rejected.values()):
+        # A build with few records never ends because of rejects, so their share is shown.
+        seen = rejected + manifest.records
+        verb = "was" if rejected == 1 else "were"
+        say(
+            f"{rejected:,} of {seen:,} {verb} rejected ({human_share(rejected / seen)}): "
+            f"`tokmill store rejects {shlex.quote(store.place)}` lists them"
+        )
+    if manifest.notes:
+        print(f"notes: {notes_in_words(manifest.notes, manifest.tokens)}")
+    print(f"fingerprint {manifest.fingerprint}")
+    if not manifest.complete:
+        say("the store is not complete: the same command continues")

@@ -81,7 +81,6 @@ def _print_values(by: Mapping[str, Any]) -> None:
 
 
 def _print_columns(results: Mapping[str, Any]) -> None:
-    """Print a line for each column, and one for all of several columns."""
     columns: dict[str, Any] = dict(results.get("columns", {}))
     if not columns:
         return
@@ -100,7 +99,6 @@ def _print_columns(results: Mapping[str, Any]) -> None:
 
 
 def _print_classes(results: Mapping[str, Any]) -> None:
-    """Print each class, and which classes were taken for which others."""
     classes = results.get("classes", [])
     if "confusion" in results:
         names = [one["class"] for one in classes]

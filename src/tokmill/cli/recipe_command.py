@@ -103,7 +103,6 @@ def keys_of(struct: type[msgspec.Struct], prefix: str = "") -> list[dict[str, An
 
 
 def type_name(annotation: Any) -> str:
-    """Return the name of a type for users of recipes."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return " | ".join(f'"{value}"' if isinstance(value, str) else str(value)

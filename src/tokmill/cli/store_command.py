@@ -188,7 +188,6 @@ def pull(
 
 
 def load_format(name: str) -> Any:
-    """Return the command of a format, made from its options."""
     if name not in plugins.EXPORTS:
         return None
     line = f"Write a store as {plugins.EXPORTS[name].help}."

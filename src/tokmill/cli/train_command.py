@@ -156,7 +156,6 @@ def _options(
     start: Path | None,
     chosen: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return what the flags set of a recipe, as nested dicts."""
     options = overrides(set_ or [])
     of_data: dict[str, Any] = {key: chosen.pop(key) for key in ("val", "partial") if key in chosen}
     if data:

@@ -17,15 +17,15 @@ from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.feed.order import key, shard_groups
 from tokmill.feed.rows import Numbering, Rows, codes
 from tokmill.store.checks.hashes import first_of_equals, linked, store_digests
+from tokmill.store.gather import Spans
 from tokmill.store.manifest import Overlay
 from tokmill.store.schema import Array, has_entries
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 
 FAMILY = "(family)"
 
 
 def value_columns(store: Store) -> list[str]:
-    """Return the columns of a store that have numbers per record."""
     return [n for n, c in store.schema.items() if c.per == "record" and c.dtype != "utf8"]
 
 

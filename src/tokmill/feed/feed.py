@@ -13,8 +13,9 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.entries import FAMILY, Values, Vectors
 from tokmill.feed.order import Order, kept, key
 from tokmill.feed.rows import Mix, Rows, column_dtypes, row_shares
+from tokmill.store.gather import Gather
 from tokmill.store.schema import Array, ranges
-from tokmill.store.store import Gather, Store
+from tokmill.store.store import Store
 
 
 @dataclass(slots=True)

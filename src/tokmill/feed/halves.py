@@ -8,8 +8,9 @@ from tokmill.base.errors import UsageError
 from tokmill.feed.order import kept, key, shard_groups
 from tokmill.feed.rows import Numbering, Rows, codes
 from tokmill.store.checks.hashes import token_names
+from tokmill.store.gather import Spans
 from tokmill.store.schema import Array
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 
 LEAST = 4
 """Tokens of a half at least."""

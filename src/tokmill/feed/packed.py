@@ -19,9 +19,10 @@ from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.base.files import make_folder, remove
 from tokmill.feed.order import kept, key, permute, shard_groups
 from tokmill.feed.rows import Rows
+from tokmill.store.gather import Spans
 from tokmill.store.schema import Array, ranges
 from tokmill.store.shards.shard import SUFFIX, Shard, write_tensors
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +358,6 @@ class Packed(Rows):
         return self._document_begins[of] + document, window
 
     def _records(self, place: Array) -> Array:
-        """Return the records of documents by their place in the order of the pieces."""
         return self.pieces.documents[place].astype(np.int64)
 
     def _pack_spans(self, at: Array, pack: Array, group: int, epoch: int) -> Array:

@@ -20,8 +20,9 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.feed.order import key, shard_groups
+from tokmill.store.gather import Spans
 from tokmill.store.schema import Array
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 
 AT_ONCE = 1 << 16
 """Entries among which records are looked for at a time."""

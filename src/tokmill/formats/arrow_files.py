@@ -120,7 +120,6 @@ class TableFile:
         return [size * i // count for i in range(count + 1)]
 
     def _read_layout(self) -> None:
-        """Set `schema` and `rows`."""
         raise NotImplementedError
 
     def _batches(self, groups: list[int], names: list[str], most: int) -> Iterator[Any]:

@@ -75,7 +75,6 @@ class Checked(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.problems
 
 
@@ -131,7 +130,6 @@ class Export:
         self._note([Written(name, 0, "") for name in sorted(claimed)], complete=False)
 
     def put(self, path: Path, chunks: bytes | str | Iterable[bytes | memoryview]) -> Path:
-        """Write a file atomically."""
         remove_leftovers(path.parent, path.name)
         if isinstance(chunks, str):
             chunks = chunks.encode()
@@ -211,12 +209,10 @@ def write_noted(folder: Path, name: str, kind: str, files: Mapping[str, bytes | 
 
 
 def is_written(path: Path) -> bool:
-    """Say whether a note beside a file names it."""
     return bool(find_notes(path))
 
 
 def problem_of(folder: Path, file: Written) -> str:
-    """Return the problem of a file, or ""."""
     path = inside(folder, file.name)
     if not path.is_file():
         return "the file is missing"
@@ -365,15 +361,12 @@ class Sink(io.RawIOBase):
         self._place = 0
 
     def writable(self) -> bool:
-        """Say that it can be written to."""
         return True
 
     def tell(self) -> int:
-        """Return the number of bytes that were written."""
         return self._place
 
     def write(self, data: Any, /) -> int:
-        """Keep bytes."""
         self._parts.append(bytes(data))
         self._place += len(self._parts[-1])
         return len(self._parts[-1])
@@ -386,12 +379,10 @@ class Sink(io.RawIOBase):
 
 
 def output_file(out: Path, suffix: str, name: str = "tokens") -> Path:
-    """Return `out` itself if it ends in `suffix`, else the file `name` in the folder `out`."""
     return out if out.name.endswith(suffix) else inside(out, f"{name}{suffix}")
 
 
 def summary(files: Iterable[Path], tokens: int, **more: Any) -> dict[str, Any]:
-    """Return the result of an export: files, tokens and bytes."""
     paths = list(files)
     return {
         "files": [str(path) for path in paths],

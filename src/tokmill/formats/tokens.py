@@ -41,7 +41,6 @@ class TokenSource(Source):
 
     @property
     def frozen(self) -> Frozen | None:
-        """The tokenizer, where one was named."""
         return self.vocabularies.get("token")
 
     @classmethod
@@ -69,7 +68,6 @@ class TokenSource(Source):
 
     @property
     def size(self) -> int | None:
-        """Number of ids, where it is known."""
         if self.frozen is not None:
             return self.frozen.vocabulary.size
         return self.config.vocab_size

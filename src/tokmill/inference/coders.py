@@ -16,13 +16,9 @@ from tokmill.training.runs.run import VOCAB, check_tokenizer
 class Coder(Protocol):
     """Turns text into ids of columns, and ids into text."""
 
-    def encode(self, text: str) -> dict[str, list[int]]:
-        """Return column → ids of a prompt."""
-        ...
+    def encode(self, text: str) -> dict[str, list[int]]: ...
 
-    def decode(self, ids: Ids) -> str:
-        """Return the text of ids."""
-        ...
+    def decode(self, ids: Ids) -> str: ...
 
 
 class Text:

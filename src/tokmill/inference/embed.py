@@ -215,7 +215,6 @@ class EmbedSource(OverlaySource):
             yield self.item(number)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the vectors of one shard's records."""
         number, _ = self.place(item)
         digest.update(self.base.shards[number].sha256.encode())
         scratch = make_folder(self.folder(self.config, [str(self.base.path)]) / "cache")
@@ -291,7 +290,6 @@ class Known(NamedTuple):
 
 
 def known_model(config: EmbedConfig) -> Known:
-    """Return the facts of a recipe's model."""
     if not config.run:
         raise UsageError("no run is named", hint="--run RUN")
     run = Path(config.run).absolute()

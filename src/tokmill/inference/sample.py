@@ -47,7 +47,6 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Ids of the prompt."""
         return len(next(iter(self.ids.values())))
 
 

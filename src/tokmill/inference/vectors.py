@@ -14,8 +14,9 @@ from torch import Tensor
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.models.heads import Pool, Segment, of_sets, pool_segments
 from tokmill.models.model import Inputs, Recurrent, Tensors, join_rows, take_rows
+from tokmill.store.gather import Spans
 from tokmill.store.schema import Array
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 from tokmill.tasks.task import Task, borders
 from tokmill.tasks.task_inputs import is_framed
 from tokmill.training.engines.devices.device import Precision
@@ -125,7 +126,6 @@ class Windows:
         """Number of rows with more ids than the window; they come first."""
 
     def begin(self, rows: Sequence[Ids]) -> Tensor:
-        """Read the end of new rows."""
         cut = [{name: row[name][-self.size :] for name in self.names} for row in rows]
         self.seen, starts = flush_right(cut, self.names, self.device)
         self.lengths = torch.tensor([len(row[self.names[0]]) for row in rows])

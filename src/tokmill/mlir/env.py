@@ -26,7 +26,7 @@ from tokmill.base.errors import UsageError
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
-from tokmill.mlir.measure import Measurements, Result, reward
+from tokmill.mlir.measure import Measurements, reward
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS, cuts
 from tokmill.mlir.tokens import views
@@ -100,7 +100,7 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
                 self._taken.append(chosen)
         self._states[self._place] = state
         if state.done and self._place == 0:
-            result = self._result() if self._measured else None
+            result = self.measure(self.problem, self.schedule) if self._measured else None
             worth = 0.0 if result is None else reward(result)
             info = self._info(illegal) | {"schedule": self.schedule}
             if result is not None:
@@ -137,9 +137,6 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
             "cuts": cuts(state, loops),
             "loops": (np.arange(loops) < len(state.bounds)).astype(np.int8),
         }
-
-    def _result(self) -> Result:
-        return self.measure(self.problem, self.schedule)
 
     def _observation(self) -> dict[str, Any]:
         state = self._states[self._place]

@@ -130,7 +130,6 @@ class Measurements:
         self.close()
 
     def close(self) -> None:
-        """End the child and close the cache."""
         self._child.close()
         if self._cache is not None:
             self._cache.close()

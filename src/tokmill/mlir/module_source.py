@@ -70,7 +70,6 @@ class MlirSource(WholeFiles):
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return the vocabularies of `token` and `depth`."""
         if request.tokenizer is not None or request.roles:
             raise UsageError("MLIR modules have no tokenizer", hint="leave it out")
         return {

@@ -63,7 +63,6 @@ class Space:
     def action(
         self, state: State, kind: str, sizes: tuple[int, ...], order: tuple[int, ...]
     ) -> Any:
-        """Return an action on the operation of a state."""
         operation = state.operation
         tag = operation.tag
         if kind == "fuse":

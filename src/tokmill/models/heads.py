@@ -45,7 +45,6 @@ class Transform(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return (…, D)."""
         return self.norm(gelu(self.linear(hidden), self.approximate))
 
 
@@ -157,7 +156,6 @@ class Classes(nn.Module):
         init_linear(self.linear)
 
     def forward(self, vectors_BD: Tensor) -> Tensor:
-        """Return the logits (B, C)."""
         return self.linear(self.dropout(vectors_BD))
 
     def loss(self, vectors_BD: Tensor, labels_B: Tensor) -> Tensor:
@@ -190,7 +188,6 @@ class RunningMean:
         self.count_B = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def add(self, hidden_BTD: Tensor, length_B: Tensor) -> None:
-        """Take the next segment."""
         inside_BT1 = inside(hidden_BTD, length_B)[..., None]
         self.sum_BD[: len(hidden_BTD)] += hidden_BTD.float().masked_fill(~inside_BT1, 0).sum(1)
         self.count_B[: len(hidden_BTD)] += length_B
@@ -206,7 +203,6 @@ class RunningLast:
         self.last_BD = torch.zeros(rows, dim, device=device)
 
     def add(self, hidden_BTD: Tensor, length_B: Tensor) -> None:
-        """Take the next segment."""
         row_B = torch.arange(len(hidden_BTD), device=hidden_BTD.device)
         self.last_BD[: len(hidden_BTD)] = hidden_BTD[row_B, length_B - 1].float()
 

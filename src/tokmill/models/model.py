@@ -136,7 +136,6 @@ class Fields(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw the embeddings anew."""
         for table in self.embeddings.values():
             assert isinstance(table, nn.Embedding)
             nn.init.normal_(table.weight, std=self.std)

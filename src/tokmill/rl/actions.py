@@ -23,12 +23,10 @@ class Layout(NamedTuple):
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """Return the kinds with tiles."""
         return tuple(kind for kind in self.kinds if self.parts.get(kind, "order") != "order")
 
     @property
     def width(self) -> int:
-        """Return how many numbers an action has."""
         return 1 + 2 * self.loops
 
 
@@ -118,7 +116,6 @@ def _chosen_tiles(
 
 
 def _ordered(kind: Tensor, layout: Layout) -> Tensor:
-    """Return which of the kinds say an order, (B,)."""
     has = [layout.parts.get(name) == "order" for name in layout.kinds]
     return torch.tensor(has, device=kind.device)[kind]
 
@@ -170,7 +167,6 @@ def _draw(scores: Tensor, mask: Tensor, greedy: bool) -> Tensor:
 
 
 def masks_of(masks: Sequence[Mapping[str, Any]]) -> Masks:
-    """Return the masks of several environments (`info["action_mask"]`) as one batch."""
     parts = (torch.stack([torch.as_tensor(one[name]).bool() for one in masks]) for name in
              Masks._fields)  # fmt: skip
     return Masks(*parts)

@@ -93,7 +93,6 @@ def summary(results: Sequence[Evaluated]) -> dict[str, Any]:
 
 
 def facts(one: Evaluated) -> dict[str, Any]:
-    """Return what `--json` says of a module."""
     return {
         "module": one.problem.name,
         "zero_shot": _facts(one.first),

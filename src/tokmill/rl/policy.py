@@ -63,7 +63,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def sizes(self) -> Sizes:
-        """Return what the vectors of an operation have room for."""
         return Sizes(
             loops=self.loops,
             accesses=self.accesses,
@@ -73,7 +72,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def view(self) -> Wanted:
-        """Return what the environment must show."""
         wanted = embeddings.view_of(self.model_type, self.model_config)
         if wanted.kind == "fields" and not wanted.max_seq_length:
             # Weights must not depend on the modules that a run happens to learn from.
@@ -96,7 +94,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 'by the square of them: tokens = "fields" has a few hundred'
             )
         lines += self._cuts()
-        weights = sum(one.numel() for one in self._on_meta().parameters())
+        with torch.device("meta"):
+            weights = sum(one.numel() for one in Policy(self, Inputs()).parameters())
         if weights > MANY_WEIGHTS:
             lines.append(
                 f"the policy has {weights:,} weights: on a CPU one of a million learns sooner; "
@@ -111,7 +110,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return lines
 
     def _cuts(self) -> list[str]:
-        """Return a note on what `truncate` takes away."""
         view = views.make(self.view, self.sizes, [])
         if isinstance(view, views.Buckets):
             kept, length = view.tokenizer.coverage(), view.tokenizer.max_seq_length
@@ -127,12 +125,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def spaces(self) -> Spaces:
-        """Return the arrays that the environment shows."""
         return views.make(self.view, self.sizes, []).spaces()
-
-    def _on_meta(self) -> "Policy":
-        with torch.device("meta"):
-            return Policy(self, Inputs())
 
 
 class Policy(Model):

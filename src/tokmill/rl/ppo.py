@@ -85,7 +85,6 @@ class Entropy:
 
     @property
     def now(self) -> float:
-        """Return the coefficient as it is now."""
         return self.coefficient * self.strength
 
     def see(self, share: float) -> bool:
@@ -97,11 +96,9 @@ class Entropy:
         return begun
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
         return {"strength": self.strength, "alarmed": self.alarmed}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Load what `state` returned."""
         self.strength, self.alarmed = float(state["strength"]), bool(state["alarmed"])
 
 

@@ -74,7 +74,6 @@ class ScheduleLoop:
 
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
-        """Return the moves of the largest update."""
         return max(int(config.task.ppo_batch_size), int(config.task.value_batch_size))
 
     @staticmethod
@@ -99,7 +98,7 @@ class ScheduleLoop:
             try:
                 yield
             finally:
-                self._keep_best()
+                write_file(self.out / BEST, encode(self.task.best))
             missed = self.measure_one.evaluations - self.measure_one.hits
             if missed:
                 _say(
@@ -131,6 +130,7 @@ class ScheduleLoop:
                 f"step {step + 1}: the policy is nearly certain: its entropy is "
                 f"{report['entropy']:.1%} of the largest possible; the weight of the entropy grows"
             )
+        best = [self.task.best.get(one.name, {}).get("speedup", 1.0) for one in self.problems]
         report |= {
             "entropy_alarm": float(self.task.entropy.alarmed),
             "entropy_coef": self.task.entropy.now,
@@ -138,12 +138,11 @@ class ScheduleLoop:
             "cached": (self.measure_one.hits - hits) / len(episodes),
             **outcome(episodes),
             "reward": float(np.mean([sum(one.rewards) for one in episodes])),
-            "best_speedup": self._best(),
+            "best_speedup": float(np.exp(np.mean(np.log(best)))),
         }
         return report, 1
 
     def not_finite(self, step: int, norm: float, losses: Sequence[PartLoss]) -> TokmillError:
-        """Return the error for a loss or a gradient that is not finite."""
         return TokmillError(
             f"step {step + 1}: the loss or its gradient is not finite (norm {norm})",
             where=str(self.out),
@@ -229,13 +228,6 @@ class ScheduleLoop:
                 episodes.append(again(self.room, number, chosen, weight))
         return episodes
 
-    def _best(self) -> float:
-        """Return the geometric mean of the best gains, each of one measurement; 1 for none."""
-        gains = [
-            self.task.best.get(problem.name, {}).get("speedup", 1.0) for problem in self.problems
-        ]
-        return float(np.exp(np.mean(np.log(gains))))
-
     def _check_modules(self) -> None:
         """Write the digests of all modules, or compare them with those that the run began with."""
         place = self.out / MODULES
@@ -254,9 +246,6 @@ class ScheduleLoop:
                     "schedules are of the modules that it began with",
                 )
         write_file(place, encode(now))
-
-    def _keep_best(self) -> None:
-        write_file(self.out / BEST, encode(self.task.best))
 
 
 def drawn(problems: int, step: int, count: int, seed: int) -> list[int]:

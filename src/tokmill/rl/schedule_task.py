@@ -60,7 +60,6 @@ class Memory:
             del kept[self.most :]
 
     def knows(self, module: str, schedule: tuple[Any, ...]) -> bool:
-        """Return whether a schedule was measured before."""
         return _digest(schedule) in self._known.get(module, ())
 
     def mean(self, module: str) -> float | None:
@@ -77,7 +76,6 @@ class Memory:
         ]
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
         return {
             "means": {name: list(one) for name, one in self._means.items()},
             "best": {
@@ -88,7 +86,6 @@ class Memory:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned."""
         self._means = {name: list(one) for name, one in state["means"].items()}
         self._best = {
             name: [(float(reward), [list(map(int, row)) for row in actions])
@@ -231,7 +228,6 @@ class Schedules(Task):
         return 6.0 * self.parameter_count()
 
     def example(self, rows: int) -> Tensors:
-        """Return moves that stop at once."""
         seen = {
             name: torch.zeros((rows, *space.shape), dtype=getattr(torch, space.dtype.name))
             for name, space in self.model.spaces.items()
@@ -297,7 +293,6 @@ class Schedules(Task):
                 "entropy": self.entropy.state(), "memory": self.memory.state()}  # fmt: skip
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Load what `extra_state` returned."""
         self.best = {name: dict(one) for name, one in state["best"].items()}
         self.entropy.load(state["entropy"])
         self.memory.load(state["memory"])

@@ -10,7 +10,6 @@ from tokmill.similarity.functions import Functions
 from tokmill.similarity.pairing import (
     MIN_BLOCKS,
     Kept,
-    Task,
     keep,
     of_projects,
     tasks_of,
@@ -121,13 +120,8 @@ def _measured(
     tasks = tasks_of(functions, kept, choice.rows)
     tasks = of_projects(functions, tasks, choice.projects)
     pools = choice.pools or POOLS
-    bar.total = _work(tasks, methods)
+    pairs = sum(float(len(task.queries())) * len(task.query) for task in tasks)
+    bar.total = pairs * len(methods)
     for row in dict.fromkeys(task.row for task in tasks):
         of_row = [task for task in tasks if task.row == row]
         yield measure(row, of_row, methods, pools, bar.advance)
-
-
-def _work(tasks: Sequence[Task], methods: Sequence[Method]) -> float:
-    """Return how many pairs of functions are compared."""
-    pairs = sum(float(len(task.queries())) * len(task.query) for task in tasks)
-    return pairs * len(methods)

@@ -58,7 +58,6 @@ class Functions:
         return one.names[int(one.codes[row])]
 
     def where_known(self, column: str) -> Array:
-        """Return of which functions a column is known, (n,) bool."""
         one = self.names[column]
         unknown = [i for i, name in enumerate(one.names) if name in ("", UNKNOWN)]
         return ~np.isin(one.codes, unknown)
@@ -184,19 +183,14 @@ def _named(store: Store, function: Coded) -> Array:
     if "address" not in store.schema:
         return named
     # Only `sub_` with the own address is made up: a function may really be called `sub_1`.
-    addresses = np.asarray([_address_in(name) for name in function.names], np.uint64)
-    artificial = np.asarray([MADE.fullmatch(name) is not None for name in function.names], bool)
+    made = [MADE.fullmatch(name) for name in function.names]
+    addresses = np.asarray([int(match[1], 16) if match else 0 for match in made], np.uint64)
+    artificial = np.asarray([match is not None for match in made], bool)
     if len(addresses):
         named &= ~(
             artificial[function.codes] & (addresses[function.codes] == store.column("address"))
         )
     return named
-
-
-def _address_in(name: str) -> int:
-    """Return the address in a name that is made of one, else 0."""
-    match = MADE.fullmatch(name)
-    return int(match[1], 16) if match else 0
 
 
 def of_functions(functions: Functions, matrix: Any, *, unit: bool = True) -> Any:

@@ -55,7 +55,6 @@ class Task:
     """Numbers of the pairs that are queries, if not all are: the others are negatives alone."""
 
     def queries(self) -> Array:
-        """Return the functions that are asked for."""
         return self.query if self.asked is None else self.query[self.asked]
 
 
@@ -149,7 +148,6 @@ def tasks_of(functions: Functions, kept: Kept, rows: Sequence[str] = ()) -> list
 def _paired(
     functions: Functions, source: Array, row: str, setting: str, one: Array, other: Array
 ) -> Task:
-    """Return the pairs of two sets of functions, each function of a source at most once."""
     left_out: dict[str, int] = {}
     _, i, j = np.intersect1d(source[one], source[other], assume_unique=True, return_indices=True)
     query, target = one[i], other[j]
@@ -169,7 +167,6 @@ def _paired(
 def _first(
     key: Array, query: Array, target: Array, why: str, left_out: dict[str, int]
 ) -> tuple[Array, Array]:
-    """Return the first pair of each key, and count the others."""
     kept = first_of_equals(key) == np.arange(len(key))
     if lost := int(np.count_nonzero(~kept)):
         left_out[why] = left_out.get(why, 0) + lost

@@ -219,7 +219,11 @@ def measure(
             continue
         order = {}
         for method in methods:
-            order[method.name] = ranks_of(method, task.query, task.target, task.asked)
+            if method.rows is None:
+                none = np.zeros(len(task.queries()), np.int64)
+                order[method.name] = none, none + len(task.query) - 1
+            else:
+                order[method.name] = ranks(method.rows, task.query, task.target, task.asked)
             advance(float(len(task.queries())) * len(task.query))
         for place, pool in enumerate(taken):
             if pool <= len(task.query):
@@ -228,16 +232,6 @@ def measure(
                 for name, (above, ties) in order.items():
                     result.values[name][here, place] = expected(values, above, ties)
     return result
-
-
-def ranks_of(
-    method: Method, query: Array, target: Array, asked: Array | None = None
-) -> tuple[Array, Array]:
-    """Return how many negatives rank above the match of each query, and how many tie with it."""
-    if method.rows is None:
-        zero = np.zeros(len(query if asked is None else asked), np.int64)
-        return zero, zero + len(query) - 1
-    return ranks(method.rows, query, target, asked)
 
 
 def report(
@@ -264,7 +258,11 @@ def report(
         for m, method in enumerate(methods)
         for p, pool in enumerate(found.pools)
     ]
-    best_of = _best_baselines(means.means, methods, column, len(found.pools))
+    baselines = [i for i, method in enumerate(methods) if method.baseline]
+    best_of = [
+        max(baselines, key=lambda i: float(means.means[column(i, pool)]), default=None)
+        for pool in range(len(found.pools))
+    ]
     compared = [
         Compared(
             method.name,
@@ -312,24 +310,11 @@ class _Means:
         return (method * self.pools + pool) * len(METRICS) + metric
 
     def value(self, column: int, less: int | None = None) -> Value:
-        """Return the value of a column, or of its difference from another."""
-
         def of(means: Array) -> Array:
             return means[..., column] - (0 if less is None else means[..., less])
 
         functions, projects = (None if one is None else interval(of(one)) for one in self.drawn)
         return Value(float(of(self.means)), functions, projects)
-
-
-def _best_baselines(
-    means: Array, methods: Sequence[Method], column: Callable[[int, int], int], pools: int
-) -> list[int | None]:
-    """Return the baseline with the best recall@1 at each pool, by number."""
-    baselines = [i for i, method in enumerate(methods) if method.baseline]
-    return [
-        max(baselines, key=lambda i: float(means[column(i, pool)]), default=None)
-        for pool in range(pools)
-    ]
 
 
 def bootstrap(

@@ -65,14 +65,20 @@ def find_function(
     `program` may be the end of its path; `keys` are other columns of `NAMES`. What is empty says
     nothing. Raises `UsageError` if there is none, or several.
     """
-    _check_columns(store)
+    for name in (*NAMES, "address"):
+        if name not in store.schema:
+            raise UsageError(
+                f"the store has no column {name!r}",
+                where=str(store.path),
+                hint="`tokmill build x86` makes stores of functions",
+            )
     if not function and address is None:
         raise UsageError(
             "no function is named", hint="--function NAME, or --address with --program"
         )
     hits: list[Named] = []
-    count = 0
-    for number, start in enumerate(_starts(store)):
+    count, start = 0, 0
+    for number, entry in enumerate(store.shards):
         shard = store.shard(number)
         good = np.ones(len(shard), bool)
         if function:
@@ -89,6 +95,7 @@ def find_function(
         here = np.flatnonzero(good)
         count += len(here)
         hits += [named(store, start + int(row)) for row in here[: LISTED - len(hits)]]
+        start += entry.records
     if count == 1:
         return hits[0]
     asked = [f"the name {function!r}"] if function else []
@@ -98,7 +105,6 @@ def find_function(
 
 
 def _not_one(store: Store, asked: str, found: list[Named], count: int) -> UsageError:
-    """Return the error where no function, or several, are asked for."""
     if not count:
         return UsageError(
             f"no function has {asked}",
@@ -115,22 +121,6 @@ def _not_one(store: Store, asked: str, found: list[Named], count: int) -> UsageE
     )
 
 
-def _check_columns(store: Store) -> None:
-    for name in (*NAMES, "address"):
-        if name not in store.schema:
-            raise UsageError(
-                f"the store has no column {name!r}",
-                where=str(store.path),
-                hint="`tokmill build x86` makes stores of functions",
-            )
-
-
-def _starts(store: Store) -> list[int]:
-    """Return the number of the first record of each shard."""
-    sizes = [entry.records for entry in store.shards]
-    return [sum(sizes[:number]) for number in range(len(sizes))]
-
-
 def equal(strings: Strings, text: str) -> Array:
     """Return which strings are equal to a text, (n,) bool, without making any of them."""
     wanted = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
@@ -144,7 +134,6 @@ def equal(strings: Strings, text: str) -> Array:
 
 
 def _ends_with(strings: Strings, text: str) -> Array:
-    """Return which strings are a text or a path that ends in it."""
     distinct, place = strings.distinct()
     wanted = text.encode("utf-8", "surrogatepass")
     good = [one == wanted or one.endswith(b"/" + wanted) for one in distinct]

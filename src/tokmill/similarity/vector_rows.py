@@ -22,7 +22,6 @@ TIE = 1e-9
 
 
 def is_sparse(matrix: Any) -> bool:
-    """Say whether a matrix is one of scipy's sparse ones."""
     return hasattr(matrix, "tocsr")
 
 
@@ -69,7 +68,6 @@ class Rows:
 
     @property
     def zeros(self) -> int:
-        """Rows of zeros."""
         return int(np.count_nonzero(self.lengths == 0))
 
     def take(self, rows: Array) -> Any:
@@ -176,7 +174,6 @@ def check_matrix(matrix: Any, rows: int, where: str) -> None:
 
 
 def _not_finite(matrix: Any) -> Array:
-    """Return the numbers of rows that hold a value that is not finite."""
     if np.dtype(matrix.dtype).kind != "f":
         return np.zeros(0, np.int64)
     if is_sparse(matrix):

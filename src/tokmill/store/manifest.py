@@ -119,7 +119,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """sha256 of `inputs.jsonl`."""
 
     def inputs(self) -> list[str]:
-        """Return the INPUT arguments as paths."""
         return [path_from_text(root) for root in self.roots]
 
 
@@ -145,7 +144,6 @@ class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """Input bytes of the item."""
         return self.stop - self.start
 
 
@@ -294,7 +292,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unit(self) -> Places:
-        """The unit of the column `start`."""
         return self.places if isinstance(self.places, str) else "byte"
 
 

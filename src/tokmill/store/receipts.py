@@ -41,7 +41,6 @@ def read_planned(path: Path) -> Iterator[PlannedItem]:
 
 
 def inputs_fit(path: Path, plan: Plan) -> bool:
-    """Say whether `inputs.jsonl` belongs to a plan."""
     file = path / "inputs.jsonl"
     return file.is_file() and sha256_file(file) == plan.inputs_sha256
 

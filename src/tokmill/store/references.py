@@ -157,7 +157,6 @@ def difference(stated: Reference, found: Store) -> str:
 
 
 def again_command(store: Store) -> str:
-    """Return the command that makes a store again, if the plan has it."""
     plan = store.path / layout.PLAN
     command = layout.read_plan(store.path).command if plan.exists() else ""
     return command if isinstance(command, str) and command else "the build that made this store"

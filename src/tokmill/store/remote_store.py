@@ -204,7 +204,6 @@ class Remote:
         self._checked: dict[str, tuple[int, ...]] = {}
 
     def file(self, entry: ShardEntry) -> Path:
-        """Return the file of a shard, which is fetched if it is not there."""
         path = self._path(entry)
         if self._is_good(path, entry):
             return path

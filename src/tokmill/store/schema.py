@@ -195,7 +195,6 @@ def drops_of(singles: Iterable[Drop]) -> list[Drops]:
 
 
 def each_drop(drops: Iterable[Drops]) -> Iterator[Drop]:
-    """Yield single drops, ordered by offset."""
     singles = [
         Drop(at, some.reason, some.rejected) for some in drops for at in some.offsets.tolist()
     ]
@@ -230,7 +229,6 @@ class Records:
 
 
 def has_entries(schema: Schema) -> bool:
-    """Say whether the records of a schema are members of entries, and not entries themselves."""
     return schema.get("role") == ROLE and "content" in schema
 
 

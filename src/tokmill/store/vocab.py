@@ -1,6 +1,6 @@
 """Vocabularies of stores: the file that maps tokens to ids, the number of ids, ids with a role."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -107,11 +107,7 @@ def find_roles(
             raise UsageError(
                 f"the vocabulary has no special token {token!r} for the role {role!r}",
                 where=where,
-                hint=nearest(token, _first(specials)),
+                hint=nearest(token, [*specials][:200]),
             )
         roles[role] = specials[token]
     return dict(sorted(roles.items()))
-
-
-def _first(names: Iterable[str], most: int = 200) -> list[str]:
-    return [name for _, name in zip(range(most), names, strict=False)]

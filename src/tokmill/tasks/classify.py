@@ -172,7 +172,6 @@ class Classify(Task):
 
     @property
     def frame(self) -> Frame:
-        """`[CLS]` and `[SEP]`, if the vocabularies have them."""
         return frame_of(self.reads)
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
@@ -181,7 +180,6 @@ class Classify(Task):
         return self.records(store, seed, shards)
 
     def records(self, store: Store, seed: int = 0, shards: int = 0) -> Whole:
-        """Return rows of one record, of a store with labels or without."""
         short = 0 if not self.frame or is_framed(store, self.frame) else 2
         if self.length <= short + 1:
             raise UsageError(
@@ -192,7 +190,6 @@ class Classify(Task):
         return Whole(store, self.length - short, shards=shards, seed=seed)
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return the label column, and the segment if the store has it."""
         segment = self.reads.made if SEGMENT in schema else ()
         return [self.config.column, *segment]
 
@@ -263,7 +260,6 @@ class Classify(Task):
         return class_tables(results["found"].numpy(), results["label"].numpy(), self.names)
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model and of the layers after it."""
         own = [*self.output.parameters()]
         own += [] if self.pooler is None else self.pooler.parameters()
         return super().param_groups(weight_decay) + decay_groups(own, weight_decay)

@@ -182,7 +182,6 @@ class NextToken(Task):
         return int(np.count_nonzero(batch.targets[self.column] >= 0))
 
     def head(self, column: str) -> Tensor:
-        """Return the head (V, D) of a column."""
         return self.heads.weight(self.model, column)
 
     def logits(self, hidden_BTD: Tensor, column: str = "") -> Tensor:
@@ -237,7 +236,6 @@ class NextToken(Task):
         return metrics
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model and of the heads that are not tied."""
         return super().param_groups(weight_decay) + self.heads.param_groups(weight_decay)
 
     def flops_per_token(self, length: int) -> float:

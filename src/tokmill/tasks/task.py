@@ -349,7 +349,6 @@ def positions(document: Array, ends: Array | None = None) -> Array:
 
 
 def is_whole(document: Array) -> bool:
-    """Say whether every row is one document without padding."""
     # Documents are numbered from left to right, and padding is on the right: both ends suffice.
     first, last = document[:, 0], document[:, -1]
     return bool((first == last).all() and (first >= 0).all())

@@ -107,7 +107,6 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of the table."""
         return list(self.table())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

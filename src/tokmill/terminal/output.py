@@ -109,7 +109,6 @@ def say_not_reached(size: int, asked: int) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a result as indented JSON to stdout."""
     try:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:

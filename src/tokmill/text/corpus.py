@@ -93,7 +93,6 @@ class CorpusSource(DocumentSource):
 
     @classmethod
     def remark(cls, names: Sequence[str], config: Any) -> str:
-        """Return what is not as it should be in a list of words."""
         if not config.words:
             return ""
         words = read_words(Path(config.words))
@@ -130,7 +129,6 @@ class CorpusSource(DocumentSource):
         yield Item(file.name, path, 0, file.size, file.digest)
 
     def every(self) -> Iterator[Documents]:
-        """Yield the walks of all files."""
         for item in self.items():
             yield from self.documents(item, NoHash())
 

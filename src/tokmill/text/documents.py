@@ -102,7 +102,6 @@ class DocumentSource(Source):
 
     @classmethod
     def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
-        """Return the tokenizer as the vocabulary `token`."""
         if request.tokenizer is None:
             raise UsageError(
                 "no tokenizer was named",
@@ -144,7 +143,6 @@ class DocumentSource(Source):
         return None
 
     def find(self) -> Inputs:
-        """Return the files of the inputs, and counts of what is not read."""
         return find_files(self.inputs, self.suffixes, self.fits(), self.config)
 
     def items(self) -> Iterator[Item]:
@@ -167,7 +165,6 @@ class DocumentSource(Source):
         """Yield an item's documents, prepared."""
 
     def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Update `digest` with the content of an item, without encoding the documents."""
         for batch in self.documents(item, digest):
             if batch.ends_part:
                 yield
@@ -185,7 +182,6 @@ class DocumentSource(Source):
         return self.encoder(self.resources)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield an item's documents as token records."""
         encode = self._encoder
         if not self.resources.threads:
             yield from map(encode, self.documents(item, digest))
@@ -213,7 +209,6 @@ class DocumentSource(Source):
 
 
 def column_name(field: str) -> str:
-    """Return a field's name as a column: letters, digits and underscores."""
     name = "".join(c if c.isalnum() else "_" for c in field) or "_"
     taken = name in RESERVED or name in ("token", "bytes")
     return name if name.isidentifier() and not taken else f"field_{name}"

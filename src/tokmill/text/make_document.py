@@ -52,7 +52,6 @@ def parse_path(path: str) -> tuple[Step, ...]:
 
 
 def quoted(key: str) -> str:
-    """Return a key as it is written in a path."""
     plain = _STEP.fullmatch(key + ".") and not key.startswith('"') and "[" not in key
     return key if plain else msgspec.json.encode(key).decode()
 
@@ -258,7 +257,6 @@ def _reason(values: Sequence[str | None], placeholders: frozenset[str]) -> str:
 
 
 def select(documents: D, reasons: Sequence[str], rejected: bool = False) -> D:
-    """Return the documents without a reason, and a drop for each of the others."""
     if not any(reasons):
         return documents
     kept = [i for i, reason in enumerate(reasons) if not reason]

@@ -57,7 +57,6 @@ class ParquetSource(DocumentSource):
             yield Item(file.name, path, start, stop, file.digest)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
-        """Yield the documents of an item's rows."""
         pyarrow = plugins.require("pyarrow")
         table = open_table(item.path)
         names = [*self.config.fields, *self.config.keep]
@@ -155,7 +154,9 @@ def _kept(name: str, column: Any) -> list[str]:
             column = column.cast(pyarrow.int64())
         elif types.is_temporal(column.type) or types.is_decimal(column.type):
             # Python's own types hold neither nanoseconds nor years after 9999.
-            column, end = _without_utc(pyarrow, column)
+            # It asks the machine for zones, so times in UTC are cast without one.
+            if types.is_timestamp(column.type) and column.type.tz == "UTC":
+                column, end = column.cast(pyarrow.timestamp(column.type.unit)), "Z"
             column = column.cast(pyarrow.string())
         return [as_text(value) + end * (value is not None) for value in column.to_pylist()]
     except (ValueError, OverflowError, NotImplementedError, UnicodeDecodeError) as error:
@@ -163,10 +164,3 @@ def _kept(name: str, column: Any) -> list[str]:
             f"values of the column {name!r} ({column.type}) cannot be kept as text: {error}",
             hint="leave it out of --keep, or write it in another type",
         ) from None
-
-
-def _without_utc(pyarrow: Any, column: Any) -> tuple[Any, str]:
-    """Return times in UTC as times without a zone, and "Z"; pyarrow asks the machine for zones."""
-    if not pyarrow.types.is_timestamp(column.type) or column.type.tz != "UTC":
-        return column, ""
-    return column.cast(pyarrow.timestamp(column.type.unit)), "Z"

@@ -27,7 +27,6 @@ EXPANDS = 5
 
 
 def is_stream(path: str) -> bool:
-    """Say whether a file is compressed."""
     return path.lower().endswith(SUFFIXES)
 
 
@@ -278,7 +277,6 @@ def _cut(
 
 
 def _joined(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """Yield chunks joined to at least `size` bytes."""
     pending: list[bytes] = []
     for chunk in chunks:
         pending.append(chunk)

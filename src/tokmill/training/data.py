@@ -23,7 +23,6 @@ from tokmill.feed.feed import Batch, Feed, nearest_sizes, rows_a_process
 from tokmill.feed.rows import Rows
 from tokmill.models.model import Inputs, Tensors
 from tokmill.store.checks.background_check import same_engine
-from tokmill.store.manifest import ShardEntry
 from tokmill.store.overlay import LOSS, check_mask_of, leaves_out, overlay_names
 from tokmill.store.schema import Array, ranges
 from tokmill.store.store import Store
@@ -33,7 +32,7 @@ from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_typ
 from tokmill.training.runs.weights import start_facts
 
 if TYPE_CHECKING:
-    from tokmill.store.remote_store import Remote
+    pass
 
 
 def open_store(path: str, config: DataConfig, overlays: Sequence[str] = ()) -> Store:
@@ -47,21 +46,15 @@ def open_stores(config: DataConfig) -> list[Store]:
     """Open the stores to learn from, in the recipe's order."""
     stores = [open_store(path, config, config.overlays) for path in config.stores]
     same_engine(stores)
-    if remote := list(_remote_parts(stores)):
+    parts = [part for one in stores for part in (one, *one.overlays.values())]
+    if remote := [(one.remote, one.shards) for one in parts if one.remote is not None]:
         from tokmill.store.remote_store import check_room
 
         check_room(remote, config.shards)
     return stores
 
 
-def _remote_parts(stores: Sequence[Store]) -> Iterator[tuple[Remote, Sequence[ShardEntry]]]:
-    for store in (part for one in stores for part in (one, *one.overlays.values())):
-        if store.remote is not None:
-            yield store.remote, store.shards
-
-
 def open_to_evaluate(path: str, config: DataConfig) -> Store:
-    """Open a store to evaluate on, with those of the recipe's overlays that it has."""
     overlays = overlay_names(Store(path).path)
     return open_store(path, config, [name for name in config.overlays if name in overlays])
 
@@ -100,7 +93,6 @@ def make_feed(
     stores: Sequence[Store],
     world: int = 1,
 ) -> Feed:
-    """Return the batches of a training over `world` processes."""
     data = config.data
     return Feed(
         [task.rows(store, data.seed, data.shards) for store in stores],
@@ -269,7 +261,6 @@ class Loader:
 
 
 def to_micro(part: Batch, device: torch.device) -> Micro:
-    """Return what `micro_batches` yields as tensors for a device."""
     return Micro(part.entry, to_tensors(part, device))
 
 

@@ -119,7 +119,6 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
 
 def alone(columns: dict[str, Any]) -> Any:
-    """Return the values of a single column, and several as they are."""
     return next(iter(columns.values())) if len(columns) == 1 else columns
 
 

@@ -112,7 +112,6 @@ class Breakdown:
         batch.targets = {**batch.targets, **task.at_targets(batch, {GROUP: marks})}
 
     def add(self, targets: Mapping[str, Array], scores: Mapping[str, Scores]) -> None:
-        """Add the scores of a marked batch, or of a part of one."""
         if not scores:
             return
         learned = targets[next(iter(scores))] >= 0

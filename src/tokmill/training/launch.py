@@ -118,7 +118,6 @@ class Launch(msgspec.Struct, frozen=True):
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one process."""
         return self.processes > 1 or self.nodes > 1
 
     def check(self) -> None:

@@ -116,7 +116,6 @@ class RowLoop:
         return not_finite(self.feed, self.task, self.engine, step, norm, losses, where)
 
     def measure(self, quiet: bool) -> dict[str, float]:
-        """Measure the weights on the validation store."""
         assert self.validation is not None
         with Progress("validation", self.validation.size, unit="rows", quiet=quiet) as bar:
             validation = replace(self.validation, bar=bar)
@@ -186,13 +185,11 @@ class Validation:
 
     @property
     def size(self) -> int:
-        """Number of entries that are taken."""
         available = len(self.feed.sources[0])
         return min(self.rows or available, available)
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in the entries that are taken."""
         rows, count = self.feed.sources[0], 0
         for start in range(0, self.size, AT_ONCE):
             entries = np.arange(start, min(start + AT_ONCE, self.size))

@@ -335,7 +335,6 @@ class Session:
         raise error
 
     def log_step(self) -> None:
-        """Write the metrics of the last step."""
         report = self.task.report(self.sums, self.count) if self.count else {}
         self.log({**report, "lr": self.lr, "grad_norm": self.norm, **self.meter.report()})
 

@@ -17,8 +17,9 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch, rows_a_process
 from tokmill.feed.rows import Rows
+from tokmill.store.gather import Spans
 from tokmill.store.schema import Array, ranges
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 from tokmill.training.data import make_feed, micro_batches, open_stores
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.trackers import read_metrics
@@ -136,7 +137,6 @@ class Trace:
         ]
 
     def _spans(self, epoch: Array, entry: Array, source: Array) -> tuple[Spans, Array]:
-        """Return the spans of the rows of some entries, and the number of rows of each entry."""
         sizes = np.ones(len(entry), np.int64)
         groups = []
         for number, era in dict.fromkeys(zip(source.tolist(), epoch.tolist(), strict=True)):
@@ -232,6 +232,5 @@ def read_sessions(file: Path) -> list[tuple[int, int]]:
 
 
 def rows_of_entries(rows: Rows, entries: Array) -> Array:
-    """Return how many rows each of some entries has."""
     sizes = rows.sizes(entries)
     return np.ones(len(entries), np.int64) if sizes is None else sizes

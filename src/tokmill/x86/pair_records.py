@@ -44,12 +44,6 @@ class Walked:
     walking: Walking = dataclasses.field(default_factory=Walking)
 
 
-def key_of_pair(first: Key, second: Key) -> Key:
-    """Return the common key of both programs; values that differ are joined, as in `O0+O2`."""
-    pairs = zip(first, second, strict=True)
-    return Key(*(a if a == b else f"{a}{BOTH}{b}" for a, b in pairs))
-
-
 def pair_records(
     graphs: tuple[Graph, Graph], keys: tuple[Key, Key], templates: Sequence[Templates],
     walked: Walked,
@@ -93,7 +87,6 @@ def pair_records(
 def nothing(
     streams: Sequence[str], drops: Sequence[Drop] = (), notes: Mapping[str, int] | None = None
 ) -> Records:
-    """Return a batch without records."""
     none = np.zeros(0, np.int64)
     columns: dict[str, Array | Strings] = {"address": none, "walk": none}
     columns |= dict.fromkeys(TEXTS, Strings.constant("", 0))
@@ -115,7 +108,9 @@ class _Pair:
     ) -> None:  # fmt: skip
         self.graphs, self.walked = graphs, walked
         self.texts = {"first": graphs[0].program, "second": graphs[1].program}
-        self.texts |= key_of_pair(*keys)._asdict()
+        # Values that differ are joined, as in `O0+O2`.
+        pairs = zip(*keys, strict=True)
+        self.texts |= Key(*(a if a == b else f"{a}{BOTH}{b}" for a, b in pairs))._asdict()
         self.programs = Strings.of([graph.program for graph in graphs])
         functions = [len(graph.function_address) for graph in graphs]
         halves = [

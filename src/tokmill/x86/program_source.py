@@ -129,7 +129,6 @@ class X86Source(WholeFiles):
 
     @classmethod
     def streams(cls, config: Any) -> tuple[str, ...]:
-        """Return the columns of tokens."""
         return COLUMNS
 
     @classmethod
@@ -142,7 +141,6 @@ class X86Source(WholeFiles):
         return {column: Frozen(*found[column].vocabulary()) for column in cls.streams(config)}
 
     def coded(self) -> Schema:
-        """Return the columns of tokens."""
         return {
             column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
             for column in self.streams(self.config)
@@ -168,7 +166,6 @@ class X86Source(WholeFiles):
         return {**self.versions(), "lifter": lifter, **dict.fromkeys(unused)}
 
     def versions(self) -> dict[str, Any]:
-        """Return the versions that decide the tokens."""
         rules = plugins.load(plugins.RULES, self.config.rules)
         iced = importlib.metadata.version("iced-x86")
         return {"vocab": None, "rules": f"{rules.name} {rules.version}, iced-x86 {iced}"}
@@ -189,7 +186,6 @@ class X86Source(WholeFiles):
         return self.layout.key(graph.program, graph.compiler, graph.level)
 
     def remarks(self, graph: Graph) -> list[str]:
-        """Return what a store notes of a program."""
         notes = [f"programs that are not complete: {why}" for why in graph.cut_short]
         if self.layout.fields(graph.program) is None:
             notes.append("programs whose path does not fit the layout")
@@ -230,7 +226,6 @@ class X86Source(WholeFiles):
             yield batch
 
     def _graph(self, item: Item) -> Graph | str:
-        """Return the graph of a program, or why there is none."""
         program = InputFile(item.name, Path(item.path), item.size, item.digest)
         try:
             return next(graphs_in(program, lifter=self.config.lifter))

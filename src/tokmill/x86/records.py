@@ -84,7 +84,6 @@ def nothing(
     drops: Sequence[Drop] = (),
     notes: dict[str, int] | None = None,
 ) -> Records:
-    """Return a batch without records."""
     none = np.zeros(0, np.int64)
     walk = {"walk": none} if unit == "walk" else {}
     columns: dict[str, Array | Strings] = {"address": none, "part": none, **walk}

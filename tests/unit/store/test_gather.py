@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from making import token_store
 from tokmill.feed.rows import Windows
-from tokmill.store.store import Gather, Spans, Store
+from tokmill.store.gather import Gather, Spans
+from tokmill.store.store import Store
 
 LENGTHS = st.lists(st.lists(st.integers(0, 7), max_size=5), min_size=1, max_size=4)
 

@@ -18,9 +18,10 @@ from making import TOKENS, change_sealed, rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.store import manifest as layout
+from tokmill.store.gather import Spans
 from tokmill.store.schema import Column, Schema
 from tokmill.store.shards import column_buffers
-from tokmill.store.store import Spans, Store
+from tokmill.store.store import Store
 
 SCHEMA: Schema = {
     "token": Column("u2"),

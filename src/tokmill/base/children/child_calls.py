@@ -60,7 +60,6 @@ class Scratch:
         self.close()
 
     def close(self) -> None:
-        """Remove the folder."""
         assert self._remover.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._remover.stdin.close()

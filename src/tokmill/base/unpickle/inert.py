@@ -165,10 +165,6 @@ def _dict(args: tuple[Any, ...], budget: Budget) -> Any:
     return dict(held)
 
 
-def _defaultdict(args: tuple[Any, ...], budget: Budget) -> Any:
-    return _dict(args[1:], budget)
-
-
 def _reconstructor(args: tuple[Any, ...], budget: Budget) -> Any:
     kind, _, value = args
     return Instance(str(kind), () if value is None else (value,)) if type(kind) is Name else None
@@ -200,7 +196,7 @@ CALLS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
     "_codecs.encode": _bytes,
     "collections.OrderedDict": _dict,
     "collections.Counter": _dict,
-    "collections.defaultdict": _defaultdict,
+    "collections.defaultdict": lambda args, budget: _dict(args[1:], budget),
     "copyreg._reconstructor": _reconstructor,
     "copyreg.__newobj__": _newobj,
     "numpy.core.multiarray._reconstruct": _array,

@@ -111,7 +111,6 @@ class Pickle:
             )
 
     def load(self) -> Any:
-        """Return the whole value."""
         with self._mapped() as data:
             [(_, value)] = Machine(self, data).run(streaming=False)
         return value
@@ -336,7 +335,6 @@ class Machine(PythonReader):  # type: ignore[misc]
             self.uses[key] -= 1
 
     def _last(self, count: int) -> list[Any]:
-        """Take values from the stack."""
         if len(self.stack) <= count:
             raise IndexError("too few values")
         items = self.stack[-count:]

@@ -187,7 +187,10 @@ def shared_points(
     with Progress("programs", len(executions.names), unit="programs", quiet=quiet) as bar:
         shared = sharing.shared_points(executions, vectors, points, seed=seed, advance=bar.advance)
     if out is not None:
-        _write(out, shared, executions)
+        for number, name in enumerate(executions.names):
+            # A name out of a store is a path of a trace at times.
+            stem = name.replace("/", "_")
+            write_points(out, stem, executions.records[shared.points], shared.weights[number])
     if json:
         _print_json(shared, executions)
     else:
@@ -251,14 +254,6 @@ def _trained(store: Store, signatures: str, records: Ints, quiet: bool) -> Float
         signatures = embed_store(signatures, store.path, quiet=quiet).overlay
         say(f"{store.path}: overlay {signatures}")
     return VectorTable(store, signatures).units(records).astype(np.float64) / 2048
-
-
-def _write(out: Path, shared: Shared, executions: Executions) -> None:
-    """Write the points, records of the store, and a file of weights a program."""
-    for number, name in enumerate(executions.names):
-        # A name out of a store is a path of a trace at times.
-        stem = name.replace("/", "_")
-        write_points(out, stem, executions.records[shared.points], shared.weights[number])
 
 
 app = group_of(

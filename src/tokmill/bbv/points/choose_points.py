@@ -172,7 +172,6 @@ def choose(trace: Trace, options: Options, simulated: Path | None = None) -> Cho
 
 
 def by_clusters(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
-    """Choose simulation points as SimPoint does."""
     points = simpoint.simpoints(
         trace.vectors,
         trace.ids,
@@ -191,7 +190,6 @@ def by_clusters(trace: Trace, options: Options, simulated: Path | None) -> Chose
 
 
 def by_sample(trace: Trace, options: Options, simulated: Path | None) -> Chosen:
-    """Choose points as a sample."""
     frame = population(
         trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
     )

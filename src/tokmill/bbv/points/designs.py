@@ -151,7 +151,6 @@ def _stratified(population: Population, n: int, random: Random) -> Sample:
 
 
 def _means(population: Population, labels: Ints, heavy: Floats) -> Floats:
-    """Return the mean of each stratum, (strata, columns)."""
     sums = np.zeros((len(heavy), population.features.shape[1]))
     np.add.at(sums, labels, population.shares[:, None] * population.features)
     return sums / heavy[:, None]
@@ -207,7 +206,9 @@ def expansion(sample: Sample, cpi: Floats) -> Estimate:
         parts.append(alone)
     if not parts:
         return Estimate(estimate, -np.inf, np.inf)
-    variances = [_independent(part) for part in parts]
+    variances = [
+        float(((part - part.mean()) ** 2).sum()) * len(part) / (len(part) - 1) for part in parts
+    ]
     variance = sum(variances)
     # Satterthwaite 1946.
     below = sum(v**2 / (len(part) - 1) for v, part in zip(variances, parts, strict=True))
@@ -215,8 +216,3 @@ def expansion(sample: Sample, cpi: Floats) -> Estimate:
     error = np.sqrt(variance * (1 - sample.fraction))
     quantile = plugins.require("scipy.stats").t.ppf(0.975, max(degrees, 1.0))
     return Estimate(estimate, estimate - quantile * error, estimate + quantile * error)
-
-
-def _independent(parts: Floats) -> float:
-    count = len(parts)
-    return float(((parts - parts.mean()) ** 2).sum()) * count / (count - 1)

@@ -105,7 +105,6 @@ def cluster_intervals(
 
 
 def weights_of(executions: Executions, labels: Ints, clusters: int) -> Floats:
-    """Return the share of each program's instructions in each cluster, (programs, clusters)."""
     weights = np.zeros((len(executions.names), clusters))
     np.add.at(weights, (executions.program, labels), executions.shares())
     return weights

@@ -84,7 +84,6 @@ def simpoints(
 
 
 def instructions(vectors: Matrix) -> Floats:
-    """Return the instructions of each interval, (intervals,), which is its weight."""
     weights = np.asarray(vectors.sum(axis=1), dtype=np.float64).reshape(-1)
     if not weights.sum() > 0:
         raise TokmillError(

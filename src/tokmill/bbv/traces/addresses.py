@@ -152,5 +152,4 @@ def write_addresses(path: Path, addresses: Addresses) -> None:
 
 
 def write_maps(path: Path, mapped: list[Mapped]) -> None:
-    """Write a map of lines `HEX PATH`."""
     write_file(path, "".join(f"{one.low:x} {one.path}\n" for one in mapped))

@@ -118,12 +118,6 @@ def make_library(folder: Path, kind: str) -> Path:
     return out
 
 
-def count_marks(command: Command, library: Path, folder: Path) -> int:
-    """Return how often the program calls the functions that are marked."""
-    # Begin and end are stamped too.
-    return len(_stamps(command, library, folder, 1, room=64)[1]) - 2
-
-
 def time_marks(
     command: Command, library: Path, folder: Path, every: int, runs: int, progress: Progress
 ) -> Array:
@@ -225,7 +219,8 @@ def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, i
     found: dict[str, tuple[float, Path, int]] = {}
     for kind in KINDS:
         library = make_library(folder, kind)
-        calls[kind] = count_marks(command, library, folder)
+        # Begin and end are stamped too.
+        calls[kind] = len(_stamps(command, library, folder, 1, room=64)[1]) - 2
         every = max(1, calls[kind] // (FINER * intervals))
         if calls[kind] < 2:
             continue

@@ -159,9 +159,10 @@ def _written(
     if timed is not None:
         cpi["measured"] = timed.ticks / vectors.instructions
         cpi["measured"][[0, -1]] = np.nan
+        load = float(Path("/proc/loadavg").read_text().split()[0])
         about["measured"] = {
             "runs": timed.runs, "halves_differ": timed.halves, "unit": "ticks of the time stamp "
-            "counter an instruction; repetitions of REP instructions count", "load": _load(),
+            "counter an instruction; repetitions of REP instructions count", "load": load,
         }  # fmt: skip
     cpi["modelled"] = modelled(totals)
     about["modelled"] = {"weights": USUAL}
@@ -205,10 +206,6 @@ def _about(command: Command, asked: Asked) -> dict[str, Any]:
         "caches": CACHES,
         "asked": asked._asdict(),
     }
-
-
-def _load() -> float:
-    return float(Path("/proc/loadavg").read_text().split()[0])
 
 
 def _callgrind(

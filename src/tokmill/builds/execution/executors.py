@@ -152,7 +152,6 @@ def check_executor(amount: Amount) -> None:
 
 
 def executor_of(name: str, work: Work, terms: Terms) -> Executor:
-    """Make an executor, by default one of this machine."""
     if name == "auto":
         return Pool(work, terms) if terms.workers else Here(work, terms)
     executor: Executor = plugins.load(plugins.EXECUTORS, name)(work, terms)

@@ -162,11 +162,9 @@ class Intervals:
         return result
 
     def likeness(self, left: Array, right: Array) -> Array:
-        """Return the cosines of pairs of records."""
         return similarity(self.units(left), self.units(right))
 
     def other_content(self, left: Array, right: Array) -> Array:
-        """Say of all pairs whether their counts differ."""
         content = self.facts["content"]
         return content[left][:, None] != content[right]
 

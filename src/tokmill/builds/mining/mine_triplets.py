@@ -82,7 +82,6 @@ class Triplets:
         self._salts = [salt_of(word, config.seed) for word in ("positive", "negative")]
 
     def identity(self) -> dict[str, Any]:
-        """Return the columns that are compared."""
         return self.keyed.identity()
 
     def read(self, place: int) -> Iterator[Records]:
@@ -181,7 +180,6 @@ class Groups:
         self._salt = salt_of("member", config.seed)
 
     def identity(self) -> dict[str, Any]:
-        """Return the columns that are compared."""
         return self.keyed.identity()
 
     def read(self, place: int) -> Iterator[Records]:

@@ -157,7 +157,6 @@ def facts_of(store: Store, by: Naming) -> Array:
 
 
 def digests_of(batch: Records, name: str) -> Array:
-    """Return a digest of each record's value in a record column: a string or a whole number."""
     value = batch.columns[name]
     if isinstance(value, Strings):
         data, offsets = value.written_out()
@@ -167,7 +166,6 @@ def digests_of(batch: Records, name: str) -> Array:
 
 
 def joined(digests: Sequence[Array], count: int) -> Array:
-    """Return a digest of each record's digests, in their order."""
     result = np.zeros(count, DIGEST)
     for number, one in enumerate(digests, 1):
         salt = np.uint64(number * _SALT % (1 << 64))
@@ -256,8 +254,6 @@ class Keyed:
 
     @cached_property
     def facts(self) -> Array:
-        """A row of `FACTS` for each record."""
-
         def find() -> Array:
             return facts_of(self.store, self.by)
 

@@ -192,7 +192,6 @@ class ValuesSource(OverlaySource):
 
     @classmethod
     def name_of(cls, config: Any) -> str:
-        """Return the name that is given, or that of the file."""
         return str(config.name or file_of(config).stem)
 
     def identity(self) -> dict[str, Any]:
@@ -238,7 +237,6 @@ class ValuesSource(OverlaySource):
             yield batch
 
     def part(self, number: int) -> dict[str, Array]:
-        """Return the values of a shard, views of the file."""
         before, here = self.base.shards[:number], self.base.shards[number]
         result = {}
         for name, array in self.arrays.items():

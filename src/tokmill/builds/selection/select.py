@@ -311,7 +311,6 @@ class SelectSource(Source):
         return self._repeats
 
     def excluded(self) -> Array:
-        """Return the digests of the records of `not_in`."""
         if self._excluded is None:
             stores = [Store(path) for path in self.config.not_in]
             self._excluded = np.concatenate([store_digests(one, entries=True) for one in stores])
@@ -390,7 +389,12 @@ def check_equal(stores: Sequence[Store]) -> None:
     """Refuse stores with different columns, vocabularies or references."""
     first = stores[0]
     for store in stores[1:]:
-        lines = difference(*(msgspec.to_builtins(_equal_in(one)) for one in (first, store)))
+        both = []
+        for one in (first, store):
+            references = {name: other.fingerprint for name, other in references_of(one).items()}
+            both.append({"schema": one.schema, "vocabularies": one.vocabularies})
+            both[-1]["references"] = references
+        lines = difference(*map(msgspec.to_builtins, both))
         if lines:
             listed = "\n  ".join(lines)
             raise TokmillError(
@@ -400,12 +404,3 @@ def check_equal(stores: Sequence[Store]) -> None:
                 "refer to the same stores",
             )
     same_engine(stores)
-
-
-def _equal_in(store: Store) -> dict[str, Any]:
-    references = {name: one.fingerprint for name, one in references_of(store).items()}
-    return {
-        "schema": store.schema,
-        "vocabularies": store.vocabularies,
-        "references": references,
-    }

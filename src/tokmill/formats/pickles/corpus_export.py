@@ -51,7 +51,8 @@ class CorpusExport:
         column = self.config.column or ("asm" if "asm" in store.schema else "token")
         notes.check_column(store, notes.ExportOptions(column=column))
         words = words_of(store, column)
-        keys = self._keys(store)
+        strings = {name for name, column in store.schema.items() if column.dtype == "utf8"}
+        keys = next((names for names in PAIRS if {*names} <= strings), ())
         paths = [inside(out, VOCABULARY), inside(out, CORPUS)]
         lines = _Lines(store, column, words, keys)
         with exporting(
@@ -60,10 +61,6 @@ class CorpusExport:
             export.put(paths[0], "".join(f"{word}\n" for word in words))
             export.put(paths[1], lines)
         return notes.summary(paths, store.tokens, walks=store.records)
-
-    def _keys(self, store: Store) -> tuple[str, ...]:
-        strings = {name for name, column in store.schema.items() if column.dtype == "utf8"}
-        return next((names for names in PAIRS if {*names} <= strings), ())
 
 
 def words_of(store: Store, column: str) -> list[str]:

@@ -127,7 +127,6 @@ Groups = dict[str, Any]
 
 
 def _groups(store: Store, keys: Sequence[str]) -> Groups:
-    """Return the records by the values of columns."""
     groups: Groups = {}
     first = 0
     for number, entry in enumerate(store.shards):
@@ -156,7 +155,6 @@ class _Writer:
         self.pieces: list[bytes] = []
 
     def list_of(self, records: range) -> Iterator[bytes]:
-        """Yield the bytes of [sequence] for some records."""
         yield b"\x80\x04]"
         for first in range(records.start, records.stop, BATCH):
             yield b"("

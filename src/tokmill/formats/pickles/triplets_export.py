@@ -110,7 +110,6 @@ class _Writer:
         yield b"."
 
     def _member(self, number: int) -> Iterator[bytes]:
-        """Yield blocks and weights of an interval."""
         record = self.profiles.record(number)
         if self.store is self.profiles:
             blocks, weights = record["vector" if "vector" in record else "block"], record["weight"]

@@ -55,7 +55,6 @@ class NpzSource(TokenSource):
         return _open(path, (self.config.ids_name, self.config.mask_name))
 
     def file_dtype(self) -> IdType:
-        """Return the widest dtype of the files, 32 bits at most."""
         dtypes = []
         for file in self.found():
             with self._open(file.path) as arrays:
@@ -74,7 +73,6 @@ class NpzSource(TokenSource):
                 yield Item(file.name, path, start, stop, file.digest, expands)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the windows of an item's rows."""
         path = Path(item.path)
         with self._open(path) as arrays:
             count = max(1, math.ceil(arrays.rows / arrays.rows_of_item))

@@ -153,7 +153,6 @@ class NpzExport:
             )
 
     def _parts(self, windows: Windows, name: str) -> tuple[list[tuple[str, Runs]], str]:
-        """Return (file, its windows) of all files, and the pattern of their names."""
         if self.config.per_input:
             inputs = {n: r for n, r in _inputs(windows).items() if any(b > a for a, b in r)}
             names = file_names(inputs)
@@ -260,7 +259,6 @@ def file_names(inputs: Iterable[str]) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """Return the name of an input as a part of the name of a file."""
     text = "".join(sign if sign.isprintable() else "_" for sign in name.replace("/", "_"))
     data = text.encode("utf-8", "replace")
     if len(data) <= LONGEST:

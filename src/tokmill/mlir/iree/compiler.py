@@ -80,6 +80,5 @@ class _Messages:
 
     @property
     def first(self) -> str:
-        """Return the first error in one line."""
         lines = [line for each in self.messages for line in each.splitlines() if line.strip()]
         return lines[0][:300] if lines else "IREE gives no reason"

@@ -75,7 +75,8 @@ class _Images:
             if any(value in self._given for value in view.operands):
                 self._given.update(view.results)
             with self._ir.InsertionPoint(operation):
-                made = self._changed(view)
+                make = self._way(view)
+                made = None if make is None else make(view)
             if made is None:
                 self._back(operation)
                 continue
@@ -86,11 +87,6 @@ class _Images:
             if not any(True for _ in view.results[0].uses):
                 view.erase()
         return changed
-
-    def _changed(self, view: Any) -> Any:
-        """Return the result of an operation in nhwc; None if it stays."""
-        make = self._way(view)
-        return None if make is None else make(view)
 
     def _way(self, view: Any) -> Callable[[Any], Any] | None:
         if len(view.results) != 1 or _rank(view.results[0]) != 4:
@@ -143,7 +139,10 @@ class _Images:
         copy = view.clone().operation
         maps = []
         for place, one in enumerate(view.attributes["indexing_maps"]):
-            results = [_renamed(result) for result in _results(str(one))]
+            results = [
+                result if result == "0" else f"d{LAST.index(int(result[1:]))}"
+                for result in _results(str(one))
+            ]
             if place in images:
                 copy.operands[place] = images[place]
                 results = [results[source] for source in LAST]
@@ -227,8 +226,3 @@ def _rank(value: Any) -> int:
 def _results(text: str) -> list[str]:
     inside = text.partition("-> (")[2].rpartition(")")[0]
     return [each for each in inside.split(", ") if each]
-
-
-def _renamed(result: str) -> str:
-    """Return an index with the loops in their new order."""
-    return result if result == "0" else f"d{LAST.index(int(result[1:]))}"

@@ -91,7 +91,6 @@ class Kernel:
 
     @property
     def outputs(self) -> list[np.ndarray[Any, Any]]:
-        """Return what it computed."""
         return self.buffers[self.inputs :]
 
 
@@ -119,7 +118,10 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         kernel = Kernel(module, request["schedule"], seed)
     except lower.Refused as refused:
         return {"status": "refused", "reason": refused.what}
-    error, allowed = _difference(base, kernel, request["length"])
+    for one in (base, kernel):
+        one.poison()
+        one.run()
+    error, allowed = dtypes.difference(base.outputs, kernel.outputs, request["length"])
     answer = {"error": error, "allowed": allowed}
     if not error <= allowed:
         return answer | {"status": "wrong", "reason": f"results differ by {error:.2g}"}
@@ -166,13 +168,6 @@ def in_turns(
 def repeats(one: Timed) -> int:
     """Run once; return how many runs make one timing long enough for the clock."""
     return max(1, min(MOST_REPEATS, int(SHORTEST / max(one.run(), 1))))
-
-
-def _difference(base: Kernel, kernel: Kernel, length: int) -> tuple[float, float]:
-    for one in (base, kernel):
-        one.poison()
-        one.run()
-    return dtypes.difference(base.outputs, kernel.outputs, length)
 
 
 def _aligned(shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:

@@ -52,7 +52,6 @@ class State:
 
     @property
     def volume(self) -> int:
-        """Return the iterations of its innermost tile."""
         volume = 1
         for bound in self.bounds:
             volume *= bound
@@ -66,13 +65,7 @@ class State:
 
     @property
     def product(self) -> bool:
-        """Return whether it is a product of matrices that was made of a convolution."""
         return any(isinstance(action, actions.Im2col) for action in self.taken)
-
-    @property
-    def reads_copies(self) -> bool:
-        """Return whether its operands are laid out anew, in blocks or for a product."""
-        return any(isinstance(action, actions.Im2col | actions.Pack) for action in self.taken)
 
     @property
     def vectorizable(self) -> bool:
@@ -83,7 +76,6 @@ class State:
 
 
 def begin(operation: Operation) -> State:
-    """Return the state before any action."""
     return State(operation, operation.bounds, operation.parallel)
 
 
@@ -113,6 +105,7 @@ def allowed(state: State) -> dict[str, bool]:
     free = any(
         parallel and any(tiles(state, loop)[1:]) for loop, parallel in enumerate(state.parallel)
     )
+    copies = any(isinstance(one, actions.Im2col | actions.Pack) for one in state.taken)
     first = not state.taken
     windows = state.operation.kind in ("conv", "pooling") and state.named
     return {
@@ -122,7 +115,7 @@ def allowed(state: State) -> dict[str, bool]:
         # another cut, and not where the operation reads a copy, packed or of an image.
         "fuse": cuts
         and free
-        and not (state.cut or state.fused or state.reads_copies)
+        and not (state.cut or state.fused or copies)
         and bool(state.operation.producers)
         and state.operation.fuses,
         "interchange": more and len(state.bounds) > 1 and not windows,

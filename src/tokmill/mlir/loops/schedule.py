@@ -122,7 +122,12 @@ def _action(action: AnyAction, number: int, decompose: bool) -> list[str]:
     elif isinstance(action, Parallel):
         lines.append(_forall(f"%t{number}", op, action.sizes))
     elif isinstance(action, Fuse):
-        lines += _fuse(op, number, action)
+        lines += [
+            _forall(f"%t{number}", op, action.sizes),
+            _match(f"%q{number}", action.producer),
+            f"%u{number}, %v{number} = transform.structured.fuse_into_containing_op %q{number} "
+            f"into %t{number}f : ({_ANY}, {_ANY}) -> ({_ANY}, {_ANY})",
+        ]
     elif isinstance(action, Interchange):
         order = ", ".join(map(str, action.order))
         lines += [
@@ -137,7 +142,10 @@ def _action(action: AnyAction, number: int, decompose: bool) -> list[str]:
         lines += [
             f"%x{number}, %c{number} = transform.structured.convert_conv2d_to_img2col {op} : "
             f"({_ANY}) -> ({_ANY}, {_ANY})",
-            *_contraction(op, number, action.op),
+            # It returns what it made last, the reshape of the result: the product of matrices makes
+            # its operand.
+            f"%y{number} = transform.get_producer_of_operand %c{number}[0] : ({_ANY}) -> {_ANY}",
+            _tag(f"%y{number}", action.op, number),
         ]
     else:
         last = op
@@ -178,15 +186,6 @@ def _forall(name: str, op: str, sizes: tuple[int, ...]) -> str:
     )
 
 
-def _fuse(op: str, number: int, action: Fuse) -> list[str]:
-    return [
-        _forall(f"%t{number}", op, action.sizes),
-        _match(f"%q{number}", action.producer),
-        f"%u{number}, %v{number} = transform.structured.fuse_into_containing_op %q{number} into "
-        f"%t{number}f : ({_ANY}, {_ANY}) -> ({_ANY}, {_ANY})",
-    ]
-
-
 def _pack(op: str, number: int, action: Pack) -> list[str]:
     sizes = ", ".join(map(str, action.sizes))
     kinds = '!transform.op<"linalg.pack">', '!transform.op<"linalg.unpack">'
@@ -207,15 +206,6 @@ def _pack(op: str, number: int, action: Pack) -> list[str]:
         '(!transform.op<"tensor.empty">, !transform.op<"linalg.transpose">, '
         '!transform.op<"tensor.collapse_shape">, !transform.op<"tensor.extract_slice">, '
         '!transform.op<"linalg.copy">)',
-    ]
-
-
-def _contraction(op: str, number: int, tag: str) -> list[str]:
-    # The transform returns what it made last, the reshape of the result: the product of matrices
-    # makes its operand.
-    return [
-        f"%y{number} = transform.get_producer_of_operand %c{number}[0] : ({_ANY}) -> {_ANY}",
-        _tag(f"%y{number}", tag, number),
     ]
 
 

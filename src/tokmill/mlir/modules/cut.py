@@ -197,7 +197,6 @@ def _contents(view: Any, around: str) -> Iterator[tuple[Any, str]]:
 
 
 def _operations(function: Any) -> Iterator[tuple[Any, str]]:
-    """Yield what computes tensors."""
     initial = "" if _last(function) == "func" else f"control flow: inside of {function.name}"
     for view, around in _inner(function):
         if view.name in _FREE or _last(view) in _FRAME:

@@ -106,7 +106,8 @@ def difference(
             worst = max(worst, float(np.any(left != right)))
             continue
         slack, least = _SLACK.get(left.dtype.itemsize, _USUAL_SLACK)
-        eps = _eps(left.dtype)
+        own = np.finfo if left.dtype.kind == "f" else plugins.require("ml_dtypes").finfo
+        eps = float(own(left.dtype).eps)
         allowed = max(allowed, slack * eps * float(np.sqrt(max(length, 1))), least * eps)
         left, right = left.astype(np.float64), right.astype(np.float64)
         odd = ~np.isfinite(left) | ~np.isfinite(right)
@@ -115,8 +116,3 @@ def difference(
         scale = float(np.max(np.abs(left[~odd]), initial=0.0)) or 1.0
         worst = max(worst, float(np.max(np.abs(left[~odd] - right[~odd]), initial=0.0)) / scale)
     return worst, allowed
-
-
-def _eps(kind: np.dtype[Any]) -> float:
-    own = np.finfo if kind.kind == "f" else plugins.require("ml_dtypes").finfo
-    return float(own(kind).eps)

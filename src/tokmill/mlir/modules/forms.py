@@ -42,7 +42,6 @@ def plain(text: str, where: str) -> str:
 
 
 def _inner(module: Any) -> list[Any]:
-    """Return all operations inside of a module or a function."""
     result: list[Any] = []
 
     def look(operation: Any) -> Any:

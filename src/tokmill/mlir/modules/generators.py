@@ -35,12 +35,10 @@ class Writer:
         self._values = 0
 
     def input(self, *shape: int) -> Tensor:
-        """Return a further argument of the function."""
         self.inputs.append(Tensor(f"%a{len(self.inputs)}", shape))
         return self.inputs[-1]
 
     def value(self, shape: tuple[int, ...], text: str) -> Tensor:
-        """Write `%n = text` and return the value."""
         name = f"%{self._values}"
         self._values += 1
         self.lines.append(f"    {name} = {text}")

@@ -37,7 +37,9 @@ def text_of(path: Path, until: float = math.inf) -> str:
     if path.suffix.lower() == ONNX:
         return of_onnx(path, None, until)
     text = toolkit.text_of(path)
-    return of_iree(text, str(path), until) if is_of_iree(text) else text
+    # Functions of IREE's dialects in their own syntax.
+    own = re.search(r"^\s*util\.(?:func|global)\b", text, re.MULTILINE)
+    return of_iree(text, str(path), until) if own else text
 
 
 def check_sizes(text: str, where: str) -> None:
@@ -108,11 +110,6 @@ def of_iree(text: str, where: str, until: float = math.inf) -> str:
             until,
         )
         return _read(made)
-
-
-def is_of_iree(text: str) -> bool:
-    """Say whether a module has functions of IREE's dialects in their own syntax."""
-    return re.search(r"^\s*util\.(?:func|global)\b", text, re.MULTILINE) is not None
 
 
 def _read(path: Path) -> str:

@@ -111,7 +111,6 @@ def of_line(line: str) -> Problem:
 
 
 def of_file(path: Path) -> Problem:
-    """Return the problem of a `.mlir` file."""
     text, name = toolkit.text_of(path), path_to_text(str(path))
     guard.check(text, name)
     return of_text(text, name)

@@ -62,13 +62,11 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def operation(self) -> int:
-        """Return the length of an operation's vector."""
         indices = 2 * self.accesses * self.dimensions * self.loops
         return len(KINDS) + 2 * self.loops + indices + len(ARITHMETIC)
 
     @property
     def history(self) -> int:
-        """Return the length of a history's vector."""
         return LONGEST * self.loops * (3 * len(self.tiles) + self.loops)
 
     def fits(self, operation: Operation) -> str:

@@ -60,7 +60,6 @@ class Tokens(NamedTuple):
 
 
 def tokens(state: State, producer: Operation | None) -> Tokens:
-    """Return the tokens of an operation in the middle of its schedule, and of its producer."""
     found: list[tuple[str, int]] = [("[CLS]", 0)]
     found += _operation(state.operation)
     found += [

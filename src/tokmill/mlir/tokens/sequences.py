@@ -88,7 +88,10 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
                 # What no action has changed is there as the schedule 0.
                 if one.step or not schedule:
                     count = runs[one.operation]
-                    rows.append((one, _name(given, one.operation), count, schedule))
+                    own = given.operations[one.operation]
+                    sizes = "x".join(map(str, own.bounds))
+                    name = f"{own.name.removeprefix('linalg.')} {sizes}"
+                    rows.append((one, name, count, schedule))
     columns = {
         name: b"".join(getattr(one.tokens, name).astype(np.uint8).tobytes() for one, *_ in rows)
         for name in Tokens._fields
@@ -145,8 +148,3 @@ def _together(problems: list[Problem], counts: list[int]) -> list[list[int]]:
         for sequence in inside:
             runs[sequence] += count
     return [[min(runs[sequence], cut.MOST_RUNS) for sequence in inside] for inside in sequences]
-
-
-def _name(given: Problem, place: int) -> str:
-    operation = given.operations[place]
-    return f"{operation.name.removeprefix('linalg.')} {'x'.join(map(str, operation.bounds))}"

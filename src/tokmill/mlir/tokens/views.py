@@ -85,7 +85,6 @@ def longest(problems: Iterable[Problem]) -> int:
 
 
 def producer_of(problem: Problem, operation: Operation) -> Operation | None:
-    """Return the last producer of an operation."""
     return problem.operations[operation.producers[-1][1]] if operation.producers else None
 
 

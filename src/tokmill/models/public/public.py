@@ -180,7 +180,6 @@ def without_same(
     where: str,
     tied: bool,
 ) -> dict[str, Tensor]:
-    """Return the tensors without copies of others."""
     left = dict(tensors)
     for second, first in head.same.items():
         second, first = plain(second, tensor_names), plain(first, tensor_names)

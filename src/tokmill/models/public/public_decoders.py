@@ -64,7 +64,6 @@ class GPT2(Public, frozen=True, kw_only=True):
     }
 
     def model(self, where: str) -> dict[str, Any]:
-        """Return the keys of the decoder that computes the same."""
         return {
             **super().model(where),
             "norm": "layer",
@@ -76,7 +75,6 @@ class GPT2(Public, frozen=True, kw_only=True):
 
     @classmethod
     def others(cls, model: DecoderConfig) -> dict[str, Any]:
-        """Return the keys that are not in `same`."""
         return {
             "n_inner": model.feed_forward,
             "activation_function": "gelu" if model.activation == "gelu" else "gelu_new",
@@ -130,7 +128,6 @@ class Llama(Public, frozen=True, kw_only=True):
     allowed = {"hidden_act": ("silu",)}
 
     def model(self, where: str) -> dict[str, Any]:
-        """Return the keys of the decoder that computes the same."""
         if self.attention_bias != self.mlp_bias:
             both = self.attention_bias, self.mlp_bias
             raise unlike("attention_bias, mlp_bias", both, where, self.kind)
@@ -159,7 +156,6 @@ class Llama(Public, frozen=True, kw_only=True):
 
     @classmethod
     def others(cls, model: DecoderConfig) -> dict[str, Any]:
-        """Return the keys that are not in `same`."""
         rope: dict[str, Any] | None = None
         if model.rope_scaling is not None:
             values = {key: getattr(model.rope_scaling, ours) for key, ours in ROPE_SCALING.items()}
@@ -175,7 +171,6 @@ class Llama(Public, frozen=True, kw_only=True):
 
     @classmethod
     def needs(cls, model: DecoderConfig) -> dict[str, tuple[Any, ...]]:
-        """Return key → values that a decoder must have to be such a model."""
         return {
             "norm": ("rms",),
             "position": ("rope",),

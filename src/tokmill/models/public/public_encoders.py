@@ -140,12 +140,10 @@ class Bert(Public, frozen=True, kw_only=True):
     }
 
     def model(self, where: str) -> dict[str, Any]:
-        """Return the keys of the encoder that computes the same."""
         return {**super().model(where), "activation": ACTIVATIONS[self.hidden_act]}
 
     @classmethod
     def others(cls, model: EncoderConfig) -> dict[str, Any]:
-        """Return the keys that are not in `same`."""
         return {
             "hidden_act": "gelu" if model.activation == "gelu" else "gelu_new",
             "hidden_dropout_prob": model.dropout,
@@ -203,13 +201,11 @@ class DistilBert(Public, frozen=True, kw_only=True):
     allowed = {"activation": tuple(ACTIVATIONS)}
 
     def model(self, where: str) -> dict[str, Any]:
-        """Return the keys of the encoder that computes the same."""
         # Sinusoidal positions are values of the position table, which is among the weights.
         return {**super().model(where), "activation": ACTIVATIONS[self.activation]}
 
     @classmethod
     def others(cls, model: EncoderConfig) -> dict[str, Any]:
-        """Return the keys that are not in `same`."""
         return {
             "activation": "gelu" if model.activation == "gelu" else "gelu_new",
             "dropout": model.dropout,

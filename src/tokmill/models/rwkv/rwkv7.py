@@ -288,7 +288,6 @@ class RWKV7(Model):
             block.ffn.init_weights()
 
     def init_head(self, weight: Tensor) -> None:
-        """Draw a head (V, D): orthogonal."""
         more = math.sqrt(weight.shape[0] / weight.shape[1])
         nn.init.orthogonal_(weight, gain=0.5 * max(1.0, more))
 
@@ -339,7 +338,6 @@ class RWKV7(Model):
         return y_BTD, after
 
     def embedding(self, column: str) -> nn.Parameter:
-        """Return the embedding (V, D) of a column."""
         return self.fields.weight(column)
 
     def param_groups(self, weight_decay: float) -> list[Group]:

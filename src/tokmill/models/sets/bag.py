@@ -175,7 +175,6 @@ class Bag(Model):
         return weight_BT * there_BT / (1 - self.config.dropout)
 
     def embedding(self, column: str) -> nn.Parameter:
-        """Return the embedding (V, D) of a column."""
         return self.fields.weight(column)
 
     def flops_per_token(self, length: int) -> float:
@@ -196,7 +195,6 @@ class Residual(nn.Module):
         nn.init.zeros_(self.branch.down.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (…, D)."""
         return x + self.branch(self.norm(x))
 
 

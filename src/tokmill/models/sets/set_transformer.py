@@ -171,7 +171,6 @@ class SetTransformer(Model):
         return logs.masked_fill(~inside, nothing(logs))
 
     def embedding(self, column: str) -> nn.Parameter:
-        """Return the embedding (V, D) of a column."""
         return self.fields.weight(column)
 
     def flops_per_token(self, length: int) -> float:

@@ -281,7 +281,6 @@ def attention_by_kernel(
 
 
 def end_to_end(x_BHTK: Tensor) -> Tensor:
-    """Return (N, H, K)."""
     return x_BHTK.transpose(1, 2).flatten(0, 1)
 
 

@@ -169,7 +169,6 @@ class Block(nn.Module):
 
 
 def make_norm(config: TransformerConfig) -> nn.Module:
-    """Return a new norm over the width."""
     if config.norm == "rms":
         return RMSNorm(config.dim, config.norm_eps)
     return nn.LayerNorm(config.dim, config.norm_eps, bias=config.bias)

@@ -100,7 +100,6 @@ class OneDnn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return (…, N)."""
         ctx.save_for_backward(x, weight)
         return onednn(x, weight, bias)
 
@@ -159,7 +158,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """Return x · sigmoid(x)."""
     return F.silu(x)
 
 
@@ -222,7 +220,6 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def kind_of(x: Tensor) -> Literal["cpu", "cuda"]:
-    """Return the kind of device that a tensor lies on."""
     return "cuda" if x.is_cuda else "cpu"
 
 
@@ -392,7 +389,6 @@ class Linear(nn.Linear):
     """`linear` with parameters `weight` (N, M) and `bias` (N,)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (…, N)."""
         return linear(x, self.weight, self.bias)
 
 
@@ -404,7 +400,6 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (…, D)."""
         return rms_norm(x, self.weight, self.eps)
 
 
@@ -422,7 +417,6 @@ class FeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (…, D)."""
         up, down = self.up, self.down
         if self.activation == "swiglu":
             gate = self.gate

@@ -144,7 +144,6 @@ class Transformer(Model):
         return self.config.context if self.positions is not None else 0
 
     def embedding(self, column: str) -> nn.Parameter:
-        """Return the embedding (V, D) of a column."""
         return self.fields.weight(column)
 
     def flops_per_token(self, length: int) -> float:

@@ -133,7 +133,6 @@ def _cell(value: Any) -> Any:
 
 
 def as_row(one: Group) -> dict[str, Any]:
-    """Return a group as plain values by name."""
     taken = [member.step for member in one.members]
     return {
         "name": one.name,

@@ -97,7 +97,6 @@ class RunSummary:
 
     @property
     def step(self) -> int:
-        """The last step that is known to be done."""
         saved = [int(name.partition("-")[2]) for name in self.checkpoints[-1:]]
         return max([int(entry["step"]) for entry in self.entries[-1:]] + saved, default=0)
 
@@ -116,7 +115,6 @@ class RunSummary:
 
     @property
     def latest(self) -> dict[str, Any]:
-        """The last value of each metric."""
         return {k: v for entry in self.entries for k, v in entry.items() if k != "step"}
 
     @property
@@ -202,7 +200,6 @@ class RunSummary:
 
 
 def is_run(path: Path) -> bool:
-    """Say whether a folder is that of a training."""
     return (path / RECIPE).is_file() and (path / FACTS).is_file()
 
 

@@ -290,7 +290,7 @@ def jsonl(look: Look) -> Facts | None:
         "fields": {key: type(value).__name__ for key, value in record.items()},
         "first_record": shorten(record),
     }
-    strings = _strings(facts["fields"])
+    strings = [name for name, kind in facts["fields"].items() if kind == "str"]
     if strings:
         facts["next"] = f"tokmill build jsonl {look.quoted}{_field(strings)} {LEARN} -o STORE"
     return facts
@@ -374,10 +374,6 @@ def raw_tokens(look: Look) -> Facts | None:
         "first_ids": ids[:16].tolist(),
         "next": f"tokmill build bin {look.quoted}{' --dtype u4' * bool(wide)} -o STORE",
     }
-
-
-def _strings(fields: Facts) -> list[str]:
-    return [name for name, kind in fields.items() if kind == "str"]
 
 
 def _field(strings: Sequence[str]) -> str:

@@ -258,7 +258,6 @@ def outline(label: str, value: Any, deep: int) -> list[str]:
 
 
 def shown_of(count: int) -> int:
-    """Return how many of `count` entries are shown."""
     return count if count <= WHOLE else WIDTH
 
 
@@ -291,7 +290,6 @@ def describe_value(value: Any) -> str:
 
 
 def is_instruction(value: Any) -> bool:
-    """Say whether a value is a token dict."""
     if not isinstance(value, dict) or not isinstance(value.get("asm"), list):
         return False
     return isinstance(value.get("mne"), str)
@@ -322,12 +320,10 @@ def _short_tuple(value: tuple[Any, ...]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters."""
     return text if text.isprintable() and len(text) < 200 else repr(text[:200])
 
 
 def cut(lines: list[str], entries: int = 0) -> list[str]:
-    """Return lines, cut to a readable number."""
     most = LINES // WIDTH * max(WIDTH, entries)
     return lines if len(lines) <= most else [*lines[:most], "…"]
 

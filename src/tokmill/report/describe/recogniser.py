@@ -36,7 +36,6 @@ class Look:
 
     @property
     def quoted(self) -> str:
-        """The path as a shell takes it."""
         return shlex.quote(str(self.path))
 
     @property
@@ -65,7 +64,6 @@ def open_look(path: Path) -> Look:
 
 
 def tail(look: Look, size: int = 1) -> bytes:
-    """Return the last bytes of a file."""
     with reading(look.path) as handle:
         handle.seek(max(0, look.size - size))
         return handle.read(size)

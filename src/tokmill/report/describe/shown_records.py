@@ -79,7 +79,6 @@ class Reader:
         """The same of columns with a number for each record, such as labels."""
 
     def _tokens(self, vocabulary: str) -> list[str]:
-        """Return the tokens of a vocabulary that is a JSON object with a list of them."""
         vocabulary_of_column = self.store.vocabularies.get(vocabulary)
         if (
             vocabulary_of_column is None

@@ -87,6 +87,5 @@ def origin(document: Mapping[str, Any]) -> str:
 
 
 def preview(document: Mapping[str, Any], most: int = 60) -> str:
-    """Return the beginning of a shown document in one line."""
     text = one_line(" ".join(document["preview"].split()))
     return text[:most] + (" …" if len(text) > most else "")

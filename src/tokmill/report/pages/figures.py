@@ -1,7 +1,7 @@
 """The numbers of figures; `plot.py` draws them."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -87,7 +87,11 @@ def each_length(paths: Sequence[Path], **options: Any) -> Iterator[bytes]:
     refuse("lengths", **options)
     yield csv_text([["series", "number", "length", "in"]]).encode()
     for label, path in zip(short_names(paths), paths, strict=True):
-        unit, parts = _lengths_in(path)
+        if path.suffix.lower() in PICKLES:
+            unit, lengths = lengths_of_pickle(path)
+            parts = iter([lengths])
+        else:
+            unit, parts = "tokens", record_lengths(Store(path))
         number = itertools.count()
         for part in parts:
             yield csv_text((label, next(number), n, unit) for n in part.tolist()).encode()
@@ -144,9 +148,10 @@ def length_edges(lengths: Array) -> tuple[Array, int]:
 
 def frequency(paths: Sequence[Path], column: str = "") -> Figure:
     """Return the share of each id by rank, for a column of stores or for counted vocabularies."""
+    vocabularies = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary")
     parts, names = [], set()
     for path in paths:
-        if has_store_files(path) or not _is_vocabulary(path):
+        if has_store_files(path) or not vocabularies.is_vocabulary(path):
             store = Store(path)
             name = column_of(store, column)
             parts.append(count(store).ids[name])
@@ -155,10 +160,6 @@ def frequency(paths: Sequence[Path], column: str = "") -> Figure:
             parts.append(_counts_of_list(path, column))
         names.add(name)
     return frequency_figure(short_names(paths), parts, names.pop() if len(names) == 1 else "")
-
-
-def _is_vocabulary(path: Path) -> bool:
-    return plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").is_vocabulary(path)
 
 
 def _counts_of_list(path: Path, column: str) -> Array:
@@ -287,7 +288,6 @@ def curves_of(
 
 
 def loss_unit(runs: Sequence[RunSummary]) -> str:
-    """Return the label of the loss, with its unit if all runs have the same."""
     units = {run.measures.loss for run in runs}
     if len(units) == 1:
         unit = units.pop()
@@ -305,7 +305,6 @@ def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
 
 
 def make(kind: str, paths: Sequence[Path], column: str = "", vectors: str = "") -> Figure:
-    """Return a figure of `plugins.FIGURES`."""
     check_name("no figure is", kind, plugins.FIGURES)
     further = {}
     if kind == OF_VECTORS:
@@ -334,7 +333,10 @@ def write_csv(figure: Figure) -> str:
         lacks = np.full(len(series.y), "")
         columns += [series.y, *(series.more.get(name, lacks) for name in extra)]
         for row in zip(*(c.tolist() for c in columns), strict=True):
-            lines.append([series.label, *(_plain(value) for value in row)])
+            whole = (
+                int(one) if isinstance(one, float) and one.is_integer() else one for one in row
+            )
+            lines.append([series.label, *whole])
     return csv_text(lines)
 
 
@@ -344,14 +346,3 @@ def _length_table(path: Path) -> tuple[str, Array, Array]:
         return unit, *np.unique(lengths, return_counts=True)
     counts = count(Store(path))
     return "tokens", counts.lengths, counts.records
-
-
-def _lengths_in(path: Path) -> tuple[str, Iterable[Array]]:
-    if path.suffix.lower() in PICKLES:
-        unit, lengths = lengths_of_pickle(path)
-        return unit, [lengths]
-    return "tokens", record_lengths(Store(path))
-
-
-def _plain(value: float | str) -> float | int | str:
-    return int(value) if isinstance(value, float) and value.is_integer() else value

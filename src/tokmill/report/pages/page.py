@@ -254,7 +254,6 @@ def run_samples(run: RunSummary) -> list[Sample]:
 
 
 def picture(figure: figures.Figure, section: Section, caption: str) -> Picture:
-    """Return a figure for a section as inline SVG."""
     # The ids in an SVG are made from this word, and must be unique in a page.
     word = f"{section.anchor}-{len(section.figures)}-{figure.title}-{caption}"
     markup = plugins.require("markupsafe").Markup(render(figure, "svg", page=word).decode())

@@ -126,7 +126,6 @@ def render(figure: Figure, form: str, *, page: str = "") -> bytes:
 
 
 def inline(svg: str, figure: Figure) -> str:
-    """Return an SVG document as an element of a page."""
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace("'DejaVu Sans'", "sans-serif").replace("DejaVu Sans", "sans-serif")

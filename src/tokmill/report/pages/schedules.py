@@ -37,7 +37,6 @@ def speedup(paths: Sequence[Path], column: str = "") -> Figure:
 
 
 def entropy(paths: Sequence[Path], column: str = "") -> Figure:
-    """Return the entropy of policies, by the evaluations of a run."""
     refuse("entropy", column=column)
     series = by_evaluations(read_runs(paths), ENTROPIES, "entropy")
     return Figure("Entropy of the policy", "evaluations", "share of the largest", "line", series)
@@ -52,7 +51,6 @@ class Best(msgspec.Struct, frozen=True):
 
 
 def learns_schedules(run: RunSummary) -> bool:
-    """Return whether a run is one of `tokmill rl train`."""
     return isinstance(run.flat.get("task.bench_count"), int)
 
 

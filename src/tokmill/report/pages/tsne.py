@@ -187,7 +187,6 @@ def keys_of(store: Store, records: Array, column: str) -> Array:
 
 
 def rare_together(labels: Array, most: int = KEYS) -> Array:
-    """Return labels of which all but the most frequent are one."""
     names, times = np.unique(labels, return_counts=True)
     rare = names[np.argsort(-times, kind="stable")[most:]]
     if len(rare) > 1:

@@ -179,7 +179,6 @@ def row_of(problem: Any, best: Any, iree: Any) -> dict[str, Any]:
 
 
 def print_results(results: list[dict[str, Any]]) -> None:
-    """Print rows of `row_of` as a table."""
     counted = ["measured"] * any("counts" in one for one in results)
     print_table(
         ["module", "ms", "unscheduled", "IREE's default", "times as fast", "noise", *counted],

@@ -119,7 +119,6 @@ def weights_of(embedding: nn.Module) -> int:
 
 
 def batch(observations: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> dict[str, Tensor]:
-    """Return observations as one: name → (B, …)."""
     return {
         name: torch.from_numpy(np.stack([one[name] for one in observations]))
         for name in observations[0]

@@ -92,7 +92,6 @@ class LoopTransformer(Embedding):
         self.output_size = width + spaces["history"].shape[0]
 
     def forward(self, observation: Observation) -> Tensor:
-        """Return the state at `[CLS]`, and the history."""
         tensors = self.tensors(observation)
         first = torch.zeros(len(tensors.document), 1, dtype=torch.int64)
         states = self.encoder(tensors, first.to(tensors.document.device))

@@ -88,7 +88,6 @@ def baselines_of(
 
 
 def rows_of(functions: Functions, matrix: Any) -> Rows:
-    """Return the rows of functions, of a matrix of records or of two side by side."""
     first, more = matrix if isinstance(matrix, tuple) else (matrix, None)
     if more is not None:
         more = of_functions(functions, more, unit=False)
@@ -104,12 +103,9 @@ def built_of(store: Store) -> list[Path]:
             with contextlib.suppress(TokmillError):
                 plans += [read_plan(path) for path in paths]
         if source == "x86":
-            found += [path for path in paths if path.exists() and _has_graph(path)]
+            from tokmill.x86.graphs.lifting import GRAPH
+
+            for path in paths:
+                if path.suffix == GRAPH and path.exists() or any(path.rglob(f"*{GRAPH}")):
+                    found.append(path)
     return list(dict.fromkeys(found))
-
-
-def _has_graph(path: Path) -> bool:
-    """Say whether a path is a graph file, or a folder with one."""
-    from tokmill.x86.graphs.lifting import GRAPH
-
-    return path.suffix == GRAPH or next(path.rglob(f"*{GRAPH}"), None) is not None

@@ -192,7 +192,6 @@ def id_columns(store: Store) -> list[str]:
 
 
 def length_figures(lengths: Array, records: Array) -> Lengths:
-    """Return the figures of lengths (ascending), each with its number of records."""
     total = int(records.sum())
     if not total:
         return Lengths(0, 0.0, 0.0, 0, 0, 0, [])

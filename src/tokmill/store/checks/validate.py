@@ -58,7 +58,6 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.problems
 
 
@@ -95,7 +94,15 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
     problems += check_totals(store)
     if not any(problem.remove for problem in problems):
         problems += check_plan(store)
-    problems += check_strays(store)
+    # Other files than shards are leftovers or the user's.
+    listed = {entry.name for entry in store.shards}
+    problems += [
+        Problem(str(path), "the file belongs to no shard of the manifest")
+        for path in sorted((store.path / "shards").iterdir())
+        if store.manifest.complete
+        and SHARD_FILE.fullmatch(path.name)
+        and path.name.partition(".")[0] not in listed
+    ]
     problems += check_learned(store)
     problems += [Problem(e.where, e.what, hint=e.hint) for e in bad_references(store)]
     problems += check_overlays(store, quiet=quiet)
@@ -236,18 +243,6 @@ def check_learned(store: Store) -> list[Problem]:
         Problem(str(file), "the file is not the one that was written with the tokenizer")
         for file, digest in files.items()
         if not file.is_file() or sha256_file(file) != digest
-    ]
-
-
-def check_strays(store: Store) -> list[Problem]:
-    """Report shards that the manifest does not list; other files are leftovers or the user's."""
-    listed = {entry.name for entry in store.shards}
-    return [
-        Problem(str(path), "the file belongs to no shard of the manifest")
-        for path in sorted((store.path / "shards").iterdir())
-        if store.manifest.complete
-        and SHARD_FILE.fullmatch(path.name)
-        and path.name.partition(".")[0] not in listed
     ]
 
 

@@ -139,7 +139,6 @@ def mapped(folder: Path, count: int, parts: Callable[[], Iterable[Array]]) -> Ar
 
 
 def pieces(parts: Iterable[Part]) -> Iterator[Array]:
-    """Yield the values of parts as arrays."""
     for part in parts:
         if isinstance(part, np.ndarray):
             yield part
@@ -181,7 +180,6 @@ class StringColumn:
             self._write_out()
 
     def arrays(self) -> Iterator[tuple[str, str, Sequence[Part]]]:
-        """Yield (name, dtype, parts) of the arrays of the shard."""
         if self.rows is not None:
             width = 1 if len(self.rows) <= 1 << 8 else 2 if len(self.rows) <= 1 << 16 else 4
             table, offsets = joined(list(self.rows))

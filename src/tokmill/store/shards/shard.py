@@ -341,17 +341,13 @@ class Shard:
         if f"{name}.values" not in self._tensors:
             ends = self[f"{name}.offsets"][start : stop + 1].astype(np.int64)
             return Strings.flat(self[name][int(ends[0]) : int(ends[-1])], ends - ends[0])
-        offsets = self._table_ends(name)
+        if name not in self._ends:
+            self._ends[name] = self[f"{name}.values.offsets"].astype(np.int64)
+        offsets = self._ends[name]
         numbers = self[name][start:stop]
         if numbers.size and int(numbers.max()) >= len(offsets) - 1:
             raise self.damaged(f"it uses strings of {name!r} that are not in its table")
         return Strings(numbers, self[f"{name}.values"], offsets)
-
-    def _table_ends(self, name: str) -> Array:
-        """Return the offsets of a column's table of strings (int64), made once."""
-        if name not in self._ends:
-            self._ends[name] = self[f"{name}.values.offsets"].astype(np.int64)
-        return self._ends[name]
 
     def strings(self, name: str, start: int, stop: int) -> list[str]:
         """Return the strings of a `utf8` column for some records."""

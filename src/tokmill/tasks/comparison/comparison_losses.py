@@ -309,20 +309,11 @@ def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str
 
 def roles_of(columns: Iterable[tuple[str, int]]) -> Array:
     """Return the roles of an entry's rows, of columns of references and their widths (or 0)."""
-    return np.concatenate(
-        [
-            np.full(max(1, width), role_of(name, number))
-            for number, (name, width) in enumerate(columns)
-        ]
-        or [np.zeros(0, np.int64)]
-    )
-
-
-def role_of(column: str, number: int) -> int:
-    """Return the role of the rows that a column names; `number`: its place among the columns."""
-    if column.startswith("negative"):
-        return OTHER
-    return ALIKE if number else ANCHOR
+    roles = []
+    for number, (name, width) in enumerate(columns):
+        role = OTHER if name.startswith("negative") else ALIKE if number else ANCHOR
+        roles += [role] * max(1, width)
+    return np.asarray(roles, np.int64)
 
 
 def asking_entries(entry: Array, values: Mapping[str, Array]) -> int:

@@ -134,11 +134,9 @@ class Contrastive(Task):
 
     @property
     def row_length(self) -> int:
-        """Return the tokens of a row as it is read."""
         return self.length
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return the columns of references, and the group."""
         return value_columns(schema, self.config.columns, self.config.group)
 
     @property
@@ -147,7 +145,6 @@ class Contrastive(Task):
         return []
 
     def prepare(self, batch: Batch) -> Batch:
-        """Add what the rows are to each other."""
         values = with_relations(batch, self.config.columns, self.config.group)
         return dataclasses.replace(batch, values=values)
 
@@ -156,7 +153,6 @@ class Contrastive(Task):
         return asking_entries(batch.entry, batch.values)
 
     def example(self, rows: int) -> Tensors:
-        """Return a batch in which each row is an entry."""
         batch = super().example(rows)
         number = torch.arange(rows)
         values = {"role": number * 0, "record": number, "group": number}
@@ -168,13 +164,11 @@ class Contrastive(Task):
         return {"vectors": F.normalize(vectors, dim=1), **self.relations_of(batch)}
 
     def relations_of(self, batch: Tensors) -> dict[str, Tensor]:
-        """Return what the rows are to each other, for `compare`."""
         return {name: batch.values[name] for name in RELATIONS}
 
     def compare(
         self, vectors: Tensor, results: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the entries of a step."""
         loss = self.likeness(vectors, results)
         return loss, {"loss": loss.detach()}
 

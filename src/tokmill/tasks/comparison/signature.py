@@ -97,7 +97,6 @@ class Signature(Contrastive):
 
     @classmethod
     def pool_of(cls, config: Any) -> Pool:
-        """Return the pooling: the model's own."""
         return "signature"
 
     @classmethod
@@ -110,7 +109,6 @@ class Signature(Contrastive):
 
     @classmethod
     def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:
-        """Return the vectors of the blocks that intervals name, or have."""
         tokens = cls.token_store(config, store)
         block = held(config.block, tokens.schema)
         if block in tokens.schema and tokens.schema[block].width:
@@ -134,7 +132,6 @@ class Signature(Contrastive):
 
     @property
     def own_columns(self) -> tuple[str, ...]:
-        """Return the CPI: each interval has its own."""
         return (self.config.cpi,) if self.config.cpi else ()
 
     @property

@@ -214,7 +214,6 @@ class Masked(Task):
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        """Return the unit of the loss."""
         count = len(config.columns or inputs.ids)
         unit = "nats a hidden token" if count == 1 else f"nats, sum over {count} columns"
         return Measures(loss=unit, higher=("accuracy",))
@@ -273,7 +272,6 @@ class Masked(Task):
 
     @property
     def target_names(self) -> list[str]:
-        """The places, and the columns."""
         return [PLACES, *self.columns]
 
     def prepare(self, batch: Batch) -> Batch:
@@ -339,7 +337,6 @@ class Masked(Task):
         return int(np.count_nonzero(batch.targets[PLACES] >= 0))
 
     def example(self, rows: int) -> Tensors:
-        """Return a batch of which the share of each row is predicted."""
         batch = super().example(rows)
         few = max(1, round(self.length * self.config.share))
         if self.config.most:
@@ -413,7 +410,6 @@ class Masked(Task):
         return {name: np.take_along_axis(value, places, 1) for name, value in values.items()}
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model and of the head."""
         return super().param_groups(weight_decay) + self.heads.param_groups(weight_decay)
 
     def flops_per_token(self, length: int) -> float:

@@ -80,7 +80,6 @@ class SentencePair(Masked):
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        """Return the unit of the loss."""
         return Measures(loss="nats a hidden token and a pair", higher=("accuracy",))
 
     def check_rows(self) -> None:
@@ -93,7 +92,6 @@ class SentencePair(Masked):
 
     @property
     def frame(self) -> Frame:
-        """`[CLS]` and `[SEP]`."""
         return frame_of(self.reads)
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:

@@ -1,17 +1,15 @@
-"""Options of `tokmill build text|jsonl|parquet` that other builds do not have.
+"""What `tokmill build text|jsonl|parquet` does before it builds, by options of its own.
 
 They train a tokenizer first, make a training and a validation store in one command, or explain how
 a record is encoded (`--explain`).
 """
 
-import inspect
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import typer
 
 from tokmill import plugins
 from tokmill.base.errors import UsageError
@@ -20,57 +18,18 @@ from tokmill.base.progress import human_count
 from tokmill.builds.build import run
 from tokmill.builds.folder import check_folder, claimed
 from tokmill.builds.plan import BuildRecipe, How
-from tokmill.cli.print_facts import report, summary
+from tokmill.cli.build_command import report, summary
 from tokmill.store.vocab import Learned
 from tokmill.terminal.output import print_json, say, say_not_reached
 
-PANEL = "tokenizer, parts, one record"
 VOCABULARY = 50_257
 """Ids of a tokenizer that is trained with --train: that of GPT-2, and of CS336's script."""
-
-
-def _option(name: str, kind: Any, help_text: str) -> inspect.Parameter:
-    flag = "--" + name.replace("_", "-")
-    option = typer.Option(flag, help=help_text, rich_help_panel=PANEL, show_default=False)
-    default = False if kind is bool else None
-    annotation = bool if kind is bool else kind | None
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[annotation, option],
-    )
-
-
-PARAMETERS = [
-    _option(
-        "vocab_size",
-        int,
-        "First train a tokenizer with this many ids on the input (by default only with --train: "
-        "50,257).",
-    ),
-    _option("special", list[str], "Special tokens of that tokenizer [<|endoftext|>]."),
-    _option("train", list[str], "Training part: makes OUT/train, OUT/val and OUT/tokenizer.json."),
-    _option("val", list[str], "Validation part."),
-    _option(
-        "bin",
-        bool,
-        "With --train: also write OUT/train.bin and OUT/val.bin (uint16, uint32 "
-        "above 65,536 ids; no header).",
-    ),
-    _option("train_bin", str, "Name of the .bin file of the training part, such as x_train.bin."),
-    _option("val_bin", str, "Name of the .bin file of the validation part."),
-    _option("explain", str, "FILE:LINE: show every stage for one record, build nothing."),
-]
 
 
 def before(
     chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
 ) -> BuildRecipe | None:
     """Carry out these options; return the recipe to build, or None if nothing is left to build."""
-    if chosen.options.get("strip"):
-        what = "document" if chosen.source == "text" else "field"
-        say(f"strip is on: white space around each {what} is removed")
     if more.get("vocab_size") and chosen.tokenizer:
         raise UsageError(
             "--tokenizer and --vocab-size exclude each other",

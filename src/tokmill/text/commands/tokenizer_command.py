@@ -202,7 +202,6 @@ def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bo
 
 
 def _options(kind: str, values: list[str] | None, fields: list[str] | None) -> dict[str, Any]:
-    """Return the options of a source of texts."""
     options = overrides(values or [])
     if kind == "tsv" and "label_column" not in options:
         options["unlabelled"] = True

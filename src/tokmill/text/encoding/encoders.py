@@ -394,7 +394,6 @@ def places_to_cut(data: Mapping[str, Any]) -> tuple[dict[str, int], re.Pattern[s
 
 
 def no_token(text: str, where: str) -> TokmillError:
-    """Return the error for a character that would be lost."""
     return TokmillError(
         f"the vocabulary has no token for {text!r} and no unknown token",
         where=where,

@@ -8,7 +8,6 @@ BORDER = b"\xff"
 
 
 def read_spool(path: str) -> Iterator[str]:
-    """Yield the records of a spool file (`train.Spool`)."""
     with open(path, "rb") as handle:
         rest = b""
         while block := handle.read(1 << 22):

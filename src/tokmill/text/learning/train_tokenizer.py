@@ -252,7 +252,6 @@ def _with_python(
 
 
 def no_text() -> TokmillError:
-    """Return the error of a training whose inputs hold no text."""
     return TokmillError(
         "there is no text to train on",
         hint="the inputs are empty, or all of their documents were skipped or rejected",
@@ -260,7 +259,6 @@ def no_text() -> TokmillError:
 
 
 def read_note(folder: Path) -> Learned:
-    """Return the note `LEARNED` of a folder."""
     return read_sealed(folder / LEARNED, Learned)
 
 
@@ -270,7 +268,6 @@ def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
 
 
 def write_beside(folder: Path, note: Learned) -> None:
-    """Write the files beside a learned tokenizer.json that are missing or damaged."""
     file = folder / "tokenizer.json"
     for name, data in Tokenizer.from_json(read_file(file), str(file)).files().items():
         path = folder / name

@@ -133,7 +133,6 @@ def _spelled(by_id: Mapping[int, bytes], special_ids: Mapping[int, str]) -> dict
 
 
 def added_token(number: int, content: str, *, special: bool = True) -> dict[str, Any]:
-    """Return an entry of `added_tokens`."""
     return {
         "id": number,
         "content": content,
@@ -316,7 +315,6 @@ def canonical(data: Mapping[str, Any]) -> bytes:
 
 
 def added_tokens(data: Mapping[str, Any], *, special_only: bool = False) -> dict[str, int]:
-    """Return the added tokens, or only those marked special, as token → id."""
     return {
         token["content"]: token["id"]
         for token in data.get("added_tokens") or []
@@ -447,7 +445,6 @@ def spelling_bytes(spelled: str, *, byte_level: bool) -> bytes:
 
 
 def spelled_tokens(data: Mapping[str, Any]) -> dict[int, str]:
-    """Return id → the token as the file spells it, including added tokens."""
     entries = data["model"]["vocab"]
     if isinstance(entries, dict):
         spelled = {number: token for token, number in entries.items()}

@@ -300,13 +300,11 @@ def make_engine(config: RunConfig, settings: EngineConfig | None = None) -> Engi
 
 
 def add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    """Add sums of a task to others, by name."""
     for name, value in more.items():
         sums[name] = sums[name] + value if name in sums else value
 
 
 def over_processes(engine: Engine, sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return sums over all processes as numbers."""
     values = engine.total([value.item() for value in sums.values()])
     return dict(zip(sums, values, strict=True))
 

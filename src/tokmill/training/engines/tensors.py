@@ -100,7 +100,10 @@ def read_tensors(source: Path | BufferedIOBase, seal: str = "") -> dict[str, Ten
     tensors: dict[str, Tensor] = {}
     with _opened(source) as (handle, path):
         header = _read_header(handle, path)
-        _same(header, seal, path)
+        if seal and header.seal != seal:
+            was = f"its digest is {header.seal[:12]}" if header.seal else "it has no digest"
+            said = f"{was}, and {seal[:12]} was written here: it comes from elsewhere"
+            raise damaged(path, said)
         digest = _begin_digest(header)
         for name, entry in header.entries.items():
             start, stop = entry.data_offsets
@@ -135,7 +138,6 @@ def check_tensors(path: Path) -> str:
 
 
 def read_metadata(source: Path | BufferedIOBase) -> dict[str, str]:
-    """Read the metadata of a file, without the seal."""
     with _opened(source) as (handle, path):
         header = _read_header(handle, path)
     return {name: text for name, text in header.metadata.items() if name != SEAL}
@@ -195,12 +197,6 @@ def _check_digest(header: Header, digest: str, path: Path) -> None:
         raise damaged(
             path, f"its sha256 is {digest[:12]}, not {header.seal[:12]} as when it was written"
         )
-
-
-def _same(header: Header, seal: str, path: Path) -> None:
-    if seal and header.seal != seal:
-        was = f"its digest is {header.seal[:12]}" if header.seal else "it has no digest"
-        raise damaged(path, f"{was}, and {seal[:12]} was written here: it comes from elsewhere")
 
 
 def damaged(path: Path, what: str) -> TokmillError:

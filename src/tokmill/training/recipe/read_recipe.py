@@ -312,7 +312,6 @@ def places_of(name: str, value: Any, whole: Mapping[str, Any], where: str = "") 
 
 
 def has_key(table: str, kind: str, key: str) -> bool:
-    """Say whether the table of a recipe has a key where it is of a kind."""
     return key in plugins.load(KINDS[table], kind).Config.__struct_fields__
 
 

@@ -77,8 +77,8 @@ def resolve(
         value, files = {}, [str(recipe), *files]
     elif recipe is not None:
         value, where = read_given(recipe, named=names_stores(options))
-    elif not before and not files:
-        check_something_given(out, options)
+    elif not (before or files or names_stores(options)) and kinds_of(options) == kinds_of({}):
+        raise _nothing_given(out)
     read = [(file, read_settings(Path(file))) for file in files]
     # Those of DeepSpeed come last: they count rows, whose length the others say.
     by_file = dict(sorted(read, key=lambda one: is_of_deepspeed(one[1])))
@@ -90,8 +90,11 @@ def resolve(
     # 2. Put the options over them, and each key into its table.
     layers = with_settings(value, where, by_file, options, world)
     value = over(layers[-1][0], options, where)
-    # 3. Make places absolute.
-    value = with_absolute_places(value)
+    # 3. Make places absolute: a run may be continued from elsewhere.
+    value = {
+        name: absolute(table, PLACES.get(name, ())) if isinstance(table, Mapping) else table
+        for name, table in value.items()
+    }
     # 4. Fill in what is missing from the run to start from, or to resume.
     value = with_stores(merge(start_tables(value), value), before)
     value = with_most_steps(value)
@@ -133,8 +136,15 @@ def with_settings(
 
 
 def is_settings(path: Path) -> bool:
-    """Say whether a recipe is a file of settings in JSON."""
     return path.suffix.lower() == ".json" and path.is_file()
+
+
+def _nothing_given(out: Path) -> UsageError:
+    return UsageError(
+        "there is neither a recipe nor a store, and no run to continue",
+        where=str(out),
+        hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
+    )
 
 
 def named_after(error: UsageError, layers: Sequence[tuple[Mapping[str, Any], str]]) -> UsageError:
@@ -149,16 +159,6 @@ def named_after(error: UsageError, layers: Sequence[tuple[Mapping[str, Any], str
             if found.what == error.what:
                 return found
     return error
-
-
-def check_something_given(out: Path, options: Mapping[str, Any]) -> None:
-    """Refuse options without a recipe that name nothing to learn from."""
-    if not names_stores(options) and kinds_of(options) == kinds_of({}):
-        raise UsageError(
-            "there is neither a recipe nor a store, and no run to continue",
-            where=str(out),
-            hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
-        )
 
 
 def names_stores(options: Mapping[str, Any]) -> bool:
@@ -197,16 +197,6 @@ def with_stores(value: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
         return dict(value)
     kept = {key: before["data"][key] for key in ("train", "val") if not data.get(key)}
     return {**value, "data": {**data, **kept}}
-
-
-def with_absolute_places(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe whose folders are absolute: a run may be continued from elsewhere."""
-    made = {
-        table: absolute(value[table], keys)
-        for table, keys in PLACES.items()
-        if isinstance(value.get(table), Mapping)
-    }
-    return {**value, **made}
 
 
 def absolute(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:

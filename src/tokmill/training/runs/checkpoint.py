@@ -152,7 +152,6 @@ def save_checkpoint(
 
 
 def drop_old(run: Path, keep: int, spared: Collection[Path] = ()) -> None:
-    """Remove all but the newest `keep` checkpoints."""
     for old in checkpoints(run)[:-keep]:
         if old not in spared:
             discard(old)

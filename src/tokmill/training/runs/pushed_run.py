@@ -153,7 +153,6 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 def sign_here() -> Signature:
-    """Return a new signature of this process."""
     boot = read_file(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
     processes = f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     since = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"

@@ -158,7 +158,6 @@ def leave_nothing(out: Path) -> None:
 
 
 def is_weights_alone(out: Path) -> bool:
-    """Say whether a run has weights but no checkpoint, as an imported one."""
     return not checkpoints(out) and newest_weights(out) is not None
 
 
@@ -240,6 +239,7 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
     vectors = [task.vectors(config.task, store) for store in stores]
     store = tokens[0]
     prefix, suffix = affixes_of(store)
+    labels = [task.label_classes(config.task, one) for one in stores]
     facts = Facts(
         fingerprint=fingerprint_of(config, stores),
         columns=column_sizes(store),
@@ -248,7 +248,10 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
         bytes_per_token=store.bytes_per_token() or 0.0,
         vectors={name: vector.width for name, vector in vectors[0].items()},
         vector_models={name: vector.model for name, vector in vectors[0].items() if vector.model},
-        classes=classes_learned(config, stores),
+        classes={
+            name: same_classes([(one, own[name]) for one, own in zip(stores, labels, strict=True)])
+            for name in labels[0]
+        },
         prefix={name: tuple(ids) for name, ids in prefix.items()},
         suffix={name: tuple(ids) for name, ids in suffix.items()},
     )
@@ -258,23 +261,12 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
     return measured(config, facts)
 
 
-def classes_learned(config: TrainConfig, stores: Sequence[Store]) -> dict[str, tuple[str, ...]]:
-    """Return the classes that a task learns, which are the same in all its stores."""
-    classes = [task_type(config).label_classes(config.task, store) for store in stores]
-    return {
-        name: same_classes([(store, one[name]) for store, one in zip(stores, classes, strict=True)])
-        for name in classes[0]
-    }
-
-
 def measured(config: TrainConfig, facts: Facts) -> Facts:
-    """Return facts with the measures of the recipe's task."""
     measures = task_type(config).measures(config.task, inputs_of(config, facts))
     return msgspec.structs.replace(facts, measures=measures)
 
 
 def content_of(store: Store, read: Sequence[Store]) -> str:
-    """Return the digest of a store and of the other stores that are read with it."""
     others = [other.content for other in read if other is not store]
     return canonical_digest([store.content, *others]) if others else store.content
 
@@ -425,7 +417,6 @@ def inputs_of(config: TrainConfig, facts: Facts) -> Inputs:
 
 
 def task_type(config: TrainConfig) -> type[Task]:
-    """Return the class of a recipe's task."""
     return plugins.load(plugins.TASKS, config.task.kind)
 
 

@@ -106,7 +106,6 @@ def load_from(task: Task, file: Path) -> None:
 
 
 def step_of(place: Path) -> int:
-    """Return the step after which the weights of a folder were taken."""
     if place.parent.name == FOLDER:
         return step_of_name(place)
     text = read_metadata(place / MODEL).get("step", "")
@@ -203,7 +202,6 @@ def in_words(names: Sequence[str]) -> str:
 
 
 def fits(tensor: Tensor, own: Tensor | None) -> bool:
-    """Say whether a tensor has the shape of the task's own."""
     return own is not None and own.shape == tensor.shape
 
 

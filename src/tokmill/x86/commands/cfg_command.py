@@ -62,7 +62,6 @@ def cfg(
 
 
 def _lines(out: Path, report: Any) -> list[str]:
-    """Return what is printed of all programs."""
     counts = [
         f"{human_count(report.made + report.kept, 'program')} ({report.kept:,} there already)",
         human_count(report.functions, "function"),

@@ -37,7 +37,6 @@ def print_programs(
     counts: Counts,
     same_bytes: bool,
 ) -> None:
-    """Print what became of the functions of two programs."""
     for title, name, graph in zip(("old", "new"), called, graphs, strict=True):
         by = _line(" ".join(part for part in (graph.compiler, graph.level) if part))
         facts = [f"{graph.bits} bits", human_count(len(graph.function_address), "function")]

@@ -60,6 +60,5 @@ def _exact(values: Array) -> Array:
 
 @cache
 def net() -> Net:
-    """Return the net of the package."""
     with FILE.open("rb") as file:
         return Net.of(np.lib.format.read_array(file, allow_pickle=False))

@@ -158,12 +158,18 @@ class _Blocks:
 
     def __init__(self, a: Side, b: Side) -> None:
         self.a, self.b = a, b
-        self.forms = _cosine_matrices([_forms(side.graph, side.instructions) for side in (a, b)])
+        self.forms = _cosine_matrices(
+            [
+                bag(len(one.block_address), owners(one.block_instructions), side.instructions.form)
+                for side, one in ((a, a.graph), (b, b.graph))
+            ]
+        )
         self.facts = _cosine_matrices([_facts(side.graph, side.callees) for side in (a, b)])
         self.has = [np.diff(one.indptr) > 0 for one in self.facts]
         self.size = [np.log1p(np.diff(side.graph.block_instructions)) for side in (a, b)]
         self.place = [_place(side.graph) for side in (a, b)]
-        self.blocks = [np.repeat(sizes, sizes) for sizes in map(_sizes, (a, b))]
+        sizes = [np.diff(side.graph.function_blocks) for side in (a, b)]
+        self.blocks = [np.repeat(one, one) for one in sizes]
         """How many blocks the function of each block has: (B,) i8."""
         self.flow = [_flow(side.graph) for side in (a, b)]
 
@@ -287,14 +293,6 @@ def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Arra
         kept = free_i[i] & free_j[j]
         left, i, j = left[kept], i[kept], j[kept]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
-
-
-def _sizes(side: Side) -> Array:
-    return np.diff(side.graph.function_blocks)
-
-
-def _forms(graph: Graph, instructions: Instructions) -> Bag:
-    return bag(len(graph.block_address), owners(graph.block_instructions), instructions.form)
 
 
 def _facts(graph: Graph, more: tuple[Array, Array]) -> Bag:

@@ -167,7 +167,6 @@ class _Matcher:
         return np.minimum(probability[chosen], share)
 
     def around(self, pairs: Pairs, probability: Array) -> Array:
-        """Return the evidence of the neighbours of pairs."""
         return np.column_stack(
             [one.support(pairs, probability) for one in (self.neighbours, self.places)]
         )

@@ -39,7 +39,6 @@ class Places:
         ]
 
     def slots(self, pairs: Pairs) -> tuple[Array, Array, Array]:
-        """Return pair, pointer of A, pointer of B for all pointers to the functions of pairs."""
         counts = [np.diff(bounds) for bounds in self.bounds]
         counts = [np.where(one > MOST, 0, one) for one in counts]
         i, j = pairs.i, pairs.j

@@ -165,6 +165,13 @@ def _columns(
         sums.append(np.bincount(blocks.match, weight, len(found.i)))
     share = (sums[0] + sums[1]) / np.maximum(counts[0] + counts[1], 1)
     similarity = np.where(same, 1, np.minimum(share, MOST_OF_CHANGED)).astype(np.float32)
+    left_out = {
+        "programs without imports, strings and constants": sum(not one.facts for one in graphs),
+        "programs that were not looked through to the end": sum(
+            bool(one.cut_short) for one in graphs
+        ),
+        NOT_FOLLOWED: sum(len(one.unresolved) for one in graphs),
+    }
     return Diff(
         function_a=found.i,
         function_b=found.j,
@@ -180,7 +187,7 @@ def _columns(
         inserted=unmatched(len(graphs[1].function_address), found.j),
         deleted_blocks=_left(graphs[0], found.i, blocks.a),
         inserted_blocks=_left(graphs[1], found.j, blocks.b),
-        left_out=_left_out(graphs),
+        left_out={what: count for what, count in left_out.items() if count},
     )
 
 
@@ -191,18 +198,6 @@ def _left(graph: Graph, functions: Array, matched: Array) -> Array:
     inside = np.repeat(inside, np.diff(graph.function_blocks))
     inside[matched] = False
     return np.flatnonzero(inside).astype(np.int64)
-
-
-def _left_out(graphs: tuple[Graph, Graph]) -> dict[str, int]:
-    """Return the kinds of what was not compared, and how many there are."""
-    found = {
-        "programs without imports, strings and constants": sum(not one.facts for one in graphs),
-        "programs that were not looked through to the end": sum(
-            bool(one.cut_short) for one in graphs
-        ),
-        NOT_FOLLOWED: sum(len(one.unresolved) for one in graphs),
-    }
-    return {what: count for what, count in found.items() if count}
 
 
 def graph_of(path: Path) -> Graph:

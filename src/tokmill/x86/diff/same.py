@@ -138,7 +138,6 @@ def all_names(graph: Graph, function: int) -> set[str]:
 
 
 def names_of(graph: Graph) -> dict[str, list[int]]:
-    """Return name → the functions that have it, as their only name or as one of several."""
     result: dict[str, list[int]] = {}
     place, there = find(graph.function_address, graph.symbol_address)
     numbers = place[there].tolist()

@@ -51,7 +51,6 @@ def baselines(
 
 
 def opcodes(functions: StoreFunctions) -> Any:
-    """Return the histogram of mnemonics."""
     return functions.rows(functions.counts("mnemonics"))
 
 
@@ -79,7 +78,6 @@ def ranker(functions: StoreFunctions) -> Any:
 
 
 def parts_of(functions: StoreFunctions) -> dict[str, Any]:
-    """Return the twelve parts of the ranker, by name."""
     return {
         **ranker_code(functions),
         **{kind: functions.rows(functions.weighed(kind)) for kind in FACTS},

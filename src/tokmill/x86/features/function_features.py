@@ -77,7 +77,6 @@ def import_names(graph: Graph) -> list[str]:
 
 
 def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
-    """Return calls between functions as CSR, and (function, hash) of each call of an import."""
     sparse = plugins.require("scipy.sparse")
     size = len(graph.function_address)
     caller = np.repeat(owner, np.diff(graph.block_edges))

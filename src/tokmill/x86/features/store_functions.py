@@ -183,7 +183,6 @@ def _graphs(
 
 
 def _part(graph: Graph, first: int) -> Part:
-    """Return the part of a graph, whose functions are numbered from `first` on."""
     features = functions_of(graph)
     owner = owners(graph.block_instructions[graph.function_blocks])
     codes = bag(len(graph.function_address), owner, features.instructions.code)

@@ -314,7 +314,6 @@ def _shown(graph: Graph) -> tuple[list[str], list[str]]:
 
 
 def _table(graph: Graph) -> Any:
-    """Return a graph as an Arrow table, a row a block."""
     arrow = plugins.require("pyarrow")
     blocks = len(graph.block_address)
     number = owners(graph.function_blocks)

@@ -162,7 +162,11 @@ def find_programs(
 
     def fits(path: Path, head: bytes) -> str:
         taken = path.name.lower().endswith(graphs) if graphs else False
-        return "" if taken or _may_be_program(path, head) else NO_PROGRAM
+        if path.suffix == PICKLE:
+            taken |= path.name.endswith(("saved_index.pkl", "_extract.pkl"))
+        else:
+            taken |= head[:4] == elf.MAGIC or head[:2] == pe.MAGIC
+        return "" if taken else NO_PROGRAM
 
     files, left_out = find_files(inputs, (), fits, choice, none_is_fine=True)
     found: dict[tuple[int, int], InputFile] = {}
@@ -204,12 +208,6 @@ def lifter_version(lifter: str) -> str:
     """Return name and versions of a lifter, which decide its graphs together with the program."""
     module = plugins.require(plugins.LIFTERS[lifter].target.partition(":")[0])
     return ", ".join([f"{lifter} {module.VERSION}", *module.packages()])
-
-
-def _may_be_program(path: Path, head: bytes) -> bool:
-    if path.suffix == PICKLE:
-        return path.name.endswith(("saved_index.pkl", "_extract.pkl"))
-    return head[:4] == elf.MAGIC or head[:2] == pe.MAGIC
 
 
 T = TypeVar("T", "_Task", "_Looked")
@@ -338,7 +336,6 @@ def graphs_in(
 
 
 def graphs_of_path(path: Path | str) -> Iterator[Graph]:
-    """Yield the graphs of one file, like `graphs_in`."""
     if Path(path).is_dir():
         raise TokmillError("this is a folder", where=str(path), hint="name one file in it")
     for file in find_files([str(path)], ()).files:

@@ -144,16 +144,11 @@ class Elf:
         """Return the smallest size of a complete file, by its tables and loaded segments."""
         ends = [self._tables_end]
         # A separate file of debug information has the segments of its program without content.
-        if not self.without_code:
+        code = self.sections[(self.sections["flags"] & EXECUTE) > 0]
+        if not len(code) or (code["type"] != NOBITS).any():
             for segment in self.segments[self.segments["type"] == LOAD]:
                 ends.append(int(segment["offset"]) + int(segment["filesize"]))
         return max(ends)
-
-    @property
-    def without_code(self) -> bool:
-        """Whether its sections of code have no content, as in a file of debug information alone."""
-        code = self.sections[(self.sections["flags"] & EXECUTE) > 0]
-        return bool(len(code)) and bool((code["type"] == NOBITS).all())
 
     def _broken(self, what: str) -> TokmillError:
         return TokmillError(what, where=self.path, hint="is the file complete?")
@@ -177,7 +172,6 @@ class Elf:
         return self.data[start : start + size]
 
     def section_table(self, number: int, layout: str) -> Array:
-        """Return a section as records."""
         return self._records(
             dtype(layout), int(self.sections["offset"][number]), len(self.content(number))
         )

@@ -120,7 +120,6 @@ class _Reader:
         return np.append(numbers, np.uint64(0)).reshape(-1, 2)
 
     def _functions(self, rows: Array, table: int, base: int, names: int) -> Table | None:
-        """Return the functions of the rows of a table, whose code begins at `base`."""
         address = rows[:, 0] + np.uint64(base)
         start, stop = address[:-1], address[1:]
         low, high = self._section(start[0])

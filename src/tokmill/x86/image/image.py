@@ -34,7 +34,6 @@ def owners(ends: Array) -> Array:
 
 
 def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
-    """Return the places of values in an ascending array, and whether each is in it."""
     place = np.searchsorted(sorted_values, wanted)
     there = place < len(sorted_values)
     there[there] = sorted_values[place[there]] == wanted[there]
@@ -91,7 +90,6 @@ def numbered(values: Array) -> tuple[Array, Array]:
 
 
 def without(values: Array, others: Array) -> Array:
-    """Return the values that are not among others, each once, ascending."""
     result = distinct(values)
     return result[~member(result, np.sort(others))]
 

@@ -80,7 +80,8 @@ class Placement:
         missing = np.flatnonzero((section == UNDEFINED) & (table.symbol > 0))
         for i, name in zip(missing.tolist(), symbols["name"][missing].tolist(), strict=True):
             # Each table of relocations may have symbols of its own, so the name is the key.
-            value[i] = self._import(text(table.strings, name))
+            place = self.table + PLACE * (1 + len(self.imports))
+            value[i] = self.imports.setdefault(text(table.strings, name), place)
         return value
 
     def _entry(self, number: int) -> int:
@@ -118,12 +119,8 @@ class Placement:
         local = self.address[elf.sections["flags"] & THREAD_LOCAL > 0]
         program.thread = range(min(local.tolist(), default=self.table), self.table)
 
-    def _import(self, name: str) -> int:
-        return self.imports.setdefault(name, self.table + PLACE * (1 + len(self.imports)))
-
 
 def placed(elf: Elf, tables: list[Relocations]) -> tuple[Placement, list[Section]]:
-    """Return where everything lies, and the sections with their relocations applied."""
     layout = Placement(elf)
     for table in tables:
         layout.values(table)
@@ -133,7 +130,6 @@ def placed(elf: Elf, tables: list[Relocations]) -> tuple[Placement, list[Section
 
 
 def _relocate(elf: Elf, layout: Placement, table: Relocations) -> None:
-    """Apply one table of relocations to the linked bytes of its section."""
     section = layout.sections.get(table.target)
     if section is None:
         return

@@ -219,7 +219,6 @@ def _shared(
 
 
 def _names(known: Findings, blocks: Blocks, entries: Array) -> list[str]:
-    """Return the names of functions: their symbols, or the import to which they only jump."""
     program = known.program
     names = dict(zip(program.function_address.tolist(), program.function_name, strict=True))
     jumps = np.flatnonzero(

@@ -128,7 +128,6 @@ class Lifter:
         known.tables.prepare()
 
     def _read_tables(self) -> bool:
-        """Read the tables of all reached indirect jumps that were not read before."""
         known = self.known
         result = False
         targets = self._new_targets()

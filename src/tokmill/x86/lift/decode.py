@@ -140,7 +140,6 @@ class Instructions:
         return np.asarray(joined, np.int64)
 
     def waits(self, offsets: Array) -> Array:
-        """Return which offsets are kept for `settle`: bool."""
         return np.asarray([offset in self._waiting for offset in offsets.tolist()], bool)
 
     def settle(self) -> None:
@@ -152,7 +151,6 @@ class Instructions:
         self._add([(self.start, self.length, self.flow, self.target), columns])
 
     def instruction(self, row: int) -> Any:
-        """Return iced's object of one instruction."""
         return self._from(int(self.start[row])).decode()
 
     def _from(self, offset: int) -> Any:

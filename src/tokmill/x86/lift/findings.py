@@ -70,7 +70,6 @@ class Ranges:
         return np.where((at >= 0) & (offsets < self.stop[at]), at, -1)
 
     def inside(self, offsets: Array) -> Array:
-        """Return which offsets are in a range, but not at its beginning."""
         at = self.number(offsets)
         return (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
 
@@ -241,7 +240,6 @@ class DataUses:
 
 
 def _reached(ways: Ways, offsets: Array) -> Array:
-    """Return at which offsets a reached instruction begins: bool."""
     rows = ways.instructions.row(offsets)
     result: Array = rows >= 0
     result[result] = ways.reached(rows[result])
@@ -331,10 +329,6 @@ class Findings:
         """Return the offsets (i8, ascending) of known functions and parts of functions."""
         called = self.ways.called
         return distinct(self.starts, called[~self.ranges.inside(called)])
-
-    def used_as_data(self) -> Array:
-        """Return the offsets (i8, ascending) of unreached code that reached code uses as data."""
-        return self.data_uses.find(self.code, self.ways, self.tables)
 
     def release(self) -> None:
         """Free everything that only the search needs, because a graph needs memory too."""

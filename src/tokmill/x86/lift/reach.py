@@ -82,7 +82,6 @@ class Ways:
         return np.searchsorted(self.last, rows)
 
     def begin(self, row: int) -> int:
-        """Return the first row of a row's run."""
         run = int(self.run(np.asarray(row)))
         return int(self.last[run - 1]) + 1 if run else 0
 
@@ -122,11 +121,9 @@ class Ways:
         return distinct(offsets[offsets >= 0], called)
 
     def reached(self, rows: Array) -> Array:
-        """Return which rows were reached: bool."""
         return rows >= self.first[self.run(rows)] if len(rows) else np.zeros(0, bool)
 
     def all_reached(self) -> Array:
-        """Return for each row whether it was reached: (I,) bool."""
         before = np.minimum(self.first, self.last + 1)
         counts = np.empty(2 * len(self.last), np.int64)
         counts[0::2] = before
@@ -280,7 +277,6 @@ class NoReturn:
         """u8, ascending: functions that return, although no path through them does."""
 
     def jumps(self, instructions: Instructions) -> Array:
-        """Return the rows of jumps to functions that do not return."""
         flow = instructions.flow[instructions.transfer]
         leave = (flow == Flow.JUMP) | (flow == Flow.JUMP_INDIRECT)
         return instructions.transfer[leave & member(instructions.target, self.named)]

@@ -354,7 +354,7 @@ def _sound(known: Findings, rows: Array) -> Array:
     last = ways.last[ways.run(rows)] if len(rows) else rows
     result: Array = instructions.flow[last] != Flow.INVALID
     if result.any():
-        used = known.used_as_data()
+        used = known.data_uses.find(known.code, known.ways, known.tables)
         end = instructions.start[last].astype(np.int64) + instructions.length[last]
         result &= np.searchsorted(used, instructions.start[rows]) == np.searchsorted(used, end)
     return result

@@ -96,7 +96,6 @@ def decode(code: bytes, address: int, bits: int) -> Iterator["Instruction"]:
 
 
 def not_decoded(code: bytes, address: int, bits: int) -> DecodeError:
-    """Return the error for bytes at an address that begin no instruction."""
     return DecodeError(
         f"no instruction of {bits}-bit code: {code.hex(' ') or 'no bytes'}",
         where=f"{address:#x}",

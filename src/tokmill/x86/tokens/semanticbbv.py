@@ -88,7 +88,6 @@ class SemanticbbvRules:
         return mnemonic, text.split(",") if text else []
 
     def _places(self, instruction: iced.Instruction, printed: int) -> range | tuple[int, int]:
-        """Return the instruction's operand for each printed one."""
         own = instruction.op_count
         if (printed, own) == (2, 3):
             return 0, 2

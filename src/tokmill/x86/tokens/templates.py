@@ -338,7 +338,6 @@ class _Growing:
         return self.count
 
     def values(self) -> Array:
-        """Return all values so far, as a read-only view."""
         view = self.data[: self.count]
         view.flags.writeable = False
         return view

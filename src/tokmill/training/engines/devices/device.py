@@ -144,7 +144,6 @@ def seed_for(seed: int, step: int, rank: int) -> None:
 
 
 def on_cuda() -> bool:
-    """Say whether this process computes on a GPU."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
@@ -194,7 +193,6 @@ def torch_states() -> list[torch.Tensor]:
 
 
 def set_torch_states(states: list[torch.Tensor]) -> None:
-    """Put back what `torch_states` returned."""
     torch.set_rng_state(states[0])
     for state in states[1:]:
         torch.cuda.set_rng_state(state)

@@ -61,7 +61,6 @@ class BertAdamConfig(OptimConfig, frozen=True, forbid_unknown_fields=True, kw_on
     step, and after the warm-up it is `lr` times the share of the steps that is left."""
 
     def own_rate(self, step: int, steps: int) -> float | None:
-        """Return the rate of a step where a share or the original decides it."""
         if not self.exact_original:
             if self.warmup or not self.warmup_share:
                 return None
@@ -111,7 +110,6 @@ class BertAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Move all weights that have a gradient."""
         first, second = self.betas
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
@@ -139,7 +137,6 @@ class BertAdam(torch.optim.Optimizer):
 
 
 def some_at_a_time(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield weights in lists, each of one weight, or of `AT_A_TIME` values at most."""
     some: list[Tensor] = []
     size = 0
     for weight in weights:

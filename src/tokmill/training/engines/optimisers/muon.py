@@ -63,7 +63,8 @@ class Muon(AdamW):
     def __init__(
         self, groups: list[Group], config: MuonConfig, blocks: Sequence[nn.Module] = ()
     ) -> None:
-        wanted = {id(weight) for weight in matrices_of(blocks)}
+        inner = (one for block in blocks for one in block.modules())
+        wanted = {id(one.weight) for one in inner if isinstance(one, nn.Linear)}
         new_groups = list(split(groups, wanted, config.matrix_rate))
         if not any(group[MATRICES] for group in new_groups):
             raise UsageError(
@@ -76,7 +77,6 @@ class Muon(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all weights that have a gradient."""
         groups = self.param_groups
         for group in groups:
             if group[MATRICES]:
@@ -109,15 +109,6 @@ class Muon(AdamW):
                 weight = weights[number]
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.add_(move, alpha=-rate)
-
-
-def matrices_of(blocks: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """Yield the weights of the linear maps inside blocks."""
-    for block in blocks:
-        for module in block.modules():
-            if isinstance(module, nn.Linear):
-                weight: Any = module.weight
-                yield weight
 
 
 def split(groups: Iterable[Group], wanted: set[int], rate: float) -> Iterator[Group]:

@@ -126,7 +126,6 @@ def _place(data: bytes, at: int, end: int) -> tuple[tuple[int, int], int]:
 def _block(
     data: bytes, place: tuple[int, int], end: int, checksum: Checksum
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the entries of a block that lies before `end`."""
     offset, size = place
     if offset + size + TRAILER > end:
         raise ValueError(f"the block at byte {offset} goes beyond the file")
@@ -265,7 +264,6 @@ class TensorBundle:
         return values.reshape(entry.shape)
 
     def shard_path(self, number: int) -> Path:
-        """Return the file of a data shard."""
         name = f"{self.prefix.name}.data-{number:05}-of-{self.shards:05}"
         return self.prefix.with_name(name)
 

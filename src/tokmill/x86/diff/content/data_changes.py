@@ -8,7 +8,6 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.content.operand_references import DATA, NUMBERED, Compared, Operands, Pairs
 from tokmill.x86.diff.result import DataChange, ProgramChanges
 from tokmill.x86.features.function_features import import_names
-from tokmill.x86.graph import Graph
 
 INITIALISERS = (".init_array", ".fini_array", ".preinit_array")
 SHOWN = 8
@@ -27,7 +26,10 @@ def program_changes(compared: Compared, pairs: Pairs, same: Array) -> ProgramCha
     graphs = [side.graph for side in compared.sides]
     if not all(graph.facts for graph in graphs):
         return ProgramChanges()
-    imports = [_imports(graph) for graph in graphs]
+    imports = []
+    for graph in graphs:
+        slots = (name.partition("@")[0] for name in graph.import_slot_name)
+        imports.append({*import_names(graph), *slots} - {"", *graph.exports})
     exports = [set(graph.exports) for graph in graphs]
     changes = _named(compared) if compared.named else []
     changes += _initialisers(compared) + _unnamed(compared, pairs, same)
@@ -38,11 +40,6 @@ def program_changes(compared: Compared, pairs: Pairs, same: Array) -> ProgramCha
         exports_deleted=sorted(exports[0] - exports[1]),
         exports_inserted=sorted(exports[1] - exports[0]),
     )
-
-
-def _imports(graph: Graph) -> set[str]:
-    slots = (name.partition("@")[0] for name in graph.import_slot_name)
-    return {*import_names(graph), *slots} - {"", *graph.exports}
 
 
 def _named(compared: Compared) -> list[DataChange]:

@@ -91,7 +91,7 @@ class Operands:
         self.kind[strings] = STRING
         self.number[strings] = texts[self.text[strings]].view(np.int64)
         data = np.isin(self.kind, (DATA, STRING, UNKNOWN))
-        self.memory.end_at(self.address[data])
+        self.memory.bounds = distinct(self.memory.bounds, self.address[data])
 
     def _through_offset_table(self) -> None:
         memory = self.memory
@@ -153,7 +153,6 @@ class Compared:
         self.tables = [one.block_tables(b) for one, b in zip(self.sides, blocks, strict=True)]
 
     def pair(self, match: Array, block: Array, one: Array, other: Array) -> Pairs:
-        """Return the operands of pairs of blocks (one, other) that have equally many."""
         begin_a, begin_b = self.sides[0].begin, self.sides[1].begin
         sizes = begin_a[one + 1] - begin_a[one]
         return Pairs(
@@ -195,7 +194,6 @@ class Compared:
         return same
 
     def _same_data(self, pairs: Pairs, kind: Array, other: Array) -> Array:
-        """Return which pairs of operands refer to the same data: (N,) bool."""
         a, b = self.sides
         result = np.zeros(len(kind), bool)
         rows = np.flatnonzero((kind == other) & ((kind == DATA) | (kind == UNKNOWN)))

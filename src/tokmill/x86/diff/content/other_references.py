@@ -275,7 +275,6 @@ def _in_function(function: Array, values: Array) -> Array:
 
 
 def slot_text(graph: Graph, number: int) -> str:
-    """Return an operand on the stack as it is shown."""
     place, size = int(graph.slot[number]), int(graph.slot_size[number])
     if place >= 0:
         return f"argument at +{place:#x}"

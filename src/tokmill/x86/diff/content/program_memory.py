@@ -37,9 +37,6 @@ class Memory:
         )
         """u8, ascending: where something else may begin."""
 
-    def end_at(self, addresses: Array) -> None:
-        self.bounds = distinct(self.bounds, addresses)
-
     def section(self, address: Array) -> Array:
         """Return the numbers of the sections that hold some addresses; -1: none."""
         if not len(self.begin):

@@ -99,7 +99,6 @@ class Listing:
         return range(int(bounds[function]), int(bounds[function + 1]))
 
     def size(self, function: int) -> int:
-        """Return how many instructions a function has."""
         inside = self.blocks(function)
         bounds = self.graph.block_instructions
         return int(bounds[inside.stop] - bounds[inside.start])
@@ -193,7 +192,6 @@ class SideBySide:
         return Code([block for block, _ in mine], [block for block, _ in theirs])
 
     def alone(self, side: Literal["a", "b"], function: int) -> Code:
-        """Return a function that the other program does not have."""
         listing = self.a if side == "a" else self.b
         blocks = [block for block, _ in _function(listing, function, {})]
         return Code(blocks, []) if side == "a" else Code([], blocks)

@@ -107,11 +107,12 @@ def diff_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    counts = np.bincount([row.kind for row, _ in rows], minlength=len(KINDS)).tolist()
     html = environment.get_template("diff_page.html.j2").render(
         title=" → ".join(shown(name if called else Path(name).name, 80) for name in names),
         version=__version__,
         programs=[_about(one, name) for one, name in zip((a, b), names, strict=True)],
-        counts=_counts(rows),
+        counts=[(*names, count) for names, count in zip(KINDS.items(), counts, strict=True)],
         notes=notes,
         other=[(title, rows) for title, rows in _other(diff.other) if rows],
         data=_safe(data),
@@ -144,11 +145,6 @@ def _other(found: ProgramChanges) -> list[tuple[str, list[str]]]:
             for how in ("deleted", "inserted")
         ),
     ]
-
-
-def _counts(rows: list[tuple[Row, int]]) -> list[tuple[str, str, int]]:
-    numbers = np.bincount([row.kind for row, _ in rows], minlength=len(KINDS)).tolist()
-    return [(*names, number) for names, number in zip(KINDS.items(), numbers, strict=True)]
 
 
 def _rows(sides: SideBySide, diff: Diff) -> list[tuple[Row, int]]:

@@ -104,7 +104,6 @@ def instructions(graph: Graph) -> Array:
 
 
 def shown_name(graph: Graph, function: int) -> str:
-    """Return the name of a function, or one made of its address."""
     return graph.function_name[function] or f"sub_{int(graph.function_address[function]):x}"
 
 

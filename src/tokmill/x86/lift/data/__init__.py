@@ -1,1 +1,1 @@
-"""Data in or near code: pointers, constants; begin with `pointers`."""
+"""Data in or near code: pointers, constants; begin with `block_facts`."""

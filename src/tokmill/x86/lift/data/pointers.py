@@ -17,7 +17,6 @@ LINKED = (".got", ".plt")
 
 
 def add_pointers(graph: Graph, program: Program) -> None:
-    """Set the columns of the pointers of a program's graph."""
     address, target = _words(program)
     kept = in_data(program, address)
     kept &= member(target, graph.function_address) | in_data(program, target)

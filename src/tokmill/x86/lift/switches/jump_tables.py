@@ -265,7 +265,6 @@ class Tables:
 
 
 def _usable(limits: dict[Unknown, Limits], unknown: Unknown | None) -> Limits | None:
-    """Return the limits of an unknown, if they are possible for an index."""
     result = limits.get(unknown) if unknown is not None else None
     if result is None or abs(result.low) >> 32 or not 0 <= result.high - result.low < MOST_ENTRIES:
         return None

@@ -44,7 +44,6 @@ class Value(NamedTuple):
     terms: tuple[tuple[Unknown, int], ...] = ()
 
     def plus(self, other: "Value", sign: int = 1) -> "Value":
-        """Return self + sign * other."""
         if not other.terms:
             return Value(self.number + sign * other.number, self.terms)
         terms = dict(self.terms)

@@ -79,7 +79,6 @@ def count_programs(
 
 
 def nothing_read(inputs: Sequence[str], refused: Mapping[str, Seen]) -> TokmillError:
-    """Return the error if no input could be read."""
     for name, seen in sorted(refused.items()):
         return TokmillError(f"no program was read: {seen.refused}", where=name, hint=seen.hint)
     return TokmillError(
@@ -110,7 +109,6 @@ def count_graph(rules: str, graph: Graph) -> tuple[int, Counts]:
 
 
 def _counts(graph: Graph, rules: str, first: int, last: int) -> Counts:
-    """Return the counts of the instructions from `first` to before `last`."""
     sums: dict[str, Counter[str]] = {column: Counter() for column in COLUMNS}
     templates = _templates(rules, graph.bits)
     for code, lengths in parts(graph, first, last):
