@@ -95,14 +95,13 @@ def linked(file: Path, folder: Path, size: int) -> Sequence[object]:
     return [folder]
 
 
-def repeated(between: bytes = b"", head: int = 0) -> Make:
-    """Return what writes a file several times behind itself, without its first lines."""
+def repeated(between: bytes = b"") -> Make:
+    """Return what writes a file several times behind itself."""
 
     def make(small: Path, folder: Path, size: int) -> Sequence[object]:
-        lines = small.read_bytes().splitlines(keepends=True)
-        data = b"".join(lines[head:]) + between
+        data = small.read_bytes() + between
         file = folder.with_suffix(small.suffix)
-        file.write_bytes(b"".join(lines[:head]) + data * (FILE // len(data)))
+        file.write_bytes(data * (FILE // len(data)))
         return linked(file, folder, size)
 
     return make
@@ -172,11 +171,11 @@ def store(small: Path, folder: Path, size: int) -> Sequence[object]:
 
 
 def values(small: Path, folder: Path, size: int) -> Sequence[object]:
-    """Build a store of ids, and write a vector for each of its records."""
-    (made,) = store(small, folder, FILE)
+    """Build a store of ids, and write vectors for its records: half of the size each."""
+    (made,) = store(small, folder, size // 2)
     file = folder / "values.npy"
     count = len(Store(made))
-    width = size // count // 4
+    width = size // 2 // count // 4
     array = np.lib.format.open_memmap(file, "w+", np.dtype(np.float32), (count, width))
     array[:] = 1
     return [made, "--values", file]
@@ -198,8 +197,6 @@ TRIED = {
     "text": Tried(repeated(b"\n<|endoftext|>\n"), 40),
     "jsonl": Tried(repeated(), 40, learned=True),
     "parquet": Tried(rows, 40),
-    "tsv": Tried(repeated(head=1), 32),
-    "corpus": Tried(repeated(b"\n\n"), 32),
     "x86": Tried(linked, 8),
     "bbv": Tried(execution, options=("--shared-ids",)),
     "select": Tried(store),
@@ -212,6 +209,8 @@ TRIED = {
 """What a trained store holds does not depend on its source; that of JSON Lines has millions of
 small documents, and that of `bin` has long ones."""
 NOT_TRIED = {
+    "tsv": "`tsv` and `corpus` hold a block of short texts",
+    "corpus": "`tsv` and `corpus` hold a block of short texts",
     "mlir": "An MLIR module is held whole",
     "pairs": "`pairs` holds two graphs",
     "mine": "`mine` takes 160 bytes a record",
