@@ -27,8 +27,8 @@ def shared(
 ) -> Array:
     """Return the result of `find`, computed by one of the processes of a build.
 
-    The others map it from a file in the folder `scratch` ("": none), named by `kind` and the digest
-    of `parts`. The file begins with a digest, as it may be removed or damaged at any time. Files of
+    All map it from a file in the folder `scratch` ("": none), named by `kind` and the digest of
+    `parts`. The file begins with a digest, as it may be removed or damaged at any time. Files of
     the same kind of other parts are removed.
     """
     if not scratch:
@@ -46,6 +46,8 @@ def shared(
                     remove(other)
                 data = np.ascontiguousarray(result).reshape(-1).view(np.uint8).data
                 write_file(path, [hashlib.sha256(data).digest(), data])
+                mapped = _read(path, np.dtype(dtype), shape)
+                result = result if mapped is None else mapped
             return result
     except MachineError:
         return find()

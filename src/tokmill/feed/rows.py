@@ -22,10 +22,11 @@ from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.feed.order import key, shard_groups
 from tokmill.store.gather import Spans
 from tokmill.store.schema import Array
+from tokmill.store.shards.column_buffers import mapped
 from tokmill.store.store import Store
 
 AT_ONCE = 1 << 16
-"""Entries among which records are looked for at a time."""
+"""Entries among which records are looked for, or records that are counted, at a time."""
 
 
 class Rows(Protocol):
@@ -120,18 +121,27 @@ class Windows(Rows):
                 hint="length and step are at least 1",
             )
         self.store, self.length, self.step, self.across = store, length, step, across
-        self.offsets = store.offsets()
-        lengths = np.asarray([store.tokens]) if across else np.diff(self.offsets)
-        counts = _window_count(lengths, length, step)
-        self.firsts = np.concatenate([[0], np.cumsum(counts)])
-        self.tokens = int(_covered(lengths, counts, length, step).sum())
+        self.offsets, self.tokens = store.offsets(), 0
+        self.firsts = mapped(store.path, 2 if across else store.records + 1, self._each_firsts)
         ends = np.cumsum([0, *(part.tokens if across else part.records for part in store.shards)])
-        if across:
-            borders = np.minimum(-(-ends // step), self.firsts[-1])
-        else:
-            borders = self.firsts[ends]
+        borders = np.minimum(-(-ends // step), len(self)) if across else self.firsts[ends]
         self._numbering = Numbering(borders, shard_groups(len(store.shards), shards, seed))
         self.groups = self._numbering.groups
+
+    def _each_firsts(self) -> Iterator[Array]:
+        self.tokens = before = 0
+        yield np.zeros(1, np.int64)
+        for lengths in self._lengths():
+            counts = _window_count(lengths, self.length, self.step)
+            self.tokens += int(_covered(lengths, counts, self.length, self.step).sum())
+            yield before + np.cumsum(counts)
+            before += int(counts.sum())
+
+    def _lengths(self) -> Iterator[Array]:
+        """Yield the lengths of what windows are cut from, some at a time."""
+        ends = self.offsets[[0, -1]] if self.across else self.offsets
+        for start in range(0, len(ends) - 1, AT_ONCE):
+            yield np.diff(ends[start : start + AT_ONCE + 1])
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
@@ -185,7 +195,7 @@ class Whole(Windows):
         # With this step no record has a second window.
         step = max(length, store.tokens)
         super().__init__(store, length, step, across=False, shards=shards, seed=seed)
-        self.cut_records = int(np.count_nonzero(np.diff(self.offsets) > length))
+        self.cut_records = sum(int(np.count_nonzero(some > length)) for some in self._lengths())
         self.cut_tokens = store.tokens - self.tokens
 
 

@@ -9,7 +9,9 @@ about, counted from 0; without one, lines stand in the order of the intervals.
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import itertools
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,25 +164,26 @@ def _name_of(kind: str) -> str:
 
 def _csv(data: bytes, *, every: bool = False) -> dict[str, Array]:
     """Return the columns that have a meaning here, or `every` one."""
-    rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
-    rows = [row for row in rows if row and not row[0].startswith("#")]
-    if not rows:
+    found = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
+    rows: Iterator[list[str]] = (row for row in found if row and not row[0].startswith("#"))
+    first = next(rows, None)
+    if first is None:
         raise ValueError("it is empty")
-    names = [name.strip().lower() for name in rows[0]]
+    names = [name.strip().lower() for name in first]
     if len(set(names)) < len(names):
         raise ValueError("a column stands twice")
     if len(names) == 1 and is_number(names[0]) and not every:
-        names, rows = ["cpi"], [["cpi"], *rows]
+        names, rows = ["cpi"], itertools.chain([first], rows)
     if is_number(names[0]):
         raise ValueError("its first line does not name the columns")
-    measured = names if every else [name for name in names if name in _known()]
-    for number, row in enumerate(rows[1:], 1):
+    columns = {name: array("d") for name in names if every or name in _known()}
+    for number, row in enumerate(rows, 1):
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values, the header {len(names)}")
-    return {
-        name: np.array([_number(row[names.index(name)], name) for row in rows[1:]], np.float64)
-        for name in measured
-    }
+        for name, value in zip(names, row, strict=True):
+            if name in columns:
+                columns[name].append(_number(value, name))
+    return {name: np.array(values, np.float64) for name, values in columns.items()}
 
 
 def _known() -> set[str]:

@@ -3,10 +3,12 @@
 Names are compared by 128-bit digests, in columns.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +27,7 @@ from tokmill.store.checks.hashes import (
     row_digests,
 )
 from tokmill.store.schema import Array, Records, Schema, Strings
+from tokmill.store.shards.column_buffers import Held, pieces
 from tokmill.store.store import Store
 
 FACTS = np.dtype(
@@ -110,8 +113,8 @@ def naming(
     )
 
 
-def facts_of(store: Store, by: Naming) -> Array:
-    """Return a row of `FACTS` for each record.
+def facts_of(store: Store, by: Naming, folder: Path | None = None) -> Array:
+    """Return a row of `FACTS` for each record; digests above 32 MiB are kept in `folder`.
 
     `group`: first record with the same names; `variant`: first record with the same build (values
     of `differ`); `content`: first record with equal content; `family`: first record that is linked
@@ -125,30 +128,31 @@ def facts_of(store: Store, by: Naming) -> Array:
         "once": (*by.same, *by.differ, *by.also),
         "name": by.apart,
     }
-    values: dict[str, list[Array]] = {kind: [] for kind in (*kinds, "content", "empty", "nameless")}
+    values = Held(folder)
     pattern = re.compile(by.nameless)
     for place in range(len(store.shards)):
         for _, batch in batches(store, place):
             columns = {n: digests_of(batch, n) for names in kinds.values() for n in names}
             for kind, names in kinds.items():
-                values[kind].append(joined([columns[name] for name in names], len(batch)))
-            values["content"].append(row_digests(batch, store.schema))
-            values["empty"].append(np.diff(batch.offsets) == 0)
-            values["nameless"].append(nameless_in(batch, by.same, pattern))
-    whole = {
-        kind: np.concatenate(parts) if parts else np.zeros(0, DIGEST)
-        for kind, parts in values.items()
-    }
+                values.add(kind, joined([columns[name] for name in names], len(batch)))
+            values.add("content", row_digests(batch, store.schema))
+            values.add("empty", np.diff(batch.offsets) == 0)
+            values.add("nameless", nameless_in(batch, by.same, pattern))
+
+    def whole(kind: str) -> Array:
+        parts = [*pieces(values.take(kind))]
+        return np.concatenate(parts) if parts else np.zeros(0, DIGEST)
+
     facts = np.zeros(len(store), FACTS)
     number = np.arange(len(store))
-    facts["why"][whole["nameless"].astype(bool)] = NAMELESS
-    facts["why"][whole["empty"].astype(bool)] = EMPTY
-    once = first_of_equals(whole["once"])
+    once = first_of_equals(whole("once"))
     double = np.bincount(once, minlength=len(store))[once] > 1
+    facts["why"][whole("nameless").astype(bool)] = NAMELESS
+    facts["why"][whole("empty").astype(bool)] = EMPTY
     facts["why"][double & (facts["why"] == 0)] = AMBIGUOUS
     used = facts["why"] == 0
     for kind in ("group", "variant", "name", "content"):
-        facts[kind] = first_of_equals(whole[kind]) if by.apart or kind != "name" else number
+        facts[kind] = first_of_equals(whole(kind)) if by.apart or kind != "name" else number
     for kind in ("group", "content"):
         # A record that is left out links nothing, and gives no group its number.
         facts[kind] = first_used(facts[kind], used)
@@ -202,8 +206,8 @@ class Members:
     def __init__(self, facts: Array) -> None:
         self.facts = facts
         self.used = np.flatnonzero(facts["why"] == 0)
-        rows = facts[self.used]
-        self.order = self.used[np.lexsort((self.used, rows["variant"], rows["group"]))]
+        keys = (facts[name][self.used] for name in ("variant", "group"))
+        self.order = self.used[np.lexsort((self.used, *keys))]
         self.place = np.zeros(len(facts), np.int64)
         self.place[self.order] = np.arange(len(self.order))
 
@@ -215,9 +219,9 @@ class Members:
     @cached_property
     def builds(self) -> tuple[Array, Array]:
         """Where the records of the same group and build begin and end in `order`."""
-        rows = self.facts[self.order]
-        change = np.ones(len(rows), bool)
-        change[1:] = (np.diff(rows["group"]) != 0) | (np.diff(rows["variant"]) != 0)
+        change = np.zeros(len(self.order), bool)
+        for name in ("group", "variant"):
+            change[1:] |= np.diff(self.facts[name][self.order]) != 0
         return runs(np.cumsum(change))
 
     @cached_property
@@ -255,7 +259,8 @@ class Keyed:
     @cached_property
     def facts(self) -> Array:
         def find() -> Array:
-            return facts_of(self.store, self.by)
+            folder = Path(self.scratch) if os.access(self.scratch, os.W_OK) else None
+            return facts_of(self.store, self.by, folder)
 
         parts = [msgspec.to_builtins(self.by), self.store.content]
         return shared(self.scratch, "names", parts, FACTS, (len(self.store),), find)
