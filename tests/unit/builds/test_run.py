@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import tokmill
 from making import TOKENIZER, files_of, here, ids_of, jsonl, mixed_lines, quick_build
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.locks import locked
@@ -100,13 +99,6 @@ def test_nothing_is_dropped_without_being_counted(inputs: Path, reference: Path)
         assert sum(item.tokens for item in receipt.items) == receipt.tokens
     assert manifest.input_bytes == sum(path.stat().st_size for path in inputs.iterdir())
     assert validate(store).ok
-
-
-def test_an_existing_store_is_simply_opened(inputs: Path, reference: Path, tmp_path: Path) -> None:
-    shutil.copytree(reference, tmp_path / "s")
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()}
-    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"])
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()} == times
 
 
 def test_growth_makes_what_is_new_and_nothing_else(
@@ -230,25 +222,6 @@ def test_too_many_rejects_end_the_build(tmp_path: Path) -> None:
             quick_build("jsonl", many, tmp_path / "d", how=How(max_rejects=no_share))
 
 
-def test_one_input_need_not_be_a_list(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "one.jsonl", [{"text": "one"}, {"text": "two"}])
-    listed = quick_build("jsonl", path, tmp_path / "a")
-    for number, given in enumerate((path, str(path))):
-        store = tokmill.build(
-            "jsonl", given, tmp_path / f"s{number}", how=How(quiet=True, amount=here()),
-            tokenizer=TOKENIZER,
-        )  # fmt: skip
-        assert store.fingerprint == listed.fingerprint
-
-
-def test_an_input_without_a_record_is_refused(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "x.jsonl", [{"txt": "one"}, ""])
-    with pytest.raises(TokmillError, match="not one record was found") as caught:
-        quick_build("jsonl", path, tmp_path / "s")
-    assert "1 missing" in str(caught.value)
-    assert "--field" in caught.value.hint
-
-
 def test_a_build_that_fails_where_it_began_leaves_no_store(tmp_path: Path) -> None:
     wrong = jsonl(tmp_path / "wrong.jsonl", [{"txt": "one"}, "{"])
     right = jsonl(tmp_path / "right.jsonl", [{"text": "one"}])
@@ -366,12 +339,3 @@ def test_amounts() -> None:
     workers, resources = choose(Amount(workers=8, memory=parse_bytes("1GB")), 100)
     assert 1 <= workers < 8
     assert resources.block_bytes == 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("share", "said"), [(0.011, "0.05"), (0.04, "0.1"), (0.333, "1"), (1, "1")]
-)
-def test_the_share_that_is_suggested_is_enough(share: float, said: str) -> None:
-    from tokmill.builds.finish import enough
-
-    assert enough(share) == said and float(said) >= share
