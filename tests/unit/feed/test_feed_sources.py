@@ -17,6 +17,7 @@ from tokmill.store.store import Store
 
 KINDS = {
     "windows": lambda store: Windows(store, 8),
+    "record": lambda store: Windows(store, 8, across=False),
     "grouped": lambda store: Windows(store, 8, 5, shards=2, seed=1),
     "whole": lambda store: Whole(store, 8, shards=1, seed=1),
     "stream": lambda store: Stream(store, 8, seed=2),
