@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from making import here, ids_of, quick_build, rec, write_store
 from phrase_records import PHRASES, expand
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.builds import plan
 from tokmill.builds.plan import How
 from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column, Schema
@@ -261,6 +262,21 @@ def test_the_other_half_of_a_split_is_no_duplicate(tmp_path: Path) -> None:
     assert levels(val) == fresh
     twice = len(rest) - len(fresh)
     assert twice and val.manifest.skipped == {"not drawn": len(train), "in another store": twice}
+
+
+@pytest.mark.parametrize("options", [{"unique": True}, {"near_unique": 0.9}], ids=str)
+def test_a_change_in_an_earlier_shard_is_seen(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard is made again when what stands before it has changed."""
+    monkeypatch.setattr(plan, "SHARD_BYTES", 1)
+    row = lambda i, t: rec(t, name="", level=i, score=0, vector=[0, 0])  # noqa: E731
+    make(tmp_path / "p", [row(0, [1] * 9), row(1, [2] * 9)], [row(2, [1] * 9), row(3, [3] * 9)])
+    out = tmp_path / "s"
+    assert levels(quick_build("select", tmp_path / "p", out, **options)) == [0, 1, 3]
+    make(tmp_path / "p", [row(0, [4] * 9), row(1, [2] * 9)], [row(2, [1] * 9), row(3, [3] * 9)])
+    how = How(quiet=True, amount=here(), yes=True)
+    assert levels(quick_build("select", tmp_path / "p", out, **options, how=how)) == [0, 1, 2, 3]
 
 
 def test_merge_is_in_the_order_given_and_needs_equal_schemas(tmp_path: Path, parent: Path) -> None:
