@@ -337,3 +337,12 @@ def test_amounts() -> None:
     workers, resources = choose(Amount(workers=8, memory=parse_bytes("1GB")), 100)
     assert 1 <= workers < 8
     assert resources.block_bytes == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.011, "0.05"), (0.04, "0.1"), (0.333, "1"), (1, "1")]
+)
+def test_the_share_that_is_suggested_is_enough(share: float, said: str) -> None:
+    from tokmill.builds.finish import enough
+
+    assert enough(share) == said and float(said) >= share
