@@ -65,12 +65,3 @@ def test_refusals_have_hints(
     assert message in err
     assert "hint:" in err
     assert out == ""
-
-
-def test_inspect_of_a_folder_of_runs(root: Path, here: Here) -> None:
-    out, _ = here("inspect", root / "runs")
-    assert "a folder of 6 runs" in out
-    assert "lr-0.003/seed-2  finished  decoder" in out
-    found = json.loads(here("inspect", root, "--json")[0])
-    assert found["kind"] == "folder"
-    assert {row["name"]: row["state"] for row in found["runs"]}["part"] == "step 9 of 12"

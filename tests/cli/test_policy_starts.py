@@ -14,13 +14,10 @@ import made_times
 import tokmill
 from made_times import recipe
 from tokmill.mlir.measure import Measurements
-from tokmill.mlir.modules import generators
 from toy import losses, weights
 
 Command = Callable[..., str]
 torch.set_num_threads(1)
-ENCODER = "model.observes.encoder."
-"""How the names of an encoder's weights begin in a policy."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,34 +29,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 def command(here: Callable[..., tuple[str, str]]) -> Command:
     """Run a line; return what it prints."""
     return lambda line, code=0: "".join(here(*shlex.split(line), code=code))
-
-
-def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(command: Command) -> None:
-    """The commands of docs/schedules.md with small sizes; a slow test runs them as they stand."""
-    small = "--set model.dim=16 --set model.layers=1 --set model.heads=2 --set model.hidden=32"
-    policy = '{"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}'
-    Path("policy.json").write_text(
-        '{"model_type": "distilbert", "bench_count": 2, "lr": 0.0, '
-        f'"model_config": {{"distilbert": {policy}}}}}'
-    )
-    few = "--config policy.json --set 'task.modules=[\"relu 8\"]' --set 'task.held_out=[]'"
-    Path("a.mlir").write_text(generators.chain("matmul 8 8 8, relu"))
-    command("build mlir a.mlir --schedules 3 -o store")
-    command(f"train mlir-fields --data store -o encoder --steps 2 --quiet {small}")
-    for name, start in (("policy", "--from encoder"), ("other", "")):
-        command(f"rl train schedules-distilbert {start} -o {name} --steps 1 --quiet {few}")
-    command("plot attention policy 'matmul 64 64 64, relu' -o attention.svg")
-    assert Path("attention.svg").stat().st_size > 10_000
-    # Nothing was learned (lr = 0), so the encoder is that of the run, but for what has other rows.
-    theirs, mine, other = (weights(Path(name)) for name in ("encoder", "policy", "other"))
-    names = {name.removeprefix(ENCODER) for name in mine if name.startswith(ENCODER)}
-    equal = {
-        name: torch.equal(mine[ENCODER + name], theirs[f"model.{name}"])
-        for name in names
-        if mine[ENCODER + name].shape == theirs[f"model.{name}"].shape
-    }
-    assert len(equal) >= 10 and all(equal.values())
-    assert not torch.equal(mine[key := f"{ENCODER}blocks.0.attention.q.weight"], other[key])
 
 
 def test_a_policy_begins_with_the_weights_of_another(command: Command) -> None:
@@ -82,7 +51,6 @@ def test_a_policy_begins_with_the_weights_of_another(command: Command) -> None:
     ("key", "old", "new"),
     [
         ("model.model_type", "'lstm'", "'distilbert'"),
-        ("model.model_type", "'lstm'", "'loop_transformer'"),
         ("model.hidden", "32", "16"),
     ],
 )

@@ -130,16 +130,13 @@ def test_results_that_no_input_changes_are_said(moved: float, capsys: Any) -> No
     assert ("another input gives the same results" in shown(1, moved, capsys)) == (moved != 0.5)
 
 
-def test_the_printed_line_is_one_for_a_shell(tmp_path: Path, here: Here) -> None:
-    name = tmp_path / "two words; true" / "some name"
-    line = tuned(here, "matmul 32 32 32", name)["compile"]
-    assert shlex.split(line)[1] == f"{name}.model.mlir"
-
-
 def test_a_model_whose_operations_stand_in_a_loop_is_tuned_as_a_whole(
     tmp_path: Path, here: Here
 ) -> None:
     module = tmp_path / "loop.mlir"
     module.write_text(LOOP)
-    told = tuned(here, module, tmp_path / "loop")
+    name = tmp_path / "two words; true" / "some name"
+    told = tuned(here, module, name)
     assert "default" in {one["name"] for one in told["tried"] if one["status"] == "ok"}
+    # The printed line is one for a shell.
+    assert shlex.split(told["compile"])[1] == f"{name}.model.mlir"

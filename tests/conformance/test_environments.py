@@ -21,7 +21,7 @@ from tokmill.training.runs.run import load_task
 from toy import losses, stop_after, weights
 
 torch.set_num_threads(1)
-STEPS = 6
+STEPS = 4
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     f"schedules-{kind}": lambda folder, kind=kind: made_times.recipe(
         folder / "cache", kind, steps=STEPS
@@ -53,7 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             value = recipe(folder / name)
             tokmill.train(value, folder / name / "whole", quiet=True)
             with pytest.MonkeyPatch.context() as inner, pytest.raises(Interrupted):
-                stop_after(3, inner)
+                stop_after(2, inner)
                 tokmill.train(value, folder / name / "parts", quiet=True)
             tokmill.train(None, folder / name / "parts", quiet=True)
     return folder

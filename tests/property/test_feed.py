@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from making import token_store
 from tokmill.base.errors import UsageError
@@ -44,26 +42,6 @@ def join(batches: list[Batch]) -> tuple[list[list[int]], list[list[int]], list[i
 KINDS = ["across", "record", "stream", "grouped", "whole"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 200), st.integers(0, 5), st.booleans())
-def test_any_world_draws_the_same_rows(
-    store: Store, kind: str, step: int, seed: int, shuffle: bool
-) -> None:
-    feed = Feed(rows_of(store, kind), 8, seed=seed, shuffle=shuffle)
-    whole = join([feed.batch(step)])
-    for world in (2, 8):
-        assert join([feed.batch(step, rank, world) for rank in range(world)]) == whole
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_pure(store: Store, kind: str) -> None:
-    feed = Feed(rows_of(store, kind), 4, seed=1)
-    first = [join([feed.batch(step)]) for step in range(20)]
-    other = Feed(rows_of(Store(store.path), kind), 4, seed=1)
-    assert [join([other.batch(step)]) for step in reversed(range(20))] == first[::-1]
-
-
 @pytest.mark.parametrize("kind", ["across", "record", "grouped", "whole"])
 def test_an_epoch_is_every_row_once(store: Store, kind: str) -> None:
     rows = rows_of(store, kind)
@@ -84,19 +62,6 @@ def test_an_epoch_of_windows_is_every_token_once(store: Store) -> None:
     tokens = [t for b in batches for t in b.columns["token"][b.document >= 0].tolist()]
     assert sorted(tokens) == list(range(1, store.tokens + 1))
     assert all((b.columns["token"][b.document < 0] == 0).all() for b in batches)
-
-
-def test_epochs_and_seeds_differ(store: Store) -> None:
-    rows = rows_of(store, "across")
-    count = len(rows)
-    orders = [
-        tuple(Feed(rows, count, seed=seed).rows_of(epoch)[1].tolist())
-        for seed in range(3)
-        for epoch in range(3)
-    ]
-    assert len(set(orders)) == 9
-    plain = Feed(rows, count, shuffle=False)
-    assert plain.rows_of(4)[1].tolist() == list(range(count))
 
 
 def test_streams_are_drawn_anew_each_epoch(store: Store) -> None:

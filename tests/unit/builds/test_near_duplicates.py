@@ -121,20 +121,6 @@ def test_near_duplicates_are_equal_bytes_for_any_workers_parts_and_kills(
     assert files_of(tmp_path / "small") == files_of(whole.path)
 
 
-def test_near_duplicates_see_a_change_in_an_earlier_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "SHARD_BYTES", 1)
-    one, two = families()[:2]
-    options = {"near_unique": 0.9}
-    make(tmp_path / "p", numbered([one]), numbered([[*one[1:], 0], two]))
-    out = tmp_path / "s"
-    assert numbers(quick_build("select", tmp_path / "p", out, **options)) == [0, 1]
-    make(tmp_path / "p", numbered([two]), numbered([[*one[1:], 0], two]))
-    how = How(quiet=True, amount=here(), yes=True)
-    assert numbers(quick_build("select", tmp_path / "p", out, how=how, **options)) == [0, 0]
-
-
 def test_near_duplicates_of_phrases_are_counted_in_phrases(tmp_path: Path) -> None:
     """Instructions of 3 and 4 tokens; with other tables in the shards equal ones stay equal."""
     table = {

@@ -264,18 +264,19 @@ def test_the_other_half_of_a_split_is_no_duplicate(tmp_path: Path) -> None:
     assert twice and val.manifest.skipped == {"not drawn": len(train), "in another store": twice}
 
 
-def test_unique_sees_a_change_in_an_earlier_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [{"unique": True}, {"near_unique": 0.9}], ids=str)
+def test_a_change_in_an_earlier_shard_is_seen(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard is made again when what stands before it has changed."""
     monkeypatch.setattr(plan, "SHARD_BYTES", 1)
     row = lambda i, t: rec(t, name="", level=i, score=0, vector=[0, 0])  # noqa: E731
-    make(tmp_path / "p", [row(0, [1]), row(1, [2])], [row(2, [1]), row(3, [3])])
+    make(tmp_path / "p", [row(0, [1] * 9), row(1, [2] * 9)], [row(2, [1] * 9), row(3, [3] * 9)])
     out = tmp_path / "s"
-    assert levels(quick_build("select", tmp_path / "p", out, unique=True)) == [0, 1, 3]
-    make(tmp_path / "p", [row(0, [4]), row(1, [2])], [row(2, [1]), row(3, [3])])
+    assert levels(quick_build("select", tmp_path / "p", out, **options)) == [0, 1, 3]
+    make(tmp_path / "p", [row(0, [4] * 9), row(1, [2] * 9)], [row(2, [1] * 9), row(3, [3] * 9)])
     how = How(quiet=True, amount=here(), yes=True)
-    assert levels(quick_build("select", tmp_path / "p", out, unique=True, how=how)) == [0, 1, 2, 3]
+    assert levels(quick_build("select", tmp_path / "p", out, **options, how=how)) == [0, 1, 2, 3]
 
 
 def test_merge_is_in_the_order_given_and_needs_equal_schemas(tmp_path: Path, parent: Path) -> None:
@@ -372,34 +373,6 @@ def test_function_hash_draws_what_is_equal_together(tmp_path: Path) -> None:
         assert groups[0] and groups[1] and not groups[0] & groups[1]
     assert sides[0] == sides[1]
     assert sorted(sides[0][0] + sides[0][1]) == list(range(200))
-
-
-@pytest.mark.parametrize("by", ["project", "program", "function"])
-def test_the_names_of_programs_are_drawn_together(tmp_path: Path, by: str) -> None:
-    names = ("project", "program", "function")
-    schema: Schema = PHRASES | {name: Column("utf8", per="record") for name in names}
-    table = {"asm": [[1, 2], [3]], "type": [[0, 1], [1]]}
-    rows = [
-        {
-            "phrases": [(i % 2, True)],
-            "side": [0] * (2 - i % 2),
-            "address": i,
-            "project": f"p{i % 5}",
-            "program": f"p{i % 5}/{i % 10}",
-            "function": f"f{i % 8}",
-        }
-        for i in range(80)
-    ]
-    write_store(tmp_path / "p", schema, [rows[:30], rows[30:]], table=table)
-    found = []
-    for rest in (False, True):
-        options = {"ratio": 0.5, "by": by, "rest": rest}
-        store = quick_build("select", tmp_path / "p", tmp_path / f"{rest}", **options)
-        found.append(list(store))
-    groups = [{record[by] for record in part} for part in found]
-    assert groups[0] and groups[1] and not groups[0] & groups[1]
-    addresses = [int(record["address"]) for part in found for record in part]
-    assert sorted(addresses) == list(range(80))
 
 
 def share_of(capsys: pytest.CaptureFixture[str], parent: Path, out: Path, **options: Any) -> str:

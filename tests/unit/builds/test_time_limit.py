@@ -299,7 +299,7 @@ def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
     assert files_of(again.path) == files_of(whole.path)
 
 
-FILES = ("jsonl", "parquet", "npz", "token-dicts", "x86")
+FILES = ("jsonl", "npz", "x86")
 
 
 @pytest.mark.parametrize("name", FILES)

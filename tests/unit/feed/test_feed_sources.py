@@ -9,7 +9,7 @@ import pytest
 
 from making import token_store
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.feed.feed import Batch, Feed, nearest_sizes
+from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.order import BLOCK, key, permute
 from tokmill.feed.packed import Packed
 from tokmill.feed.rows import Stream, Whole, Windows
@@ -17,6 +17,7 @@ from tokmill.store.store import Store
 
 KINDS = {
     "windows": lambda store: Windows(store, 8),
+    "record": lambda store: Windows(store, 8, across=False),
     "grouped": lambda store: Windows(store, 8, 5, shards=2, seed=1),
     "whole": lambda store: Whole(store, 8, shards=1, seed=1),
     "stream": lambda store: Stream(store, 8, seed=2),
@@ -225,8 +226,3 @@ def test_feeds_that_cannot_be(stores: list[Store]) -> None:
     assert "did you mean 'token'" in caught.value.hint
     with pytest.raises(UsageError, match="2 weights"):
         Feed(rows, 4, weights=[1, 1])
-
-
-def test_the_nearest_sizes() -> None:
-    assert nearest_sizes(10, 4) == "the nearest sizes are 8 and 12"
-    assert nearest_sizes(3, 4) == "the least size is 4"

@@ -8,7 +8,6 @@ import pytest
 import toy
 from entry_stores import lay
 from tokmill.base.errors import UsageError
-from tokmill.feed.feed import Feed
 from tokmill.feed.halves import LEAST, OTHER, OWN, Halves, second_blocks
 from tokmill.feed.rows import codes
 from tokmill.store.store import Store
@@ -91,16 +90,6 @@ def test_lengths_do_not_tell(store: Store) -> None:
     mean, other = (np.concatenate(seen[which]).mean(0) for which in (True, False))
     spread = np.concatenate(seen[True]).std(0) * np.sqrt(2 / sum(map(len, seen[True])))
     assert (np.abs(mean - other) <= 5 * spread + 1e-9).all(), (mean, other)
-
-
-def test_any_process_makes_the_same_rows(store: Store) -> None:
-    rows = Halves(store, 30, group="program", shards=1)
-    whole = Feed(rows, 8, seed=3).batch(5)
-    for rank in range(2):
-        part = Feed(Halves(store, 30, group="program", shards=1), 8, seed=3).batch(5, rank, 2)
-        assert (part.document == whole.document[4 * rank : 4 * rank + 4]).all()
-        for name, value in part.columns.items():
-            assert (value == whole.columns[name][4 * rank : 4 * rank + 4]).all()
 
 
 def test_what_cannot_be_halved_is_told(tmp_path: Path, store: Store) -> None:

@@ -8,7 +8,6 @@ import pytest
 from entry_stores import lay
 from tokmill.base.errors import UsageError
 from tokmill.feed.entries import KeyedEntries
-from tokmill.feed.feed import Feed
 from tokmill.store.store import Store
 from toy import make_store
 
@@ -47,19 +46,6 @@ def test_records_are_drawn_anew_each_epoch(store: Store) -> None:
         != rows.spans(np.asarray([1]), e).record.tolist()
         for e in range(8)
     )
-
-
-def test_a_batch_depends_on_the_step_alone(store: Store) -> None:
-    feed = Feed(KeyedEntries(store, 8, ["name"]), 2, columns=["token"])
-    for step in range(4):
-        whole = feed.batch(step)
-        halves = [feed.batch(step, rank, 2) for rank in range(2)]
-        for name in ("token",):
-            parts = [half.columns[name] for half in halves]
-            np.testing.assert_array_equal(whole.columns[name], np.concatenate(parts))
-        assert whole.entry.tolist() == [0, 0, 1, 1]
-        first = whole.columns["token"][:, 0] - 1
-        assert (KEYS[first[0::2]] == KEYS[first[1::2]]).all() and (first[0::2] != first[1::2]).all()
 
 
 def test_keys_that_make_no_entries_are_refused(store: Store) -> None:

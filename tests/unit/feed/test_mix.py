@@ -52,20 +52,6 @@ def test_the_closed_form_against_the_slow_twin(
     assert flat(Mix(shares), start, start + count) == wanted
 
 
-@settings(max_examples=20, deadline=None)
-@given(SHARES, st.integers(1, 37))
-def test_every_prefix_has_the_shares(shares: list[Fraction], batch: int) -> None:
-    mix, count = Mix(shares), len(shares)
-    bound = 1 + math.log2(count)
-    source = np.concatenate(
-        [[s for s, _ in flat(mix, start, start + batch)] for start in range(0, 1000, batch)]
-    )
-    slots = np.arange(1, len(source) + 1)
-    for number, share in enumerate(shares):
-        drawn = np.cumsum(source == number)
-        assert np.abs(drawn - slots * float(share / sum(shares))).max() < bound + 1e-3
-
-
 def test_a_share_next_to_nothing_is_not_nothing() -> None:
     mix = Mix([Fraction(1, 10**30), Fraction(1)])
     slots, first = mix.split((1 << BITS) - 1, 1 << BITS)[0]

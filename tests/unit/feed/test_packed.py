@@ -55,42 +55,6 @@ def contents(rows: Rows, epoch: int) -> set[tuple[int, ...]]:
 
 
 @kinds
-def test_every_token_once_an_epoch(store: Store, kind: str) -> None:
-    rows = Packed(store, LENGTH, **KINDS[kind])
-    assert rows.tokens == store.tokens
-    for epoch in range(3):
-        batch = an_epoch(rows, epoch)
-        token, document = batch.columns["token"], batch.document
-        assert (token[document < 0] == 0).all()
-        if "overlap" not in KINDS[kind]:
-            assert sorted(token[document >= 0].tolist()) == list(range(1, store.tokens + 1))
-        # With an overlap it is the targets that come once: all tokens but a document's first.
-        else:
-            follows = (document[:, 1:] == document[:, :-1]) & (document[:, 1:] >= 0)
-            lengths = np.diff(store.ends(), prepend=0)
-            firsts = (store.ends() - lengths + 1)[lengths > 0]
-            others = np.setdiff1d(np.arange(1, store.tokens + 1), firsts)
-            assert sorted(token[:, 1:][follows].tolist()) == others.tolist()
-            assert set(token[document >= 0].tolist()) == set(range(1, store.tokens + 1))
-
-
-@kinds
-def test_a_row_holds_documents_side_by_side(store: Store, kind: str) -> None:
-    rows = Packed(store, LENGTH, **KINDS[kind])
-    batch = an_epoch(rows)
-    for tokens, documents in zip(batch.columns["token"], batch.document, strict=True):
-        filled = documents >= 0
-        assert filled[: filled.sum()].all()
-        step, border = np.diff(tokens[filled].astype(int)), np.diff(documents[filled])
-        assert (step[border == 0] == 1).all()
-        # A number is left out before the rest of a document, which does not begin it.
-        ends = store.ends()
-        begun = np.isin(tokens[filled][1:] - 1, ends - np.diff(ends, prepend=0))
-        assert border[border > 0].tolist() == np.where(begun, 1, 2)[border > 0].tolist()
-        assert documents[0] == 0
-
-
-@kinds
 def test_shared_tokens_of_windows(store: Store, kind: str) -> None:
     """A window that goes on with a document begins with the last token of the window before."""
     rows = Packed(store, LENGTH, **KINDS[kind])
@@ -114,44 +78,6 @@ def test_epochs_and_seeds_pack_other_documents_together(store: Store) -> None:
         for other in seen[:number]:
             assert len(one & other) < 0.8 * len(one)
     assert contents(rows, 2) == seen[2]
-
-
-def test_groups_read_only_their_shards(store: Store) -> None:
-    rows = Packed(store, LENGTH, shards=2, seed=3)
-    assert len(rows.groups) == 3
-    assert rows.groups.sum() == len(rows)
-    group = np.repeat(np.arange(3), rows.groups)
-    spans = rows.spans(np.arange(len(rows)), 1)
-    ends = np.cumsum([entry.records for entry in store.shards])
-    shard = np.searchsorted(ends, spans.record, side="right")
-    seen = [set(shard[group[spans.row] == number].tolist()) for number in range(3)]
-    assert sorted(len(one) for one in seen) in ([0, 2, 2], [1, 1, 2])
-    assert set.union(*seen) == {0, 1, 2, 3}
-    assert not (seen[0] & seen[1] or seen[1] & seen[2] or seen[0] & seen[2])
-    other = Packed(store, LENGTH, shards=2, seed=4)
-    assert contents(rows, 0) != contents(other, 0)
-
-
-@pytest.mark.parametrize(
-    ("overlap", "windows", "packs"),
-    [
-        (0, [[2, 3, 4, 5], [6, 7, 8, 9], [11, 12, 13, 14], [15, 16, 17, 18]], [{1, 10}]),
-        (
-            1,
-            [[2, 3, 4, 5], [6, 7, 8, 9], [11, 12, 13, 14], [14, 15, 16, 17]],
-            [{9, 10, 17, 18}, {1}],
-        ),
-    ],
-)
-def test_documents_of_every_kind(
-    tmp_path: Path, overlap: int, windows: list[list[int]], packs: list[set[int]]
-) -> None:
-    """None, one token, just a row, a token more, and two rows."""
-    store = numbered(tmp_path, [[0, 1, 4, 5, 8]])
-    tokens = an_epoch(Packed(store, 4, overlap=overlap)).columns["token"].tolist()
-    assert sorted(tokens[: len(windows)]) == windows
-    found = [set(row) - {0} for row in tokens[len(windows) :]]
-    assert sorted(found, key=len) == sorted(packs, key=len)
 
 
 def test_rows_that_cannot_be_packed(store: Store) -> None:

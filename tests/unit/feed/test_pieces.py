@@ -6,26 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from making import files_of, quick_build, token_store
-from tokmill.feed.packed import Packed, cut, pieces_of
+from tokmill.feed.packed import Packed, pieces_of
 from tokmill.report.describe.inspect import describe
 from tokmill.store.checks.validate import validate
 from tokmill.store.shards.shard import SUFFIX
 from tokmill.store.store import Store
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(0, 60), max_size=20), st.integers(2, 15), st.integers(0, 1))
-def test_cut_against_the_slow_twin(tokens: list[int], length: int, overlap: int) -> None:
-    windows, rest = cut(np.asarray(tokens, np.int64), length, overlap)
-    for n, full, left in zip(tokens, windows.tolist(), rest.tolist(), strict=True):
-        covered = start = found = 0
-        while start + length <= n:
-            covered, start, found = start + length, start + length - overlap, found + 1
-        assert (full, left) == (found, n - start if covered < n else 0)
 
 
 @pytest.fixture

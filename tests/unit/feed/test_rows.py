@@ -83,26 +83,6 @@ def slow_shared(
     return rows
 
 
-@settings(max_examples=120, deadline=None)
-@given(LENGTHS, st.integers(1, 9), st.integers(1, 12), st.booleans())
-def test_windows_against_the_slow_twin(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[list[int]],
-    length: int,
-    step: int,
-    across: bool,
-) -> None:
-    store, records = store_of(tmp_path_factory.mktemp("rows"), lengths)
-    rows = Windows(store, length, step, across=across)
-    wanted = slow_windows(records, length, step, across)
-    assert len(rows) == len(wanted)
-    assert rows_of(rows) == wanted
-    if wanted:
-        backwards = np.arange(len(rows))[::-1]
-        spans = rows.spans(backwards, 0)
-        assert (spans.stop > spans.start).all()
-
-
 @settings(max_examples=60, deadline=None)
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 12), st.booleans(), st.integers(0, 3))
 def test_shared_tokens_and_all_tokens_against_the_slow_twin(

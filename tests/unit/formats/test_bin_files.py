@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import TOKENIZER, files_of, ids_of, quick_build, rec, token_store, write_store
+from making import TOKENIZER, ids_of, quick_build, rec, token_store, write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.source import Resources
 from tokmill.formats.bin import BinExport, BinOptions, BinSource, wrong_layout
@@ -178,18 +178,3 @@ def test_a_megatron_pair_is_not_read_as_a_headerless_file_by_mistake(tmp_path):
     with pytest.raises(TokmillError, match="Megatron"):
         quick_build("bin", tmp_path / "t.bin", tmp_path / "s")
     assert ids_of(quick_build("bin", tmp_path / "t.bin", tmp_path / "s", dtype="u2")) == [[5, 6]]
-
-
-def test_the_fingerprint_is_of_the_bytes(tmp_path):
-    data = np.asarray([5, 0, 6, 0], "<u2")
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        data.tofile(tmp_path / name / "t.bin")
-    stores = [
-        quick_build("bin", tmp_path / name, tmp_path / f"s{name}", separator_id=0)
-        for name in ("a", "b")
-    ]
-    assert stores[0].fingerprint == stores[1].fingerprint
-    assert files_of(stores[0].path) == files_of(stores[1].path)
-    receipt = stores[0].receipt(0).items[0]
-    assert receipt.bytes == 8

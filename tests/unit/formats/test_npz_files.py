@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from document_formulas import padded, windows
+from document_formulas import windows
 from making import TOKENIZER, ids_of, quick_build, token_store
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.formats import notes
 from tokmill.formats.windows.npz import NpzExport, check
 from tokmill.formats.windows.npz_export import file_names
 
@@ -33,62 +32,6 @@ def load(out):
             assert sorted(data) == ["attention_mask", "input_ids"]
             parts.append((data["input_ids"], data["attention_mask"]))
     return [path.name for path in files], parts
-
-
-def test_windows_are_the_seeds(tmp_path):
-    store = token_store(tmp_path / "s", [[LONG, [7] * 10], [[], [8, 0], [9] * 11]])
-    written = export(store, tmp_path / "o", windows_per_file=4, name="cleaned_data")
-    names, parts = load(tmp_path / "o")
-    assert names == [f"tokenized_cleaned_data_part00{i}.npz" for i in (1, 2, 3)]
-    rows = []
-    for ids, mask in parts:
-        assert ids.dtype == mask.dtype == np.int32 and ids.shape == mask.shape
-        assert ids.shape[1] == mask.sum(axis=1).max() and len(ids) <= 4
-        assert not ids[mask == 0].any()  # the pad id
-        rows += [i[: m.sum()].tolist() for i, m in zip(ids, mask, strict=True)]
-        assert all(m.tolist() == sorted(m.tolist(), reverse=True) for m in mask)
-    expected = [w for r in (LONG, [7] * 10, [8, 0], [9] * 11) for w in windows(r, 10, 4)]
-    assert rows == expected
-    assert written["windows"] == len(expected) and written["tokens"] == sum(map(len, expected))
-
-
-@pytest.mark.parametrize("padding", ["longest", "max_length", None])
-@pytest.mark.parametrize("per_file", [4, 23])
-def test_the_width_is_that_of_the_longest_window_of_a_file(tmp_path, padding, per_file):
-    random = np.random.default_rng(0)
-    lengths = [*random.integers(1, 100, 22).tolist(), 100]
-    records = [random.integers(1, 99, length).tolist() for length in lengths]
-    store = token_store(tmp_path / "s", [records[:9], records[9:]])
-    options = {} if padding is None else {"padding": padding}
-    options |= {"max_length": 1024, "stride": 512, "windows_per_file": per_file}
-    written = export(store, tmp_path / "o", **options)
-    _, parts = load(tmp_path / "o")
-    width = 1024 if padding == "max_length" else 0
-    for number, (ids, mask) in enumerate(parts):
-        some = records[number * per_file : (number + 1) * per_file]
-        assert (ids.tolist(), mask.tolist()) == padded(some, 0, width)
-    if per_file == 23:
-        assert parts[0][0].shape == (23, width or 100)
-    arrays = sum(ids.nbytes + mask.nbytes for ids, mask in parts)
-    size = sum(p.stat().st_size for p in (tmp_path / "o").glob("*.npz"))
-    assert written["statistics"]["compression_ratio"] == size / arrays
-    assert notes.check(tmp_path / "o").ok
-    assert ids_of(quick_build("npz", tmp_path / "o", tmp_path / "again")) == records
-
-
-@pytest.mark.parametrize(("length", "step"), [(1024, 512), (256, 128), (7, 3), (1, 1)])
-def test_the_default_stride_is_half_of_the_length(tmp_path, length, step):
-    record = np.random.default_rng(0).integers(1, 99, 3 * length + 1).tolist()
-    store = token_store(tmp_path / "s", [[record]])
-    NpzExport(NpzExport.Config(max_length=length, pad_id=0)).write(store, tmp_path / "o")
-    _, ((ids, mask),) = load(tmp_path / "o")
-    rows = [i[: m.sum()].tolist() for i, m in zip(ids, mask, strict=True)]
-    assert rows == windows(record, length, step)
-    # To name it changes nothing: the same export.
-    before = (tmp_path / "o" / "tokenized_data_part001.npz").read_bytes()
-    config = NpzExport.Config(max_length=length, stride=step, pad_id=0)
-    NpzExport(config).write(store, tmp_path / "o")
-    assert (tmp_path / "o" / "tokenized_data_part001.npz").read_bytes() == before
 
 
 @settings(max_examples=20, deadline=None)

@@ -165,28 +165,6 @@ def test_a_list_of_sequences(tmp_path: Path, protocol: int) -> None:
     assert len(store.shard(0)["table_offsets"]) == 1 + 3
 
 
-def test_a_dict_of_lists(tmp_path: Path) -> None:
-    functions = {"main": [[PUSH, RET], [RET]], "empty": [], "use": [[MOV], [], [RET, RET]]}
-    path = put(tmp_path / "saved_func_tokens.pkl", functions)
-    store = quick_build("token-dicts", path, tmp_path / "s")
-    facts = [(record["function"], int(record["variant"])) for record in store]
-    assert facts == [("main", 0), ("main", 1), ("use", 0), ("use", 2)]
-    assert [list(record["border"]) for record in store] == [[1, 0, 1], [1], [1, 0, 0, 0, 0], [1, 1]]
-
-
-def test_what_the_tokenizer_makes_goes_in_and_comes_out(tmp_path: Path) -> None:
-    code = bytes.fromhex("55 4889e5 4883ec20 8b45f8 e800000000 f348ab 0fb6c0 c5f1efc9 c9 c3")
-    for rules in ("tokmill", "semanticbbv"):
-        sequence = tokenize_bytes(code, 0x1000, rules)
-        path = put(tmp_path / rules / "a.pkl", [sequence, sequence[2:]])
-        store = quick_build("token-dicts", path, tmp_path / rules / "s", rules=rules)
-        assert shown(store) == [aligned(sequence), aligned(sequence[2:])]
-        export(store, tmp_path / rules / "b.pkl")
-        assert plain(tmp_path / rules / "b.pkl") == [merged(sequence), merged(sequence[2:])]
-        found = TokenList.from_json(store.vocabulary_file("asm").read_bytes())
-        assert found.rules == rules
-
-
 def merged(sequence: list[Any]) -> list[dict[str, Any]]:
     """Token dicts whose neighbouring equal runs are one."""
 

@@ -10,7 +10,7 @@ from tokmill.base.errors import UsageError
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem
-from tokmill.mlir.tokens import bucket_tokens, features, field_tokens, views
+from tokmill.mlir.tokens import features, field_tokens, views
 from tokmill.mlir.tokens.bucket_tokens import CLS, PAD, SEP, UNK, MLIROperationTokenizer
 
 
@@ -18,34 +18,6 @@ def test_initialization() -> None:
     made = MLIROperationTokenizer(50)
     assert (made.max_seq_length, made.vocab_size) == (102, 4 + 50 * 50)
     assert (CLS, SEP, PAD, UNK) == (0, 1, 2, 3)
-
-
-@pytest.mark.parametrize("repeated", [False, True])
-def test_a_single_operation(repeated: bool) -> None:
-    vector = np.random.default_rng(0).uniform(-0.5, 1.5, 250)
-    vector[[3, 9, 11]] = np.nan, np.inf, -np.inf
-    made = MLIROperationTokenizer(250, seed_compatible=repeated)
-    assert made.tokens(vector).tolist() == bucket_ids(vector.tolist(), repeated)
-
-
-def test_a_sequence_of_consumer_and_producer() -> None:
-    made = MLIROperationTokenizer(50, max_seq_length=128, vocab_size=10_000)
-    ids, mask = made(np.zeros(50), np.ones(50))
-    assert ids.shape == mask.shape == (1, 128)
-    assert ids[0, 0] == CLS
-    assert ids[0, 101] == SEP
-    assert (ids[0, 102:] == PAD).all()
-    assert mask.sum() == 102
-
-
-def test_a_batch_is_its_rows() -> None:
-    random = np.random.default_rng(1)
-    left, right = random.random((8, 20)), random.random((8, 20))
-    made = MLIROperationTokenizer(20)
-    ids, mask = made(left, right)
-    for row in range(8):
-        assert (ids[row] == made(left[row], right[row]).ids[0]).all()
-    assert (mask == 1).all()
 
 
 def test_different_features_have_different_tokens() -> None:
@@ -65,13 +37,6 @@ def test_edge_cases() -> None:
             made.tokens(wrong)
     with pytest.raises(UsageError, match="2 consumers and 1 producers"):
         made(np.zeros((2, 4)), np.zeros(4))
-
-
-def test_types_are_those_of_embeddings() -> None:
-    torch = pytest.importorskip("torch")
-    ids, mask = MLIROperationTokenizer(4)(np.zeros((3, 4), np.float32), np.zeros((3, 4)))
-    assert ids.dtype == mask.dtype == np.int64
-    assert torch.nn.Embedding(204, 8)(torch.from_numpy(ids)).shape == (3, 10, 8)
 
 
 @pytest.mark.parametrize(
@@ -183,12 +148,3 @@ def test_padding_of_a_batch() -> None:
         assert (made.ids[row, :size] == each.ids).all()
         assert (made.ids[row, size:] == field_tokens.PAD).all()
         assert mask[row].sum() == size
-
-
-def test_vectors_of_real_operations_are_tokens() -> None:
-    ops = problem.of_line("matmul 8 16 32, relu").operations
-    sizes = features.Sizes.of(ops, normalize="max")
-    made = MLIROperationTokenizer(sizes.operation)
-    left, right = (features.vector(each, sizes) for each in ops)
-    assert made(right, left).ids.shape == (1, 2 + 2 * sizes.operation)
-    assert bucket_tokens.BUCKETS == 50

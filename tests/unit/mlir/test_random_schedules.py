@@ -46,13 +46,12 @@ def test_a_schedule_is_drawn_the_same_every_time() -> None:
     assert drawn[0] == drawn[3] and len(set(drawn)) == 3
 
 
-def test_twenty_random_schedules() -> None:
-    first = [f"{name} {sizes[0]}" for name, sizes in ALONE.items()]
+def test_a_random_schedule_of_each_chain() -> None:
+    """They have operations of every generator."""
     with Measurements(QUICK) as child:
-        counts = random_schedules.fuzzed(first, 1, child)
-        counts |= random_schedules.fuzzed(CHAINS, 1, child)
+        counts = random_schedules.fuzzed(CHAINS, 1, child)
     found = random_schedules.total(counts)
-    assert found.total() == len(ALONE) + len(CHAINS)
+    assert found.total() == len(CHAINS)
     # Of so few one refusal may be a large share.
     assert found.keys() <= FINE and found["ok"] > 0.8 * found.total(), counts
 

@@ -18,20 +18,6 @@ from tokmill.mlir.modules import problem
 PRODUCT = problem.of_line("matmul 8 8 8").text
 
 
-def test_a_model_is_tuned_as_a_whole() -> None:
-    told: list[str] = []
-    given = problem.of_line("matmul 96 96 96, relu")
-    found = tune.tune(
-        given.text, until=time.monotonic() + 600, length=given.length, tick=told.append
-    )
-    assert told == ["default", "O3", "data tiling", "comparison"]
-    assert [one.way.name for one in found.tried] == told[:-1]
-    assert {one.status for one in found.tried} == {"ok"}
-    assert found.best.nanoseconds <= found.tried[0].nanoseconds
-    assert found.best.error <= found.best.allowed < found.best.moved
-    assert found.module == given.text
-
-
 def died(code: int, passed: str = "") -> ChildDied:
     ended = Ended(code, passed, b"", "")
     error = ChildDied(f"the process that calls some:function {ended.why()}", hint="none")

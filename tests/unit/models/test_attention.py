@@ -14,7 +14,6 @@ from tokmill.models.model import Tensors
 from tokmill.models.transformers import attention as attention_module
 from tokmill.models.transformers.attention import (
     Attend,
-    Attention,
     Seen,
     attention,
     attention_at,
@@ -24,8 +23,6 @@ from tokmill.models.transformers.attention import (
     document_attention,
     document_mask,
     has_kernel,
-    rotary,
-    rotate,
 )
 from tokmill.tasks.task import borders, is_whole, positions, to_tensors
 
@@ -240,28 +237,3 @@ def test_borders_and_positions() -> None:
     packed = batch_of(document)
     assert packed.cu_seqlens is not None and packed.cu_seqlens.dtype == torch.int32
     assert batch_of(document[1:]).cu_seqlens is None
-
-
-def turned_at(x: Tensor, position: int, theta: float = 10_000.0) -> Tensor:
-    return rotate(x, rotary(torch.tensor([position]), x.shape[-1], theta))
-
-
-def test_rotary_turns_pairs_by_the_written_angles() -> None:
-    x = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    angles = 5 * torch.tensor([1.0, 100.0**-0.5])
-    first, second = x[:, :2], x[:, 2:]
-    turned = (
-        first * angles.cos() - second * angles.sin(),
-        second * angles.cos() + first * angles.sin(),
-    )
-    torch.testing.assert_close(turned_at(x, 5, 100.0), torch.cat(turned, -1))
-
-
-def test_heads_alone_are_causal_and_take_any_leading_axes() -> None:
-    torch.manual_seed(0)
-    layer, x = Attention(12, 3), torch.randn(2, 5, 7, 12)
-    turn = rotary(torch.arange(7), 4)
-    y = layer(x, turn)
-    torch.testing.assert_close(y[1, 3], layer(x[1, 3], turn), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(y[:, :, :4], layer(x[:, :, :4], rotary(torch.arange(4), 4)))
-    assert not torch.allclose(y, layer(x))

@@ -1,7 +1,5 @@
 """The parts without documents: the loss in chunks, and what they share with torch."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,10 +7,8 @@ from torch.nn import functional as F
 
 from tokmill.models.transformers import layers
 from tokmill.models.transformers.layers import (
-    FeedForward,
     cross_entropy_with_gradient_,
     linear_cross_entropy,
-    swiglu,
 )
 
 
@@ -131,20 +127,6 @@ def test_logits_far_from_zero_do_not_overflow() -> None:
     loss = cross_entropy_with_gradient_(logits, torch.tensor([2, -1]))
     assert loss == 2000
     torch.testing.assert_close(logits, torch.tensor([[1.0, 0, -1], [0, 0, 0]]))
-
-
-@pytest.mark.parametrize("bfloat16", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_gated_branch_is_its_formula(bias: bool, bfloat16: bool) -> None:
-    torch.manual_seed(0)
-    branch, x = FeedForward(8, 24, bias=bias), torch.randn(2, 3, 8)
-    with torch.autocast("cpu", torch.bfloat16) if bfloat16 else nullcontext():
-        found = branch(x)
-        expected = branch.down(F.silu(branch.gate(x)) * branch.up(x))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    if not bias:
-        weights = branch.gate.weight, branch.down.weight, branch.up.weight
-        torch.testing.assert_close(swiglu(x, *weights), branch(x), rtol=0, atol=0)
 
 
 def test_highest_logits_are_pulled_to_zero() -> None:

@@ -184,10 +184,3 @@ def test_matplotlib_waits_at_its_door() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_options_that_a_figure_takes_no_notice_of_are_refused() -> None:
-    with pytest.raises(UsageError, match="lengths takes no column"):
-        figures.make("lengths", [], column="token")
-    with pytest.raises(UsageError, match="no figure is called 'los'"):
-        figures.make("los", [])

@@ -150,26 +150,6 @@ def test_batches_of_actions_are_told_apart() -> None:
     assert (torch.cdist(out, out) + torch.eye(len(found)) * 9).min() > 1e-2
 
 
-def test_sizes_from_small_to_the_documents() -> None:
-    """From 0.3 M weights that train on a CPU to 6 layers of 12 heads and 768 wide."""
-    spaces, _ = shown("distilbert", {})
-    small = embeddings.weights_of(embeddings.make("distilbert", spaces))
-    assert 250_000 < small < 450_000
-    large = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 6}
-    with torch.device("meta"):
-        whole = embeddings.make("distilbert", spaces, {"distilbert": large})
-    # 42.5 M in the six layers, as published; tables are on top.
-    layers = embeddings.weights_of(whole.get_submodule("encoder.blocks"))
-    assert layers == 6 * (12 * 768 * 768 + 13 * 768)
-    assert embeddings.weights_of(whole) < 50_000_000
-
-
-def test_long_sequences_are_said_before_training() -> None:
-    (said,) = PolicyConfig(model_type="distilbert", model_config=BUCKETS).notes()
-    assert 'tokens = "fields" has a few hundred' in said
-    assert PolicyConfig(model_type="loop_transformer").notes() == []
-
-
 @pytest.mark.parametrize("kind", plugins.EMBEDDINGS)
 def test_a_dropout_that_does_nothing_is_said(kind: str) -> None:
     for share in (0.0, 0.25):

@@ -8,51 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import token_store
-from tokmill.feed.rows import Windows
 from tokmill.store.gather import Gather, Spans
 from tokmill.store.store import Store
 
 LENGTHS = st.lists(st.lists(st.integers(0, 7), max_size=5), min_size=1, max_size=4)
-
-
-@settings(max_examples=40, deadline=None)
-@given(LENGTHS, st.integers(1, 9), st.booleans(), st.randoms(use_true_random=False))
-def test_parts_give_what_the_whole_gives(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[list[int]],
-    length: int,
-    across: bool,
-    random: object,
-) -> None:
-    path = tmp_path_factory.mktemp("gather")
-    store = token_store(path, [[[1 + n] * n for n in shard] for shard in lengths])
-    rows = Windows(store, length, across=across)
-    chosen = np.arange(len(rows))
-    random.shuffle(chosen)  # type: ignore[attr-defined]
-    size = len(chosen)
-    gather = Gather(store, rows.spans(chosen), size, length)
-    whole = np.zeros((size, length), np.uint16)
-    gather.copy(0, size, {"token": whole}, np.arange(size))
-    documents = gather.documents(0, size)
-    assert documents.shape == (size, length)
-    assert (whole > 0).tolist() == (documents >= 0).tolist()
-    # Backwards, one by one, into an array of another dtype.
-    parts = np.zeros((size, length), np.int64)
-    for row in reversed(range(size)):
-        gather.copy(row, row + 1, {"token": parts}, np.asarray([size - 1 - row]))
-        assert np.array_equal(gather.documents(row, row + 1)[0], documents[row])
-    assert parts[::-1].tolist() == whole.tolist()
-
-
-def test_rows_without_spans_are_padding(tmp_path: Path) -> None:
-    store = token_store(tmp_path, [[[5, 6]]])
-    spans = Windows(store, 2).spans(np.asarray([0]))
-    spans.row += 1
-    gather = Gather(store, spans, 3, 3)
-    assert gather.documents(0, 3).tolist() == [[-1] * 3, [0, 0, -1], [-1] * 3]
-    found = np.zeros((3, 3), np.uint16)
-    gather.copy(0, 3, {"token": found}, np.asarray([2, 0, 1]))
-    assert found.tolist() == [[5, 6, 0], [0] * 3, [0] * 3]
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from making import change_sealed, token_store
-from tokmill.base.errors import TokmillError
 from tokmill.base.headers import tensor_header_bytes
 from tokmill.feed.feed import Feed
 from tokmill.feed.order import Order, permute
 from tokmill.feed.rows import Mix, Windows
-from tokmill.store.schema import id_dtype
 from tokmill.store.store import Store
 
 
@@ -61,9 +59,3 @@ def test_mixes_after_many_rows(first: int) -> None:
     for source, (slots, start) in enumerate(found):
         rows = range(start, start + len(slots))
         assert mix.slots(source, rows) == (first + slots).tolist()
-
-
-def test_a_vocabulary_has_as_many_ids_as_32_bits() -> None:
-    assert id_dtype(1 << 32) == "u4"
-    with pytest.raises(TokmillError, match="does not fit into 32 bits"):
-        id_dtype((1 << 32) + 1)

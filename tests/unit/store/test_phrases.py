@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import batch_of, write_store
+from making import batch_of
 from phrase_records import CODED, PHRASES, expand, shards
 from tokmill.base.errors import TokmillError
 from tokmill.store.checks.hashes import token_values
@@ -116,22 +116,6 @@ def test_ids_in_the_table_are_checked(tmp_path: Path) -> None:
         ShardWriter(PHRASES, {"asm": 9}).add(
             batch_of(PHRASES, rows, table={"asm": [[9]], "type": [[0]]}), 0
         )
-
-
-def test_records_of_a_store_with_phrases_and_plain_columns(tmp_path: Path) -> None:
-    table = {"asm": [[1, 2], [3]], "type": [[0, 1], [1]]}
-    rows = [
-        {"phrases": [(0, True), (1, False)], "side": [0, 1, 0], "address": 5},
-        {"phrases": [], "side": [], "address": 6},
-        {"phrases": [(1, True)], "side": [1], "address": 7},
-    ]
-    store = write_store(tmp_path / "s", PHRASES, [rows, rows[2:]], table=table)
-    assert (len(store), store.tokens) == (4, 5)
-    for i, row in enumerate([*rows, rows[2]]):
-        record = store.record(i)
-        for name, wanted in {**expand(table, row), "side": row["side"]}.items():
-            assert record[name].tolist() == wanted
-        assert record["address"] == row["address"]
 
 
 @pytest.mark.parametrize(

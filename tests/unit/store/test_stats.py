@@ -158,10 +158,3 @@ def test_phrases_count_as_their_tokens(
     assert [(i, n) for i, n, _ in found.columns["token"].frequent] == [
         (0, 2), (7, 2), (5, 1), (6, 1),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("lengths", [[1, 4], [275, 276, 1, 900], [3], [2, 2, 2, 9], [5, 1, 9]])
-def test_the_median_is_that_of_numpy(tmp_path: Path, lengths: list[int]) -> None:
-    """Of an even number of records it is the mean of the two in the middle."""
-    store = write_store(tmp_path, [[[2] * length for length in lengths]])
-    assert statistics(store).lengths.median == np.median(lengths)

@@ -11,7 +11,6 @@ import pytest
 from making import change_sealed, rec, write_store
 from phrase_records import PHRASES
 from tokmill.base.errors import TokmillError
-from tokmill.base.files import sha256_file
 from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Column, Schema
 from tokmill.store.shards.shard import SUFFIX, TYPES, Shard, write_tensors
@@ -240,10 +239,3 @@ def test_totals_that_do_not_add_up(tmp_path: Path, name: str) -> None:
     change_sealed(tmp_path / "manifest.json", **{name: getattr(store.manifest, name) + 1})
     problems = validate(Store(tmp_path)).problems
     assert [problem.what.partition(":")[0] for problem in problems] == [name]
-
-
-def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
-    import hashlib
-
-    (tmp_path / "x").write_bytes(b"abc" * 100_000)
-    assert sha256_file(tmp_path / "x") == hashlib.sha256(b"abc" * 100_000).hexdigest()

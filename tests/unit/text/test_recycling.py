@@ -5,16 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokmill.text.encoding import encoders, guards
+from tokmill.text.encoding import encoders
 from tokmill.text.encoding.encoders import GigatokenEncoder, make_encoder
 from tokmill.text.learning.train_tokenizer import train_tokenizer
 
 MIB = 1 << 20
-
-
-def test_the_memory_of_this_process_is_known() -> None:
-    assert encoders.resident_bytes() > MIB
-    guards.give_back_memory()
 
 
 def test_ids_are_the_same_whenever_the_engine_is_made_anew(

@@ -47,11 +47,6 @@ def test_an_error_of_the_texts_is_an_error_of_the_training(engine: str) -> None:
         train_tokenizer(fails(), 300, [], engine=engine)
 
 
-def test_both_engines_give_one_tokenizer() -> None:
-    made = [train_tokenizer(TEXTS, 330, [], engine=e).to_json() for e in ("auto", "tokenizers")]
-    assert made[0] == made[1]
-
-
 COMMAND = (
     "from tokmill.base import progress; progress.EVERY = 0.2; "
     "from tokmill.cli import entry; entry()"

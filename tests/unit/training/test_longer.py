@@ -128,13 +128,6 @@ def test_a_run_begins_with_the_weights_of_another(
         tokmill.train(None, tmp_path / "third", options=options, quiet=True)
 
 
-def test_a_start_that_is_not_there_is_refused(store: Path, tmp_path: Path) -> None:
-    options = {"run": {"start": str(tmp_path / "none")}}
-    with pytest.raises(TokmillError, match="no run to start from"):
-        tokmill.train(recipe(store), tmp_path / "run", options=options, quiet=True)
-    assert not (tmp_path / "run").exists()
-
-
 def test_weights_without_a_checkpoint_cannot_go_on(store: Path, tmp_path: Path) -> None:
     tokmill.train(recipe(store, 2), tmp_path / "run", options=CONSTANT, quiet=True)
     shutil.rmtree(tmp_path / "run/checkpoints")

@@ -120,26 +120,6 @@ def _after(step: int, plain: Any, other: Any) -> Any:
     return method
 
 
-def test_a_finished_run_stays_as_it_is(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = tokmill.train(recipe(store, 5), tmp_path / "run", quiet=True)
-    before = {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
-    again = tokmill.train(recipe(store, 5), tmp_path / "run")
-    assert "the run is finished" in capsys.readouterr().err
-    assert again.step == 5 and again.metrics["loss"] == first.metrics["loss"]
-    assert before == {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
-
-
-def test_the_time_limit_saves_and_stops(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match="the time limit") as caught:
-        tokmill.train(recipe(store, 10**6, run={"max_time": "0.5s"}), tmp_path / "run", quiet=True)
-    assert caught.value.exit_code == 3
-    assert "checkpoint saved" in caught.value.what
-    assert caught.value.hint == f"`tokmill train -o {tmp_path / 'run'}` continues"
-    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
-
-
 def test_a_taken_folder_is_refused(store: Path, tmp_path: Path) -> None:
     """Also if it holds a run that another recipe made."""
     first = tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)

@@ -10,7 +10,6 @@ from torch import nn
 
 import tokmill
 import toy
-from processes import together, values
 from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.models.model import Inputs, blocks_of
 from tokmill.training.budget.memory import tensor_bytes
@@ -22,7 +21,6 @@ from tokmill.training.engines.optimisers.muon import (
     Muon,
     MuonConfig,
     orthogonal,
-    product_type,
 )
 from tokmill.training.engines.optimisers.optim import make_optimizer
 from tokmill.training.engines.tensors import read_tensors
@@ -194,18 +192,3 @@ def test_it_holds_one_moment_of_a_matrix(store: Path) -> None:
     task = make_task(config, Inputs({"token": toy.SIZE}))
     matrices = sum(w.numel() for n, w in task.named_parameters() if ".blocks." in n and w.ndim == 2)
     assert found[0] - found[1] == 4 * matrices
-
-
-def in_two(store: Path, folder: Path) -> None:
-    """Train in one of two processes."""
-    value = recipe(store, run={"engine": "ddp", "micro_tokens": 32})
-    tokmill.train(value, folder / "ddp/whole", quiet=True)
-
-
-def test_several_processes_train_as_one_does(store: Path, tmp_path: Path) -> None:
-    values(together(2, in_two, store, tmp_path))
-    tokmill.train(recipe(store, run={"micro_tokens": 32}), tmp_path / "single", quiet=True)
-    # What bfloat16 rounds differs by the last bits of the gradients' sums.
-    close = 2e-4 if product_type(torch.device("cpu")) is torch.bfloat16 else 1e-6
-    found = losses(tmp_path / "ddp/whole")
-    assert found == pytest.approx(losses(tmp_path / "single"), abs=close)

@@ -116,6 +116,5 @@ def test_a_loop_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> N
 def test_the_example_runs_as_it_says(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_bytes(bytes(range(97, 123)) * 50)
     command = [sys.executable, own_loop.__file__, "corpus.txt", "toy.safetensors", "3"]
-    for said in ("nats a byte", "as many steps already"):
-        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-        assert said in done.stdout
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "nats a byte" in done.stdout

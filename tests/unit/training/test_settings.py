@@ -106,7 +106,7 @@ def test_a_table_that_is_shorter_than_a_row_is_noted(
 ) -> None:
     words = ["train", "pretrain", "--data", str(stores / "walks"), "--device", "cpu", "--dry-run"]
     with pytest.raises(SystemExit) as ended:
-        main([*words, "--set", "model.context=64"])
+        main([*words, *(f"--set=model.{key}" for key in ("context=64", "dim=32", "layers=1"))])
     said = capsys.readouterr()
     assert not ended.value.code, said.err
     assert "model.context = 64: a document that is longer" in said.err

@@ -28,6 +28,9 @@ from x86_programs import (
 )
 
 LEVELS = ("-O0", "-O1", "-O2", "-O3", "-Os")
+WAYS: list[tuple[str, tuple[str, ...]]] = [
+    ("gcc", ()), ("gcc", ("-m32", "-no-pie")), ("clang", ("-no-pie",)), ("clang", ("-m32",)),
+]  # fmt: skip
 # What ELF's start-up code calls has no symbol of its own where it reads its own address.
 THUNK = bytes.fromhex("8b1c24c3")
 
@@ -39,9 +42,8 @@ def extra(graph: Graph, functions: set[int]) -> set[int]:
     return {a for a in found if graph.code[first[a] : first[a] + 4].tobytes() != THUNK}
 
 
-@pytest.mark.parametrize("by", ["gcc", "clang"])
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("flags", [(), ("-no-pie",), ("-m32",), ("-m32", "-no-pie")])
+@pytest.mark.parametrize(("by", "flags"), WAYS)
 def test_functions_of_every_level(built: Path, by: str, level: str, flags: tuple[str, ...]) -> None:
     path = compiles(built, f"{by}{level}{''.join(flags)}", C_SOURCE, level, *flags, by=by)
     functions, parts = true_functions(path)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import pickle
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import iced_x86
 import networkx
 import pytest
 
@@ -21,15 +19,11 @@ from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.recorded_blocks import Recorded
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.tokens.instructions import collect, distinct
-from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
 from tokmill.x86.tokens.vocabularies.count import count_graph, count_programs
 from tokmill.x86.tokens.vocabularies.vocabulary import read_vocabularies
 from x86_programs import C_SOURCE, compiles
 
 LEAVE = bytes.fromhex("c9 c3")
-name_of = {
-    number: name for name, number in vars(iced_x86.Mnemonic).items() if isinstance(number, int)
-}
 
 
 @pytest.fixture(scope="session")
@@ -40,26 +34,6 @@ def program(built: Path) -> Path:
 @pytest.fixture(scope="session")
 def graph(program: Path) -> Graph:
     return lift(program)
-
-
-def tokens_one_by_one(graph: Graph, rules: str) -> dict[str, Counter[str]]:
-    """`mne` and `eflag` count instructions, the other columns tokens."""
-    found: dict[str, Counter[str]] = {column: Counter() for column in COLUMNS}
-    for tokens in tokenize_bytes(graph.code.tobytes(), 0, rules):
-        for column, stream in align(tokens).items():
-            found[column].update([tokens[column]] if column in ("mne", "eflag") else stream)
-    return found
-
-
-@pytest.mark.parametrize("rules", ["tokmill", "semanticbbv"])
-def test_counts_are_those_of_each_instruction(graph: Graph, rules: str) -> None:
-    number, counts = count_graph(rules, graph)
-    assert number == len(graph.lengths) > 200
-    assert counts == tokens_one_by_one(graph, rules)
-    decoded = Counter(
-        name_of[instruction.mnemonic] for instruction in iced_x86.Decoder(64, graph.code.tobytes())
-    )
-    assert counts["mne"] == decoded and sum(counts["eflag"].values()) == number
 
 
 @pytest.mark.parametrize("separator", [False, True])
@@ -131,19 +105,6 @@ def test_nothing_to_count(tmp_path: Path) -> None:
         count_programs([str(tmp_path / "b")], "tokmill")
     with pytest.raises(UsageError):
         count_programs([str(tmp_path / "a")], "tokmil")
-
-
-def test_distinct_instructions(graph: Graph) -> None:
-    expected: Counter[bytes] = Counter()
-    begin = 0
-    for length in graph.lengths.tolist():
-        expected[graph.code[begin : begin + length].tobytes()] += 1
-        begin += length
-    bits, keys, counts = distinct(graph)
-    found = {
-        key[: key[15]]: count for key, count in zip(keys.tolist(), counts.tolist(), strict=True)
-    }
-    assert bits == 64 and found == expected
 
 
 def test_instructions_of_programs_as_a_file(tmp_path: Path, program: Path, graph: Graph) -> None:

@@ -242,9 +242,10 @@ int own(int a) { return up(a) * 3; }
 """
 
 
-@pytest.mark.parametrize("by", ["gcc", "clang"])
-@pytest.mark.parametrize("width", ["-m64", "-m32"])
-@pytest.mark.parametrize("level", ["-O0", "-O2", "-Os"])
+@pytest.mark.parametrize(
+    ("by", "width"), [("gcc", "-m64"), ("gcc", "-m32"), ("clang", "-m64"), ("clang", "-m32")]
+)
+@pytest.mark.parametrize("level", ["-O0", "-Os"])
 def test_calls_through_the_offset_table_of_an_object(
     built: Path, by: str, width: str, level: str
 ) -> None:

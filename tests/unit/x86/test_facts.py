@@ -95,8 +95,9 @@ def called(graph: Graph, function: int) -> set[str]:
     return {names[one] for one in graph.edge_target[ways].tolist() if one in names}
 
 
-@pytest.mark.parametrize("by", ["gcc", "clang"])
-@pytest.mark.parametrize("flags", FORMS)
+@pytest.mark.parametrize(
+    ("by", "flags"), [*(("gcc", one) for one in FORMS), *(("clang", one) for one in FORMS[::2])]
+)
 def test_facts_of_every_form(built: Path, by: str, flags: tuple[str, ...]) -> None:
     path = compiles(built, f"facts-{by}{''.join(flags)}", FACTS_SOURCE, *flags, by=by)
     at = symbols(path)

@@ -15,8 +15,7 @@ from tokmill.base.files import write_file
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs import lifting
 from tokmill.x86.graphs.graph_files import read_about, read_graph
-from tokmill.x86.graphs.lifting import find_programs, lift_files, lifter_version
-from tokmill.x86.lift import cfg
+from tokmill.x86.graphs.lifting import find_programs, lift_files
 from x86_programs import C_SOURCE, assembled, compiles, pe_file
 
 
@@ -156,8 +155,3 @@ def test_a_file_that_is_named_is_taken_whatever_it_is(programs: Path) -> None:
     files, left_out = find_programs([str(programs)])
     assert [file.name for file in files] == ["broken", "first", "sub/second", "third.exe"]
     assert sum(left_out.values()) == 3
-
-
-def test_the_version_names_all_that_decides() -> None:
-    version = lifter_version("native")
-    assert version.startswith(f"native {cfg.VERSION}, iced-x86 ") and ", lief " in version

@@ -11,7 +11,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-import tokmill
 from making import here, quick_build
 from pair_graphs import small_program, with_facts, write_small
 from tokmill.base.errors import TokmillError, UsageError
@@ -21,11 +20,9 @@ from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.graph_files import write_graph
-from tokmill.x86.graphs.lifting import lift_files
 from tokmill.x86.pairs import NO_FACTS, PairsSource
 from tokmill.x86.tokens.rules import COLUMNS
 from x86_graphs import Block, graph_of
-from x86_programs import C_SOURCE, compiles, stripped
 
 NOP, CLC = b"\x90", b"\xf8"
 
@@ -53,18 +50,6 @@ def written(folder: Path, *graphs: Graph) -> list[Path]:
         paths.append(folder / f"{graph.program.replace('/', '_')}.parquet")
         write_graph(graph, paths[-1])
     return paths
-
-
-@pytest.fixture(scope="session")
-def real(built: Path) -> Path:
-    """Return a folder of graphs of one source at two levels, of stripped programs."""
-    programs = built / "pairs"
-    for level in ("O0", "O2"):
-        (programs / f"gcc-{level}").mkdir(parents=True, exist_ok=True)
-        made = stripped(compiles(built, f"pair-{level}", C_SOURCE, f"-{level}", "-g0"))
-        (programs / f"gcc-{level}" / "tool").write_bytes(made.read_bytes())
-    lift_files([str(programs)], built / "pair-graphs")
-    return built / "pair-graphs"
 
 
 def test_side_says_whose_a_token_is(tmp_path: Path) -> None:
@@ -165,16 +150,6 @@ def test_instructions_that_are_none_to_the_rules_cost_their_function(tmp_path: P
     assert not validate(store).problems
 
 
-def test_real_programs(tmp_path: Path, real: Path) -> None:
-    store = build(tmp_path / "s", real, all_pairs=True, layout="{compiler}-{level}/{program}")
-    assert not validate(store).problems
-    notes = store.manifest.notes
-    assert notes["imports of both programs"] >= 1 and notes["strings of both programs"] >= 1
-    assert notes["walks that cross from one program to the other"] > store.records // 50
-    assert notes["blocks walked"] == notes["blocks"]
-    assert {store.record(i)["level"] for i in range(5)} == {"O0+O2"}
-
-
 def test_a_graph_without_facts_is_a_reject(tmp_path: Path) -> None:
     good = small_program("good", 0x1000, 1)
     old = graph_of({0: [Block(0)]}, program="old")
@@ -258,27 +233,6 @@ def test_a_damaged_graph_of_a_folder_is_an_error(tmp_path: Path) -> None:
         assert error.value.where == str(whole[2]) and error.value.hint
     options: dict[str, Any] = {"all_pairs": True, "glob": [f"!{whole[2].name}"]}
     assert build(tmp_path / "s", tmp_path, **options).records
-
-
-def test_a_program_is_on_one_side_of_a_split(tmp_path: Path) -> None:
-    graphs = [
-        small_program(f"{level}/{name}", 0x1000 * (i + 1), i + 1)
-        for i, (level, name) in enumerate(
-            (level, name) for name in ("ls", "cp", "mv", "rm", "du") for level in ("O0", "O2")
-        )
-    ]
-    files = written(tmp_path / "g", *graphs)
-    pairs = [f"O0/{name}:O2/{name}" for name in ("ls", "cp", "mv", "rm", "du")]
-    store = build(tmp_path / "s", *files, pair=pairs, layout="{level}/{program}")
-    sides = []
-    for rest in (False, True):
-        part = tokmill.build(
-            "select", [tmp_path / "s"], tmp_path / f"part-{rest}", ratio=0.5, by="program",
-            rest=rest, how=_yes(),
-        )  # fmt: skip
-        sides.append({part.record(i)["program"] for i in range(part.records)})
-    assert sides[0] and sides[1] and not sides[0] & sides[1]
-    assert sides[0] | sides[1] == {"ls", "cp", "mv", "rm", "du"} and store.records
 
 
 def test_a_large_pair_is_cut_into_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

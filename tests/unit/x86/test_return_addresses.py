@@ -59,8 +59,7 @@ def test_functions_of_cxx_against_speculation(built: Path, flags: tuple[str, ...
         assert functions <= found <= functions | parts
 
 
-@pytest.mark.parametrize("flags", GCC, ids=named)
-@pytest.mark.parametrize("place", ["-no-pie", "-pie"])
+@pytest.mark.parametrize(("flags", "place"), [*zip(GCC, ("-no-pie", "-pie") * 2, strict=True)])
 def test_labels_as_values_through_retpolines(
     built: Path, flags: tuple[str, ...], place: str
 ) -> None:

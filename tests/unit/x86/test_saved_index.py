@@ -327,18 +327,6 @@ def test_lifting_takes_them_too(tmp_path: Path) -> None:
     assert names == {f"{index}-unknown-0", f"{index}-unknown-1", "zlib-minigzip-O1-ab"}
 
 
-@pytest.mark.parametrize(
-    ("name", "level"),
-    [
-        ("openssl-libcrypto-O3-5f", "O3"), ("a-b-c-d-Os-5f", "Os"), ("a-O2-5f", "O2"),
-        ("O2-5f", "unknown"), ("a-b-O7-5f", "unknown"), ("/usr/bin/true", "unknown"),
-        ("", "unknown"),
-    ],
-)  # fmt: skip
-def test_the_level_in_a_name(name: str, level: str) -> None:
-    assert level_of(name) == level
-
-
 MD5 = "00ac9f3e2f406891116850f0ddffd008"
 
 
