@@ -76,7 +76,7 @@ def test_the_time_begins_before_the_model_is_read(form: str, tmp_path: Path, her
             f"{kind} @f(%a: tensor<4xf32>) -> tensor<4xf32> {{ {end} %a : tensor<4xf32> }}"
         )
     said = here("rl", "tune", model, "-o", "some", "--max-time=0.006s", code=1)[1]
-    assert "hint: allow more minutes" in said
+    assert "hint: allow more by --max-time" in said
     assert not list(tmp_path.glob("some*"))
 
 

@@ -98,6 +98,9 @@ def test_a_pipe_for_an_input(build: Build, tmp_path: Path) -> None:
 def test_a_file_where_the_store_should_be(build: Build, inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     assert "is a file" in build(inputs, code=2).err
+    (tmp_path / "store").unlink()
+    (tmp_path / "store").symlink_to("nothing")
+    assert "a link to nothing" in build(inputs, code=5).err
 
 
 def test_a_file_above_the_store(build: Build, inputs: Path, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
     hints = HINTS | {
         errno.ENOENT: "it is not there: was it moved or removed?",
         errno.ENOTDIR: "a part of the path is a file, not a folder",
-        errno.EEXIST: "a file stands where a folder is needed",
+        errno.EEXIST: "a file stands where a folder is needed, or a link to nothing",
         errno.EISDIR: "a folder stands where a file is needed",
     }
     number = error.errno or 0

@@ -16,6 +16,7 @@ import tokmill
 import toy
 from task_cases import make_stores
 from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.recipe import overrides
 from tokmill.cli import main
 from tokmill.training.data import with_epochs
 from tokmill.training.engines.optimisers.optim import learning_rate
@@ -161,7 +162,24 @@ def test_an_error_names_the_file_of_settings(stores: Path, tmp_path: Path) -> No
     bad.write_text("{}")
     with pytest.raises(UsageError, match="-1") as caught:
         resolve(recipe, Path("RUN"), {**data, "optim": {"lr": -1.0}})
-    assert str(bad) not in caught.value.where
+    assert caught.value.where == "options"
+
+
+@pytest.mark.parametrize(
+    "key, value", [("optim.lr", "nan"), ("lr", "inf"), ("model.dim", "0"), ("dim", "-1")]
+)
+def test_an_error_names_the_recipe_or_the_options(
+    key: str, value: str, stores: Path, tmp_path: Path
+) -> None:
+    data = {"train": str(stores / "walks")}
+    bad = tmp_path / "bad.toml"
+    bad.write_text(f"{key} = {value}\n")
+    options = {**data, **overrides([f"{key}={value}"])}
+    asked = ((bad, data, str(bad)), ("decoder-tiny", options, "options"))
+    for given, over, where in asked:
+        with pytest.raises(UsageError, match=key) as caught:
+            resolve(given, Path("RUN"), over)
+        assert caught.value.where == where
 
 
 CS336 = {

@@ -174,14 +174,14 @@ def _failed(first: Timed, until: float) -> TokmillError:
     late = time.monotonic() > until
     return TokmillError(
         f"IREE's default of the model gives nothing to compare with: {first.status}",
-        hint="allow more minutes: one compilation takes longer" if late else "export it anew",
+        hint="one compilation takes longer: allow more by --max-time" if late else "export it anew",
     )
 
 
 def _ask(request: dict[str, Any], until: float) -> Any:
     left = until - time.monotonic()
     if left <= 0:
-        raise _NoTimeError("no time is left", hint="allow more minutes")
+        raise _NoTimeError("no time is left", hint="allow more by --max-time")
     return call(CHILD, request, limits=LIMITS._replace(seconds=left))
 
 

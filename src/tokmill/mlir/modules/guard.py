@@ -33,7 +33,7 @@ def check(text: str, where: str, *, whole: bool = True, seconds: float = LIMITS.
             where=where,
             hint="is it very large, or nested very deeply?"
             if seconds >= LIMITS.seconds
-            else "allow more minutes",
+            else "allow more by --max-time",
         ) from None
 
 

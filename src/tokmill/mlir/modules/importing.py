@@ -152,7 +152,7 @@ def _tool(
         ) from None
     if ended.passed or ended.code:
         why = ended.why() if ended.passed or ended.code < 0 else _reason(ended.said)
-        hint = "allow more minutes" if time.monotonic() > until else hint
+        hint = "allow more by --max-time" if time.monotonic() > until else hint
         raise TokmillError(f"{what}: {why}", where=str(where), hint=hint)
 
 

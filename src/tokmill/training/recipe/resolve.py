@@ -5,7 +5,7 @@ Simple mistakes are found before torch is imported, so that their errors come at
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,14 @@ def resolve(
     try:
         plain = check_plain(value, where)
     except UsageError as error:
-        raise named_after(error, layers) from None
+        raise named_after(error, layers, check_plain) from None
     if kinds_of(value)["task"] == DEFAULT_KINDS["task"]:
         check_given(plain, where)
     check_places(plain, begins=not before)
-    config = from_dict(value, where)
+    try:
+        config = from_dict(value, where)
+    except UsageError as error:
+        raise named_after(error, layers, from_dict) from None
     check_stores(config, where)
     return config
 
@@ -146,18 +149,23 @@ def _nothing_given(out: Path) -> UsageError:
         hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
     )
 
-
-def named_after(error: UsageError, layers: Sequence[tuple[Mapping[str, Any], str]]) -> UsageError:
-    """Return an error with the name of the first file that makes it.
+def named_after(
+    error: UsageError,
+    layers: Sequence[tuple[Mapping[str, Any], str]],
+    check: Callable[[Mapping[str, Any], str], TrainConfig],
+) -> UsageError:
+    """Return an error with the name of the first file that makes it; the options, if none does.
 
     layers: the recipe, then the recipe with each file of settings over those before; and names.
     """
     for value, name in layers:
         try:
-            check_plain(value, name)
+            check(over(value, {}, name), name)
         except UsageError as found:
             if found.what == error.what:
                 return found
+    if error.where == layers[0][1]:
+        error.where = "options"
     return error
 
 
