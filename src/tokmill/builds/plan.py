@@ -301,7 +301,6 @@ def folder_of(chosen: BuildRecipe) -> Path:
 
 
 def _check_addresses(chosen: BuildRecipe, fine: bool) -> None:
-    """Refuse addresses of what is read whole."""
     address = next(filter(None, map(address_of, chosen.inputs)), "")
     if address and not fine:
         raise UsageError(

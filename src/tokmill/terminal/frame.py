@@ -124,7 +124,6 @@ class LazyGroup(TyperGroup):
         return command
 
     def _hint(self, ctx: Any, name: str) -> str:
-        """Return a hint: a group with this command, or names."""
         deeper = {inner: self.load(inner) for inner in self.table()}
         groups = {inner: group.list_commands(ctx) for inner, group in deeper.items()
                   if isinstance(group, TyperGroup)}  # fmt: skip

@@ -190,7 +190,6 @@ def decode(
 
 
 def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bool]) -> None:
-    """Refuse an unknown model, and options of the other one."""
     others = {"bpe": of_wordpiece, "wordpiece": of_bpe}
     if model not in others:
         raise UsageError(f"no model is called {model!r}", hint=nearest(model, others))

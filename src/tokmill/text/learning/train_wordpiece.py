@@ -94,7 +94,6 @@ def _untrained(library: Any, cased: bool) -> Any:
 
 
 def _characters(texts: Iterable[str], tokenizer: Any) -> list[str]:
-    """Return the most frequent characters of words, by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.normalizer.normalize_str(text))

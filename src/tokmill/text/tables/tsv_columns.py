@@ -86,7 +86,6 @@ def _known(
 
 
 def _number(name: str, header: Sequence[str], count: int, where: str) -> int:
-    """Return the number, from 0, of a column that is named or numbered from 1."""
     if list(header).count(name) > 1:
         raise UsageError(
             f"several columns are called {name!r}", where=where, hint="name it by its number from 1"

@@ -268,7 +268,6 @@ SPARSE, FEW = 16, 1 << 20
 
 
 def _check_vocabulary(data: Mapping[str, Any], where: str) -> None:
-    """Refuse tokens without an id, and ids that are no numbers or far too large."""
     vocab, added = data["model"]["vocab"], data.get("added_tokens") or []
     if isinstance(vocab, dict):
         ids = list(vocab.values())

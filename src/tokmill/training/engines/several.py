@@ -130,7 +130,6 @@ class Several(Engine):
             self._leave(error)
 
     def _join(self) -> None:
-        """Meet the other processes, and open the shared store of names and values."""
         store: Any = HashStore()
         if self.world > 1:
             host, port = (os.environ.get(name, "") for name in (MASTER, "MASTER_PORT"))
@@ -156,7 +155,6 @@ class Several(Engine):
         _groups.append(dist.group.WORLD)
 
     def _part_ways(self) -> None:
-        """End all groups of processes, also those that an engine has made."""
         _groups.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
 

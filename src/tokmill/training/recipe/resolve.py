@@ -149,6 +149,7 @@ def _nothing_given(out: Path) -> UsageError:
         hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
     )
 
+
 def named_after(
     error: UsageError,
     layers: Sequence[tuple[Mapping[str, Any], str]],
