@@ -119,9 +119,9 @@ SUMS = np.array([100, 110, 300, 120, 500])
     [
         (range(4), "1 missing interval: 4 here and 5"),
         (range(6), "1 surplus interval"),
-        ([0, 1, 3, 4, 5], "row 2 is interval 3: 1 gap"),
+        ([0, 1, 3, 4, 5], "row 2 is interval 3 after interval 1"),
         ([2, 3, 4, 5, 6], "row 0 is interval 2"),
-        ([0, 1, 1, 2, 3], "1 gap"),
+        ([0, 1, 1, 2, 3], "row 2 is interval 1 after interval 1"),
     ],
 )
 def test_missing_and_surplus_intervals_are_counted(
