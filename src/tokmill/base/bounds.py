@@ -105,7 +105,6 @@ def _size(path: Path | str) -> int:
 
 
 def _data() -> int:
-    """Return the bytes of this process that count for `RLIMIT_DATA`."""
     with open("/proc/self/statm", "rb") as file:
         # Data and stack; the stack is small.
         return int(file.read().split()[5]) * resource.getpagesize()

@@ -338,7 +338,6 @@ def _print_plan(chosen: BuildRecipe, json: bool) -> None:
 
 
 def _refused(store: Store, chosen: BuildRecipe) -> dict[str, str]:
-    """Return the named files that are rejected as a whole, and why."""
     if not plugins.load(plugins.SOURCES, chosen.source).rejects_items:
         return {}
     named = {Path(path).name: path for path in chosen.inputs if not Path(path).is_dir()}

@@ -170,7 +170,6 @@ def _options(
 
 
 def _print_result(result: Any, quiet: bool, as_json: bool) -> None:
-    """Print the last metrics of a run, and what can be done with it."""
     if as_json:
         print_json({"run": str(result.path), **result.metrics, "step": result.step})
         return
@@ -287,7 +286,6 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
 
 
 def _rows(plan: dict[str, Any]) -> list[list[str]]:
-    """Return how many rows and tokens a step reads."""
     micro = " rows × ".join(map(str, plan["micro_batch"])) + " positions"
     if plan["rows_kind"] == "whole":
         micro = f"rows of similar lengths, at most {math.prod(plan['micro_batch']):,} positions"
@@ -306,7 +304,6 @@ def _steps(plan: dict[str, Any]) -> str:
 
 
 def _time(seconds: float | None, steps: int) -> str:
-    """Return how long a training will take, in words."""
     if seconds is None:
         return "not measured: the device is not here, or the model is too large for a try"
     return (

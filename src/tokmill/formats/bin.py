@@ -205,7 +205,6 @@ class Ids:
         self.file, self.path, self.dtype, self.tokens = file, path, dtype, tokens
 
     def __getitem__(self, part: slice) -> Array:
-        """Return the ids first … last - 1."""
         start, stop = (place * self.dtype.itemsize for place in (part.start, part.stop))
         return np.frombuffer(read_exactly(self.file, start, stop, self.path), self.dtype)
 

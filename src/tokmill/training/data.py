@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,9 +30,6 @@ from tokmill.tasks.task import Task, to_tensors
 from tokmill.training.recipe.config import DataConfig, TrainConfig
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
 from tokmill.training.runs.weights import start_facts
-
-if TYPE_CHECKING:
-    pass
 
 
 def open_store(path: str, config: DataConfig, overlays: Sequence[str] = ()) -> Store:

@@ -121,6 +121,7 @@ SUMS = np.array([100, 110, 300, 120, 500])
         (range(6), "1 surplus interval"),
         ([0, 1, 3, 4, 5], "row 2 is interval 3 after interval 1"),
         ([2, 3, 4, 5, 6], "row 0 is interval 2"),
+        ([1234567, 1234569], "row 0 is interval 1234567"),
         ([0, 1, 1, 2, 3], "row 2 is interval 1 after interval 1"),
     ],
 )

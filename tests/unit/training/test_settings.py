@@ -182,6 +182,17 @@ def test_an_error_names_the_recipe_or_the_options(
         assert caught.value.where == where
 
 
+def test_another_mistake_of_the_recipe_does_not_blame_the_options(
+    stores: Path, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[model]\ndim = 0\n[run]\nsteps = -1\n")
+    options = {"train": str(stores / "walks"), **overrides(["run.steps=10"])}
+    with pytest.raises(UsageError, match=r"model\.dim") as caught:
+        resolve(bad, Path("RUN"), options)
+    assert caught.value.where == str(bad)
+
+
 CS336 = {
     "context_length": 24, "d_model": 16, "num_layers": 3, "num_heads": 2, "d_ff": 40,
     "max_iters": 7, "learning_rate": 3e-4, "batch_size": 4, "vocab_size": 500,

@@ -352,7 +352,6 @@ class Machine(PythonReader):  # type: ignore[misc]
             _only(target, list).extend(items)
 
     def _update(self, target: Any, items: list[Any]) -> None:
-        """Put keys and values, in turn, into a dict."""
         both = iter(items)
         if len(items) % 2:
             raise ValueError("a key without a value")

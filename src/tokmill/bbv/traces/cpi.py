@@ -282,9 +282,9 @@ def check_measures(found: Measures, sums: Array, path: Path | str, trace: Path |
         steps = np.diff(found.numbers)
         if first not in (0, 1) or (steps != 1).any():
             wrong = 0 if first not in (0, 1) else 1 + int((steps != 1).argmax())
-            before = f" after interval {found.numbers[wrong - 1]:g}" if wrong else ""
+            before = f" after interval {found.numbers[wrong - 1]:.15g}" if wrong else ""
             raise TokmillError(
-                f"row {wrong} is interval {found.numbers[wrong]:g}{before}",
+                f"row {wrong} is interval {found.numbers[wrong]:.15g}{before}",
                 where=where,
                 hint="rows are in the order of their intervals, without gaps, from 0 or 1",
             )

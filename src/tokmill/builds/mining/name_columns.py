@@ -3,6 +3,7 @@
 Names are compared by 128-bit digests, in columns.
 """
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokmill.base.errors import UsageError, nearest
+from tokmill.base.errors import MachineError, UsageError, nearest
 from tokmill.builds.selection.conditions import each_value
 from tokmill.builds.selection.minhash import batches
 from tokmill.builds.shared import shared
@@ -259,8 +260,10 @@ class Keyed:
     @cached_property
     def facts(self) -> Array:
         def find() -> Array:
-            folder = Path(self.scratch) if os.access(self.scratch, os.W_OK) else None
-            return facts_of(self.store, self.by, folder)
+            if os.access(self.scratch, os.W_OK):
+                with contextlib.suppress(MachineError):
+                    return facts_of(self.store, self.by, Path(self.scratch))
+            return facts_of(self.store, self.by)
 
         parts = [msgspec.to_builtins(self.by), self.store.content]
         return shared(self.scratch, "names", parts, FACTS, (len(self.store),), find)

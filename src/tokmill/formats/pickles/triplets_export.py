@@ -156,7 +156,6 @@ class _Writer:
         return b"".join([*parts, self._kept(key)])
 
     def _dtype(self, values: Array) -> bytes:
-        """Return the type of little-endian floats."""
         kind = f"f{values.itemsize}"
         if kind in self.memo:
             return self._known(kind)

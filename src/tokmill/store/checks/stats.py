@@ -293,7 +293,6 @@ def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:
 
 
 def _empty(shard: Shard, offsets: Array, ending: tuple[str, int] | None) -> int:
-    """Return the number of records without any token other than `eot`."""
     if ending is None:
         return int(np.count_nonzero(np.diff(offsets) == 0))
     name, eot = ending

@@ -143,7 +143,6 @@ class DeepSpeed(Several):
         return value.detach().cpu() if self.rank == 0 else value.new_empty(0)
 
     def _gathered(self, weight: nn.Parameter) -> Tensor:
-        """Return all of a weight in float32."""
         if self.stage and weight.requires_grad:
             return self.package.utils.safe_get_full_fp32_param(weight)
         if self.stage < 3:

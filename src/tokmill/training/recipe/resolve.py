@@ -31,7 +31,14 @@ from tokmill.training.recipe.config import (
     kinds_of,
 )
 from tokmill.training.recipe.deepspeed_config import as_recipe, check_table, stage_of
-from tokmill.training.recipe.read_recipe import RECIPE, over, read_given, read_recipe, run_of
+from tokmill.training.recipe.read_recipe import (
+    RECIPE,
+    in_tables,
+    over,
+    read_given,
+    read_recipe,
+    run_of,
+)
 from tokmill.training.recipe.settings import (
     base_of,
     is_of_deepspeed,
@@ -102,14 +109,14 @@ def resolve(
     try:
         plain = check_plain(value, where)
     except UsageError as error:
-        raise named_after(error, layers, check_plain) from None
+        raise named_after(error, layers, options, check_plain) from None
     if kinds_of(value)["task"] == DEFAULT_KINDS["task"]:
         check_given(plain, where)
     check_places(plain, begins=not before)
     try:
         config = from_dict(value, where)
     except UsageError as error:
-        raise named_after(error, layers, from_dict) from None
+        raise named_after(error, layers, options, from_dict) from None
     check_stores(config, where)
     return config
 
@@ -153,20 +160,24 @@ def _nothing_given(out: Path) -> UsageError:
 def named_after(
     error: UsageError,
     layers: Sequence[tuple[Mapping[str, Any], str]],
+    options: Mapping[str, Any],
     check: Callable[[Mapping[str, Any], str], TrainConfig],
 ) -> UsageError:
-    """Return an error with the name of the first file that makes it; the options, if none does.
+    """Return an error with its place: options that have its key, else the first file that makes it.
 
     layers: the recipe, then the recipe with each file of settings over those before; and names.
     """
+    table, _, key = error.what.partition(":")[0].partition(".")
+    given = in_tables(options, over(layers[-1][0], options), "options").get(table)
+    if error.where == layers[0][1] and isinstance(given, Mapping) and key in given:
+        error.where = "options"
+        return error
     for value, name in layers:
         try:
             check(over(value, {}, name), name)
-        except UsageError as found:
-            if found.what == error.what:
+        except TokmillError as found:
+            if isinstance(found, UsageError) and found.what == error.what:
                 return found
-    if error.where == layers[0][1]:
-        error.where = "options"
     return error
 
 

@@ -228,7 +228,6 @@ class Owner:
         return there
 
     def _is_gone(self, one: Signature) -> bool:
-        """Say whether a process of this machine has ended."""
         here = one.processes == self.mine.processes
         return here and (one.pid == os.getpid() or not os.path.exists(f"/proc/{one.pid}"))
 

@@ -116,5 +116,4 @@ def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array
 
 @cache
 def _size(memory_size: int) -> int:
-    """Return the bytes of a `MemorySize` of iced-x86."""
     return plugins.require("iced_x86").MemorySizeExt.size(memory_size)
