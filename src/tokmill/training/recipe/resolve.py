@@ -103,8 +103,7 @@ def resolve(
         for name, table in value.items()
     }
     # 4. Fill in what is missing from the run to start from, or to resume.
-    value = with_stores(merge(start_tables(value), value), before)
-    value = with_most_steps(value)
+    value = with_most_steps(with_stores(merge(start_tables(value), value), before))
     # 5. Check what needs no torch, then the folders, then the keys of each kind.
     try:
         plain = check_plain(value, where)
