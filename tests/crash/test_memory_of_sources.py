@@ -28,10 +28,11 @@ ROOT = Path("/sys/fs/cgroup")
 DOCS = Path(__file__).parents[2] / "docs"
 RUN = """
 import sys
+from tokmill.bbv.traces import read
 from tokmill.builds import plan
 from tokmill.cli import main
 from tokmill.store.shards import column_buffers
-for module, name in (plan, "SHARD_BYTES"), (column_buffers, "MOST"):
+for module, name in (plan, "SHARD_BYTES"), (column_buffers, "MOST"), (read, "PIECE"):
     setattr(module, name, getattr(module, name) // 16)
 main(sys.argv[1:])
 """
@@ -149,6 +150,16 @@ def entries(small: Path, folder: Path, size: int) -> Sequence[object]:
     return linked(file, folder, size)
 
 
+def execution(small: Path, folder: Path, size: int) -> Sequence[object]:
+    """Write one long execution, whose blocks are called by their ids."""
+    line = b"T" + b"".join(b":%d:%d " % (i, i % 97 + 1) for i in range(1, 2000)) + b"\n"
+    file = folder / "long.bb"
+    with file.open("wb") as opened:
+        for _ in range(size // len(line)):
+            opened.write(line)
+    return [file]
+
+
 def store(small: Path, folder: Path, size: int) -> Sequence[object]:
     """Build a store of ids."""
     source = folder / "ids"
@@ -176,15 +187,18 @@ class Tried(NamedTuple):
     make: Make
     room: int = 24
     """MiB."""
+    options: tuple[object, ...] | None = None
+    """In place of those of the case."""
     learned: bool = False
     """Whether the store is trained on and exported, too."""
 
 
 TRIED = {
     "text": Tried(repeated(b"\n<|endoftext|>\n"), 40),
-    "jsonl": Tried(repeated(), 40),
+    "jsonl": Tried(repeated(), 40, learned=True),
     "parquet": Tried(rows, 40),
     "x86": Tried(linked, 8),
+    "bbv": Tried(execution, 56, options=("--shared-ids",)),
     "select": Tried(store),
     "overlay": Tried(values),
     "npz": Tried(windows),
@@ -192,11 +206,11 @@ TRIED = {
     "token-dicts": Tried(entries, 16),
     "triplets": Tried(entries),
 }
-"""What a trained store holds does not depend on its source, but on the number of its documents."""
+"""What a trained store holds does not depend on its source; that of JSON Lines has millions of
+small documents, and that of `bin` has long ones."""
 NOT_TRIED = {
     "tsv": "`tsv` and `corpus` hold a block of short texts",
     "corpus": "`tsv` and `corpus` hold a block of short texts",
-    "bbv": "`bbv` holds a million entries of an execution",
     "mlir": "An MLIR module is held whole",
     "pairs": "`pairs` holds two graphs",
     "mine": "`mine` takes 160 bytes a record",
@@ -219,7 +233,7 @@ def commands(kind: str, folder: Path, size: int = 0) -> Iterator[tuple[object, .
     for place in places:
         place.mkdir(parents=True)
     first = case.write(places[0], 0)
-    options = case.options(places[1])
+    options = case.options(places[1]) if tried.options is None else tried.options
     source: Sequence[object] = [first]
     if size:
         source = tried.make(first, places[2], size)

@@ -357,9 +357,9 @@ class Store:
         """Return UTF-8 bytes of the documents / tokens; None for stores that are not text."""
         if "bytes" not in self.schema or not self.tokens:
             return None
-        if self.remote is None:
-            return float(self.column("bytes").sum(dtype=np.int64)) / self.tokens
-        read = self.remote.arrays(self.shards, "bytes", self.schema["bytes"].numpy().str)
+        read: Iterator[Array] = (self.shard(number)["bytes"] for number in range(len(self.shards)))
+        if self.remote is not None:
+            read = self.remote.arrays(self.shards, "bytes", self.schema["bytes"].numpy().str)
         return float(sum(int(each.sum(dtype=np.int64)) for each in read)) / self.tokens
 
     def fill(
