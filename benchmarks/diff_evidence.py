@@ -34,7 +34,8 @@ HIDDEN = 64
 EPOCHS, RATE, DECAY = 10, 3e-3, 0.01
 SHARE = 0.7
 """Of the layer's output; the best of four for the projects `STOP`."""
-HIDDEN_EVIDENCE = [name == "inlined" or "member" in name for name in EVIDENCE]
+UNSEEN = [name == "inlined" or "member" in name for name in EVIDENCE]
+"""Columns that the layer does not see."""
 ZERO = np.zeros((COLUMNS + 2, 1), np.int16)
 """A net that adds nothing."""
 
@@ -77,7 +78,7 @@ def looks(case: Case) -> Iterator[Look]:
     matcher = Gathering(*case.arguments[:-1], given)
     matcher.run()
     for seen, evidence in matcher.seen[: match_functions.ROUNDS]:
-        evidence[:, HIDDEN_EVIDENCE] = 0
+        evidence[:, UNSEEN] = 0
         linear = evidence @ matcher.later + np.float32(LATER_BIAS)
         linear[np.searchsorted(seen.key, given.i * seen.columns + given.j)] = match_functions.SURE
         partner = [one.copy() for one in case.partner]
@@ -137,7 +138,7 @@ def learn(train: Sequence[Look], stop: Sequence[Look], seed: int) -> Array:
             best = value
             parts = [part.detach().numpy() for part in layer]
             table = np.rint(np.vstack(parts) * UNIT).astype(np.int16)
-            table[:COLUMNS][HIDDEN_EVIDENCE] = 0
+            table[:COLUMNS][UNSEEN] = 0
     return table
 
 

@@ -7,9 +7,9 @@ checked against its pinned sha256. No setup code of theirs is run. Archives that
 are not downloaded, so they may come from elsewhere.
 
 Writes FOLDER/train.txt (25,000,000 bytes at most), FOLDER/val.txt (1,000,000) and FOLDER/test.txt
-(400,000), which benchmarks/speedrun.md judges by, the same bytes on every
-machine: pages in a hashed order, each once, a <|endoftext|> after each. Then prints what
-general compressors make of the validation text, in bits a byte, when they have seen train.txt.
+(400,000, by which benchmarks/speedrun.md judges), the same bytes on every machine: pages in a
+hashed order, each once, a <|endoftext|> after each. Then prints what general compressors make of
+the validation text, in bits a byte, when they have seen train.txt.
 
 The text is under the licences of its projects; nothing of it lies in this repository.
 """

@@ -193,6 +193,7 @@ def test_bin_files_of_ones_own_names(tmp_path: Path, here: Any) -> None:
         _, said = here(*command, "--bin", "--train-bin", bad, code=0 if bad == "" else 2)
         assert "hint: " in said or bad == ""
     assert (out / "mine.bin").read_text() == "mine"
+    assert "exclude each other" in here(*command, "--no-bin", *names, code=2)[1]
 
 
 def test_the_bin_file_of_a_build_that_was_killed_before_it_is_replaced(

@@ -169,7 +169,7 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
             where=where,
             hint=f"one of {', '.join(choices)}"
             if choices
-            else "`tokmill recipe schema train`, or of a source, lists keys and types",
+            else "`tokmill recipe schema train` (or build, or a source) lists keys and types",
         ) from None
 
 

@@ -18,7 +18,7 @@ from tokmill.base.progress import human_count
 from tokmill.builds.build import run
 from tokmill.builds.folder import check_folder, claimed
 from tokmill.builds.plan import BuildRecipe, How
-from tokmill.cli.build_command import report, summary
+from tokmill.cli.build_report import report, summary
 from tokmill.store.vocab import Learned
 from tokmill.terminal.output import print_json, say, say_not_reached
 
@@ -160,6 +160,8 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
 def _flat_files(out: Path, more: dict[str, Any]) -> dict[str, Path]:
     """Return part → its .bin file; empty if no such files are wanted."""
     names = {part: more.get(f"{part}_bin") for part in ("train", "val")}
+    if more.get("bin") is False and any(names.values()):
+        raise UsageError("--no-bin and a name of a .bin file exclude each other", hint="name none")
     if not more.get("bin") and not any(names.values()):
         return {}
     files = {part: name or f"{part}.bin" for part, name in names.items()}

@@ -108,7 +108,6 @@ def _covered(a: Weighted, b: Weighted, i: Array, j: Array, there: str) -> Array:
 
 
 def _ones(matrix: Any) -> Any:
-    """Return a CSR matrix with 1 for each entry."""
     ones = np.ones_like(matrix.data)
     return type(matrix)((ones, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
 

@@ -257,7 +257,6 @@ def leaving_returns(code: Code, at: Array) -> Array:
 
 
 def _store(code: Code) -> int:
-    """Return the bytes of `mov [rsp], register`."""
     return 4 if code.bits == 64 else 3
 
 
