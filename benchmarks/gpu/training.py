@@ -34,6 +34,7 @@ PEAK = 989e12
 """Dense bf16 operations a second of an H100 (its data sheet)."""
 GPT = {"dim": 768, "layers": 12, "heads": 12, "length": 1024, "batch": 64, "micro": 32}
 BERT = GPT | {"length": 512, "batch": 128, "micro": 64}
+RWKV = GPT | {"kind": "rwkv7", "micro": 8}
 Setting = dict[str, Any]
 
 
@@ -214,7 +215,7 @@ def contestants(nano: str) -> list[tuple[str, Setting]]:
     programs = [("tokmill", gpt), ("Trainer", gpt)]
     if nano:
         programs.append(("nanoGPT", gpt | {"nanogpt": nano}))
-    programs += [("tokmill", GPT | {"kind": "rwkv7"}), ("tokmill", bert), ("Trainer", bert)]
+    programs += [("tokmill", RWKV), ("tokmill", bert), ("Trainer", bert)]
     return [
         (program, {**setting, "compile": compiled})
         for compiled in (True, False)

@@ -100,7 +100,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     recompute: bool = False
     """Run blocks again in the backward pass instead of keeping what they computed."""
     compile: bool = False
-    """Compile blocks and loss by torch.compile, which takes half a minute and pays on a GPU."""
+    """Compile blocks and loss by torch.compile: half a minute; on a GPU it pays for decoders."""
     micro_tokens: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 16_384
     """Largest number of tokens of a micro-batch; a process's share of a batch is cut into these."""
     log_every: Positive = 10
