@@ -64,7 +64,8 @@ class Index:
     def nearest(self, query: Array, most: int) -> tuple[Array, Array]:
         """Return the rows nearest to a vector and their cosines, at most `most`, the nearest first.
 
-        Rows that tie come in their order. Zeros are near to nothing.
+        Rows that tie come in their order. Zeros are near to nothing. Products in float32 find the
+        candidates: for d numbers they are wrong by less than d · 2e-7.
         """
         query = query.astype(np.float64)
         length = float(np.sqrt(query @ query))
@@ -73,12 +74,15 @@ class Index:
         query = query / length
         row, score = np.zeros(0, np.int64), np.zeros(0)
         for start in range(0, len(self.vectors), BLOCK):
-            block = self.vectors[start : start + BLOCK].astype(np.float64)
-            cosines = (block @ query).round(DIGITS)
-            if not np.isfinite(cosines).all():
+            block = self.vectors[start : start + BLOCK]
+            near = block @ query.astype(np.float32)
+            if not np.isfinite(near).all():
                 raise _damaged(self.path)
-            row = np.concatenate([row, np.arange(start, start + len(block))])
-            row, score = best_of(row, np.concatenate([score, cosines]), most)
+            place = max(len(near) - most, 0)
+            few = np.flatnonzero(near >= np.partition(near, place)[place] - 4e-7 * len(query))
+            cosines = (block[few].astype(np.float64) @ query).round(DIGITS)
+            row, score = np.append(row, start + few), np.append(score, cosines)
+            row, score = best_of(row, score, most)
         return row, score
 
 

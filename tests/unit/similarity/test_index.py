@@ -62,6 +62,23 @@ def test_few_rows(tmp_path: Path, count: int) -> None:
     assert sorted(rows.tolist()) == list(range(count))
 
 
+def test_rows_that_float32_cannot_tell_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their order is that of products in float64, as they are rounded."""
+    draw = np.random.default_rng(0)
+    near = draw.normal(size=(1, 500)) + draw.normal(0, 1e-5, (900, 500))
+    monkeypatch.setattr(module, "BLOCK", 250)
+    index = index_of(tmp_path, near.astype(np.float32))
+    exact, query = index.vectors.astype(np.float64), index.vectors[7].astype(np.float64)
+    cosines = (exact @ query / np.linalg.norm(query)).round(module.DIGITS)
+    rows, scores = index.nearest(index.vectors[7], 40)
+    assert rows.tolist() == np.argsort(-cosines, kind="stable")[:40].tolist()
+    assert scores.tolist() == cosines[rows].tolist()
+    single = index.vectors @ index.vectors[7]
+    assert set(np.argsort(-single, kind="stable")[:40].tolist()) != set(rows.tolist())
+
+
 def test_equal_rows_come_in_their_order(tmp_path: Path) -> None:
     matrix = np.ones((700, 3), np.float32)
     rows, scores = index_of(tmp_path, matrix).nearest(matrix[0], 9)
