@@ -102,7 +102,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command's name, the command, and its words; a path may stand for a name."""
         path = os.path.lexists(args[0]) or {os.sep, "."} & {*args[0]}
-        if self.before and args[0] not in self.table() and path:
+        if self.before and path and args[0] not in self.table():
             args = self.before(args)
         return super().resolve_command(ctx, args)
 
