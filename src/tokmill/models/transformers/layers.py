@@ -265,10 +265,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             logits_NV = product(hidden_ND[part], weight_VD.t(), least)
-            added, gradient_NV, sum_V = compute(logits_NV, targets[part], bias, ids, pull, wide)
+            added, gradient_NV = compute(logits_NV, targets[part], bias, ids, pull, wide)
             loss += added
-            if of_bias is not None and sum_V is not None:
-                of_bias += sum_V
+            if of_bias is not None:
+                of_bias += gradient_NV.sum(0, dtype=wide)
             if of_hidden is not None:
                 of_hidden[part] = product(gradient_NV, weight_VD, least)
             if learn and ctx.needs_input_grad[1]:
@@ -311,9 +311,6 @@ def plus_product(
     return total.add_(product(a, b, least))
 
 
-Learnt = tuple[Tensor, Tensor, Tensor | None]
-
-
 def loss_and_gradient(
     logits_NV: Tensor,
     targets_N: Tensor,
@@ -321,8 +318,8 @@ def loss_and_gradient(
     ids: int,
     pull: float,
     wide: torch.dtype,
-) -> Learnt:
-    """Return the summed cross-entropy in `wide`, and the gradients of the logits and the bias.
+) -> tuple[Tensor, Tensor]:
+    """Return the summed cross-entropy in `wide`, and the gradient of the logits.
 
     Columns from `ids` on are padding.
     """
@@ -331,11 +328,11 @@ def loss_and_gradient(
         wide_NV += bias_V
     wide_NV[:, ids:] = -torch.inf
     loss = cross_entropy_with_gradient_(wide_NV, targets_N, pull)
-    return loss, wide_NV.to(logits_NV.dtype), None if bias_V is None else wide_NV.sum(0)
+    return loss, wide_NV.to(logits_NV.dtype)
 
 
 @functools.cache
-def compiled_gradient() -> Callable[..., Learnt]:
+def compiled_gradient() -> Callable[..., tuple[Tensor, Tensor]]:
     """Return `loss_and_gradient` by torch.compile, from a formula that becomes two passes."""
 
     def compute(
@@ -345,7 +342,7 @@ def compiled_gradient() -> Callable[..., Learnt]:
         ids: int,
         pull: float,
         wide: torch.dtype,
-    ) -> Learnt:
+    ) -> tuple[Tensor, Tensor]:
         id_V, learnt_N1 = torch.arange(logits_NV.shape[1], device=logits_NV.device), targets_N >= 0
         wide_NV, learnt_N1 = logits_NV.to(wide), learnt_N1[:, None]
         if bias_V is not None:
@@ -358,9 +355,7 @@ def compiled_gradient() -> Callable[..., Learnt]:
         if pull:
             highest_N1, at_N1 = wide_NV.max(-1, keepdim=True)
             gradient_NV = gradient_NV + (id_V == at_N1) * (pull * highest_N1)
-        gradient_NV = gradient_NV * learnt_N1
-        of_bias = None if bias_V is None else gradient_NV.sum(0)
-        return loss, gradient_NV.to(logits_NV.dtype), of_bias
+        return loss, (gradient_NV * learnt_N1).to(logits_NV.dtype)
 
     return torch.compile(compute)
 
